@@ -1,0 +1,52 @@
+# The verbs of this project. `make setup` makes .venv; every other target needs it.
+PYTHON ?= python3
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup serve demo test test-fast lint contract train-demo clean
+
+setup: $(STAMP)
+
+define SYSTEM_CHECK
+import importlib.util, pathlib, sys, sysconfig
+version = "%d.%d" % sys.version_info[:2]
+if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    sys.exit("Python %s is not supported: use 3.10, 3.11 or 3.12, e.g. make serve PYTHON=python3.11" % version)
+library = "libpython%s.so.1.0" % version
+places = [sys.base_prefix + "/lib", "/usr/lib/" + (sysconfig.get_config_var("MULTIARCH") or ""), "/usr/lib64"]
+missing = [] if importlib.util.find_spec("ensurepip") else ["python%s-venv" % version]
+missing += [] if any(pathlib.Path(p, library).is_file() for p in places) else ["libpython%s" % version]
+sys.exit("missing system packages; install them with: apt-get install " + " ".join(missing) if missing else 0)
+endef
+export SYSTEM_CHECK
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c "$$SYSTEM_CHECK"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable '.[engine,load,dev]'
+	$(BIN)/pip install --quiet $(PIP_FLAGS) --no-deps nvidia-pytriton==0.7.0
+	@touch $@
+
+serve: setup
+	@exec $(BIN)/inflight serve $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+test: setup
+	$(BIN)/pytest
+
+test-fast: setup
+	$(BIN)/pytest -m "not slow and not docker"
+
+contract: setup
+	$(BIN)/python -m inflight.serve.pbtxt model_repository
+
+train-demo: setup
+	$(BIN)/python build/train_demo.py
+
+clean:
+	rm -rf $(VENV) artifacts

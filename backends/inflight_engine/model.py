@@ -1,0 +1,72 @@
+"""Triton backend ``inflight_engine``: hands requests to the portable engine and its outputs to the response streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight.contract import ENGINE_INPUTS
+from inflight.engine.config import EngineConfig
+from inflight.engine.engine import Engine
+from inflight.engine.loop import EngineLoop
+from inflight.errors import InflightError, InvalidRequest
+from inflight.inputs import check_parameters
+from inflight.text.tokenizer import Tokenizer
+from inflight.triton import adapter
+from inflight.triton.engine_inputs import read_request
+from inflight.triton.streams import ResponseStreams
+
+_KNOWN = [tensor.name for tensor in ENGINE_INPUTS]
+
+
+class TritonPythonModel:
+    """The engine stage."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the checkpoint and run a first generation, so that readiness means readiness."""
+        deployment = adapter.deployment()
+        self._limits = deployment.limits
+        self._decoupled = adapter.is_decoupled(args)
+        tokenizer = Tokenizer.from_checkpoint(deployment.model)
+        engine = Engine.load(EngineConfig.of(deployment), tokenizer)
+        engine.warm_up()
+        self._loop = EngineLoop(engine, lambda output: self._streams.deliver(output))
+        self._streams = ResponseStreams(self._loop.cancel, self._decoupled)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand each request over; the streams answer later."""
+        for request in requests:
+            sender = adapter.TritonSender(request)
+            try:
+                self._accept(request, sender)
+            except Exception as error:
+                sender.fail(error)
+
+    def finalize(self) -> None:
+        """Stop the engine; Triton has waited for running streams before."""
+        self._loop.close()
+        self._streams.close()
+
+    def _accept(self, request: Any, sender: adapter.TritonSender) -> None:
+        arrays = adapter.read_arrays(request)
+        if "stop" in arrays and arrays["stop"].any():
+            self._stop(arrays, request.request_id())
+            sender.end()
+            return
+        check_parameters(adapter.read_parameters(request), _KNOWN)
+        delivery, parts = read_request(arrays, request.request_id(), self._limits, self._decoupled)
+        self._streams.open(sender, delivery, parts)
+        try:
+            for part in parts:
+                self._loop.submit(part.request)
+        except InflightError as error:
+            self._streams.abandon(parts, error)
+
+    def _stop(self, arrays: adapter.Arrays, request_id: str) -> None:
+        if "stream_key" in arrays:
+            keys = arrays["stream_key"].reshape(-1).tolist()
+        elif request_id:
+            keys = self._streams.keys_of(request_id)
+        else:
+            raise InvalidRequest("stop: request ID is not provided; it says which requests to end")
+        for key in keys:
+            self._loop.cancel(key)

@@ -1,0 +1,209 @@
+"""The asyncio clients: a request's whole life (tries, waits, chunks, cancelling), the same over gRPC and HTTP.
+
+async with AsyncClient("localhost:8001") as client:
+    async with client.stream("Once upon a time") as stream:
+        async for chunk in stream:
+            print(chunk.text, end="")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import ClassVar, Protocol, TypeVar
+
+from inflight.client.answer import Chunk, Collector, Completion, Outputs, read_chunk
+from inflight.client.errors import RETRYABLE, ServerUnreachable
+from inflight.client.grpc_transport import GrpcTransport
+from inflight.client.http_transport import HttpTransport
+from inflight.client.patience import Patience, Retry, Timeouts
+from inflight.client.request import GenerateOptions, Prompt, Request, build_request
+from inflight.errors import EngineFailure
+
+Self = TypeVar("Self", bound="_BaseClient")
+_END: Outputs = {}
+
+
+class Transport(Protocol):
+    """What the clients need of gRPC or HTTP."""
+
+    def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:
+        """Send ``request`` and yield its responses; closing the generator cancels the request."""
+
+    async def ready(self) -> bool:
+        """Return whether the model is ready to serve."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class AsyncStream:
+    """The chunks of one request as they arrive. Leaving its ``async with`` block, or ``cancel``, cancels the rest."""
+
+    def __init__(self, transport: Transport, request: Request, patience: Patience, retry: Retry) -> None:
+        self._patience = patience
+        self._collector = Collector(request.sequences)
+        self._chunks = _chunks(transport, request, patience, retry)
+        self._turn = asyncio.Lock()  # a cancel from another task waits until the chunk in progress is broken off
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        async with self._turn:
+            try:
+                chunk = await anext(self._chunks)
+            except StopAsyncIteration:
+                if not self._collector.complete and not self._patience.interrupted:
+                    raise EngineFailure("the stream ended before its last response") from None
+                raise
+            self._collector.add(chunk)
+            return chunk
+
+    async def cancel(self) -> None:
+        """Cancel the request if it is still running; iteration then ends. Any task of the event loop may call it."""
+        self._patience.interrupt()
+        async with self._turn:
+            await self._chunks.aclose()
+
+    def completion(self) -> Completion:
+        """Return what has arrived so far; its ``finish_reason`` is None while the stream runs or if it was cut."""
+        return self._collector.completion()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cancel()
+
+
+async def _chunks(
+    transport: Transport, request: Request, patience: Patience, retry: Retry
+) -> AsyncGenerator[Chunk, None]:
+    """Yield the chunks of ``request``, trying again while nothing has arrived and it is safe."""
+    for pause in retry.pauses():
+        replies = transport.replies(request)
+        started = False
+        try:
+            while outputs := await patience.wait(anext(replies, _END)):
+                started = True
+                patience.arrived()
+                yield read_chunk(outputs, request.top_log_probs)
+            return
+        except RETRYABLE:
+            if started or pause is None:
+                raise
+        finally:
+            await replies.aclose()
+        await patience.wait(asyncio.sleep(pause))
+
+
+class _BaseClient:
+    _transport_type: ClassVar[type[GrpcTransport] | type[HttpTransport]]
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "ensemble",
+        connect_timeout: float = 5.0,
+        timeouts: Timeouts | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        """Make a client; nothing is connected before the first call.
+
+        Args:
+            url: address of the server.
+            model: the Triton model to ask.
+            connect_timeout: seconds that one try to connect may take.
+            timeouts: limits of every request that does not bring its own.
+            retry: when to try again.
+        """
+        self.url = url
+        self._transport: Transport = self._transport_type(url, model, connect_timeout)
+        self._timeouts = timeouts or Timeouts()
+        self._retry = retry or Retry()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None = None,
+        *,
+        request_id: str = "",
+        timeouts: Timeouts | None = None,
+    ) -> AsyncStream:
+        """Return the answer to ``prompt`` (a text or a list of chat messages) as a stream of chunks.
+
+        Raises:
+            InvalidRequest: at once, for a value that no tensor can carry; while iterating, for what the server refuses.
+            InflightError: while iterating: ServerUnreachable, RequestTimeout, or the server's error.
+        """
+        return self._start(prompt, options, True, request_id, timeouts)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None = None,
+        *,
+        request_id: str = "",
+        timeouts: Timeouts | None = None,
+    ) -> Completion:
+        """Return the whole answer to ``prompt``; raises what ``stream`` raises. Cancelling the task cancels it."""
+        async with self._start(prompt, options, False, request_id, timeouts) as stream:
+            async for _ in stream:
+                pass
+            return stream.completion()
+
+    def _start(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None,
+        stream: bool,
+        request_id: str,
+        timeouts: Timeouts | None,
+    ) -> AsyncStream:
+        request = build_request(prompt, options or GenerateOptions(), stream=stream, request_id=request_id)
+        patience = Patience(timeouts or self._timeouts, stream=stream)
+        return AsyncStream(self._transport, request, patience, self._retry)
+
+    async def ready(self) -> bool:
+        """Return whether the server is up and the model can serve."""
+        return await self._transport.ready()
+
+    async def wait_ready(self, timeout: float = 120.0) -> None:
+        """Wait until the server is ready.
+
+        Raises:
+            ServerUnreachable: if it is not after ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not await self.ready():
+            if time.monotonic() >= deadline:
+                raise ServerUnreachable(f"{self.url} is not ready after {timeout:g} s")
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        """Close the connections; requests still running are cancelled."""
+        await self._transport.close()
+
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncClient(_BaseClient):
+    """Asks over gRPC: ``host:port`` or, with TLS, ``grpcs://host:port``."""
+
+    _transport_type = GrpcTransport
+
+
+class AsyncHttpClient(_BaseClient):
+    """Asks over HTTP: ``host:port``, ``http://host:port`` or ``https://host:port``."""
+
+    _transport_type = HttpTransport

@@ -1,0 +1,151 @@
+"""What comes back: chunks of a stream, and the completion that they add up to.
+
+Knows nothing of transports: these hand over ``Outputs``, the tensors of one response by name, flattened to lists.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from inflight.errors import EngineFailure
+
+Outputs = Mapping[str, list[Any]]
+"""The output tensors of one response: name to its values in row-major order; BYTES as ``str``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts so far; None where the request did not ask for them."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One response of a stream."""
+
+    text: str
+    """New text only."""
+    index: int = 0
+    """Which of ``num_return_sequences``."""
+    finish_reason: str | None = None
+    """With the last chunk of a sequence: ``stop``, ``length``, ``cancelled`` or ``deadline``."""
+    usage: Usage = Usage()
+    start: int | None = None
+    """Where the text starts and ends in the generated text, in code points."""
+    end: int | None = None
+    cum_log_prob: float | None = None
+    log_probs: tuple[float, ...] = ()
+    """Of each new token, with ``return_log_probs``."""
+    top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per new token the likeliest ones as (token id, log-prob), with ``top_log_probs``."""
+    outputs: Outputs = field(default_factory=dict, repr=False)
+    """All tensors of the response, the performance outputs among them."""
+
+
+def read_chunk(outputs: Outputs, top_log_probs: int = 0) -> Chunk:
+    """Return the chunk that one response carries; ``top_log_probs`` as requested, to group that flattened tensor."""
+
+    def first(name: str) -> Any:
+        return next(iter(outputs.get(name, ())), None)
+
+    likeliest = list(zip(outputs.get("top_log_prob_ids", ()), outputs.get("top_log_probs", ()), strict=True))
+    width = max(top_log_probs, 1)
+    return Chunk(
+        text="".join(outputs.get("text_output", ())),
+        index=first("sequence_index") or 0,
+        finish_reason=first("finish_reason") or None,
+        usage=Usage(first("num_input_tokens"), first("num_output_tokens")),
+        start=first("text_start"),
+        end=first("text_end"),
+        cum_log_prob=first("cum_log_probs"),
+        log_probs=tuple(outputs.get("output_log_probs", ())),
+        top_log_probs=tuple(tuple(likeliest[at : at + width]) for at in range(0, len(likeliest), width)),
+        outputs=outputs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer, or what had arrived of it when it was cancelled."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    cum_log_prob: float | None = None
+    log_probs: tuple[float, ...] = ()
+    top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    outputs: Outputs = field(default_factory=dict, repr=False)
+    """The tensors of the last response."""
+    alternatives: tuple[Completion, ...] = ()
+    """The other sequences, with ``num_return_sequences``."""
+    first_chunk_seconds: float | None = None
+    """From the call to the first chunk, retries included."""
+    seconds: float = 0.0
+    """From the call to the last chunk."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    parts: list[str] = field(default_factory=list)
+    end: int | None = None
+    completion: Completion = field(default_factory=Completion)
+
+    def add(self, chunk: Chunk) -> None:
+        if None not in (self.end, chunk.start) and chunk.start != self.end:
+            raise EngineFailure(f"a chunk of the stream is missing: text up to {self.end}, then from {chunk.start}")
+        self.parts.append(chunk.text)
+        self.end = chunk.end
+        so_far, usage = self.completion, self.completion.usage
+        self.completion = replace(
+            so_far,
+            finish_reason=chunk.finish_reason or so_far.finish_reason,
+            usage=Usage(
+                _newer(chunk.usage.input_tokens, usage.input_tokens),
+                _newer(chunk.usage.output_tokens, usage.output_tokens),
+            ),
+            cum_log_prob=_newer(chunk.cum_log_prob, so_far.cum_log_prob),
+            log_probs=so_far.log_probs + chunk.log_probs,
+            top_log_probs=so_far.top_log_probs + chunk.top_log_probs,
+            outputs=chunk.outputs,
+        )
+
+
+def _newer(new: Any, old: Any) -> Any:
+    return old if new is None else new
+
+
+class Collector:
+    """Adds chunks up to a completion, and checks that the stream has no gap and came to its end."""
+
+    def __init__(self, sequences: int = 1) -> None:
+        self._sequences = [_Sequence() for _ in range(sequences)]
+        self._started = time.perf_counter()
+        self._first: float | None = None
+        self._last = 0.0
+
+    def add(self, chunk: Chunk) -> None:
+        """Take one chunk in.
+
+        Raises:
+            EngineFailure: if text before it is missing, or it is of a sequence that was not asked for.
+        """
+        self._last = time.perf_counter() - self._started
+        self._first = self._last if self._first is None else self._first
+        if chunk.index >= len(self._sequences):
+            raise EngineFailure(f"sequence_index is {chunk.index}; {len(self._sequences)} sequences were asked for")
+        self._sequences[chunk.index].add(chunk)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sequence has its finish reason."""
+        return all(sequence.completion.finish_reason for sequence in self._sequences)
+
+    def completion(self) -> Completion:
+        """Return what has been collected so far."""
+        first, *others = (replace(each.completion, text="".join(each.parts)) for each in self._sequences)
+        return replace(first, alternatives=tuple(others), first_chunk_seconds=self._first, seconds=self._last)

@@ -1,0 +1,70 @@
+"""Many prompts at once, answers in the prompts' order. Knows nothing of terminals or files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from inflight.client.aio import AsyncClient, AsyncHttpClient
+from inflight.client.answer import Completion
+from inflight.client.request import GenerateOptions
+from inflight.errors import InflightError
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One prompt and its answer, or the error that it ended with."""
+
+    index: int
+    prompt: str
+    completion: Completion | None = None
+    error: InflightError | None = None
+
+    def as_json(self) -> str:
+        """Return the result as one line of JSON."""
+        row: dict[str, object] = {"index": self.index, "prompt": self.prompt}
+        if self.error is not None:
+            row["error"] = {"status": self.error.status, "message": str(self.error)}
+        elif self.completion is not None:
+            row |= {
+                "text": self.completion.text,
+                "finish_reason": self.completion.finish_reason,
+                "input_tokens": self.completion.usage.input_tokens,
+                "output_tokens": self.completion.usage.output_tokens,
+                "seconds": round(self.completion.seconds, 6),
+            }
+        return json.dumps(row, ensure_ascii=False)
+
+
+async def generate_all(
+    client: AsyncClient | AsyncHttpClient,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    concurrency: int,
+    done: Callable[[], None] = lambda: None,
+) -> AsyncGenerator[Result, None]:
+    """Yield a result for each prompt, in order, with at most ``concurrency`` requests running at a time.
+
+    Args:
+        done: called whenever a prompt is answered, in whatever order that happens.
+    """
+    room = asyncio.Semaphore(concurrency)
+
+    async def answer(index: int, prompt: str) -> Result:
+        async with room:
+            try:
+                return Result(index, prompt, completion=await client.generate(prompt, options))
+            except InflightError as error:
+                return Result(index, prompt, error=error)
+            finally:
+                done()
+
+    tasks = [asyncio.create_task(answer(index, prompt)) for index, prompt in enumerate(prompts)]
+    try:
+        for task in tasks:
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,83 @@
+"""Errors as a client meets them: the server's own, rebuilt from their text, and two that only a client can have.
+
+The first word of every message of Inflight is the gRPC name of its status, so the text alone is enough; a status code
+that came beside it only counts for messages that Triton itself wrote. Knows nothing of transports.
+"""
+
+from __future__ import annotations
+
+import re
+
+from inflight.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InflightError,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    RequestCancelled,
+    ShuttingDown,
+    UnsupportedFeature,
+)
+
+
+class ServerUnreachable(InflightError):
+    """No connection, a connection that broke, or a server that is not ready."""
+
+    status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "unreachable"
+
+
+class RequestTimeout(InflightError):
+    """A limit of the client's own passed; the request was cancelled. The message names the limit."""
+
+    status, triton_code, label = "DEADLINE_EXCEEDED", "UNAVAILABLE", "timeout"
+
+
+RETRYABLE = (ServerUnreachable, QueueFull, ShuttingDown)
+"""What may be tried again, provided that nothing of the answer has arrived."""
+
+_CLASSES: dict[str, type[InflightError]] = {
+    kind.status: kind
+    for kind in (InvalidRequest, UnsupportedFeature, NotFound, RequestCancelled, DeadlineExceeded, EngineFailure)
+}
+_PREFIX = re.compile(rf"\b({'|'.join([*_CLASSES, QueueFull.status])}): ")
+_STATUS_OF_HTTP = {
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    499: "CANCELLED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+def http_status(code: int) -> str:
+    """Return the gRPC name of the status that an HTTP status code stands for."""
+    return _STATUS_OF_HTTP.get(code, "INTERNAL")
+
+
+def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
+    """Return the error that ``message`` tells of.
+
+    Triton may put its own words before a stage's message ("in ensemble 'ensemble', ..."), so the status name is looked
+    for anywhere in it; what follows it is the stage's message.
+
+    Args:
+        message: as it came from the server or the transport.
+        status: gRPC's name of the status that came with it; counts only if the message names none.
+    """
+    found = _PREFIX.search(message)
+    if found:
+        status, message = found[1], message[found.end() :]
+    if status == "UNAVAILABLE":
+        return _unavailable(message, from_server=found is not None)
+    return _CLASSES.get(status, EngineFailure)(message)
+
+
+def _unavailable(message: str, from_server: bool) -> InflightError:
+    if "queue size" in message:  # the words of Triton's queue and of TensorRT-LLM's alike
+        return QueueFull(message)
+    if "stopping" in message or "shutting down" in message:
+        return ShuttingDown(message)
+    return QueueFull(message) if from_server else ServerUnreachable(message)

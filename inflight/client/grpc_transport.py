@@ -1,0 +1,124 @@
+"""gRPC: one ModelStreamInfer call per request, over one channel. Knows nothing of retries, timeouts or chunks.
+
+A call per request (not one shared stream) makes cancelling and errors each request's own, and serves repositories that
+are decoupled and that are not alike; HTTP/2 carries them all on one connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from inflight import contract
+from inflight.client.answer import Outputs
+from inflight.client.errors import from_wire
+from inflight.client.request import INPUTS, NUMPY_TYPES, Request
+
+_METADATA = (("triton_grpc_error", "true"),)  # else Triton's errors on a stream come without a status
+_LENGTH = struct.Struct("<I")
+
+
+class GrpcTransport:
+    """A channel to ``url``: ``host:port``, ``grpc://host:port`` or, with TLS, ``grpcs://host:port``."""
+
+    def __init__(self, url: str, model: str, connect_timeout: float) -> None:
+        self._url = url
+        self._model = model
+        self._connect_timeout = connect_timeout
+        self._channel: grpc.aio.Channel | None = None
+
+    def _stub(self) -> GRPCInferenceServiceStub:
+        if self._channel is None:  # not before the first call: a channel belongs to the event loop it is made in
+            scheme, _, address = self._url.rpartition("://")
+            options = _channel_options(self._connect_timeout)
+            if scheme == "grpcs":
+                self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
+            else:
+                self._channel = grpc.aio.insecure_channel(address, options)
+        return GRPCInferenceServiceStub(self._channel)
+
+    async def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:
+        """Send ``request`` and yield its responses; closing the generator cancels the request.
+
+        Raises:
+            InflightError: the server's error, or ServerUnreachable.
+        """
+        call = self._stub().ModelStreamInfer([encode_request(request, self._model)], metadata=_METADATA)
+        try:
+            async for message in call:
+                if message.error_message:
+                    raise from_wire(message.error_message)
+                if message.infer_response.outputs:
+                    yield decode_response(message.infer_response)
+        except grpc.aio.AioRpcError as error:
+            raise from_wire(error.details() or "", error.code().name) from error
+        finally:
+            call.cancel()
+
+    async def ready(self) -> bool:
+        """Return whether the model is ready to serve; False when there is no server."""
+        try:
+            request = pb.ModelReadyRequest(name=self._model)
+            return bool((await self._stub().ModelReady(request, timeout=self._connect_timeout)).ready)
+        except grpc.aio.AioRpcError:
+            return False
+
+    async def close(self) -> None:
+        """Close the channel; requests still running on it are cancelled."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+
+def _channel_options(connect_timeout: float) -> list[tuple[str, int]]:
+    """Return channel options: no message limit, and a new try to connect whenever the client makes one."""
+    return [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.min_reconnect_backoff_ms", int(connect_timeout * 1000)),  # gRPC's name for the time one try may take
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.use_local_subchannel_pool", 1),  # or clients of one process inherit each other's backoff
+    ]
+
+
+def encode_request(request: Request, model: str) -> pb.ModelInferRequest:
+    """Return ``request`` as Triton's message, every tensor ``[1, n]`` in raw form."""
+    message = pb.ModelInferRequest(model_name=model, id=request.id)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, values in request.inputs.items():
+        dtype = INPUTS[name].dtype
+        message.inputs.add(name=name, datatype=dtype, shape=[1, len(values)])
+        message.raw_input_contents.append(_pack(dtype, values))
+    return message
+
+
+def _pack(dtype: str, values: list[Any]) -> bytes:
+    if dtype == contract.BYTES:
+        return b"".join(_LENGTH.pack(len(raw)) + raw for raw in (value.encode() for value in values))
+    return np.array(values, NUMPY_TYPES[dtype]).tobytes()
+
+
+def decode_response(message: pb.ModelInferResponse) -> dict[str, list[Any]]:
+    """Return the tensors of a response, flattened."""
+    return {
+        output.name: _unpack(output.datatype, raw)
+        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+    }
+
+
+def _unpack(dtype: str, raw: bytes) -> list[Any]:
+    if dtype != contract.BYTES:
+        return np.frombuffer(raw, NUMPY_TYPES[dtype]).tolist()
+    values, at = [], 0
+    while at < len(raw):
+        (length,) = _LENGTH.unpack_from(raw, at)
+        at += _LENGTH.size + length
+        values.append(raw[at - length : at].decode())
+    return values

@@ -1,0 +1,91 @@
+"""HTTP: one POST to ``generate_stream`` per request. Knows nothing of retries, timeouts or chunks.
+
+A request that does not stream takes ``generate_stream`` too, and gets one event: Triton notices that a client of
+``generate_stream`` has gone and cancels, but lets a request to plain ``generate`` run on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+
+from inflight.client.answer import Outputs
+from inflight.client.errors import ServerUnreachable, from_wire, http_status
+from inflight.client.request import INPUTS, Request
+
+
+class HttpTransport:
+    """Connections to ``url``: ``host:port``, ``http://host:port`` or ``https://host:port``."""
+
+    def __init__(self, url: str, model: str, connect_timeout: float) -> None:
+        self._url = url if "://" in url else f"http://{url}"
+        self._path = f"/v2/models/{model}"
+        self._timeout = httpx.Timeout(None, connect=connect_timeout)
+        self._http: httpx.AsyncClient | None = None
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._http is None:  # not before the first call: connections belong to the event loop they are made in
+            unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            self._http = httpx.AsyncClient(base_url=self._url, timeout=self._timeout, limits=unlimited)
+        return self._http
+
+    async def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:
+        """Send ``request`` and yield its responses; closing the generator closes the connection, which cancels.
+
+        Raises:
+            InflightError: the server's error, or ServerUnreachable.
+        """
+        try:
+            async with self._client().stream("POST", f"{self._path}/generate_stream", json=body(request)) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise from_wire(_message(await response.aread()), http_status(response.status_code))
+                async for event in _events(response):
+                    if "error" in event:
+                        raise from_wire(event["error"])
+                    yield {name: value if isinstance(value, list) else [value] for name, value in event.items()}
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"{self._url}: {error or type(error).__name__}") from error
+
+    async def ready(self) -> bool:
+        """Return whether the model is ready to serve; False when there is no server."""
+        try:
+            return (await self._client().get(f"{self._path}/ready")).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    async def close(self) -> None:
+        """Close the connections; requests still running on them are cancelled."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+
+def body(request: Request) -> dict[str, Any]:
+    """Return the JSON object that carries ``request``: lists for tensors of any length, single values for the rest."""
+    values = {name: given if INPUTS[name].dims == (-1,) else given[0] for name, given in request.inputs.items()}
+    return {"id": request.id, **values} if request.id else values
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the JSON objects of a stream of server-sent events.
+
+    Split at line feeds only: httpx's own lines also end at U+2028 and its like, which JSON text may hold as they are.
+    """
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield json.loads(line[len(b"data:") :])
+
+
+def _message(raw: bytes) -> str:
+    """Return the text of an error response: Triton's ``{"error": ...}``, as an event or not, or any proxy's text."""
+    text = raw.decode(errors="replace").strip()
+    try:
+        return str(json.loads(text.removeprefix("data:"))["error"])
+    except (ValueError, KeyError, TypeError):
+        return text

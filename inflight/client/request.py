@@ -1,0 +1,155 @@
+"""GenerateOptions, and the one place that turns a prompt and options into the tensors of the ensemble.
+
+The names of the options are the names of the tensors, and their types come from the contract's table. What is not set
+is not sent: every default is the server's. Knows nothing of gRPC or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from inflight import contract
+from inflight.errors import InvalidRequest
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or a chat: ``[{"role": "user", "content": "..."}]``."""
+
+NUMPY_TYPES: dict[str, type[np.generic]] = {
+    contract.BOOL: np.bool_,
+    contract.UINT8: np.uint8,
+    contract.INT32: np.int32,
+    contract.INT64: np.int64,
+    contract.UINT64: np.uint64,
+    contract.FP16: np.float16,
+    contract.FP32: np.float32,
+}
+INPUTS = {tensor.name: tensor for tensor in contract.ENSEMBLE_INPUTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """How to answer one prompt. None leaves the choice to the server; without any option the answer is greedy."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    """0: greedy."""
+    top_k: int | None = None
+    """0: all tokens; 1: greedy."""
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop_words: Sequence[str] | None = None
+    """Strings that end the answer; never shown."""
+    bad_words: Sequence[str] | None = None
+    """Words that must not be generated."""
+    embedding_bias_words: Sequence[str] | None = None
+    """Words whose tokens get the bias at the same place of ``embedding_bias_weights``."""
+    embedding_bias_weights: Sequence[float] | None = None
+    end_id: int | None = None
+    """End id in place of the checkpoint's; -1: none."""
+    pad_id: int | None = None
+    ignore_eos: bool | None = None
+    num_return_sequences: int | None = None
+    """Independent samples; the second and later are ``Completion.alternatives``."""
+    return_log_probs: bool | None = None
+    top_log_probs: int | None = None
+    """The likeliest tokens to report at each position, at most 20."""
+    return_num_input_tokens: bool | None = None
+    return_num_output_tokens: bool | None = None
+    return_perf_metrics: bool | None = None
+    priority: int | None = None
+    """Higher is served first."""
+    deadline_ms: int | None = None
+    """Milliseconds from arrival after which the server ends the request."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """For the chat template; only with messages."""
+    exclude_input_in_output: bool = True
+    """False: an answer that is not streamed begins with the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as every transport sends it."""
+
+    inputs: dict[str, list[Any]]
+    """Tensor name to its values: the tensor is ``[1, len(values)]``; BYTES as ``str``."""
+    id: str = ""
+    sequences: int = 1
+    """How many sequences must end before the answer is complete."""
+    top_log_probs: int = 0
+
+
+def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, request_id: str = "") -> Request:
+    """Return the request for ``prompt``.
+
+    Raises:
+        InvalidRequest: naming the field, for a value that its tensor cannot carry. Ranges are the server's to judge.
+    """
+    inputs = {"text_input": [prompt]} if isinstance(prompt, str) else {"messages": [_json("messages", list(prompt))]}
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if isinstance(value, Mapping):
+            value = _json(option.name, dict(value))
+        if value is not None:
+            inputs[option.name] = _values(option.name, value)
+    inputs["stream"] = [stream]
+    checked = {name: [_checked(name, value) for value in values] for name, values in inputs.items() if values}
+    return Request(checked, request_id, options.num_return_sequences or 1, options.top_log_probs or 0)
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    several = INPUTS[name].dims == (-1,)
+    if several and (isinstance(value, str) or not isinstance(value, Sequence)):
+        raise InvalidRequest(f"{name} is {value!r}; it must be a list")
+    return list(value) if several else [value]
+
+
+def _checked(name: str, value: Any) -> Any:
+    dtype = INPUTS[name].dtype
+    if dtype == contract.BYTES:
+        good = isinstance(value, str) and _is_utf8(value)
+    elif dtype == contract.BOOL:
+        good = isinstance(value, bool)
+    elif dtype in (contract.FP16, contract.FP32):
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        value = float(value) if good else value
+    else:
+        limits = np.iinfo(NUMPY_TYPES[dtype])
+        good = isinstance(value, int) and not isinstance(value, bool) and limits.min <= value <= limits.max
+    if not good:
+        raise InvalidRequest(f"{name} is {value!r}; it must be {_WANTED[dtype]}")
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_WANTED = {
+    contract.BYTES: "text that UTF-8 can carry",
+    contract.BOOL: "true or false",
+    contract.INT32: "a whole number of 32 bits",
+    contract.UINT64: "a whole number from 0 to 2**64 - 1",
+    contract.FP32: "a finite number",
+}

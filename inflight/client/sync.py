@@ -1,0 +1,141 @@
+"""The blocking clients: the asyncio ones, run on one background event loop that all of them share.
+
+Nothing of a request's life is written twice; a call here costs one hop to the loop's thread and back. Forked children
+must make their own process anew (``spawn``), as gRPC demands anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream
+from inflight.client.answer import Chunk, Completion
+from inflight.client.patience import Retry, Timeouts
+from inflight.client.request import GenerateOptions, Prompt
+
+T = TypeVar("T")
+Self = TypeVar("Self", bound="_BlockingClient")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="inflight-client", daemon=True).start()
+    return loop
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C above all: what runs on the loop must not outlive the call
+        future.cancel()
+        raise
+
+
+class Stream:
+    """The chunks of one request as they arrive. Leaving its ``with`` block, or ``cancel``, cancels the rest."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Chunk:
+        chunk = _run(self._next())
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    async def _next(self) -> Chunk | None:
+        return await anext(self._stream, None)  # None at the end: a future cannot carry StopIteration
+
+    def cancel(self) -> None:
+        """Cancel the request if it is still running; iteration then ends. Any thread may call it."""
+        _run(self._stream.cancel())
+
+    def completion(self) -> Completion:
+        """Return what has arrived so far; its ``finish_reason`` is None while the stream runs or if it was cut."""
+        return self._stream.completion()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class _BlockingClient:
+    _async_type: ClassVar[type[AsyncClient] | type[AsyncHttpClient]]
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "ensemble",
+        connect_timeout: float = 5.0,
+        timeouts: Timeouts | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        """Make a client; nothing is connected before the first call. Arguments as in ``AsyncClient``."""
+        self.url = url
+        self._client = self._async_type(
+            url, model=model, connect_timeout=connect_timeout, timeouts=timeouts, retry=retry
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None = None,
+        *,
+        request_id: str = "",
+        timeouts: Timeouts | None = None,
+    ) -> Stream:
+        """Return the answer as a stream of chunks; see ``AsyncClient.stream``."""
+        return Stream(self._client.stream(prompt, options, request_id=request_id, timeouts=timeouts))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None = None,
+        *,
+        request_id: str = "",
+        timeouts: Timeouts | None = None,
+    ) -> Completion:
+        """Return the whole answer; see ``AsyncClient.generate``. Ctrl-C cancels it."""
+        return _run(self._client.generate(prompt, options, request_id=request_id, timeouts=timeouts))
+
+    def ready(self) -> bool:
+        """Return whether the server is up and the model can serve."""
+        return _run(self._client.ready())
+
+    def wait_ready(self, timeout: float = 120.0) -> None:
+        """Wait until the server is ready; raises ServerUnreachable after ``timeout`` seconds."""
+        _run(self._client.wait_ready(timeout))
+
+    def close(self) -> None:
+        """Close the connections; requests still running are cancelled."""
+        _run(self._client.close())
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Client(_BlockingClient):
+    """Asks over gRPC: ``host:port`` or, with TLS, ``grpcs://host:port``."""
+
+    _async_type = AsyncClient
+
+
+class HttpClient(_BlockingClient):
+    """Asks over HTTP: ``host:port``, ``http://host:port`` or ``https://host:port``."""
+
+    _async_type = AsyncHttpClient

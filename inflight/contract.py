@@ -1,0 +1,252 @@
+"""The tensor tables of every stage: names, types, shapes, and what is served of them. All else derives from them.
+
+The names, types and shapes of `ensemble` and `tensorrt_llm` are those of the last upstream line (TensorRT-LLM 1.2.x);
+rows marked ``own`` are Inflight's additions. The pbtxt files of the model repository, docs/contract.md, the stages'
+readers and the clients are all written from these tables or checked against them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+BOOL, UINT8, INT32, INT64, UINT64 = "BOOL", "UINT8", "INT32", "INT64", "UINT64"
+FP16, FP32, BYTES = "FP16", "FP32", "BYTES"
+
+ENSEMBLE, TOKENIZER, ENGINE, DETOKENIZER = "ensemble", "tokenizer", "tensorrt_llm", "detokenizer"
+
+MAX_BATCH_SIZE = 128
+"""Rows of one request, and requests of one batch of the tokenizer."""
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of one stage. Every input is optional to Triton: the stages judge better, and by name."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    """Without the batch dimension."""
+    doc: str
+    reshape: bool = False
+    """Upstream declares ``[1]`` with a reshape to ``[]``: the engine sees ``[B]``."""
+    ragged: bool = False
+    own: bool = False
+    """Inflight's own addition to the upstream contract."""
+    supported: bool = True
+    """False: refused by name, unless it is empty or has its neutral value."""
+    neutral: Any = _ABSENT
+    """The value of an unsupported tensor that asks for nothing, and is therefore accepted."""
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether ``value`` (one element) asks for nothing: only such values of unsupported tensors pass."""
+        return self.neutral is not _ABSENT and value == self.neutral
+
+
+def _scalar(name: str, dtype: str, doc: str, **more: Any) -> Tensor:
+    return Tensor(name, dtype, (1,), doc, reshape=True, **more)
+
+
+def _unserved(name: str, dtype: str, dims: tuple[int, ...], doc: str, **more: Any) -> Tensor:
+    return Tensor(name, dtype, dims, doc, supported=False, **more)
+
+
+_FLAGS = (
+    _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
+    _scalar("return_context_logits", BOOL, "fill context_logits"),
+    _scalar("return_generation_logits", BOOL, "fill generation_logits"),
+    _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts"),
+    _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
+    _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
+    _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
+)
+_SAMPLING = (
+    _scalar("temperature", FP32, "sampling temperature; 0 or absent: greedy"),
+    _scalar("repetition_penalty", FP32, "divides the logits of tokens seen in prompt or output; 1: none"),
+    _scalar("min_tokens", INT32, "no end before this many tokens"),
+    _scalar("presence_penalty", FP32, "taken off the logit of each token already generated"),
+    _scalar("frequency_penalty", FP32, "taken off as often as the token was generated"),
+    _scalar("seed", UINT64, "random seed; absent: a new one per request"),
+)
+_OWN_SAMPLING = (
+    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", own=True),
+    _scalar("top_log_probs", INT32, "fill top_log_probs with so many of the likeliest tokens (at most 20)", own=True),
+    _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
+    _scalar("priority", INT32, "higher is served first; 0 by default", own=True),
+    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", own=True),
+)
+_LORA = (
+    _unserved("lora_task_id", UINT64, (1,), "LoRA adapter id", reshape=True),
+    _unserved("lora_weights", FP16, (-1, -1), "LoRA weights [modules x layers, flattened]", ragged=True),
+    _unserved("lora_config", INT32, (-1, 3), "rows of [module id, layer, rank]", ragged=True),
+)
+_GUIDE = (
+    _unserved("guided_decoding_guide_type", BYTES, (1,), "json, json_schema, regex or ebnf_grammar", ragged=True),
+    _unserved("guided_decoding_guide", BYTES, (1,), "schema, regex or grammar", ragged=True),
+)
+_PROMPT_TABLE = (
+    _unserved("prompt_embedding_table", FP16, (-1, -1), "p-tuning or multimodal embeddings", ragged=True),
+    _unserved("prompt_vocab_size", INT32, (1,), "rows of the table", reshape=True),
+)
+
+ENGINE_INPUTS: tuple[Tensor, ...] = (
+    Tensor("input_ids", INT32, (-1,), "prompt token ids, padded on the right", ragged=True),
+    _unserved("encoder_input_features", FP16, (-1, -1), "audio or vision encoder features", ragged=True),
+    _unserved("encoder_output_lengths", INT32, (1,), "encoder output length", reshape=True),
+    _scalar("input_lengths", INT32, "true length of the row of input_ids"),
+    _scalar("request_output_len", INT32, "most tokens to generate; required"),
+    _scalar("num_return_sequences", INT32, "independent samples of each prompt"),
+    _unserved("draft_input_ids", INT32, (-1,), "draft tokens to verify", ragged=True),
+    _unserved("decoder_input_ids", INT32, (-1,), "decoder prompt of encoder-decoder models", ragged=True),
+    _unserved("decoder_input_lengths", INT32, (1,), "its length", reshape=True),
+    _unserved("draft_logits", FP32, (-1, -1), "logits of the draft model", ragged=True),
+    _unserved("draft_acceptance_threshold", FP32, (1,), "acceptance threshold for drafts", reshape=True),
+    _scalar("end_id", INT32, "the token that ends the sequence; -1 or absent: none"),
+    _scalar("pad_id", INT32, "the token that pads short rows"),
+    Tensor("stop_words_list", INT32, (2, -1), "stop words: ids joined; end offsets, -1 padded", ragged=True),
+    Tensor("bad_words_list", INT32, (2, -1), "bad words, laid out the same way", ragged=True),
+    Tensor("embedding_bias", FP32, (-1,), "added to the logits [vocab]; empty: none", ragged=True),
+    _unserved("beam_width", INT32, (1,), "beams; only 1 is served", reshape=True, neutral=1),
+    _scalar("runtime_top_k", INT32, "sample among the k likeliest; 0: all, 1: greedy"),
+    _scalar("runtime_top_p", FP32, "sample among the likeliest whose sum reaches p; <= 0: ignored"),
+    _unserved("runtime_top_p_min", FP32, (1,), "floor of the decaying top-p", reshape=True),
+    _unserved("runtime_top_p_decay", FP32, (1,), "decay of top-p", reshape=True),
+    _unserved("runtime_top_p_reset_ids", INT32, (1,), "token that resets top-p", reshape=True),
+    _unserved("len_penalty", FP32, (1,), "length penalty of beam search", reshape=True, neutral=1.0),
+    _unserved("early_stopping", BOOL, (1,), "early stopping of beam search", reshape=True, neutral=False),
+    _unserved("beam_search_diversity_rate", FP32, (1,), "diversity of beams", reshape=True, neutral=0.0),
+    *_SAMPLING,
+    *_FLAGS,
+    _scalar("stop", BOOL, "end every running request of this request id"),
+    _scalar("streaming", BOOL, "send tokens as they come"),
+    *_PROMPT_TABLE,
+    _unserved("prompt_table_extra_ids", UINT64, (-1,), "ids that keep KV reuse apart", ragged=True),
+    _unserved("cross_attention_mask", BOOL, (-1, -1), "mask of cross attention", ragged=True),
+    _unserved("mrope_rotary_cos_sin", FP32, (-1,), "multimodal RoPE table"),
+    _unserved("mrope_position_deltas", INT64, (1,), "multimodal RoPE delta"),
+    *_LORA,
+    _unserved("context_phase_params", UINT8, (-1,), "state of a context-only response", ragged=True),
+    _unserved("skip_cross_attn_blocks", BOOL, (1,), "skip cross attention", ragged=True, neutral=False),
+    _unserved("retention_token_range_starts", INT32, (-1,), "KV retention: ranges' starts", ragged=True),
+    _unserved("retention_token_range_ends", INT32, (-1,), "KV retention: ranges' ends", ragged=True),
+    _unserved("retention_token_range_priorities", INT32, (-1,), "KV retention: priorities", ragged=True),
+    _unserved("retention_token_range_durations_ms", INT32, (-1,), "KV retention: durations", ragged=True),
+    _unserved("retention_decode_priority", INT32, (1,), "KV retention: generated blocks", ragged=True),
+    _unserved("retention_decode_duration_ms", INT32, (1,), "KV retention: generated blocks", ragged=True),
+    *_GUIDE,
+    _unserved("lookahead_window_size", INT32, (1,), "lookahead decoding: window", ragged=True),
+    _unserved("lookahead_ngram_size", INT32, (1,), "lookahead decoding: n-gram", ragged=True),
+    _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
+    *_OWN_SAMPLING,
+    Tensor("end_ids", INT32, (-1,), "several end ids; end_id wins over them", ragged=True, own=True),
+    Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),
+    _scalar("stream_key", INT64, "with stop: end this stream only", own=True),
+    _scalar("heartbeat", BOOL, "send empty responses while a request that does not stream runs", own=True),
+)
+
+
+def _output(name: str, dtype: str, doc: str, dims: tuple[int, ...] = (1,), own: bool = False) -> Tensor:
+    return Tensor(name, dtype, dims, doc, own=own)
+
+
+PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
+    _output("cum_log_probs", FP32, "sum of the log-probs so far [beams]", (-1,)),
+    _output("output_log_probs", FP32, "log-prob of each new token [beams, n]", (-1, -1)),
+    _output("context_logits", FP32, "logits of the prompt [prompt length, vocab]", (-1, -1)),
+    _output("generation_logits", FP32, "logits of each new token [beams, n, vocab]", (-1, -1, -1)),
+    _output("batch_index", INT32, "row of the request's batch; only if it has several"),
+    _output("sequence_index", INT32, "which of num_return_sequences; only if several"),
+    _output("kv_cache_alloc_new_blocks", INT32, "KV blocks newly allocated"),
+    _output("kv_cache_reused_blocks", INT32, "KV blocks taken from the prefix cache"),
+    _output("kv_cache_alloc_total_blocks", INT32, "both together"),
+    _output("arrival_time_ns", INT64, "when the engine got the request"),
+    _output("first_scheduled_time_ns", INT64, "when it first ran"),
+    _output("first_token_time_ns", INT64, "when its first token was made"),
+    _output("last_token_time_ns", INT64, "when its last token was made"),
+    _output("acceptance_rate", FP32, "share of draft tokens accepted"),
+    _output("total_accepted_draft_tokens", INT32, "draft tokens accepted"),
+    _output("total_draft_tokens", INT32, "draft tokens proposed"),
+    _output("num_input_tokens", INT32, "tokens of the prompt"),
+    _output("num_output_tokens", INT32, "tokens generated so far"),
+    _output("finish_reason", BYTES, "with the last response: stop, length, cancelled or deadline", own=True),
+    _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
+    _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
+)
+"""What the engine says about a request and the detokenizer hands through to the client."""
+
+_IDS = (
+    _output("output_ids", INT32, "token ids [beams, n]", (-1, -1)),
+    _output("sequence_length", INT32, "their number [beams]", (-1,)),
+)
+_STREAM_STATE = (
+    _output("stream_key", INT64, "the stream's key, unique while the engine lives", own=True),
+    _output("text_limit", INT32, "characters of the generated text that may be shown so far", own=True),
+    _output("echo_length", INT32, "how many leading output_ids are the prompt", own=True),
+)
+ENGINE_OUTPUTS = (
+    *_IDS,
+    *PER_REQUEST_OUTPUTS,
+    _output("context_phase_params", UINT8, "never sent: context-only requests are refused", (-1,)),
+    *_STREAM_STATE,
+)
+
+DETOKENIZER_INPUTS = (*_IDS, *_STREAM_STATE, *PER_REQUEST_OUTPUTS)
+_TEXT = (
+    _output("text_output", BYTES, "the text: new text only, when streaming", (-1,)),
+    _output("text_start", INT32, "where this text starts in the generated text, in characters", own=True),
+    _output("text_end", INT32, "where it ends", own=True),
+)
+DETOKENIZER_OUTPUTS = (*_TEXT, *PER_REQUEST_OUTPUTS)
+
+_TEXT_INPUTS = (
+    Tensor("text_input", BYTES, (1,), "the prompt"),
+    _unserved("decoder_text_input", BYTES, (1,), "decoder prompt of encoder-decoder models", neutral=b""),
+    Tensor("max_tokens", INT32, (1,), "most tokens to generate; the deployment's limit by default"),
+    Tensor("bad_words", BYTES, (-1,), "words that must not be generated", ragged=True),
+    Tensor("stop_words", BYTES, (-1,), "strings that end the generation; never shown", ragged=True),
+    Tensor("end_id", INT32, (1,), "end id in place of the checkpoint's; -1: none"),
+    Tensor("pad_id", INT32, (1,), "pad id in place of the checkpoint's"),
+    _unserved("prompt_table_extra_id", UINT64, (1,), "id that keeps KV reuse apart"),
+    Tensor("embedding_bias_words", BYTES, (-1,), "words whose tokens get a bias", ragged=True),
+    Tensor("embedding_bias_weights", FP32, (-1,), "the bias of each", ragged=True),
+    Tensor("messages", BYTES, (1,), "a chat as JSON, instead of text_input", own=True),
+    Tensor("chat_template_kwargs", BYTES, (1,), "a JSON object for the chat template", own=True),
+)
+TOKENIZER_INPUTS = _TEXT_INPUTS
+_TO_ENGINE = (
+    "input_ids input_lengths request_output_len end_id pad_id bad_words_list embedding_bias "
+    "end_ids stop_strings heartbeat"
+).split()
+ENGINE_INPUT = {tensor.name: tensor for tensor in ENGINE_INPUTS}
+TOKENIZER_OUTPUTS = tuple(replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_ENGINE)
+
+ENGINE_NAME_OF = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+}
+"""The ensemble inputs that upstream's engine calls by another name."""
+
+_PASSED_TO_ENGINE = (
+    "num_return_sequences exclude_input_in_output top_k top_p temperature length_penalty repetition_penalty min_tokens "
+    "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
+    "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
+    "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
+    "min_p top_log_probs ignore_eos priority deadline_ms"
+).split()
+ENSEMBLE_INPUTS = (
+    *_TEXT_INPUTS,
+    *(replace(ENGINE_INPUT[ENGINE_NAME_OF.get(name, name)], name=name, reshape=False) for name in _PASSED_TO_ENGINE),
+)
+ENSEMBLE_OUTPUTS = DETOKENIZER_OUTPUTS
+
+STAGES: dict[str, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {
+    ENSEMBLE: (ENSEMBLE_INPUTS, ENSEMBLE_OUTPUTS),
+    TOKENIZER: (TOKENIZER_INPUTS, TOKENIZER_OUTPUTS),
+    ENGINE: (ENGINE_INPUTS, ENGINE_OUTPUTS),
+    DETOKENIZER: (DETOKENIZER_INPUTS, DETOKENIZER_OUTPUTS),
+}
+"""Model name to its inputs and outputs."""

@@ -1,0 +1,95 @@
+"""The errors of Inflight: each is one way for a request to fail, with one Triton status code and one metric label.
+
+    InflightError
+    ├── InvalidRequest       INVALID_ARGUMENT   the request's own fault; names the field, the value and the limit
+    ├── UnsupportedFeature   UNSUPPORTED        declared in the contract, not served by this engine
+    ├── QueueFull            UNAVAILABLE        try again later
+    ├── ShuttingDown         UNAVAILABLE        the server is going away
+    ├── NotFound             NOT_FOUND          a name that the deployment does not have
+    ├── RequestCancelled     CANCELLED          the client has gone, or said stop
+    ├── DeadlineExceeded     UNAVAILABLE        the request's own deadline passed before its first token
+    ├── EngineFailure        INTERNAL           ours: logged with its traceback, told without it
+    └── DeploymentError      (never sent)       a deployment or checkpoint that cannot be served; stops the start
+
+Triton's status codes are fewer than gRPC's, so every message begins with the gRPC name of its status: a client that
+gets only the text (gRPC streams without the ``triton_grpc_error`` header) can still tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class InflightError(Exception):
+    """Base of all errors that a request or a deployment can end with."""
+
+    status: ClassVar[str] = "INTERNAL"
+    """gRPC's name of the status; the first word of the message on the wire."""
+    triton_code: ClassVar[str] = "INTERNAL"
+    """Name of the member of ``pb_utils.TritonError`` that carries it."""
+    label: ClassVar[str] = "internal"
+    """Value of the metric label ``outcome``."""
+
+    def wire_message(self) -> str:
+        """Return the message as clients see it: ``"<STATUS>: <message>"``, without a traceback."""
+        return f"{self.status}: {self}"
+
+
+class InvalidRequest(InflightError):
+    """A bad value in a request. The message names the field, the value and the limit."""
+
+    status, triton_code, label = "INVALID_ARGUMENT", "INVALID_ARG", "invalid"
+
+
+class UnsupportedFeature(InflightError):
+    """A tensor or option that the contract declares and this engine does not serve."""
+
+    status, triton_code, label = "UNIMPLEMENTED", "UNSUPPORTED", "unsupported"
+
+
+class QueueFull(InflightError):
+    """The bounded queue is full; the request was not admitted."""
+
+    status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "queue_full"
+
+
+class ShuttingDown(InflightError):
+    """The server is stopping and takes no more requests."""
+
+    status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "shutting_down"
+
+
+class NotFound(InflightError):
+    """A request names something that does not exist in this deployment."""
+
+    status, triton_code, label = "NOT_FOUND", "NOT_FOUND", "not_found"
+
+
+class RequestCancelled(InflightError):
+    """The client cancelled, disconnected, or sent a stop before the first token."""
+
+    status, triton_code, label = "CANCELLED", "CANCELLED", "cancelled"
+
+
+class DeadlineExceeded(InflightError):
+    """The request's deadline passed while it waited."""
+
+    status, triton_code, label = "DEADLINE_EXCEEDED", "UNAVAILABLE", "deadline"
+
+
+class EngineFailure(InflightError):
+    """A fault of ours while serving the request."""
+
+
+class DeploymentError(InflightError):
+    """A deployment or a checkpoint that cannot be served; the message is one line for the operator."""
+
+    status, triton_code, label = "FAILED_PRECONDITION", "INTERNAL", "deployment"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the known name nearest to ``name``, or ``""`` when none is near."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -1,0 +1,95 @@
+"""Reads the arrays of one request by their contract names, and refuses by name what the contract does not serve.
+
+It knows names, shapes and limits; not Triton, not what the values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from inflight.contract import Tensor
+from inflight.errors import InvalidRequest, UnsupportedFeature, nearest
+
+TRITON_PARAMETERS = frozenset(
+    "id Streaming priority timeout sequence_id sequence_start sequence_end binary_data_output binary_data_size "
+    "classification shared_memory_region shared_memory_offset shared_memory_byte_size".split()
+)
+"""Request parameters that Triton or its clients add themselves."""
+
+
+class Inputs:
+    """The inputs of one request: ``rows`` rows, each read by ``scalar``, ``vector`` or ``strings``."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], table: Iterable[Tensor], rows: int) -> None:
+        self.rows = rows
+        self._arrays = {name: array for name, array in arrays.items() if array.size}
+        for tensor in table:
+            if not tensor.supported and tensor.name in self._arrays:
+                _refuse_unless_neutral(tensor, self._arrays[tensor.name])
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the request has this input, not empty."""
+        return name in self._arrays
+
+    def scalar(self, name: str, row: int, default: Any = None) -> Any:
+        """Return the one element of ``name`` in ``row`` as a Python value, or ``default`` when absent.
+
+        Raises:
+            InvalidRequest: it has not one element per row.
+        """
+        array = self._arrays.get(name)
+        if array is None:
+            return default
+        if array.size != self.rows:
+            raise InvalidRequest(
+                f"{name} has shape {list(array.shape)}; it must have one element for each row of the batch"
+            )
+        return array.reshape(-1)[row].item() if array.dtype != np.object_ else array.reshape(-1)[row]
+
+    def vector(self, name: str, row: int) -> np.ndarray:
+        """Return ``name``'s ``row``, shape [n] or [2, n] as declared, or an empty array when absent."""
+        array = self._arrays.get(name)
+        if array is None:
+            return np.empty(0, np.int32)
+        if array.shape[0] != self.rows:
+            raise InvalidRequest(
+                f"{name} has shape {list(array.shape)}; its first dimension must be {self.rows}, the batch size"
+            )
+        return array[row]
+
+    def string(self, name: str, row: int) -> str | None:
+        """Return the one string of ``name`` in ``row``, or None when absent. Raises InvalidRequest on broken UTF-8."""
+        value = self.scalar(name, row)
+        return None if value is None else _decode(name, value)
+
+    def strings(self, name: str, row: int) -> list[str]:
+        """Return the non-empty strings of ``name`` in ``row``; upstream's clients send empty ones for none."""
+        return [text for text in (_decode(name, value) for value in self.vector(name, row).reshape(-1)) if text]
+
+
+def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[str]) -> None:
+    """Refuse an unknown request parameter by name.
+
+    On the generate endpoint a misspelt JSON key silently becomes a request parameter.
+
+    Raises:
+        InvalidRequest: names the parameter and the nearest known input.
+    """
+    for name in parameters:
+        if name not in TRITON_PARAMETERS and not name.startswith("triton_"):
+            raise InvalidRequest(f"unknown parameter {name!r}{nearest(name, known_inputs)}")
+
+
+def _decode(name: str, value: bytes | str) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is not valid UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _refuse_unless_neutral(tensor: Tensor, array: np.ndarray) -> None:
+    if not all(tensor.accepts(value) for value in array.reshape(-1)[:64].tolist()):
+        raise UnsupportedFeature(f"{tensor.name} is not supported by this engine ({tensor.doc})")

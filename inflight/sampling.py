@@ -1,0 +1,92 @@
+"""SamplingParams: everything a request says about how its tokens are chosen and when it ends, validated once.
+
+This module knows nothing of tensors, Triton or torch: the stages read a request's tensors into it at the edge, and all
+that lies behind trusts it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from inflight.errors import InvalidRequest
+
+MAX_SEED = 2**64 - 1
+MAX_TOP_LOG_PROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence is sampled.
+
+    A request samples when ``temperature`` is above zero and ``top_k`` is not 1; otherwise it is greedy. With neither
+    given, the contract's defaults make it greedy (``temperature`` None).
+
+    Raises:
+        InvalidRequest: on construction, naming the field, its value and the limit.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float | None = None
+    """None or 0: greedy."""
+    top_k: int = 0
+    """0: all tokens. 1: greedy."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """None: the engine draws one per request."""
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end the sequence; none of them appears in its text."""
+    ignore_eos: bool = False
+    stop_strings: tuple[str, ...] = ()
+    """Matched on text, across token borders; the text ends before the match."""
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    """Matched on token ids; the matched tokens stay in the output, as upstream has it."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not be completed."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """Token id to the value added to its logit."""
+    log_probs: bool = False
+    top_log_probs: int = 0
+    """How many of the most likely tokens to report at each position, at most 20."""
+    context_logits: bool = False
+    generation_logits: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(
+            0 <= self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"between 0 and max_tokens ({self.max_tokens})",
+        )
+        if self.temperature is not None:
+            _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number, at least 0")
+        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0: all tokens)")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        penalty = self.repetition_penalty
+        _require(0 < penalty < math.inf, "repetition_penalty", penalty, "a finite number above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(math.isfinite(value), name, value, "a finite number")
+        if self.seed is not None:
+            _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
+        number = self.top_log_probs
+        _require(0 <= number <= MAX_TOP_LOG_PROBS, "top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
+        for token, bias in self.logit_bias.items():
+            _require(not math.isnan(bias), "logit_bias", {token: bias}, "numbers")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken at each step."""
+        return not self.temperature or self.top_k == 1
+
+
+def _require(holds: bool, name: str, value: object, limit: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"{name} is {value}; it must be {limit}")

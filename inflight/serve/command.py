@@ -1,0 +1,101 @@
+"""``inflight serve``: one deployment, one server, one screen that says what is where."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from inflight.deployment import FILE_NAME, Deployment, load_deployment
+from inflight.errors import DeploymentError
+from inflight.serve.installation import REPOSITORY_ROOT, find_installation
+from inflight.serve.server import TritonServer
+
+DEMO = REPOSITORY_ROOT / "deployments/demo"
+_console = Console(stderr=True, highlight=False)
+
+Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default=False)]
+
+
+def serve(
+    directory: Annotated[Path | None, typer.Argument(help="Deployment directory; the demo by default.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
+    http_port: Port = None,
+    grpc_port: Port = None,
+    metrics_port: Port = None,
+    triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
+) -> None:
+    """Serve a deployment until Ctrl-C."""
+    ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    overrides = {name: value for name, value in ports.items() if value is not None}
+    with tempfile.TemporaryDirectory(prefix="inflight-deployment-") as scratch:
+        try:
+            directory = _choose(directory, model, Path(scratch))
+            _serve(directory, override_server(load_deployment(directory), overrides), triton)
+        except DeploymentError as error:
+            _console.print(f"inflight: {error}", style="red", soft_wrap=True, markup=False)
+            raise typer.Exit(1) from None
+
+
+def override_server(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:
+    """Return the deployment with other values of ``server``."""
+    return deployment.model_copy(update={"server": deployment.server.model_copy(update=overrides)})
+
+
+def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
+    """Return the deployment directory to serve; ``--model`` has one made on the fly."""
+    if model is None:
+        return directory or DEMO
+    if directory is not None:
+        raise DeploymentError("give a deployment directory or --model, not both")
+    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(model.resolve())}))
+    return scratch
+
+
+def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None:
+    signal.signal(signal.SIGTERM, _interrupt)
+    server = TritonServer(directory, deployment, find_installation(triton))
+    started = time.monotonic()
+    try:
+        server.start()
+        with _console.status("starting") as status:
+            server.wait_ready(on_wait=lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
+        _console.print(_banner(deployment, time.monotonic() - started), markup=False, soft_wrap=True)
+        code = server.process.wait()
+        raise DeploymentError(f"the server ended by itself with code {code}; {server.cause()}")
+    except KeyboardInterrupt:
+        _console.print("stopping")
+    finally:
+        # A second Ctrl-C must not interrupt the clean-up: nothing is left running.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        server.stop()
+
+
+def _banner(deployment: Deployment, seconds: float) -> str:
+    server = deployment.server
+    http = f"http://{server.host}:{server.http_port}"
+    body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
+    return f"""\
+ready in {seconds:.1f} s: {deployment.model}
+  HTTP     {http}
+  gRPC     {server.host}:{server.grpc_port}
+  metrics  http://{server.host}:{server.metrics_port}/metrics
+try:
+  curl -s {http}/v2/models/ensemble/generate -d '{body}'
+  {Path(sys.argv[0])} chat --url {server.host}:{server.grpc_port}
+Ctrl-C stops it."""
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

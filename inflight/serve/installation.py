@@ -1,0 +1,102 @@
+"""Finds a Triton server: an installed one (NVIDIA's images have it), else the one inside the ``nvidia-pytriton`` wheel.
+
+A server needs a directory of backends. It is assembled from links at start: the Python backend's library, the stub of
+this Python version, and Inflight's own backends beside them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.errors import DeploymentError
+
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = REPOSITORY_ROOT / "backends"
+MODEL_REPOSITORY = REPOSITORY_ROOT / "model_repository"
+DEFAULT_INSTALLATION = Path("/opt/tritonserver")
+
+
+@dataclass(frozen=True)
+class TritonInstallation:
+    """Where the server's binary and its parts are."""
+
+    binary: Path
+    python_backend: Path
+    """Directory with ``libtriton_python.so``."""
+    stub: Path
+    """The Python stub for this interpreter's version."""
+    library_path: tuple[Path, ...]
+    """What ``LD_LIBRARY_PATH`` must begin with."""
+
+    def assemble_backends(self, directory: Path) -> Path:
+        """Fill ``directory`` with links to the Python backend and Inflight's backends, and return it."""
+        python = directory / "python"
+        python.mkdir(parents=True)
+        for file in self.python_backend.iterdir():
+            if file.name != self.stub.name:
+                (python / file.name).symlink_to(file)
+        (python / self.stub.name).symlink_to(self.stub)
+        for backend in BACKENDS.iterdir():
+            if (backend / "model.py").is_file():
+                (directory / backend.name).symlink_to(backend)
+        return directory
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which the server and its stubs find this interpreter and its packages."""
+        paths = [str(path) for path in self.library_path]
+        inherited = os.environ.get("LD_LIBRARY_PATH")
+        return os.environ | {
+            "LD_LIBRARY_PATH": ":".join(paths + ([inherited] if inherited else [])),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        }
+
+
+def find_installation(path: Path | None = None) -> TritonInstallation:
+    """Return the installation at ``path``, else at ``/opt/tritonserver``, else the wheel's.
+
+    Raises:
+        DeploymentError: nothing found, or it lacks a part; one line that says what to install.
+    """
+    if path is not None or (DEFAULT_INSTALLATION / "bin/tritonserver").is_file():
+        return _installed(path or DEFAULT_INSTALLATION)
+    return _from_wheel()
+
+
+def _installed(root: Path) -> TritonInstallation:
+    python = root / "backends/python"
+    for part in (root / "bin/tritonserver", python / "libtriton_python.so", python / "triton_python_backend_stub"):
+        if not part.is_file():
+            raise DeploymentError(f"{root} is not a Triton installation with the Python backend: {part} is missing")
+    return TritonInstallation(root / "bin/tritonserver", python, python / "triton_python_backend_stub", (root / "lib",))
+
+
+def _from_wheel() -> TritonInstallation:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise DeploymentError("no Triton server: install nvidia-pytriton==0.7.0, or name one with --triton")
+    package = Path(spec.origin).parent
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = package / f"tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"
+    if not stub.is_file():
+        raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.10, 3.11 or 3.12")
+    server = package / "tritonserver"
+    libraries = (_libpython_directory(version), package.parent / "nvidia_pytriton.libs")
+    return TritonInstallation(server / "bin/tritonserver", server / "backends/python", stub, libraries)
+
+
+def _libpython_directory(version: str) -> Path:
+    """Return the directory of the shared libpython of the Python that this environment was made from.
+
+    The stub would otherwise load whichever libpython the system has first, whose standard library is another one.
+    """
+    name = f"libpython{version}.so.1.0"
+    multiarch = Path("/usr/lib") / (sysconfig.get_config_var("MULTIARCH") or "")
+    for directory in (Path(sys.base_prefix) / "lib", multiarch, Path("/usr/lib64")):
+        if (directory / name).is_file():
+            return directory
+    raise DeploymentError(f"{name} is missing; install it with: apt-get install libpython{version}")

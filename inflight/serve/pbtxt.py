@@ -1,0 +1,116 @@
+"""Writes the model repository's pbtxt files from the contract: ``python -m inflight.serve.pbtxt [DIRECTORY]``.
+
+The files are complete, so that the server starts with auto-completion off, and static: nothing in them depends on the
+deployment. What does (decoupled or not, which engine) is a variant of the file, chosen with ``--model-config-name``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from inflight.contract import (
+    DETOKENIZER,
+    DETOKENIZER_INPUTS,
+    DETOKENIZER_OUTPUTS,
+    ENGINE,
+    ENGINE_NAME_OF,
+    ENGINE_OUTPUTS,
+    ENSEMBLE,
+    ENSEMBLE_INPUTS,
+    MAX_BATCH_SIZE,
+    STAGES,
+    TOKENIZER,
+    TOKENIZER_INPUTS,
+    TOKENIZER_OUTPUTS,
+    Tensor,
+)
+
+HEADER = "# Written from inflight/contract.py by `make contract`; a test holds it equal. Do not edit.\n"
+UNARY = "unary"
+"""Name of the variant that answers each request exactly once."""
+
+_ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+_BACKENDS = {TOKENIZER: "tokenizer", ENGINE: "inflight_engine", DETOKENIZER: "detokenizer"}
+_DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+# The tokenizer batches over Triton's dynamic batcher; a zero delay takes what waits and never waits for more.
+_BATCHING = f"dynamic_batching {{ preferred_batch_size: [ {MAX_BATCH_SIZE} ] max_queue_delay_microseconds: 0 }}\n"
+
+
+def render(model: str, variant: str | None = None) -> str:
+    """Return the complete pbtxt text of ``model`` in the default (streaming) or the given variant."""
+    parts = [HEADER, f'name: "{model}"\n']
+    parts.append('platform: "ensemble"\n' if model == ENSEMBLE else f'backend: "{_BACKENDS[model]}"\n')
+    parts.append(f"max_batch_size: {MAX_BATCH_SIZE}\n")
+    inputs, outputs = STAGES[model]
+    parts += [_tensors("input", inputs), _tensors("output", outputs)]
+    if model == ENSEMBLE:
+        parts.append(_steps())
+    else:
+        parts.append(_ONE_INSTANCE)
+    if model == TOKENIZER:
+        parts.append(_BATCHING)
+    if model in (ENGINE, DETOKENIZER) and variant != UNARY:
+        parts.append(_DECOUPLED)
+    return "".join(parts)
+
+
+def files() -> dict[str, str]:
+    """Return every file of the model repository, by path relative to it, with its text."""
+    texts = {}
+    for model in STAGES:
+        texts[f"{model}/config.pbtxt"] = render(model)
+        texts[f"{model}/1/.gitkeep"] = ""
+    for model in (ENGINE, DETOKENIZER):
+        texts[f"{model}/configs/{UNARY}.pbtxt"] = render(model, UNARY)
+    return texts
+
+
+def write(directory: Path) -> None:
+    """Write the model repository into ``directory``."""
+    for name, text in files().items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _tensors(kind: str, tensors: tuple[Tensor, ...]) -> str:
+    return f"{kind} [\n" + ",\n".join(f"  {_tensor(kind, tensor)}" for tensor in tensors) + "\n]\n"
+
+
+def _tensor(kind: str, tensor: Tensor) -> str:
+    dtype = "STRING" if tensor.dtype == "BYTES" else tensor.dtype
+    text = f'name: "{tensor.name}" data_type: TYPE_{dtype} dims: [ {", ".join(map(str, tensor.dims))} ]'
+    if tensor.reshape:
+        text += " reshape: { shape: [ ] }"
+    if kind == "input":
+        text += " optional: true"
+        if tensor.ragged:
+            text += " allow_ragged_batch: true"
+    return f"{{ {text} }}"
+
+
+def _steps() -> str:
+    """The wiring: client's tensors keep their names; a tensor between stages is called ``_name``."""
+    of_client = [tensor.name for tensor in ENSEMBLE_INPUTS]
+    tokenizer_names = {tensor.name for tensor in TOKENIZER_INPUTS}
+    to_engine = {tensor.name: f"_{tensor.name}" for tensor in TOKENIZER_OUTPUTS}
+    from_client = {ENGINE_NAME_OF.get(name, name): name for name in of_client if name not in tokenizer_names}
+    from_engine = {tensor.name: f"_{tensor.name}" for tensor in ENGINE_OUTPUTS if tensor in DETOKENIZER_INPUTS}
+    steps = [
+        _step(TOKENIZER, {name: name for name in of_client if name in tokenizer_names}, to_engine),
+        _step(ENGINE, to_engine | from_client, from_engine),
+        _step(DETOKENIZER, from_engine, {tensor.name: tensor.name for tensor in DETOKENIZER_OUTPUTS}),
+    ]
+    return "ensemble_scheduling {\n  step [\n" + ",\n".join(steps) + "\n  ]\n}\n"
+
+
+def _step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
+    maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()]
+    maps += [f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()]
+    lines = "\n".join(f"      {line}" for line in maps)
+    return f'    {{\n      model_name: "{model}"\n      model_version: -1\n{lines}\n    }}'
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "model_repository"))

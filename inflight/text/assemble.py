@@ -1,0 +1,77 @@
+"""The detokenizer stage: the arrays that the engine sends to those that the client gets.
+
+It owns the text state of every running stream, by the stream key that the engine gave out. It knows arrays and text,
+not Triton.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+from inflight.contract import PER_REQUEST_OUTPUTS
+from inflight.text.tokenizer import Tokenizer
+from inflight.text.trimmer import StreamText
+
+MAX_STREAMS = 65_536
+"""Text states kept; that of a stream which failed midway is never asked for again, and goes when so many are newer."""
+_HANDED_THROUGH = tuple(tensor.name for tensor in PER_REQUEST_OUTPUTS)
+
+
+class TextAssembler:
+    """Turns token ids into text, stream by stream."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._streams: OrderedDict[int, StreamText] = OrderedDict()
+
+    def assemble(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+        """Return the client's arrays for one response of the engine, or None for a heartbeat, which has nothing."""
+        final = "finish_reason" in arrays
+        if not final and arrays["output_ids"].size == 0:
+            return None
+        texts, starts, ends = zip(
+            *(self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))), strict=True
+        )
+        outputs = {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
+        return {
+            "text_output": np.array([[text.encode()] for text in texts], np.object_),
+            "text_start": np.array(starts, np.int32).reshape(-1, 1),
+            "text_end": np.array(ends, np.int32).reshape(-1, 1),
+        } | outputs
+
+    def stream_keys(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
+        """Return the stream keys of one response of the engine."""
+        keys: list[int] = arrays["stream_key"].reshape(-1).tolist()
+        return keys
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> tuple[str, int, int]:
+        key = int(arrays["stream_key"].reshape(-1)[row])
+        length = int(arrays["sequence_length"].reshape(-1)[row])
+        ids = arrays["output_ids"][row].reshape(-1)[:length].tolist()
+        echo = _scalar(arrays, "echo_length", row) or 0
+        stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
+        chunk = stream.push(ids[echo:], _scalar(arrays, "text_limit", row), final)
+        if not final:
+            self._streams[key] = stream
+            while len(self._streams) > MAX_STREAMS:
+                self._streams.popitem(last=False)
+        return (self._echoed(ids, echo, chunk.text) if echo else chunk.text), chunk.start, chunk.end
+
+    def _echoed(self, ids: list[int], echo: int, shown: str) -> str:
+        """Return prompt and output decoded as one text, cut where the output alone is cut.
+
+        Decoded apart, they would lose the space between them in SentencePiece vocabularies.
+        """
+        hidden = len(self._tokenizer.decode(ids[echo:])) - len(shown)
+        whole = self._tokenizer.decode(ids)
+        return whole[: len(whole) - hidden]
+
+
+def _scalar(arrays: Mapping[str, np.ndarray], name: str, row: int) -> int | None:
+    return int(arrays[name].reshape(-1)[row]) if name in arrays else None

@@ -1,0 +1,195 @@
+"""The tokenizer stage: its input arrays to its output arrays, for a whole dynamic batch at once.
+
+Each request succeeds or fails alone. This module knows arrays and text, not Triton.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS
+from inflight.deployment import LimitSettings
+from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
+from inflight.inputs import Inputs, check_parameters
+from inflight.text.chat import ChatTemplate, parse_messages
+from inflight.text.tokenizer import Tokenizer
+
+Arrays = dict[str, np.ndarray]
+_KNOWN = [tensor.name for tensor in ENSEMBLE_INPUTS]
+
+
+@dataclass(frozen=True)
+class RawRequest:
+    """One request as it came: arrays by contract name, and Triton's request parameters."""
+
+    arrays: Mapping[str, np.ndarray]
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    text: str
+    add_special_tokens: bool
+
+
+class PromptPreparer:
+    """Turns text or chat messages into everything that the engine needs to know of them."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: LimitSettings) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        config = tokenizer.config
+        self._chat = ChatTemplate(config.chat_template, config.special_tokens) if config.chat_template else None
+
+    def prepare(self, requests: Sequence[RawRequest]) -> list[Arrays | InflightError]:
+        """Return for each request its output arrays, or the error that it ends with."""
+        results: list[Arrays | InflightError] = [{} for _ in requests]
+        read: list[tuple[int, Inputs, list[_Prompt]]] = []
+        for index, request in enumerate(requests):
+            try:
+                inputs = self._read(request)
+                read.append((index, inputs, [self._prompt(inputs, row) for row in range(inputs.rows)]))
+            except InflightError as error:
+                results[index] = error
+        token_ids = iter(self._encode([prompt for _, _, prompts in read for prompt in prompts]))
+        for index, inputs, prompts in read:
+            rows = [next(token_ids) for _ in prompts]
+            try:
+                results[index] = self._outputs(inputs, rows)
+            except InflightError as error:
+                results[index] = error
+        return results
+
+    def _read(self, request: RawRequest) -> Inputs:
+        check_parameters(request.parameters, _KNOWN)
+        source = request.arrays.get("messages", request.arrays.get("text_input"))
+        if source is None or not source.size:
+            raise InvalidRequest("text_input is missing; a request needs text_input or messages")
+        if "messages" in request.arrays and "text_input" in request.arrays:
+            raise InvalidRequest("text_input and messages are both given; a request has one of them")
+        return Inputs(request.arrays, TOKENIZER_INPUTS, rows=len(source))
+
+    def _prompt(self, inputs: Inputs, row: int) -> _Prompt:
+        name = "messages" if "messages" in inputs else "text_input"
+        text = inputs.string(name, row) or ""
+        size, limit = len(text.encode()), self._limits.max_prompt_bytes
+        if size > limit:
+            raise InvalidRequest(f"{name} has {size} bytes; the limit is {limit}")
+        if name == "text_input":
+            if not text:
+                raise InvalidRequest("text_input is empty; it must have at least one character")
+            if "chat_template_kwargs" in inputs:
+                raise InvalidRequest("chat_template_kwargs is given without messages")
+            return _Prompt(text, add_special_tokens=True)
+        if self._chat is None:
+            raise UnsupportedFeature("messages: this checkpoint has no chat template; send text_input")
+        options = _json_object("chat_template_kwargs", inputs.string("chat_template_kwargs", row))
+        return _Prompt(self._chat.render(parse_messages(text), **options), add_special_tokens=False)
+
+    def _encode(self, prompts: list[_Prompt]) -> list[list[int]]:
+        """Encode all prompts with at most two calls of the batched encoder."""
+        encoded: list[list[int]] = [[] for _ in prompts]
+        for special in (True, False):
+            indices = [index for index, prompt in enumerate(prompts) if prompt.add_special_tokens is special]
+            ids = self._tokenizer.encode_batch([prompts[index].text for index in indices], special) if indices else []
+            for index, tokens in zip(indices, ids, strict=True):
+                encoded[index] = tokens
+        return encoded
+
+    def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
+        outputs = {
+            "input_ids": _padded(rows, fill=0),
+            "input_lengths": np.array([[len(row)] for row in rows], np.int32),
+            "request_output_len": self._max_tokens(inputs),
+            "heartbeat": np.ones((inputs.rows, 1), np.bool_),
+        }
+        outputs |= self._end_and_pad(inputs)
+        if "stop_words" in inputs:
+            outputs["stop_strings"] = _padded_strings([inputs.strings("stop_words", row) for row in range(inputs.rows)])
+        if "bad_words" in inputs:
+            words = [inputs.strings("bad_words", row) for row in range(inputs.rows)]
+            outputs["bad_words_list"] = word_lists([self._word_tokens(row) for row in words])
+        if "embedding_bias_words" in inputs or "embedding_bias_weights" in inputs:
+            outputs["embedding_bias"] = np.stack([self._bias(inputs, row) for row in range(inputs.rows)])
+        return outputs
+
+    def _max_tokens(self, inputs: Inputs) -> np.ndarray:
+        values = [inputs.scalar("max_tokens", row, self._limits.default_max_tokens) for row in range(inputs.rows)]
+        for value in values:
+            if value < 1:
+                raise InvalidRequest(f"max_tokens is {value}; it must be at least 1")
+        return np.array(values, np.int32).reshape(-1, 1)
+
+    def _end_and_pad(self, inputs: Inputs) -> Arrays:
+        config, rows = self._tokenizer.config, inputs.rows
+        outputs: Arrays = {}
+        if "end_id" in inputs:
+            outputs["end_id"] = np.array([[inputs.scalar("end_id", row)] for row in range(rows)], np.int32)
+        elif config.end_ids:
+            outputs["end_ids"] = np.tile(np.array(sorted(config.end_ids), np.int32), (rows, 1))
+        pad_ids = [[inputs.scalar("pad_id", row, config.pad_id)] for row in range(rows)]
+        if pad_ids[0][0] is not None:
+            outputs["pad_id"] = np.array(pad_ids, np.int32)
+        return outputs
+
+    def _word_tokens(self, words: list[str]) -> list[list[int]]:
+        """Return the tokens of each word, alone and after a space: most vocabularies spell them differently."""
+        spellings = [spelling for word in words for spelling in (word, f" {word}")]
+        sequences = self._tokenizer.encode_words(spellings)
+        return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences)) if tokens]
+
+    def _bias(self, inputs: Inputs, row: int) -> np.ndarray:
+        words, weights = inputs.vector("embedding_bias_words", row), inputs.vector("embedding_bias_weights", row)
+        if len(words) != len(weights):
+            raise InvalidRequest(
+                f"embedding_bias_words has {len(words)} words and embedding_bias_weights {len(weights)} weights; "
+                "they must be as many"
+            )
+        bias = np.zeros(self._tokenizer.config.vocab_size, np.float32)
+        texts = inputs.strings("embedding_bias_words", row)
+        if len(texts) != len(words):
+            raise InvalidRequest("embedding_bias_words has an empty word")
+        for tokens, weight in zip(self._tokenizer.encode_words(texts), weights, strict=True):
+            bias[tokens] += weight
+        return bias
+
+
+def word_lists(rows: list[list[list[int]]]) -> np.ndarray:
+    """Lay word lists out as upstream does: int32 [batch, 2, n], row 0 all ids joined, row 1 end offsets, -1 padded."""
+    width = max((sum(map(len, row)) for row in rows), default=0)
+    table = np.zeros((len(rows), 2, width), np.int32)
+    table[:, 1] = -1
+    for index, row in enumerate(rows):
+        ids = [token for word in row for token in word]
+        table[index, 0, : len(ids)] = ids
+        table[index, 1, : len(row)] = np.cumsum([len(word) for word in row])
+    return table
+
+
+def _padded(rows: list[list[int]], fill: int) -> np.ndarray:
+    table = np.full((len(rows), max(map(len, rows))), fill, np.int32)
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
+    return table
+
+
+def _padded_strings(rows: list[list[str]]) -> np.ndarray:
+    width = max(map(len, rows))
+    return np.array([[text.encode() for text in row] + [b""] * (width - len(row)) for row in rows], np.object_)
+
+
+def _json_object(name: str, text: str | None) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be a JSON object, not {type(value).__name__}")
+    return value

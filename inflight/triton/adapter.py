@@ -1,0 +1,97 @@
+"""The only code that speaks ``triton_python_backend_utils``: arrays, errors and responses in Triton's terms."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
+from inflight.errors import DeploymentError, EngineFailure, InflightError
+from inflight.triton.responses import Arrays
+
+log = logging.getLogger("inflight")
+
+
+def deployment() -> Deployment:
+    """Return the deployment that this server serves; its directory comes in the environment.
+
+    Raises:
+        DeploymentError: none is named, or it cannot be served.
+    """
+    directory = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not directory:
+        raise DeploymentError(f"{ENVIRONMENT_VARIABLE} does not name a deployment directory")
+    return load_deployment(Path(directory))
+
+
+def is_decoupled(args: dict[str, str]) -> bool:
+    """Return whether the model that Triton initializes may answer a request more than once."""
+    policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
+
+
+def read_arrays(request: Any) -> Arrays:
+    """Return the request's inputs by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def read_parameters(request: Any) -> dict[str, object]:
+    """Return the request's parameters: those of its client and Triton's own."""
+    text = request.parameters()
+    return dict(json.loads(text)) if text else {}
+
+
+def response(arrays: Arrays) -> Any:
+    """Return a Triton response with these outputs."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
+
+
+def error_response(error: Exception) -> Any:
+    """Return a Triton error response. What is not an InflightError is ours: logged in full, told without details."""
+    if not isinstance(error, InflightError):
+        log.exception("a stage failed", exc_info=error)
+        error = EngineFailure("the server failed to serve this request; its log says why")
+    code = getattr(pb_utils.TritonError, error.triton_code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire_message(), code))
+
+
+class TritonSender:
+    """The response side of one Triton request. FINAL goes with the last data: an empty one after it loses flags."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+
+    def send(self, arrays: Arrays, final: bool) -> None:
+        """Send a response, the last one with ``final``."""
+        self._sender.send(response(arrays), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+    def end(self) -> None:
+        """End the stream without data."""
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail(self, error: Exception) -> None:
+        """Send ``error`` as the last response."""
+        self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return bool(self._sender.is_cancelled())
+
+
+def stop_stream(key: int) -> None:
+    """Ask the engine stage to end one stream, with a call from stage to stage."""
+    inputs = {"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)}
+    request = pb_utils.InferenceRequest(
+        model_name="tensorrt_llm",
+        inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+        requested_output_names=[],
+    )
+    for answer in request.exec(decoupled=True):
+        if answer is not None and answer.has_error():
+            log.warning("stop of stream %d failed: %s", key, answer.error().message())

@@ -1,0 +1,189 @@
+"""Reads the engine stage's arrays into requests for the engine. Knows arrays and the contract; not Triton."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from inflight.contract import ENGINE_INPUTS
+from inflight.deployment import LimitSettings
+from inflight.engine.request import Request
+from inflight.errors import InvalidRequest
+from inflight.inputs import Inputs
+from inflight.sampling import MAX_SEED, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a request wants its answers."""
+
+    streaming: bool
+    exclude_input: bool
+    heartbeat: bool
+    log_probs: bool
+    perf_metrics: bool
+    num_input_tokens: bool
+    num_output_tokens: bool
+    pad_id: int
+    batch_size: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sequence of a request: which row of its batch, which of its return sequences."""
+
+    request: Request
+    batch_index: int
+    sequence_index: int
+
+
+def read_request(
+    arrays: Mapping[str, np.ndarray], request_id: str, limits: LimitSettings, decoupled: bool
+) -> tuple[Delivery, list[Part]]:
+    """Read one Triton request: how it wants its answers, and its sequences (batch rows x num_return_sequences).
+
+    Raises:
+        InvalidRequest, UnsupportedFeature: by name.
+    """
+    ids = arrays.get("input_ids")
+    if ids is None or not ids.size:
+        raise InvalidRequest("input_ids is missing or empty")
+    inputs = Inputs(arrays, ENGINE_INPUTS, rows=len(ids))
+    delivery = _delivery(inputs, limits)
+    if not decoupled and (delivery.streaming or delivery.sequences > 1):
+        name = "streaming" if delivery.streaming else "num_return_sequences above 1"
+        raise InvalidRequest(f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`")
+    parts = []
+    for row in range(inputs.rows):
+        prompt = _prompt(inputs, ids, row)
+        for sequence in range(delivery.sequences):
+            sampling = _sampling(inputs, row, sequence)
+            priority = inputs.scalar("priority", row, 0)
+            deadline = _deadline_ns(inputs, row)
+            request = Request(prompt, sampling, request_id=request_id, priority=priority, deadline_ns=deadline)
+            parts.append(Part(request, row, sequence))
+    return delivery, parts
+
+
+def _delivery(inputs: Inputs, limits: LimitSettings) -> Delivery:
+    sequences = inputs.scalar("num_return_sequences", 0, 1)
+    if not 1 <= sequences <= limits.max_return_sequences:
+        limit = limits.max_return_sequences
+        raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
+
+    def flag(name: str) -> bool:
+        return bool(inputs.scalar(name, 0, False))
+
+    return Delivery(
+        streaming=flag("streaming"),
+        exclude_input=flag("exclude_input_in_output"),
+        heartbeat=flag("heartbeat"),
+        log_probs=flag("return_log_probs"),
+        perf_metrics=flag("return_perf_metrics"),
+        num_input_tokens=flag("return_num_input_tokens"),
+        num_output_tokens=flag("return_num_output_tokens"),
+        pad_id=inputs.scalar("pad_id", 0, 0),
+        batch_size=inputs.rows,
+        sequences=sequences,
+    )
+
+
+def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:
+    length = inputs.scalar("input_lengths", row, ids.shape[-1])
+    if not 1 <= length <= ids.shape[-1]:
+        raise InvalidRequest(
+            f"input_lengths is {length}; it must be between 1 and {ids.shape[-1]}, the width of input_ids"
+        )
+    prompt: list[int] = ids[row].reshape(-1)[:length].tolist()
+    return prompt
+
+
+def _sampling(inputs: Inputs, row: int, sequence: int) -> SamplingParams:
+    max_tokens = inputs.scalar("request_output_len", row)
+    if max_tokens is None:
+        raise InvalidRequest("request_output_len is not present in the request; it must be at least 1")
+    if max_tokens < 1:
+        raise InvalidRequest(f"request_output_len is {max_tokens}; it must be at least 1")
+    top_p = inputs.scalar("runtime_top_p", row, 1.0)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=inputs.scalar("min_tokens", row, 0),
+        temperature=_temperature(inputs, row),
+        # Upstream ignores a top_p of 0 or less, and its clients send 0.0 by default.
+        top_p=top_p if top_p > 0 else 1.0,
+        top_k=inputs.scalar("runtime_top_k", row, 0),
+        min_p=inputs.scalar("min_p", row, 0.0),
+        repetition_penalty=inputs.scalar("repetition_penalty", row, 1.0),
+        presence_penalty=inputs.scalar("presence_penalty", row, 0.0),
+        frequency_penalty=inputs.scalar("frequency_penalty", row, 0.0),
+        seed=_seed(inputs, row, sequence),
+        end_ids=_end_ids(inputs, row),
+        ignore_eos=bool(inputs.scalar("ignore_eos", row, False)),
+        stop_strings=tuple(inputs.strings("stop_strings", row)),
+        stop_sequences=_words(inputs, "stop_words_list", row),
+        bad_sequences=_words(inputs, "bad_words_list", row),
+        logit_bias=_bias(inputs.vector("embedding_bias", row)),
+        log_probs=bool(inputs.scalar("return_log_probs", row, False)),
+        top_log_probs=inputs.scalar("top_log_probs", row, 0),
+        context_logits=bool(inputs.scalar("return_context_logits", row, False)),
+        generation_logits=bool(inputs.scalar("return_generation_logits", row, False)),
+    )
+
+
+def _temperature(inputs: Inputs, row: int) -> float | None:
+    """Return the temperature, or None for greedy.
+
+    Upstream samples only when a request says so, and its clients always send temperature 1.0, for greedy too: 1.0
+    alone is greedy; with top_k, top_p, min_p or a seed beside it, or any other value, it samples.
+    """
+    temperature: float | None = inputs.scalar("temperature", row)
+    if temperature not in (None, 1.0):
+        return temperature
+    restricts = inputs.scalar("runtime_top_p", row, 0.0) > 0 or "runtime_top_k" in inputs
+    return 1.0 if restricts or "min_p" in inputs or "seed" in inputs else None
+
+
+def _seed(inputs: Inputs, row: int, sequence: int) -> int:
+    seed = inputs.scalar("seed", row)
+    # Sequences of one request must differ from each other, repeatably.
+    return secrets.randbits(64) if seed is None else (seed + sequence) % (MAX_SEED + 1)
+
+
+def _end_ids(inputs: Inputs, row: int) -> frozenset[int]:
+    end_id = inputs.scalar("end_id", row)
+    if end_id is None:
+        return frozenset(inputs.vector("end_ids", row).reshape(-1).tolist())
+    if end_id < -1:
+        raise InvalidRequest(f"end_id is {end_id}; it must be a token id, or -1 for none")
+    return frozenset() if end_id == -1 else frozenset({end_id})
+
+
+def _deadline_ns(inputs: Inputs, row: int) -> int | None:
+    milliseconds = inputs.scalar("deadline_ms", row)
+    if milliseconds is None:
+        return None
+    if milliseconds < 1:
+        raise InvalidRequest(f"deadline_ms is {milliseconds}; it must be at least 1")
+    return time.time_ns() + milliseconds * 1_000_000
+
+
+def _words(inputs: Inputs, name: str, row: int) -> tuple[tuple[int, ...], ...]:
+    """Read upstream's layout of word lists: row 0 all ids joined, row 1 the end offsets, padded with -1."""
+    if name not in inputs:
+        return ()
+    ids, offsets = inputs.vector(name, row)
+    ends = [end for end in offsets.tolist() if end >= 0]
+    starts = [0, *ends[:-1]]
+    if any(end <= start for start, end in zip(starts, ends, strict=True)) or (ends and ends[-1] > len(ids)):
+        raise InvalidRequest(f"{name} has end offsets {ends}; they must rise, and not pass {len(ids)}, its width")
+    return tuple(tuple(ids[start:end].tolist()) for start, end in zip(starts, ends, strict=True))
+
+
+def _bias(bias: np.ndarray) -> dict[int, float]:
+    tokens = np.flatnonzero(bias)
+    return dict(zip(tokens.tolist(), bias[tokens].tolist(), strict=True))

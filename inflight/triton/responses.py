@@ -1,0 +1,125 @@
+"""Writes the engine's outputs as the engine stage's arrays. Knows arrays and the contract; not Triton."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inflight.engine.request import Output, RequestMetrics
+from inflight.triton.engine_inputs import Delivery, Part
+
+Arrays = dict[str, np.ndarray]
+
+
+def join(first: Output | None, second: Output) -> Output:
+    """Join two successive outputs of one sequence into one; ``first`` may be None and is used up."""
+    if first is None:
+        return second
+    first.tokens += second.tokens
+    for name in ("log_probs", "top_log_probs", "generation_logits"):
+        new = getattr(second, name)
+        if new is not None:
+            setattr(first, name, (getattr(first, name) or []) + new)
+    for name in ("context_logits", "text_limit", "finish_reason", "error", "metrics"):
+        new = getattr(second, name)
+        if new is not None:
+            setattr(first, name, new)
+    return first
+
+
+def heartbeat(key: int) -> Arrays:
+    """Return a response without tokens: it only lets the detokenizer notice that the client has gone."""
+    return {
+        "output_ids": np.zeros((1, 1, 0), np.int32),
+        "sequence_length": np.zeros((1, 1), np.int32),
+        "stream_key": np.array([[key]], np.int64),
+    }
+
+
+def write(output: Output, part: Part, delivery: Delivery, generated: int, cum_log_prob: float) -> Arrays:
+    """Return the arrays of one response.
+
+    Args:
+        output: what is new.
+        part: the sequence.
+        delivery: what the request asked for.
+        generated: tokens generated so far, this output included.
+        cum_log_prob: sum of their log-probs.
+    """
+    echo = [] if delivery.streaming or delivery.exclude_input else part.request.prompt
+    ids = echo + output.tokens
+    arrays: Arrays = {
+        "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
+        "sequence_length": np.array([[len(ids)]], np.int32),
+        "stream_key": np.array([[output.key]], np.int64),
+    }
+    if echo:
+        arrays["echo_length"] = np.array([[len(echo)]], np.int32)
+    if output.text_limit is not None:
+        arrays["text_limit"] = np.array([[output.text_limit]], np.int32)
+    if output.finish_reason is not None:
+        arrays["finish_reason"] = np.array([[output.finish_reason.value.encode()]], np.object_)
+    if delivery.batch_size > 1:
+        arrays["batch_index"] = np.array([[part.batch_index]], np.int32)
+    if delivery.sequences > 1:
+        arrays["sequence_index"] = np.array([[part.sequence_index]], np.int32)
+    if delivery.num_input_tokens:
+        arrays["num_input_tokens"] = np.array([[len(part.request.prompt)]], np.int32)
+    if delivery.num_output_tokens:
+        arrays["num_output_tokens"] = np.array([[generated]], np.int32)
+    return arrays | _scores(output, delivery, cum_log_prob) | _metrics(output.metrics, delivery)
+
+
+def _scores(output: Output, delivery: Delivery, cum_log_prob: float) -> Arrays:
+    arrays: Arrays = {}
+    if delivery.log_probs:
+        arrays["cum_log_probs"] = np.array([[cum_log_prob]], np.float32)
+        arrays["output_log_probs"] = np.array(output.log_probs or [], np.float32).reshape(1, 1, -1)
+    if output.top_log_probs:
+        arrays["top_log_prob_ids"] = np.array([[[token for token, _ in row] for row in output.top_log_probs]], np.int32)
+        arrays["top_log_probs"] = np.array([[[value for _, value in row] for row in output.top_log_probs]], np.float32)
+    if output.context_logits is not None:
+        arrays["context_logits"] = output.context_logits[None]
+    if output.generation_logits:
+        arrays["generation_logits"] = np.stack(output.generation_logits)[None, None]
+    return arrays
+
+
+def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
+    """The ten performance outputs, with the last response; no drafts are made here, so their counts are zero."""
+    if metrics is None or not delivery.perf_metrics:
+        return {}
+    integers = {
+        "kv_cache_alloc_new_blocks": metrics.new_blocks,
+        "kv_cache_reused_blocks": metrics.reused_blocks,
+        "kv_cache_alloc_total_blocks": metrics.total_blocks,
+        "total_accepted_draft_tokens": 0,
+        "total_draft_tokens": 0,
+    }
+    times = {
+        "arrival_time_ns": metrics.arrival_ns,
+        "first_scheduled_time_ns": metrics.first_scheduled_ns,
+        "first_token_time_ns": metrics.first_token_ns,
+        "last_token_time_ns": metrics.last_token_ns,
+    }
+    arrays = {name: np.array([[value]], np.int32) for name, value in integers.items()}
+    arrays |= {name: np.array([[value]], np.int64) for name, value in times.items()}
+    arrays["acceptance_rate"] = np.zeros((1, 1), np.float32)
+    return arrays
+
+
+def stack(rows: list[Arrays], pad_id: int) -> Arrays:
+    """Stack the single-row responses of a batch into one response; short rows of token ids are padded."""
+    names = dict.fromkeys(name for row in rows for name in row if name != "batch_index")
+    return {
+        name: _stack([row[name] for row in rows if name in row], pad_id if name == "output_ids" else 0)
+        for name in names
+    }
+
+
+def _stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
+    shape = np.max([array.shape for array in arrays], axis=0)
+    padded = []
+    for array in arrays:
+        width = [(0, most - size) for most, size in zip(shape, array.shape, strict=True)]
+        padded.append(array if not any(map(sum, width)) else np.pad(array, width, constant_values=fill))
+    return np.concatenate(padded)

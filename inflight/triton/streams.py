@@ -1,0 +1,221 @@
+"""Response streams: what the engine makes, sent as the responses of Triton requests; every stream ends exactly once.
+
+Each response costs the ensemble some 220 us of CPU, whatever it carries, so tokens are coalesced when streams are many:
+a stream's next response waits until its share of a fixed rate of responses comes round. A first token and a last one
+never wait. One thread sends, so that the engine's own thread never does. This module knows Triton only as ``Sender``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inflight.engine.request import Output
+from inflight.errors import EngineFailure, InflightError
+from inflight.triton import responses
+from inflight.triton.engine_inputs import Delivery, Part
+from inflight.triton.responses import Arrays
+
+RESPONSES_PER_SECOND = 2_500
+"""What the stages behind the engine can take on one core; above it tokens are coalesced."""
+HEARTBEAT_S = 0.25
+"""How often a request that does not stream tells the detokenizer that it lives."""
+CANCEL_POLL_S = 0.05
+
+
+class Sender(Protocol):
+    """The response side of one Triton request."""
+
+    def send(self, arrays: Arrays, final: bool) -> None:
+        """Send a response, the last one with ``final``."""
+
+    def fail(self, error: InflightError) -> None:
+        """Send ``error`` as the last response."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    part: Part
+    pending: Output | None = None
+    started: bool = False
+    generated: int = 0
+    cum_log_prob: float = 0.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One Triton request: its sequences by stream key, and those that have not ended."""
+
+    sender: Sender
+    delivery: Delivery
+    request_id: str
+    sequences: dict[int, _Sequence]
+    open: set[int] = field(default_factory=set)
+    rows: dict[int, Arrays] = field(default_factory=dict)
+    """Finished rows of a unary request, by batch index, until all are there."""
+    last_sent: float = 0.0
+
+
+class ResponseStreams:
+    """All running Triton requests of the engine stage."""
+
+    def __init__(self, cancel: Callable[[int], object], decoupled: bool) -> None:
+        """
+        Args:
+            cancel: ends the sequence with this stream key; its last output still comes.
+            decoupled: whether a request may have several responses.
+        """
+        self._cancel = cancel
+        self._decoupled = decoupled
+        self._streams: dict[int, _Stream] = {}
+        self._due: dict[int, None] = {}
+        """Keys with something to send, oldest first."""
+        self._urgent = False
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    def open(self, sender: Sender, delivery: Delivery, parts: list[Part]) -> None:
+        """Register a request before its sequences are submitted to the engine."""
+        sequences = {part.request.key: _Sequence(part) for part in parts}
+        stream = _Stream(
+            sender, delivery, parts[0].request.request_id, sequences, set(sequences), last_sent=time.monotonic()
+        )
+        with self._changed:
+            self._streams |= dict.fromkeys(sequences, stream)
+            self._changed.notify()
+
+    def deliver(self, output: Output) -> None:
+        """Take one output of the engine; called from the engine's thread."""
+        with self._changed:
+            stream = self._streams.get(output.key)
+            if stream is None:
+                return
+            sequence = stream.sequences[output.key]
+            sequence.pending = responses.join(sequence.pending, output)
+            if stream.delivery.streaming or sequence.pending.finished:
+                self._due[output.key] = None
+            if output.finished or (stream.delivery.streaming and not sequence.started):
+                self._urgent = True
+                self._changed.notify()
+            elif len(self._due) == 1:
+                self._changed.notify()
+
+    def abandon(self, parts: list[Part], error: InflightError) -> None:
+        """Fail a request that the engine did not take whole; the sequences that it took are cancelled."""
+        self.deliver(Output(parts[0].request.key, error=error))
+
+    def keys_of(self, request_id: str) -> list[int]:
+        """Return the stream keys of every running request with this id."""
+        with self._changed:
+            return [key for key, stream in self._streams.items() if stream.request_id == request_id]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def close(self) -> None:
+        """Fail what still runs and end the thread."""
+        with self._changed:
+            streams = {id(stream): stream for stream in self._streams.values()}
+            self._streams.clear()
+            self._due.clear()
+            self._closing = True
+            self._changed.notify()
+        for stream in streams.values():
+            stream.sender.fail(EngineFailure("the engine stopped"))
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_poll = 0.0
+        while True:
+            with self._changed:
+                if self._closing:
+                    return
+                timeout = CANCEL_POLL_S if self._streams else None
+                if not self._urgent:
+                    self._changed.wait(self._next_due() if self._due else timeout)
+                self._urgent = False
+                ready = [self._take(key) for key in self._ready_keys()]
+            for stream, sequence, output in ready:
+                self._send(stream, sequence, output)
+            now = time.monotonic()
+            if now >= next_poll:
+                next_poll = now + CANCEL_POLL_S
+                self._poll(now)
+
+    def _next_due(self) -> float:
+        """Seconds until the next waiting stream may send."""
+        earliest = min(self._streams[key].last_sent for key in self._due)
+        return max(0.0, earliest + self._interval() - time.monotonic())
+
+    def _interval(self) -> float:
+        return len(self._streams) / RESPONSES_PER_SECOND
+
+    def _ready_keys(self) -> list[int]:
+        horizon = time.monotonic() - self._interval()
+        return [key for key in self._due if self._is_ready(key, horizon)]
+
+    def _is_ready(self, key: int, horizon: float) -> bool:
+        stream = self._streams[key]
+        sequence = stream.sequences[key]
+        assert sequence.pending is not None
+        return sequence.pending.finished or not sequence.started or stream.last_sent <= horizon
+
+    def _take(self, key: int) -> tuple[_Stream, _Sequence, Output]:
+        """Take what a sequence has to send; a finished one leaves the books here, before anything is sent."""
+        stream = self._streams[key]
+        sequence = stream.sequences[key]
+        output, sequence.pending = sequence.pending, None
+        assert output is not None
+        del self._due[key]
+        sequence.started = True
+        stream.last_sent = time.monotonic()
+        if output.finished:
+            stream.open.discard(key)
+            del self._streams[key]
+        if output.error is not None:
+            self._drop_rest(stream)
+        return stream, sequence, output
+
+    def _drop_rest(self, stream: _Stream) -> None:
+        """One failed sequence fails its request: an error and the final flag go in one response."""
+        for key in stream.open:
+            del self._streams[key]
+            self._due.pop(key, None)
+            self._cancel(key)
+        stream.open.clear()
+
+    def _send(self, stream: _Stream, sequence: _Sequence, output: Output) -> None:
+        if output.error is not None:
+            stream.sender.fail(output.error)
+            return
+        sequence.generated += len(output.tokens)
+        sequence.cum_log_prob += sum(output.log_probs or ())
+        part = sequence.part
+        arrays = responses.write(output, part, stream.delivery, sequence.generated, sequence.cum_log_prob)
+        if not self._decoupled:
+            stream.rows[part.batch_index] = arrays
+            if stream.open:
+                return
+            arrays = responses.stack([stream.rows[row] for row in sorted(stream.rows)], stream.delivery.pad_id)
+        stream.sender.send(arrays, final=not stream.open)
+
+    def _poll(self, now: float) -> None:
+        """Look for clients that have gone, and let requests that do not stream show that they live."""
+        with self._changed:
+            streams = list(self._streams.items())
+        for key, stream in streams:
+            if not stream.delivery.heartbeat:
+                if stream.sender.is_cancelled():
+                    self._cancel(key)
+            elif self._decoupled and not stream.delivery.streaming and now - stream.last_sent >= HEARTBEAT_S:
+                stream.last_sent = now
+                if key in stream.open:
+                    stream.sender.send(responses.heartbeat(key), final=False)

@@ -1,0 +1,272 @@
+"""A server that speaks Triton's gRPC and HTTP for a decoupled `ensemble`: a scripted answer, and faults on demand."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
+
+PIECES = ("Hel", "lo ", "wörld\u2028", "🙂 {x}\x85", "!\n")
+TYPES = {
+    "BOOL": np.bool_,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+}
+OUTPUT_TYPES = {
+    "text_output": "BYTES",
+    "finish_reason": "BYTES",
+    "cum_log_probs": "FP32",
+    "output_log_probs": "FP32",
+    "top_log_probs": "FP32",
+}
+HTTP_CODES = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503}
+
+
+class ServerError(Exception):
+    """An error answer: the first word of the text is its status."""
+
+
+class Hangup(Exception):
+    """The connection breaks."""
+
+
+@dataclass
+class Faults:
+    """What goes wrong; nothing by default."""
+
+    refuse: int = 0
+    """So many requests are answered UNAVAILABLE before one is served."""
+    error: str = ""
+    """The error that ends the stream, after ``after`` chunks."""
+    in_band: bool = False
+    """gRPC errors come inside a response, without a status."""
+    hangup: bool = False
+    """The connection breaks after ``after`` chunks."""
+    truncate: bool = False
+    """The stream ends without its last chunks, after ``after`` of them."""
+    lose: int | None = None
+    """The chunk of this number never arrives."""
+    after: int = 0
+    first_delay: float = 0.0
+    delay: float = 0.0
+    """Seconds before the first chunk, and before each other."""
+
+
+@dataclass
+class FakeServer:
+    """Use as a context manager; ``grpc_port`` and ``http_port`` are free ones."""
+
+    pieces: tuple[str, ...] = PIECES
+    faults: Faults = field(default_factory=Faults)
+    ready: bool = True
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """The inputs of each request: name to value, or to list for inputs of any length; ``""`` holds the request id."""
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    running: int = 0
+    most_running: int = 0
+    grpc_port: int = 0
+    http_port: int = 0
+
+    def __enter__(self) -> FakeServer:
+        self._lock = threading.Lock()
+        self._grpc = grpc.server(ThreadPoolExecutor(32))
+        add_GRPCInferenceServiceServicer_to_server(_Servicer(self), self._grpc)
+        self.grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self._grpc.start()
+        handler = type("Handler", (_Handler,), {"fake": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http_port = self._http.server_port
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._grpc.stop(None).wait()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def answer(self, inputs: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
+        """Yield the outputs of each response to one request."""
+        with self._lock:
+            self.requests.append(inputs)
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        try:
+            yield from self._misbehave(self._responses(inputs))
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def _misbehave(self, responses: Iterator[dict[str, list[Any]]]) -> Iterator[dict[str, list[Any]]]:
+        faults = self.faults
+        if faults.refuse:
+            faults.refuse -= 1
+            raise ServerError("UNAVAILABLE: Exceeds maximum queue size")
+        for number, response in enumerate(responses):
+            time.sleep(faults.delay if number else faults.first_delay)
+            if number == faults.after:
+                if faults.error:
+                    raise ServerError(faults.error)
+                if faults.hangup:
+                    raise Hangup
+                if faults.truncate:
+                    return
+            if number != faults.lose:
+                yield response
+
+    def _responses(self, inputs: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
+        pieces = self.pieces if inputs["stream"] else ("".join(self.pieces),)
+        sequences = inputs.get("num_return_sequences", 1)
+        for index in range(sequences):
+            start = 0
+            for number, piece in enumerate(pieces):
+                response: dict[str, list[Any]] = {
+                    "text_output": [piece],
+                    "text_start": [start],
+                    "text_end": [start + len(piece)],
+                }
+                start += len(piece)
+                if sequences > 1:
+                    response["sequence_index"] = [index]
+                if inputs.get("return_log_probs"):
+                    response |= {"cum_log_probs": [-0.5 * (number + 1)], "output_log_probs": [-0.5]}
+                if width := inputs.get("top_log_probs"):
+                    response["top_log_prob_ids"] = list(range(width))
+                    response["top_log_probs"] = [-0.5 * (rank + 1) for rank in range(width)]
+                if inputs.get("return_num_input_tokens"):
+                    response["num_input_tokens"] = [7]
+                if inputs.get("return_num_output_tokens"):
+                    response["num_output_tokens"] = [number + 1]
+                if number == len(pieces) - 1:
+                    response["finish_reason"] = ["stop"]
+                yield response
+
+
+class _Servicer(GRPCInferenceServiceServicer):
+    def __init__(self, fake: FakeServer) -> None:
+        self.fake = fake
+
+    def ModelReady(self, request: pb.ModelReadyRequest, context: grpc.ServicerContext) -> pb.ModelReadyResponse:
+        return pb.ModelReadyResponse(ready=self.fake.ready and request.name == "ensemble")
+
+    def ModelStreamInfer(
+        self, requests: Iterator[pb.ModelInferRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        over = threading.Event()
+        context.add_callback(lambda: None if over.is_set() else self.fake.cancelled.set())
+        self.fake.metadata.append(dict(context.invocation_metadata()))
+        for request in requests:
+            try:
+                for outputs in self.fake.answer(_decode(request)):
+                    yield pb.ModelStreamInferResponse(infer_response=_encode(outputs))
+                yield pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse())  # the empty final response
+            except ServerError as error:
+                if self.fake.faults.in_band:
+                    yield pb.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
+                else:
+                    over.set()
+                    status = grpc.StatusCode[str(error).partition(":")[0]]
+                    context.abort(status, f"in ensemble 'ensemble', {error}")
+            except Hangup:
+                over.set()
+                context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        over.set()
+
+
+def _decode(request: pb.ModelInferRequest) -> dict[str, Any]:
+    inputs: dict[str, Any] = {"": request.id}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        assert tensor.shape[0] == 1
+        if tensor.datatype == "BYTES":
+            values = []
+            while raw:
+                (length,) = struct.unpack_from("<I", raw)
+                values.append(raw[4 : 4 + length].decode())
+                raw = raw[4 + length :]
+        else:
+            values = np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
+        assert tensor.shape[1] == len(values)
+        inputs[tensor.name] = values if tensor.name.endswith(("_words", "_weights")) else values[0]
+    return inputs
+
+
+def _encode(outputs: dict[str, list[Any]]) -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse(model_name="ensemble")
+    for name, values in outputs.items():
+        dtype = OUTPUT_TYPES.get(name, "INT32")
+        message.outputs.add(name=name, datatype=dtype, shape=[1, len(values)])
+        if dtype == "BYTES":
+            raw = b"".join(struct.pack("<I", len(value.encode())) + value.encode() for value in values)
+        else:
+            raw = np.array(values, TYPES[dtype]).tobytes()
+        message.raw_output_contents.append(raw)
+    return message
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fake: FakeServer
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self._whole(200 if self.fake.ready and self.path == "/v2/models/ensemble/ready" else 400, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/v2/models/ensemble/generate_stream"
+        answer = self.fake.answer({"": body.pop("id", ""), **body})
+        begun = False
+        try:
+            for outputs in answer:
+                if not begun:
+                    self.send_response(200)
+                    self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+                    self.send_header("Transfer-Encoding", "chunked")
+                    self.end_headers()
+                begun = True
+                single = {name: values[0] if len(values) == 1 else values for name, values in outputs.items()}
+                self._event({"model_name": "ensemble", **single})
+        except ServerError as error:
+            if not begun:
+                self._whole(HTTP_CODES.get(str(error).partition(":")[0], 500), {"error": str(error)})
+                return
+            self._event({"error": str(error)})
+        except Hangup:
+            self.close_connection = True
+            return
+        except OSError:
+            self.fake.cancelled.set()
+            self.close_connection = True
+            return
+        finally:
+            answer.close()
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        """Send one event cut in two: a client may not take a read for an event."""
+        data = b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
+        for part in (data[:9], data[9:]):
+            self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            self.wfile.flush()
+
+    def _whole(self, code: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)

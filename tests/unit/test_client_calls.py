@@ -1,0 +1,257 @@
+"""Whole requests over gRPC and HTTP, blocking and asyncio, against a server that fails on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from inflight import errors
+from inflight.client import (
+    AsyncClient,
+    AsyncHttpClient,
+    Client,
+    GenerateOptions,
+    HttpClient,
+    RequestTimeout,
+    Retry,
+    ServerUnreachable,
+    Timeouts,
+)
+from tests.fake_server import PIECES, FakeServer, Faults
+
+TEXT = "".join(PIECES)
+NO_RETRY = Retry(attempts=1)
+QUICK = Retry(attempts=4, first_pause=0.02)
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["grpc", "http"])
+def blocking(request: pytest.FixtureRequest, fake: FakeServer) -> Iterator[Make]:
+    """Make a blocking client of the fake server."""
+    made: list[Client | HttpClient] = []
+
+    def make(**arguments: Any) -> Client | HttpClient:
+        kind, port = (Client, fake.grpc_port) if request.param == "grpc" else (HttpClient, fake.http_port)
+        made.append(kind(f"127.0.0.1:{port}", **arguments))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def parallel(request: pytest.FixtureRequest, fake: FakeServer) -> Make:
+    """Make an asyncio client of the fake server."""
+    kind, port = (AsyncClient, fake.grpc_port) if request.param == "grpc" else (AsyncHttpClient, fake.http_port)
+    return lambda **arguments: kind(f"127.0.0.1:{port}", **arguments)
+
+
+def test_stream_is_the_text(blocking: Make, fake: FakeServer) -> None:
+    options = GenerateOptions(
+        max_tokens=9, stop_words=["a", "b"], return_num_input_tokens=True, return_num_output_tokens=True
+    )
+    with blocking().stream("Hi", options, request_id="r1") as stream:
+        chunks = list(stream)
+    assert tuple(chunk.text for chunk in chunks) == PIECES
+    assert [chunk.finish_reason for chunk in chunks] == [None, None, None, None, "stop"]
+    answer = stream.completion()
+    assert (answer.text, answer.finish_reason) == (TEXT, "stop")
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (7, 5)
+    assert answer.first_chunk_seconds is not None
+    assert 0 < answer.first_chunk_seconds <= answer.seconds
+    (inputs,) = fake.requests
+    assert inputs.pop("") == "r1"
+    assert inputs == {
+        "text_input": "Hi",
+        "max_tokens": 9,
+        "stop_words": ["a", "b"],
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+        "exclude_input_in_output": True,
+        "stream": True,
+    }
+
+
+def test_generate_is_one_response(blocking: Make, fake: FakeServer) -> None:
+    answer = blocking().generate([{"role": "user", "content": "Hi"}])
+    assert (answer.text, answer.finish_reason) == (TEXT, "stop")
+    assert fake.requests[0]["stream"] is False
+    assert fake.requests[0]["messages"] == '[{"role": "user", "content": "Hi"}]'
+
+
+def test_sequences_and_log_probs(blocking: Make) -> None:
+    answer = blocking().generate("Hi", GenerateOptions(num_return_sequences=3, return_log_probs=True, top_log_probs=2))
+    assert [answer.text, *(other.text for other in answer.alternatives)] == [TEXT] * 3
+    assert answer.log_probs == (-0.5,)
+    assert answer.cum_log_prob == -0.5
+    assert answer.top_log_probs == (((0, -0.5), (1, -1.0)),)
+
+
+def test_grpc_asks_for_status_codes(fake: FakeServer) -> None:
+    with Client(f"grpc://127.0.0.1:{fake.grpc_port}") as client:
+        client.generate("Hi")
+    assert fake.metadata[0]["triton_grpc_error"] == "true"
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("in_band", [False, True])
+def test_errors_are_typed(blocking: Make, fake: FakeServer, after: int, in_band: bool) -> None:
+    fake.faults = Faults(error="INVALID_ARGUMENT: top_p is 2; it must be at most 1", after=after, in_band=in_band)
+    stream = blocking().stream("Hi")
+    assert [next(stream).text for _ in range(after)] == list(PIECES[:after])
+    with pytest.raises(errors.InvalidRequest, match=r"^top_p is 2; it must be at most 1$"):
+        next(stream)
+    assert len(fake.requests) == 1
+    assert stream.completion().text == "".join(PIECES[:after])
+
+
+def test_a_full_queue_is_tried_again(blocking: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(refuse=3)
+    assert blocking(retry=QUICK).generate("Hi").text == TEXT
+    assert len(fake.requests) == 4
+    fake.faults = Faults(refuse=4)
+    with pytest.raises(errors.QueueFull):
+        blocking(retry=QUICK).generate("Hi")
+    assert len(fake.requests) == 8
+
+
+@pytest.mark.parametrize("fault", [{"hangup": True}, {"error": "UNAVAILABLE: the queue is full"}])
+def test_nothing_is_tried_again_after_the_first_chunk(blocking: Make, fake: FakeServer, fault: dict[str, Any]) -> None:
+    fake.faults = Faults(after=1, **fault)
+    with (
+        pytest.raises((ServerUnreachable, errors.QueueFull)),
+        blocking(retry=QUICK).stream("Hi") as stream,
+    ):
+        for _ in stream:
+            pass
+    assert stream.completion().text == PIECES[0]
+    assert len(fake.requests) == 1
+
+
+def test_other_errors_are_not_tried_again(blocking: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(error="INTERNAL: broken")
+    with pytest.raises(errors.EngineFailure):
+        blocking(retry=QUICK).generate("Hi")
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("faults", [Faults(truncate=True, after=2), Faults(lose=2)])
+def test_a_stream_that_lost_something_is_an_error(blocking: Make, fake: FakeServer, faults: Faults) -> None:
+    fake.faults = faults
+    with pytest.raises(errors.EngineFailure, match="missing|before its last"), blocking().stream("Hi") as stream:
+        list(stream)
+
+
+@pytest.mark.parametrize(
+    ("limits", "faults", "name", "arrived"),
+    [
+        (Timeouts(first_chunk=0.15), Faults(first_delay=2), "first_chunk of 0.15 s", 0),
+        (Timeouts(between_chunks=0.15), Faults(delay=2), "between_chunks of 0.15 s", 1),
+        (Timeouts(total=0.25), Faults(delay=0.1), "total of 0.25 s", 2),
+    ],
+)
+def test_timeouts_name_their_limit(
+    blocking: Make, fake: FakeServer, limits: Timeouts, faults: Faults, name: str, arrived: int
+) -> None:
+    fake.faults = faults
+    started = time.monotonic()
+    stream = blocking().stream("Hi", timeouts=limits)
+    with pytest.raises(RequestTimeout, match=name):
+        list(stream)
+    assert time.monotonic() - started < 1
+    assert len(stream.completion().text) >= len("".join(PIECES[:arrived]))
+    assert fake.cancelled.wait(5)
+
+
+def test_an_answer_in_one_response_has_only_the_total_limit(blocking: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(first_delay=0.3)
+    short = Timeouts(first_chunk=0.1, between_chunks=0.1)
+    assert blocking(timeouts=short).generate("Hi").text == TEXT
+    with pytest.raises(RequestTimeout, match="total"):
+        blocking().generate("Hi", timeouts=Timeouts(total=0.1))
+
+
+@pytest.mark.parametrize("way", ["cancel", "leave", "thread"])
+def test_cancelling_reaches_the_server(blocking: Make, fake: FakeServer, way: str) -> None:
+    fake.faults = Faults(delay=0.05)
+    with blocking().stream("Hi") as stream:
+        assert next(stream).text == PIECES[0]
+        if way == "cancel":
+            stream.cancel()
+        elif way == "thread":
+            fake.faults.delay = 1.0
+            threading.Timer(0.1, stream.cancel).start()
+        if way != "leave":
+            started = time.monotonic()
+            assert len(list(stream)) <= 1
+            assert time.monotonic() - started < 0.8
+    assert list(stream) == []
+    assert stream.completion().finish_reason is None
+    assert fake.cancelled.wait(5)
+
+
+def test_no_server() -> None:
+    started = time.monotonic()
+    for kind in (Client, HttpClient):
+        with kind("127.0.0.1:1", retry=NO_RETRY) as client:
+            assert not client.ready()
+            with pytest.raises(ServerUnreachable):
+                client.generate("Hi")
+            with pytest.raises(ServerUnreachable, match="not ready after 0.2 s"):
+                client.wait_ready(0.2)
+    assert time.monotonic() - started < 3
+
+
+def test_wait_ready_and_retry_bridge_a_start(blocking: Make, fake: FakeServer) -> None:
+    client = blocking()
+    fake.ready = False
+    assert not client.ready()
+    threading.Timer(0.3, setattr, (fake, "ready", True)).start()
+    client.wait_ready(5)
+    assert client.ready()
+
+
+async def test_many_at_once_each_with_its_own_answer(parallel: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(first_delay=0.1)
+    async with parallel() as client:
+        answers = await asyncio.gather(*(client.generate(str(number)) for number in range(24)))
+    assert [answer.text for answer in answers] == [TEXT] * 24
+    assert fake.most_running > 8
+    assert {inputs["text_input"] for inputs in fake.requests} == {str(number) for number in range(24)}
+
+
+async def test_cancelled_task_and_cancel_from_another_task(parallel: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(delay=0.2, first_delay=0.2)
+    async with parallel() as client:
+        task = asyncio.create_task(client.generate("Hi"))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with client.stream("Hi") as stream:
+            asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(stream.cancel()))
+            assert 0 < len([chunk async for chunk in stream]) < len(PIECES)
+    assert await asyncio.to_thread(fake.cancelled.wait, 5)
+
+
+async def test_closed_pause_between_tries_ends_at_once(parallel: Make, fake: FakeServer) -> None:
+    fake.faults = Faults(refuse=99)
+    async with parallel(retry=Retry(attempts=3, first_pause=30, longest_pause=60)) as client:
+        stream = client.stream("Hi")
+        asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(stream.cancel()))
+        assert [chunk async for chunk in stream] == []
+        with pytest.raises(RequestTimeout, match="total"):
+            await client.generate("Hi", timeouts=Timeouts(total=0.2))
+    assert len(fake.requests) == 2

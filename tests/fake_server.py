@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ class FakeServer:
         self.grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
         handler = type("Handler", (_Handler,), {"fake": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http = _HttpServer(("127.0.0.1", 0), handler)
         self.http_port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
         return self
@@ -115,6 +116,9 @@ class FakeServer:
         if faults.refuse:
             faults.refuse -= 1
             raise ServerError("UNAVAILABLE: Exceeds maximum queue size")
+        if faults.error and faults.after == 0:
+            time.sleep(faults.first_delay)
+            raise ServerError(faults.error)
         for number, response in enumerate(responses):
             time.sleep(faults.delay if number else faults.first_delay)
             if number == faults.after:
@@ -214,6 +218,15 @@ def _encode(outputs: dict[str, list[Any]]) -> pb.ModelInferResponse:
             raw = np.array(values, TYPES[dtype]).tobytes()
         message.raw_output_contents.append(raw)
     return message
+
+
+class _HttpServer(ThreadingHTTPServer):
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Keep quiet about clients that have gone, which is what many tests make them do; tell all else."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from inflight.errors import EngineFailure
@@ -123,7 +124,8 @@ class Collector:
     """Adds chunks up to a completion, and checks that the stream has no gap and came to its end."""
 
     def __init__(self, sequences: int = 1) -> None:
-        self._sequences = [_Sequence() for _ in range(sequences)]
+        self._expected = sequences
+        self._sequences = {0: _Sequence()}
         self._started = time.perf_counter()
         self._first: float | None = None
         self._last = 0.0
@@ -136,16 +138,18 @@ class Collector:
         """
         self._last = time.perf_counter() - self._started
         self._first = self._last if self._first is None else self._first
-        if chunk.index >= len(self._sequences):
-            raise EngineFailure(f"sequence_index is {chunk.index}; {len(self._sequences)} sequences were asked for")
-        self._sequences[chunk.index].add(chunk)
+        if chunk.index >= self._expected:
+            raise EngineFailure(f"sequence_index is {chunk.index}; {self._expected} sequences were asked for")
+        self._sequences.setdefault(chunk.index, _Sequence()).add(chunk)
 
     @property
     def complete(self) -> bool:
         """Whether every sequence has its finish reason."""
-        return all(sequence.completion.finish_reason for sequence in self._sequences)
+        ended = [each for each in self._sequences.values() if each.completion.finish_reason]
+        return len(ended) == self._expected
 
     def completion(self) -> Completion:
         """Return what has been collected so far."""
-        first, *others = (replace(each.completion, text="".join(each.parts)) for each in self._sequences)
+        in_order = (each for _, each in sorted(self._sequences.items(), key=itemgetter(0)))
+        first, *others = (replace(each.completion, text="".join(each.parts)) for each in in_order)
         return replace(first, alternatives=tuple(others), first_chunk_seconds=self._first, seconds=self._last)

@@ -120,5 +120,5 @@ def _unpack(dtype: str, raw: bytes) -> list[Any]:
     while at < len(raw):
         (length,) = _LENGTH.unpack_from(raw, at)
         at += _LENGTH.size + length
-        values.append(raw[at - length : at].decode())
+        values.append(raw[at - length : at].decode(errors="replace"))
     return values

@@ -15,6 +15,7 @@ import httpx
 from inflight.client.answer import Outputs
 from inflight.client.errors import ServerUnreachable, from_wire, http_status
 from inflight.client.request import INPUTS, Request
+from inflight.errors import EngineFailure
 
 
 class HttpTransport:
@@ -79,7 +80,14 @@ async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], No
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield json.loads(line[len(b"data:") :])
+                yield _object(line[len(b"data:") :])
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise EngineFailure(f"an event of the stream is not a JSON object: {text[:80]!r}") from error
 
 
 def _message(raw: bytes) -> str:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from inflight.client.errors import RequestTimeout
 
@@ -58,7 +58,7 @@ class Patience:
         self._stream = stream
         self._started = time.monotonic()
         self._arrived: float | None = None
-        self._pending: asyncio.Future[object] | None = None
+        self._pending: asyncio.Future[Any] | None = None
         self.interrupted = False
 
     def arrived(self) -> None:

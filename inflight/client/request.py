@@ -20,7 +20,7 @@ from inflight.errors import InvalidRequest
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or a chat: ``[{"role": "user", "content": "..."}]``."""
 
-NUMPY_TYPES: dict[str, type[np.generic]] = {
+NUMPY_TYPES: dict[str, type[Any]] = {
     contract.BOOL: np.bool_,
     contract.UINT8: np.uint8,
     contract.INT32: np.int32,
@@ -95,7 +95,11 @@ def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, req
     Raises:
         InvalidRequest: naming the field, for a value that its tensor cannot carry. Ranges are the server's to judge.
     """
-    inputs = {"text_input": [prompt]} if isinstance(prompt, str) else {"messages": [_json("messages", list(prompt))]}
+    inputs: dict[str, list[Any]] = {}
+    if isinstance(prompt, str):
+        inputs["text_input"] = [prompt]
+    else:
+        inputs["messages"] = [_json("messages", _messages(prompt))]
     for option in fields(options):
         value = getattr(options, option.name)
         if isinstance(value, Mapping):
@@ -105,6 +109,12 @@ def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, req
     inputs["stream"] = [stream]
     checked = {name: [_checked(name, value) for value in values] for name, values in inputs.items() if values}
     return Request(checked, request_id, options.num_return_sequences or 1, options.top_log_probs or 0)
+
+
+def _messages(prompt: Sequence[Any]) -> list[dict[str, Any]]:
+    if not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt):
+        raise InvalidRequest(f"the prompt is {prompt!r}; it must be a text or a list of chat messages")
+    return [dict(message) for message in prompt]
 
 
 def _json(name: str, value: Any) -> str:

@@ -140,6 +140,13 @@ def test_nothing_is_tried_again_after_the_first_chunk(blocking: Make, fake: Fake
     assert len(fake.requests) == 1
 
 
+@pytest.mark.parametrize("sequences", [-1, 0, 2**31 - 1])
+def test_senseless_counts_are_left_for_the_server_to_refuse(blocking: Make, fake: FakeServer, sequences: int) -> None:
+    fake.faults = Faults(error="INVALID_ARGUMENT: num_return_sequences is bad")
+    with pytest.raises(errors.InvalidRequest, match="num_return_sequences"):
+        blocking().generate("Hi", GenerateOptions(num_return_sequences=sequences))
+
+
 def test_other_errors_are_not_tried_again(blocking: Make, fake: FakeServer) -> None:
     fake.faults = Faults(error="INTERNAL: broken")
     with pytest.raises(errors.EngineFailure):
@@ -150,15 +157,15 @@ def test_other_errors_are_not_tried_again(blocking: Make, fake: FakeServer) -> N
 @pytest.mark.parametrize("faults", [Faults(truncate=True, after=2), Faults(lose=2)])
 def test_a_stream_that_lost_something_is_an_error(blocking: Make, fake: FakeServer, faults: Faults) -> None:
     fake.faults = faults
-    with pytest.raises(errors.EngineFailure, match="missing|before its last"), blocking().stream("Hi") as stream:
+    with pytest.raises(errors.EngineFailure, match=r"missing|before its last"), blocking().stream("Hi") as stream:
         list(stream)
 
 
 @pytest.mark.parametrize(
     ("limits", "faults", "name", "arrived"),
     [
-        (Timeouts(first_chunk=0.15), Faults(first_delay=2), "first_chunk of 0.15 s", 0),
-        (Timeouts(between_chunks=0.15), Faults(delay=2), "between_chunks of 0.15 s", 1),
+        (Timeouts(first_chunk=0.15), Faults(first_delay=0.7), "first_chunk of 0.15 s", 0),
+        (Timeouts(between_chunks=0.15), Faults(delay=0.7), "between_chunks of 0.15 s", 1),
         (Timeouts(total=0.25), Faults(delay=0.1), "total of 0.25 s", 2),
     ],
 )
@@ -170,7 +177,7 @@ def test_timeouts_name_their_limit(
     stream = blocking().stream("Hi", timeouts=limits)
     with pytest.raises(RequestTimeout, match=name):
         list(stream)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 0.65
     assert len(stream.completion().text) >= len("".join(PIECES[:arrived]))
     assert fake.cancelled.wait(5)
 
@@ -209,7 +216,7 @@ def test_no_server() -> None:
             assert not client.ready()
             with pytest.raises(ServerUnreachable):
                 client.generate("Hi")
-            with pytest.raises(ServerUnreachable, match="not ready after 0.2 s"):
+            with pytest.raises(ServerUnreachable, match=r"not ready after 0\.2 s"):
                 client.wait_ready(0.2)
     assert time.monotonic() - started < 3
 

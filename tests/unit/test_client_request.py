@@ -64,6 +64,12 @@ def test_values_that_no_tensor_carries_are_refused_by_name(option: str, value: o
         build_request("Hi", GenerateOptions(**{option: value}), stream=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("prompt", [b"Hi", 3, ["Hi"], None])
+def test_a_prompt_is_text_or_messages(prompt: object) -> None:
+    with pytest.raises(errors.InvalidRequest, match="text or a list of chat messages"):
+        build_request(prompt, GenerateOptions(), stream=True)  # type: ignore[arg-type]
+
+
 def test_tensors_on_the_wire() -> None:
     options = GenerateOptions(seed=2**64 - 1, stop_words=["a", "ßß"], temperature=1, bad_words=[])
     request = build_request("é", options, stream=True, request_id="7")

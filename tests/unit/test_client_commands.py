@@ -1,0 +1,155 @@
+"""`inflight chat`, `inflight generate` and the programs of client/, against a fake server."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from inflight.client import Client, Completion, GenerateOptions, Usage
+from inflight.client.chat import Chat, summary
+from inflight.client.commands import chat, generate
+from tests.fake_server import PIECES, FakeServer, Faults
+
+TEXT = "".join(PIECES)
+PROGRAMS = Path(__file__).parents[2] / "client"
+
+app = typer.Typer()
+app.command()(chat)
+app.command()(generate)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["grpc", "http"])
+def url(request: pytest.FixtureRequest, fake: FakeServer) -> str:
+    return f"127.0.0.1:{fake.grpc_port}" if request.param == "grpc" else f"http://127.0.0.1:{fake.http_port}"
+
+
+def inflight(*arguments: str, given: str = "") -> tuple[int, str, str]:
+    """Run a command; return its exit code, standard output and standard error."""
+    result = CliRunner().invoke(app, arguments, input=given)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_generate_answers_one_prompt(url: str, fake: FakeServer) -> None:
+    code, out, err = inflight("generate", "Hi", "--url", url, "--max-tokens", "5", "--stop", "a", "--stop", "b")
+    assert (code, out, err) == (0, TEXT + "\n", "")
+    assert fake.requests[0]["max_tokens"] == 5
+    assert fake.requests[0]["stop_words"] == ["a", "b"]
+    assert "temperature" not in fake.requests[0]
+
+
+def test_generate_keeps_the_order_of_many(url: str, fake: FakeServer, tmp_path: Path) -> None:
+    fake.faults = Faults(first_delay=0.02)
+    prompts = [f"prompt {number}\u2028é" for number in range(20)]
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n\n".join(prompts) + "\n", encoding="utf-8")
+    code, out, _ = inflight("generate", "--file", str(file), "--url", url, "--jsonl", "--concurrency", "4")
+    rows = [json.loads(line) for line in out.strip("\n").split("\n")]
+    assert code == 0
+    assert [row["prompt"] for row in rows] == prompts
+    assert [row["index"] for row in rows] == list(range(20))
+    assert {(row["text"], row["finish_reason"], row["input_tokens"]) for row in rows} == {(TEXT, "stop", 7)}
+    assert 2 <= fake.most_running <= 4
+
+
+def test_generate_fails_by_prompt_and_by_exit_code(url: str, fake: FakeServer) -> None:
+    fake.faults = Faults(error="INVALID_ARGUMENT: text_input is too long")
+    code, out, err = inflight("generate", "--url", url, given="one\ntwo\n")
+    assert (code, out) == (1, "\n\n")
+    assert "prompt 2: INVALID_ARGUMENT: text_input is too long" in err
+    code, out, _ = inflight("generate", "--url", url, "--jsonl", given="one\n")
+    assert code == 1
+    assert json.loads(out)["error"] == {"status": "INVALID_ARGUMENT", "message": "text_input is too long"}
+
+
+def test_generate_refuses_two_sources_and_bad_text(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xff\n")
+    assert inflight("generate", "Hi", "--file", str(file))[0] == 2
+    code, _, err = inflight("generate", "--file", str(file))
+    assert code == 2
+    assert "UTF-8" in err
+
+
+def test_chat_over_a_pipe(url: str, fake: FakeServer) -> None:
+    lines = "Hi\n/sytem x\n\n/system Be kind.\nYo\nAgain\n/reset\nNew\n"
+    code, out, err = inflight("chat", "--url", url, "--system", "Be brief.", given=lines)
+    assert code == 0
+    assert out == (TEXT + "\n") * 4
+    assert "did you mean '/system'" in err
+    assert err.count("first token") == 4
+    sent = [json.loads(inputs["messages"]) for inputs in fake.requests]
+    kind = {"role": "system", "content": "Be kind."}
+    answer = {"role": "assistant", "content": TEXT}
+    assert sent[0] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert sent[2] == [kind, {"role": "user", "content": "Yo"}, answer, {"role": "user", "content": "Again"}]
+    assert sent[3] == [kind, {"role": "user", "content": "New"}]
+
+
+def test_chat_goes_on_after_an_error(fake: FakeServer) -> None:
+    fake.faults = Faults(error="INVALID_ARGUMENT: messages: [bold]no[/bold] chat template")
+    code, _, err = inflight("chat", "--url", f"127.0.0.1:{fake.grpc_port}", given="Hi\nHo\n")
+    assert code == 1
+    assert err.count("[bold]no[/bold] chat template") == 2
+    assert [json.loads(inputs["messages"])[-1]["content"] for inputs in fake.requests] == ["Hi", "Ho"]
+    assert len(json.loads(fake.requests[1]["messages"])) == 1
+
+
+class _Interrupted(io.StringIO):
+    def write(self, text: str) -> int:
+        if text == PIECES[1]:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_ctrl_c_cancels_the_answer_and_keeps_what_was_seen(fake: FakeServer) -> None:
+    fake.faults = Faults(delay=0.1)
+    notes = io.StringIO()
+    with Client(f"127.0.0.1:{fake.grpc_port}") as client:
+        conversation = Chat(client, GenerateOptions(), "", _Interrupted(), Console(file=notes))
+        conversation.handle("Hi")
+    assert fake.cancelled.wait(5)
+    assert "cancelled" in notes.getvalue()
+    assert conversation.turns[1]["content"] == "".join(PIECES[:2])
+    assert not conversation.failed
+
+
+def test_summary_counts_only_the_time_after_the_first_token() -> None:
+    answer = Completion("x", "stop", Usage(None, 11), first_chunk_seconds=0.5, seconds=2.5)
+    assert summary(answer) == "first token 500 ms · 11 tokens · 5.0 tokens/s · stop"
+    assert summary(Completion()) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "wanted"),
+    [
+        ("grpc_stream.py", ["Hi"], [TEXT, "[stop, 5 tokens"]),
+        ("http_generate.py", ["Hi"], [TEXT]),
+        ("asyncio_fanout.py", ["One", "Two"], [repr(TEXT)]),
+        ("cancel.py", ["Hi", "--chunks", "2"], ["".join(PIECES[:2]), "[cancelled after"]),
+    ],
+)
+def test_programs_run(fake: FakeServer, program: str, arguments: list[str], wanted: list[str]) -> None:
+    fake.faults = Faults(delay=0.02)
+    port = fake.http_port if program.startswith("http") else fake.grpc_port
+    command = [sys.executable, str(PROGRAMS / program), *arguments, "--url", f"127.0.0.1:{port}", "--max-tokens", "9"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=True)
+    assert all(piece in done.stdout for piece in wanted)
+    assert done.stderr == ""
+    assert fake.requests[0]["max_tokens"] == 9

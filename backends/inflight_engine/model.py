@@ -29,7 +29,8 @@ class TritonPythonModel:
         tokenizer = Tokenizer.from_checkpoint(deployment.model)
         engine = Engine.load(EngineConfig.of(deployment), tokenizer)
         engine.warm_up()
-        self._loop = EngineLoop(engine, lambda output: self._streams.deliver(output))
+        queue = deployment.batching.max_queue_size
+        self._loop = EngineLoop(engine, lambda output: self._streams.deliver(output), queue)
         self._streams = ResponseStreams(self._loop.cancel, self._decoupled)
 
     def execute(self, requests: list[Any]) -> None:

@@ -89,7 +89,7 @@ class PromptPreparer:
         if self._chat is None:
             raise UnsupportedFeature("messages: this checkpoint has no chat template; send text_input")
         options = _json_object("chat_template_kwargs", inputs.string("chat_template_kwargs", row))
-        return _Prompt(self._chat.render(parse_messages(text), **options), add_special_tokens=False)
+        return _Prompt(self._chat.render(parse_messages(text), options), add_special_tokens=False)
 
     def _encode(self, prompts: list[_Prompt]) -> list[list[int]]:
         """Encode all prompts with at most two calls of the batched encoder."""

@@ -1,0 +1,143 @@
+"""Attention over the paged KV cache: plain PyTorch, for any device.
+
+Keys and values lie in slots; a block is ``block_size`` slots in a row. Tokens that decode attend together, padded to
+the longest; each chunk of a prefill attends alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inflight.engine.kv_cache import BlockCopy
+from inflight.engine.models.config import ModelConfig
+
+
+class KvTensors:
+    """The cache's memory: keys and values ``[layers, slots, kv_heads, head_dim]``."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._block_size = block_size
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks; all sources are read before anything is written."""
+        if not copies:
+            return
+        sources, targets = (
+            self._slots_of([getattr(copy, side) for copy in copies]).reshape(-1) for side in ("source", "target")
+        )
+        for tensor in (self.keys, self.values):
+            tensor[:, targets] = tensor[:, sources]
+
+    def _slots_of(self, blocks: list[int]) -> Tensor:
+        first = torch.tensor(blocks, device=self.keys.device)[:, None] * self._block_size
+        return first + torch.arange(self._block_size, device=self.keys.device)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One chunk of a sequence within the packed tokens of a step."""
+
+    first: int
+    """Of its tokens in the packed batch."""
+    start: int
+    """Position of its first token in the sequence."""
+    count: int
+    blocks: Sequence[int]
+    """The sequence's blocks, enough for all tokens up to the chunk's last."""
+
+
+class PagedAttention:
+    """One step's attention, for all layers. Called by the model; see ``layers.Attend``."""
+
+    def __init__(self, tensors: KvTensors, spans: Sequence[Span], block_size: int) -> None:
+        self._tensors = tensors
+        device = tensors.keys.device
+        width = torch.arange(block_size)
+        slots = [
+            (torch.tensor(span.blocks)[:, None] * block_size + width).reshape(-1)[: span.start + span.count]
+            for span in spans
+        ]
+        self._new_slots = torch.cat([own[span.start :] for own, span in zip(slots, spans, strict=True)]).to(device)
+        decodes = [(own, span) for own, span in zip(slots, spans, strict=True) if span.count == 1]
+        self._prefills = [(own.to(device), span) for own, span in zip(slots, spans, strict=True) if span.count > 1]
+        self._rows = torch.tensor([span.first for _, span in decodes], device=device)
+        if decodes:
+            # Padding repeats slot 0: its content is finite, and the mask hides it.
+            self._slots = torch.nn.utils.rnn.pad_sequence([own for own, _ in decodes], batch_first=True).to(device)
+            self._lengths = torch.tensor([len(own) for own, _ in decodes], device=device)
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+    ) -> Tensor:
+        """Store keys and values, and attend."""
+        keys, values = self._tensors.keys[layer], self._tensors.values[layer]
+        keys[self._new_slots], values[self._new_slots] = key, value
+        seen = torch.empty_like(query)
+        if len(self._rows):
+            mask = self._mask(-1, window)
+            seen[self._rows] = _attend(query[self._rows][:, None], keys[self._slots], values[self._slots], mask, scale)[
+                :, 0
+            ]
+        for index, (slots, span) in enumerate(self._prefills):
+            part = slice(span.first, span.first + span.count)
+            mask = self._mask(index, window)
+            seen[part] = _attend(query[part][None], keys[slots][None], values[slots][None], mask, scale)[0]
+        return seen
+
+    def _mask(self, index: int, window: int | None) -> Tensor:
+        """Return what each token of prefill ``index`` (-1: of the decodes) may see; made once for all layers."""
+        mask = self._masks.get((index, window))
+        if mask is None:
+            if index < 0:
+                own = self._lengths[:, None, None] - 1
+                length = self._slots.shape[1]
+            else:
+                slots, span = self._prefills[index]
+                length = len(slots)
+                own = torch.arange(span.start, length, device=slots.device)[None, :, None]
+            positions = torch.arange(length, device=own.device)
+            mask = positions <= own
+            if window is not None:
+                mask &= positions > own - window
+            self._masks[index, window] = mask
+        return mask
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Grouped-query attention.
+
+    The heads of a group share keys and values, so they are laid in a row as if they were further queries.
+
+    Args:
+        query: ``[batch, queries, heads, head_dim]``.
+        keys: ``[batch, length, kv_heads, head_dim]``.
+        values: like ``keys``.
+        mask: ``[batch, queries, length]``, True where a query may look.
+        scale: of the scores.
+
+    Returns:
+        Like ``query``.
+    """
+    batch, queries, heads, dim = query.shape
+    kv_heads = keys.shape[2]
+    group = heads // kv_heads
+    grouped = query.view(batch, queries, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    seen = functional.scaled_dot_product_attention(
+        grouped.reshape(batch, kv_heads, group * queries, dim),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=mask.repeat(1, group, 1)[:, None],
+        scale=scale,
+    )
+    return seen.view(batch, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)

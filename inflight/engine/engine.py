@@ -1,0 +1,260 @@
+"""The engine: requests in, outputs out, one step at a time. A step is three verbs: schedule, run, finish."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from inflight.engine.config import EngineConfig
+from inflight.engine.kv_cache import KvCache
+from inflight.engine.model_runner import ModelRunner
+from inflight.engine.request import FinishReason, Output, Request
+from inflight.engine.sampler import Sampled, sample
+from inflight.engine.scheduler import Chunk, Scheduler
+from inflight.engine.sequence import Sequence
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest
+from inflight.sampling import SamplingParams
+from inflight.text.stops import StopTextLimit
+from inflight.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the engine is doing, and has done since its start: what the metrics show."""
+
+    active: int = 0
+    max: int = 0
+    scheduled: int = 0
+    context: int = 0
+    generation: int = 0
+    waiting: int = 0
+    paused: int = 0
+    total_context_tokens: int = 0
+    iterations: int = 0
+    kv_blocks_max: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    kv_blocks_reused: int = 0
+    tokens_per_block: int = 0
+
+
+class Engine:
+    """In-flight batching over a paged KV cache. Not thread-safe: one thread owns it (see ``loop``)."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer | None) -> None:
+        """
+        Args:
+            config: settings.
+            runner: computes the steps.
+            tokenizer: needed for stop strings only.
+        """
+        self._config = config
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._reset()
+        self._orders = itertools.count()
+        self.stats = EngineStats(
+            max=config.max_batch_size, kv_blocks_max=config.num_blocks, tokens_per_block=config.block_size
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Engine:
+        """Load the checkpoint.
+
+        Raises:
+            DeploymentError: it cannot be served.
+        """
+        return cls(config, ModelRunner(config), tokenizer)
+
+    def warm_up(self) -> None:
+        """Generate a few tokens for real, so that whatever is slow the first time has happened."""
+        prompt = [token % self._runner.vocab_size for token in range(min(_WARM_UP_TOKENS, self._runner.max_length - 1))]
+        self.submit(Request(prompt, SamplingParams(max_tokens=2)))
+        while self.busy:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+        fresh = EngineStats()
+        self.stats.total_context_tokens, self.stats.iterations = fresh.total_context_tokens, fresh.iterations
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._sequences or self._ended)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._scheduler.waiting)
+
+    def validate(self, request: Request) -> None:
+        """Check a request against the model; safe to call from any thread.
+
+        Raises:
+            InvalidRequest: naming the field, the value and the limit.
+        """
+        size, length = self._runner.vocab_size, self._runner.max_length
+        if len(request.prompt) >= length:
+            raise InvalidRequest(
+                f"input_ids: the prompt length ({len(request.prompt)} tokens) exceeds the limit; "
+                f"prompt and output may have {length} tokens together"
+            )
+        wrong = [token for token in request.prompt if not 0 <= token < size]
+        if wrong:
+            raise InvalidRequest(f"input_ids has token {wrong[0]}; it must be between 0 and {size - 1}")
+        biased = [token for token in request.sampling.logit_bias if not 0 <= token < size]
+        words = [token for bad in request.sampling.bad_sequences for token in bad if not 0 <= token < size]
+        for name, tokens in (("embedding_bias", biased), ("bad_words_list", words)):
+            if tokens:
+                raise InvalidRequest(f"{name} has token {tokens[0]}; it must be between 0 and {size - 1}")
+        if request.sampling.stop_strings and self._tokenizer is None:
+            raise InvalidRequest("stop_strings: this engine has no tokenizer")
+
+    def submit(self, request: Request) -> None:
+        """Put a valid request into the queue."""
+        sampling = request.sampling
+        if not request.arrival_ns:
+            request.arrival_ns = time.time_ns()
+        stops = (
+            StopTextLimit(self._tokenizer, sampling.stop_strings) if self._tokenizer and sampling.stop_strings else None
+        )
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        sequence = Sequence(request, next(self._orders), seed, self._runner.max_length, stops)
+        self._sequences[request.key] = sequence
+        if request.deadline_ns is not None:
+            self._with_deadline.add(request.key)
+        self._scheduler.add(sequence)
+
+    def cancel(self, key: int) -> None:
+        """End a request; its last output comes with the next step. Unknown keys have ended already."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._ended.append(self._end(sequence, Output(key, finish_reason=FinishReason.CANCELLED)))
+
+    def step(self) -> list[Output]:
+        """Do one step and return what is new, at most one output per sequence."""
+        self._expire()
+        outputs, self._ended = self._ended, []
+        chunks = self._scheduler.schedule()
+        if chunks:
+            try:
+                logits, context = self._runner.run(chunks, self._cache.take_copies())
+                sampled = iter(sample(logits, [chunk.sequence for chunk in chunks if chunk.samples]))
+            except Exception:
+                log.exception("a step of %d sequences failed", len(chunks))
+                error = EngineFailure("the engine failed on a step; the server's log says why")
+                return outputs + [
+                    self._end(chunk.sequence, Output(chunk.sequence.request.key, error=error)) for chunk in chunks
+                ]
+            for index, chunk in enumerate(chunks):
+                output = self._finish(chunk, next(sampled) if chunk.samples else None, context.get(index))
+                if output is not None:
+                    outputs.append(output)
+        self._update_stats(chunks)
+        if not self._sequences:
+            self._check_idle()
+        return outputs
+
+    def fail_all(self, error: InflightError) -> list[Output]:
+        """End every request with ``error`` and begin with new books; return their last outputs."""
+        outputs = self._ended + [Output(key, error=error) for key in self._sequences]
+        self._reset()
+        return outputs
+
+    def _reset(self) -> None:
+        config = self._config
+        self._cache = KvCache(config.num_blocks, config.block_size, config.prefix_reuse)
+        self._scheduler = Scheduler(config, self._cache)
+        self._sequences: dict[int, Sequence] = {}
+        self._with_deadline: set[int] = set()
+        self._ended: list[Output] = []
+
+    def _finish(self, chunk: Chunk, sampled: Sampled | None, context: Tensor | None) -> Output | None:
+        """Book one chunk's result; return its output if it has one."""
+        sequence = chunk.sequence
+        assert sequence.table is not None
+        sequence.computed += chunk.count
+        self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
+        if context is not None:
+            sequence.context_logits.append(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
+        if sampled is None:
+            return None
+        output = Output(sequence.request.key)
+        if sampled.token < 0:
+            output.error = EngineFailure("the model's logits are not numbers")
+            return self._end(sequence, output)
+        before = sequence.generated
+        output.finish_reason = sequence.append(sampled.token)
+        if sequence.generated > before:
+            _report(output, sequence, sampled)
+        if sequence.context_logits:
+            output.context_logits = np.concatenate(sequence.context_logits)
+            sequence.context_logits.clear()
+        if sequence.stop_text is not None:
+            output.text_limit = sequence.stop_text.limit
+        return output if output.finish_reason is None else self._end(sequence, output)
+
+    def _end(self, sequence: Sequence, output: Output) -> Output:
+        """Take a sequence out of the books; its blocks are free now."""
+        self._scheduler.remove(sequence)
+        del self._sequences[sequence.request.key]
+        self._with_deadline.discard(sequence.request.key)
+        self.stats.kv_blocks_reused += sequence.metrics.reused_blocks
+        output.metrics = sequence.metrics
+        if sequence.stop_text is not None:
+            output.text_limit = sequence.stop_text.finish()
+        return output
+
+    def _expire(self) -> None:
+        now = time.time_ns()
+        for key in list(self._with_deadline):
+            sequence = self._sequences[key]
+            deadline = sequence.request.deadline_ns
+            if deadline is None or now < deadline:
+                continue
+            output = Output(key)
+            if sequence.generated:
+                output.finish_reason = FinishReason.DEADLINE
+            else:
+                output.error = DeadlineExceeded("the request's deadline passed before its first token")
+            self._ended.append(self._end(sequence, output))
+
+    def _check_idle(self) -> None:
+        cache = self._cache
+        cache.check()
+        if cache.used_blocks or cache.reserved_blocks:
+            log.error("idle, yet %d blocks are used and %d reserved", cache.used_blocks, cache.reserved_blocks)
+
+    def _update_stats(self, chunks: list[Chunk]) -> None:
+        stats, cache = self.stats, self._cache
+        stats.active = len(self._sequences)
+        stats.scheduled = len(chunks)
+        prefills = [chunk for chunk in chunks if chunk.start < len(chunk.sequence.request.prompt)]
+        stats.context, stats.generation = len(prefills), len(chunks) - len(prefills)
+        stats.waiting = len(self._sequences) - len(self._scheduler.running)
+        stats.paused = sum(bool(sequence.metrics.preemptions) for sequence in self._scheduler.waiting)
+        stats.total_context_tokens = sum(chunk.count for chunk in prefills)
+        stats.iterations += bool(chunks)
+        stats.kv_blocks_used, stats.kv_blocks_cached = cache.used_blocks, cache.cached_blocks
+
+
+def _report(output: Output, sequence: Sequence, sampled: Sampled) -> None:
+    """Put the new token, and what was asked about it, into the output."""
+    sampling = sequence.request.sampling
+    output.tokens = [sampled.token]
+    if sampling.log_probs:
+        output.log_probs = [sampled.log_prob]
+    if sampling.top_log_probs:
+        output.top_log_probs = [sampled.top]
+    if sampled.logits is not None:
+        output.generation_logits = [sampled.logits]

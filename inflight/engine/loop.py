@@ -1,0 +1,127 @@
+"""The engine's thread: takes requests and cancellations from any thread, steps while there is work, hands outputs on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from inflight.engine.request import Output, Request
+from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+
+class SteppedEngine(Protocol):
+    """What the loop needs of an engine."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue; read from any thread."""
+
+    def validate(self, request: Request) -> None:
+        """Check a request, from any thread."""
+
+    def submit(self, request: Request) -> None:
+        """Put a request into the queue."""
+
+    def cancel(self, key: int) -> None:
+        """End a request."""
+
+    def step(self) -> list[Output]:
+        """Do one step."""
+
+    def fail_all(self, error: InflightError) -> list[Output]:
+        """End every request."""
+
+
+class EngineLoop:
+    """Owns the engine and its thread."""
+
+    def __init__(
+        self,
+        engine: SteppedEngine,
+        deliver: Callable[[Output], object],
+        max_queue_size: int,
+        after_step: Callable[[], object] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            engine: used by this loop's thread alone, but for ``validate``.
+            deliver: called with each output, in the loop's thread; must not block.
+            max_queue_size: requests that may wait for their first step.
+            after_step: called after each step, in the loop's thread.
+        """
+        self._engine = engine
+        self._deliver = deliver
+        self._after_step = after_step
+        self._max_queue_size = max_queue_size
+        self._inbox: list[Request] = []
+        self._cancels: list[int] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over; its outputs come through ``deliver``.
+
+        Raises:
+            InvalidRequest: the request does not fit the model.
+            QueueFull: as many requests wait as may.
+            ShuttingDown: the loop is closing.
+        """
+        self._engine.validate(request)
+        request.arrival_ns = time.time_ns()
+        with self._changed:
+            if self._closing:
+                raise ShuttingDown("the server is stopping")
+            if len(self._inbox) + self._engine.waiting >= self._max_queue_size:
+                raise QueueFull(f"Maximum queue size of {self._max_queue_size} has been reached; try again later")
+            self._inbox.append(request)
+            self._changed.notify()
+
+    def cancel(self, key: int) -> None:
+        """End a request, if it still runs; its last output comes through ``deliver``."""
+        with self._changed:
+            self._cancels.append(key)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End what runs, and the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._inbox or self._cancels or self._engine.busy)
+                requests, self._inbox = self._inbox, []
+                cancels, self._cancels = self._cancels, []
+                closing = self._closing
+            for request in requests:
+                self._engine.submit(request)
+            for key in cancels:
+                self._engine.cancel(key)
+            outputs = self._engine.fail_all(ShuttingDown("the server is stopping")) if closing else self._step()
+            for output in outputs:
+                self._deliver(output)
+            if closing:
+                return
+            self._after_step()
+
+    def _step(self) -> list[Output]:
+        """Step; a fault of the engine ends what runs, with an error, and never the thread."""
+        try:
+            return self._engine.step()
+        except Exception:
+            log.exception("the engine failed; everything that runs ends with an error")
+            return self._engine.fail_all(EngineFailure("the engine failed; the server's log says why"))

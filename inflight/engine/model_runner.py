@@ -1,0 +1,99 @@
+"""The model runner: owns weights and KV tensors, and turns a step's chunks into logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
+from inflight.engine.checkpoint import load_config, load_model, resolve_dtype
+from inflight.engine.config import EngineConfig
+from inflight.engine.kv_cache import BlockCopy
+from inflight.engine.scheduler import Chunk
+from inflight.errors import DeploymentError
+
+log = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Runs the model on one device."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """
+        Raises:
+            DeploymentError: the checkpoint or the device cannot be used.
+        """
+        self.device = _resolve_device(config.device)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        model = load_config(config.model)
+        dtype = resolve_dtype(config.dtype, model)
+        capacity = config.num_blocks * config.block_size
+        self.max_length = min(config.max_sequence_length or model.max_position_embeddings, capacity)
+        self.vocab_size = model.vocab_size
+        self._block_size = config.block_size
+        self._model = load_model(config.model, model, dtype, self.device, self.max_length)
+        self._kv = KvTensors(model, config.num_blocks, config.block_size, dtype, self.device)
+        log.info(
+            "%s on %s in %s: %d layers, sequences up to %d tokens, KV cache of %d tokens (%.1f MiB)",
+            model.architecture, self.device, dtype, model.num_layers, self.max_length, capacity,
+            2 * self._kv.keys.nbytes / 2**20,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk], copies: Sequence[BlockCopy]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Compute a step.
+
+        Args:
+            chunks: what to compute; the sequences' tables have room for it.
+            copies: blocks to copy before.
+
+        Returns:
+            Float32 logits ``[n, vocab]`` of the ``n`` chunks that sample, in their order; and by index of chunk the
+            logits ``[count, vocab]`` of all its tokens, where its request wants context logits.
+        """
+        self._kv.copy(copies)
+        spans = self._spans(chunks)
+        token_ids = [
+            token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+        ]
+        positions = [position for span in spans for position in range(span.start, span.start + span.count)]
+        hidden = self._model(
+            torch.tensor(token_ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            PagedAttention(self._kv, spans, self._block_size),
+        )
+        last = [span.first + span.count - 1 for chunk, span in zip(chunks, spans, strict=True) if chunk.samples]
+        context = {
+            index: self._model.logits(hidden[span.first : span.first + span.count])
+            for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
+            if chunk.sequence.request.sampling.context_logits and chunk.start < len(chunk.sequence.request.prompt)
+        }
+        return self._model.logits(hidden[last]), context
+
+    def _spans(self, chunks: Sequence[Chunk]) -> list[Span]:
+        spans, first = [], 0
+        for chunk in chunks:
+            table = chunk.sequence.table
+            assert table is not None
+            blocks = table.blocks[: -(-(chunk.start + chunk.count) // self._block_size)]
+            spans.append(Span(first, chunk.start, chunk.count, blocks))
+            first += chunk.count
+        return spans
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeploymentError(f"engine.device is {name!r}; it must be cpu, cuda, cuda:N or auto") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeploymentError(f"engine.device is {name!r}, and PyTorch finds no CUDA device")
+    if device.type not in ("cpu", "cuda"):
+        raise DeploymentError(f"engine.device is {name!r}; it must be cpu, cuda, cuda:N or auto")
+    return device

@@ -1,0 +1,148 @@
+"""ModelConfig: what the engine reads from a checkpoint's ``config.json``, old spellings and new, in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.errors import DeploymentError, nearest
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and constants of a decoder-only transformer."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    activation: str
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    attention_scale: float
+    windows: tuple[int | None, ...]
+    """Per layer: how many tokens back attention reaches, itself included; None: all."""
+    ropes: tuple[Mapping[str, Any], ...]
+    """Per layer: the parameters of its rotary embedding, by transformers' names."""
+    dtype: str
+    """Of the weights in the checkpoint."""
+
+
+_ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}
+_ATTENTION_BIAS = {"Qwen2ForCausalLM": (True, False)}
+"""(q, k and v; output) where the architecture fixes it; else ``attention_bias`` says it for all four."""
+_QK_NORM = {"Qwen3ForCausalLM", "Gemma3ForCausalLM"}
+_GEMMA = "Gemma3ForCausalLM"
+_SLIDING = "sliding_attention"
+SUPPORTED = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Phi3ForCausalLM",
+    _GEMMA,
+)
+
+
+def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
+    """Read ``config.json``.
+
+    Raises:
+        DeploymentError: the architecture or one of its options is not supported; it names both.
+    """
+    architecture = (data.get("architectures") or ["none"])[0]
+    if architecture not in SUPPORTED:
+        raise DeploymentError(
+            f"config.json: architecture {architecture} is not supported; supported: {', '.join(SUPPORTED)}"
+            f"{nearest(architecture, SUPPORTED)}"
+        )
+    bias = bool(data.get("attention_bias", False))
+    qkv_bias, output_bias = _ATTENTION_BIAS.get(architecture, (bias, bias))
+    heads = _required(data, "num_attention_heads")
+    head_dim = data.get("head_dim") or _required(data, "hidden_size") // heads
+    kinds = _layer_kinds(architecture, data)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_required(data, "vocab_size"),
+        hidden_size=_required(data, "hidden_size"),
+        intermediate_size=_required(data, "intermediate_size"),
+        num_layers=_required(data, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=data.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        max_position_embeddings=_required(data, "max_position_embeddings"),
+        rms_norm_eps=data.get("rms_norm_eps", 1e-6),
+        activation=_activation(data),
+        tie_word_embeddings=bool(data.get("tie_word_embeddings", architecture == _GEMMA)),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=bool(data.get("mlp_bias", False)),
+        qk_norm=architecture in _QK_NORM,
+        attention_scale=(data.get("query_pre_attn_scalar", 256) if architecture == _GEMMA else head_dim) ** -0.5,
+        windows=tuple(data.get("sliding_window") if kind == _SLIDING else None for kind in kinds),
+        ropes=tuple(_rope(architecture, data, kind) for kind in kinds),
+        dtype=data.get("dtype") or data.get("torch_dtype") or "float32",
+    )
+
+
+def _required(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise DeploymentError(f"config.json: {name} is {value!r}; it must be a positive integer")
+    return value
+
+
+def _activation(data: Mapping[str, Any]) -> str:
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if data.get(name):
+            raise DeploymentError(f"config.json: {name} is {data[name]}; it is not supported")
+    activation = data.get("hidden_activation") or data.get("hidden_act") or "silu"
+    if activation not in _ACTIVATIONS:
+        raise DeploymentError(f"config.json: activation {activation!r} is not one of {sorted(_ACTIVATIONS)}")
+    return str(activation)
+
+
+def _layer_kinds(architecture: str, data: Mapping[str, Any]) -> list[str]:
+    """Return per layer ``full_attention`` or ``sliding_attention``; older files imply it."""
+    count = _required(data, "num_hidden_layers")
+    if data.get("layer_types"):
+        return list(data["layer_types"])
+    if architecture == _GEMMA:
+        pattern = data.get("sliding_window_pattern", 6)
+        return [_SLIDING if (layer + 1) % pattern else "full_attention" for layer in range(count)]
+    if architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+        return [_SLIDING] * count
+    if data.get("use_sliding_window"):
+        first = data.get("max_window_layers", count)
+        return [_SLIDING if layer >= first else "full_attention" for layer in range(count)]
+    return ["full_attention"] * count
+
+
+def _rope(architecture: str, data: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
+    parameters = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if isinstance(parameters.get(kind), Mapping):
+        parameters = parameters[kind]
+    elif architecture == _GEMMA and kind == _SLIDING:
+        # Gemma's local layers have a base of their own and are never scaled.
+        parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
+    rope = dict(parameters)
+    default_theta = 1_000_000.0 if architecture == _GEMMA else 10_000.0
+    rope.setdefault("rope_theta", data.get("rope_theta", default_theta))
+    rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
+    if architecture == "Phi3ForCausalLM" and rope["rope_type"] in ("su", "yarn"):
+        rope["rope_type"] = "longrope"
+    rope.setdefault("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
+    if data.get("original_max_position_embeddings"):
+        rope.setdefault("original_max_position_embeddings", data["original_max_position_embeddings"])
+    return rope

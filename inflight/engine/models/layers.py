@@ -1,0 +1,99 @@
+"""Layers that the architectures share. Activations are packed: ``[tokens, ...]``, all sequences of a step in a row."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.rope import rotate
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the step's positions."""
+
+
+class Attend(Protocol):
+    """Stores the step's keys and values in the cache and attends over what each token may see."""
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+    ) -> Tensor:
+        """Return ``[tokens, heads, head_dim]``.
+
+        Args:
+            layer: index of the layer.
+            query: ``[tokens, heads, head_dim]``.
+            key: ``[tokens, kv_heads, head_dim]``.
+            value: like ``key``.
+            window: how many tokens back attention reaches, itself included; None: all.
+            scale: of the scores.
+        """
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm, computed in float32 (arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last dimension."""
+        return self.weight * self._normalized(x).to(x.dtype)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+
+
+class GemmaRmsNorm(RmsNorm):
+    """Gemma's: the weight is an offset from one, applied before the result is rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last dimension."""
+        return (self._normalized(x) * (1.0 + self.weight.float())).to(x.dtype)
+
+
+class GatedMlp(nn.Module):
+    """The gated feed-forward layer; gate and up projection are one matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=config.mlp_bias)
+        self._gelu = config.activation == "gelu_pytorch_tanh"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, hidden]``."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate = functional.gelu(gate, approximate="tanh") if self._gelu else functional.silu(gate)
+        return self.down_proj(gate * up)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; query, key and value projection are one matrix."""
+
+    def __init__(self, config: ModelConfig, layer: int, norm: type[RmsNorm]) -> None:
+        super().__init__()
+        self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self._layer, self._window, self._scale = layer, config.windows[layer], config.attention_scale
+        width = config.num_heads * config.head_dim
+        rows = width + 2 * config.num_kv_heads * config.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.output_bias)
+        self.q_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """Return ``[tokens, hidden]``."""
+        heads = self.qkv_proj(x).view(len(x), -1, self._head_dim)
+        query, key, value = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        query = rotate(self.q_norm(query), *rotation)
+        key = rotate(self.k_norm(key), *rotation)
+        seen = attend(self._layer, query, key, value, self._window, self._scale)
+        return self.o_proj(seen.reshape(len(x), -1))

@@ -1,0 +1,113 @@
+"""Chat messages to a prompt, by the checkpoint's own Jinja template, in a sandbox.
+
+Templates are written for the environment of ``transformers.apply_chat_template``; the same filters, globals and
+whitespace rules are set up here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from inflight.errors import DeploymentError, InvalidRequest
+
+Message = dict[str, Any]
+_RESERVED = ("messages", "bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}``: marks the assistant's part for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (the library's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """
+        Raises:
+            DeploymentError: the template is not valid Jinja.
+        """
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
+
+    def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
+        """Return the prompt for ``messages``; ``options`` are the template's own variables.
+
+        Raises:
+            InvalidRequest: the template refuses the messages or the options.
+        """
+        options = options or {}
+        for name in _RESERVED:
+            if name in options:
+                raise InvalidRequest(f"chat_template_kwargs: {name!r} is not an option of a chat template")
+        variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
+        try:
+            return self._template.render(messages=messages, **self._special_tokens, **variables)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
+        except (RecursionError, MemoryError):
+            raise InvalidRequest("messages: too deeply nested or too large for the chat template") from None
+
+
+def parse_messages(text: str) -> list[Message]:
+    """Parse the JSON of ``messages``: a list of objects with ``role`` and ``content``.
+
+    Raises:
+        InvalidRequest: naming the message and what is wrong with it.
+    """
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"messages is not valid JSON: {error}") from None
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a JSON list with at least one message")
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message)
+    return messages
+
+
+def _check_message(name: str, message: Any) -> None:
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{name} is {type(message).__name__}; it must be an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{name}.role is {role!r}; it must be a name such as 'user'")
+    content = message.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            raise InvalidRequest(f"{name}.content has a part that is not text; only parts of type 'text' are served")
+    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise InvalidRequest(f"{name}.content is {json.dumps(content)}; it must be a string")
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON: Jinja's own ``tojson`` escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

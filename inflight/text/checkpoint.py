@@ -1,0 +1,90 @@
+"""What a Hugging Face checkpoint directory says about its text: end ids, special tokens, chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inflight.errors import DeploymentError
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """The text side of a checkpoint."""
+
+    vocab_size: int
+    """Of the model: the length of a row of logits. The tokenizer may know fewer tokens."""
+    end_ids: frozenset[int]
+    """Tokens that end a generation, by the checkpoint's own generation defaults."""
+    pad_id: int | None
+    special_tokens: Mapping[str, str]
+    """``bos_token``, ``eos_token``, ...: the texts that chat templates refer to."""
+    chat_template: str | None
+    """Jinja source; None for a base model."""
+
+
+def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
+    """Read the text side of the checkpoint in ``directory``; ``token_ids`` is its tokenizer's vocabulary.
+
+    Raises:
+        DeploymentError: a file is missing or is not what it should be.
+    """
+    model = read_json(directory / "config.json")
+    model = {**model, **model.get("text_config", {})}
+    generation = read_json(directory / "generation_config.json", optional=True)
+    tokenizer = read_json(directory / "tokenizer_config.json", optional=True)
+    special = read_json(directory / "special_tokens_map.json", optional=True) | tokenizer
+    tokens = {name: _content(special[name]) for name in _SPECIAL_TOKENS if special.get(name)}
+    end_ids = _ids(generation.get("eos_token_id", model.get("eos_token_id")))
+    if not end_ids and tokens.get("eos_token") in token_ids:
+        end_ids = frozenset({token_ids[tokens["eos_token"]]})
+    pad_id = generation.get("pad_token_id", model.get("pad_token_id"))
+    if pad_id is None:
+        pad_id = token_ids.get(tokens.get("pad_token", ""), min(end_ids, default=None))
+    if not isinstance(model.get("vocab_size"), int):
+        raise DeploymentError(f"{directory / 'config.json'}: vocab_size is missing")
+    return TextConfig(model["vocab_size"], end_ids, pad_id, tokens, _chat_template(directory, tokenizer))
+
+
+def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    """Read a JSON object from ``path``; {} if it is ``optional`` and missing.
+
+    Raises:
+        DeploymentError: in one line, naming the file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if optional:
+            return {}
+        raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory") from None
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise DeploymentError(f"{path}: a JSON object is expected")
+    return value
+
+
+def _content(token: str | Mapping[str, str]) -> str:
+    """Return a special token's text: files spell it as a string or as an object with ``content``."""
+    return token if isinstance(token, str) else token["content"]
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    return frozenset() if value is None else frozenset([value] if isinstance(value, int) else value)
+
+
+def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template or None

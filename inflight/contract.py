@@ -66,13 +66,15 @@ _SAMPLING = (
     _scalar("temperature", FP32, "sampling temperature; 0 or absent: greedy"),
     _scalar("repetition_penalty", FP32, "divides the logits of tokens seen in prompt or output; 1: none"),
     _scalar("min_tokens", INT32, "no end before this many tokens"),
-    _scalar("presence_penalty", FP32, "taken off the logit of each token already generated"),
-    _scalar("frequency_penalty", FP32, "taken off as often as the token was generated"),
+    _scalar("presence_penalty", FP32, "taken off the logit of each token of prompt and output"),
+    _scalar("frequency_penalty", FP32, "taken off as often as the token occurs in them"),
     _scalar("seed", UINT64, "random seed; absent: a new one per request"),
 )
 _OWN_SAMPLING = (
     _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", own=True),
-    _scalar("top_log_probs", INT32, "fill top_log_probs with so many of the likeliest tokens (at most 20)", own=True),
+    _scalar(
+        "num_top_log_probs", INT32, "fill top_log_probs with so many of the likeliest tokens (at most 20)", own=True
+    ),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
     _scalar("priority", INT32, "higher is served first; 0 by default", own=True),
     _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", own=True),
@@ -235,7 +237,7 @@ _PASSED_TO_ENGINE = (
     "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
     "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
-    "min_p top_log_probs ignore_eos priority deadline_ms"
+    "min_p num_top_log_probs ignore_eos priority deadline_ms"
 ).split()
 ENSEMBLE_INPUTS = (
     *_TEXT_INPUTS,

@@ -77,7 +77,7 @@ class SamplingParams:
         if self.seed is not None:
             _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
         number = self.top_log_probs
-        _require(0 <= number <= MAX_TOP_LOG_PROBS, "top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
+        _require(0 <= number <= MAX_TOP_LOG_PROBS, "num_top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
         for token, bias in self.logit_bias.items():
             _require(not math.isnan(bias), "logit_bias", {token: bias}, "numbers")
 

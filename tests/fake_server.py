@@ -147,7 +147,7 @@ class FakeServer:
                     response["sequence_index"] = [index]
                 if inputs.get("return_log_probs"):
                     response |= {"cum_log_probs": [-0.5 * (number + 1)], "output_log_probs": [-0.5]}
-                if width := inputs.get("top_log_probs"):
+                if width := inputs.get("num_top_log_probs"):
                     response["top_log_prob_ids"] = list(range(width))
                     response["top_log_probs"] = [-0.5 * (rank + 1) for rank in range(width)]
                 if inputs.get("return_num_input_tokens"):

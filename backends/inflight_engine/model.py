@@ -8,11 +8,13 @@ from inflight.contract import ENGINE_INPUTS
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.loop import EngineLoop
-from inflight.errors import InflightError, InvalidRequest
+from inflight.engine.request import Output
+from inflight.errors import EngineFailure, InflightError, InvalidRequest
 from inflight.inputs import check_parameters
 from inflight.text.tokenizer import Tokenizer
 from inflight.triton import adapter
 from inflight.triton.engine_inputs import read_request
+from inflight.triton.metrics import EngineMetrics
 from inflight.triton.streams import ResponseStreams
 
 _KNOWN = [tensor.name for tensor in ENGINE_INPUTS]
@@ -29,8 +31,14 @@ class TritonPythonModel:
         tokenizer = Tokenizer.from_checkpoint(deployment.model)
         engine = Engine.load(EngineConfig.of(deployment), tokenizer)
         engine.warm_up()
-        queue = deployment.batching.max_queue_size
-        self._loop = EngineLoop(engine, lambda output: self._streams.deliver(output), queue)
+        metrics = self._metrics = EngineMetrics(args["model_name"], args["model_version"])
+        self._loop = EngineLoop(
+            engine,
+            self._deliver,
+            deployment.batching.max_queue_size,
+            after_step=lambda: metrics.update(engine.stats, not engine.busy),
+        )
+        metrics.update(engine.stats, idle=True)
         self._streams = ResponseStreams(self._loop.cancel, self._decoupled)
 
     def execute(self, requests: list[Any]) -> None:
@@ -40,12 +48,19 @@ class TritonPythonModel:
             try:
                 self._accept(request, sender)
             except Exception as error:
+                self._metrics.outcome(error.label if isinstance(error, InflightError) else EngineFailure.label)
                 sender.fail(error)
 
     def finalize(self) -> None:
         """Stop the engine; Triton has waited for running streams before."""
         self._loop.close()
         self._streams.close()
+
+    def _deliver(self, output: Output) -> None:
+        """Take one output, in the engine's thread."""
+        self._streams.deliver(output)
+        if output.finished:
+            self._metrics.finished(output)
 
     def _accept(self, request: Any, sender: adapter.TritonSender) -> None:
         arrays = adapter.read_arrays(request)
@@ -60,6 +75,7 @@ class TritonPythonModel:
             for part in parts:
                 self._loop.submit(part.request)
         except InflightError as error:
+            self._metrics.outcome(error.label)
             self._streams.abandon(parts, error)
 
     def _stop(self, arrays: adapter.Arrays, request_id: str) -> None:

@@ -43,7 +43,7 @@ class Chunk:
     log_probs: tuple[float, ...] = ()
     """Of each new token, with ``return_log_probs``."""
     top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per new token the likeliest ones as (token id, log-prob), with ``top_log_probs``."""
+    """Per new token the likeliest ones as (token id, log-prob), with ``num_top_log_probs``."""
     outputs: Outputs = field(default_factory=dict, repr=False)
     """All tensors of the response, the performance outputs among them."""
 

@@ -62,7 +62,7 @@ class GenerateOptions:
     num_return_sequences: int | None = None
     """Independent samples; the second and later are ``Completion.alternatives``."""
     return_log_probs: bool | None = None
-    top_log_probs: int | None = None
+    num_top_log_probs: int | None = None
     """The likeliest tokens to report at each position, at most 20."""
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
@@ -108,7 +108,7 @@ def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, req
             inputs[option.name] = _values(option.name, value)
     inputs["stream"] = [stream]
     checked = {name: [_checked(name, value) for value in values] for name, values in inputs.items() if values}
-    return Request(checked, request_id, options.num_return_sequences or 1, options.top_log_probs or 0)
+    return Request(checked, request_id, options.num_return_sequences or 1, options.num_top_log_probs or 0)
 
 
 def _messages(prompt: Sequence[Any]) -> list[dict[str, Any]]:

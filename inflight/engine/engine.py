@@ -147,6 +147,7 @@ class Engine:
         outputs, self._ended = self._ended, []
         chunks = self._scheduler.schedule()
         if chunks:
+            self.stats.iterations += 1
             try:
                 logits, context = self._runner.run(chunks, self._cache.take_copies())
                 sampled = iter(sample(logits, [chunk.sequence for chunk in chunks if chunk.samples]))
@@ -237,6 +238,7 @@ class Engine:
 
     def _update_stats(self, chunks: list[Chunk]) -> None:
         stats, cache = self.stats, self._cache
+        chunks = chunks if self._sequences else []  # what an idle engine shows is not its last step
         stats.active = len(self._sequences)
         stats.scheduled = len(chunks)
         prefills = [chunk for chunk in chunks if chunk.start < len(chunk.sequence.request.prompt)]
@@ -244,7 +246,6 @@ class Engine:
         stats.waiting = len(self._sequences) - len(self._scheduler.running)
         stats.paused = sum(bool(sequence.metrics.preemptions) for sequence in self._scheduler.waiting)
         stats.total_context_tokens = sum(chunk.count for chunk in prefills)
-        stats.iterations += bool(chunks)
         stats.kv_blocks_used, stats.kv_blocks_cached = cache.used_blocks, cache.cached_blocks
 
 

@@ -1,9 +1,9 @@
 """The paged KV cache's books: which block belongs to whom. It knows block numbers, not tensors.
 
-A block holds the keys and values of ``block_size`` tokens. Full blocks are entered in a prefix index, a tree whose nodes
-are blocks: the key of a block is its parent's node and its own tokens, so that equal keys mean equal prefixes, exactly,
-without hash collisions. A block that nobody uses stays cached until its room is needed; then the least recently used
-leaf goes first, because a prefix without its beginning is of no use.
+A block holds the keys and values of ``block_size`` tokens. Full blocks are entered in a prefix index, a tree of blocks:
+the key of a block is its parent's node and its own tokens, so that equal keys mean equal prefixes, exactly, without
+hash collisions. A block that nobody uses stays cached until its room is needed; then the least recently used leaf goes
+first, because a prefix without its beginning is of no use.
 
 Every block is in exactly one of three states: free (no content), used (referenced by a sequence), cached (indexed, not
 referenced). free + cached + used == total, always.

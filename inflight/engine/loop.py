@@ -1,4 +1,4 @@
-"""The engine's thread: takes requests and cancellations from any thread, steps while there is work, hands outputs on."""
+"""The engine's thread: takes requests and cancellations from any thread, steps while there is work, delivers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Finds a Triton server: an installed one (NVIDIA's images have it), else the one inside the ``nvidia-pytriton`` wheel.
 
-A server needs a directory of backends. It is assembled from links at start: the Python backend's library, the stub of
+A server needs a directory of backends. It is assembled at start: the Python backend's library, the stub of
 this Python version, and Inflight's own backends beside them.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -37,10 +38,12 @@ class TritonInstallation:
         """Fill ``directory`` with links to the Python backend and Inflight's backends, and return it."""
         python = directory / "python"
         python.mkdir(parents=True)
-        for file in self.python_backend.iterdir():
-            if file.name != self.stub.name:
-                (python / file.name).symlink_to(file)
-        (python / self.stub.name).symlink_to(self.stub)
+        for file in [self.stub, *self.python_backend.iterdir()]:
+            target = python / file.name
+            if file.suffix == ".so":
+                shutil.copy2(file, target)  # the server refuses a library that links out of its backend's directory
+            elif not target.exists():
+                target.symlink_to(file)
         for backend in BACKENDS.iterdir():
             if (backend / "model.py").is_file():
                 (directory / backend.name).symlink_to(backend)

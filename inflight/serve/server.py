@@ -147,9 +147,16 @@ class TritonServer:
     def cause(self) -> str:
         """Return the line of the log that says best why a start failed."""
         lines = self.log_path.read_text(errors="replace").splitlines()
-        named = [line for line in lines if "FAILED_PRECONDITION" in line]
-        errors = named or [line for line in lines if re.match(r"E\d{4} ", line)] or lines[-1:]
-        return re.sub(r"^E\d{4} [^\]]*\] ", "", errors[0]).strip(' "') if errors else "its log is empty"
+        for pattern in (
+            r"(FAILED_PRECONDITION: .*)",
+            r"\| (\w+ +\| \d+ +\| UNAVAILABLE: .*)\|$",
+            r"E\d{4} [^\]]*\] (.*)",
+            "(.+)",
+        ):
+            for line in lines:
+                if match := re.search(pattern, line):
+                    return " ".join(match[1].strip(' "').split())
+        return "its log is empty"
 
 
 def _require_free(host: str, name: str, port: int) -> None:

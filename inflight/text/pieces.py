@@ -20,9 +20,9 @@ class Family(Enum):
     """How pieces become text."""
 
     BYTE_LEVEL = "byte level"
-    """Each character of a piece stands for one byte; the bytes of all pieces are one UTF-8 text (GPT-2, Llama 3, Qwen)."""
+    """A character of a piece stands for a byte; the bytes of all pieces are one UTF-8 text (GPT-2, Llama 3, Qwen)."""
     BYTE_FALLBACK = "byte fallback"
-    """Pieces are text; runs of ``<0xXX>`` are the bytes of characters outside the vocabulary (Llama 2, Gemma, Phi-3)."""
+    """Pieces are text; runs of ``<0xXX>`` are bytes of characters outside the vocabulary (Llama 2, Gemma, Phi-3)."""
     TEXT = "text"
     """Pieces are text, all of them (Unigram and BPE with Metaspace)."""
 

@@ -129,7 +129,7 @@ def _sampling(inputs: Inputs, row: int, sequence: int) -> SamplingParams:
         bad_sequences=_words(inputs, "bad_words_list", row),
         logit_bias=_bias(inputs.vector("embedding_bias", row)),
         log_probs=bool(inputs.scalar("return_log_probs", row, False)),
-        top_log_probs=inputs.scalar("top_log_probs", row, 0),
+        top_log_probs=inputs.scalar("num_top_log_probs", row, 0),
         context_logits=bool(inputs.scalar("return_context_logits", row, False)),
         generation_logits=bool(inputs.scalar("return_generation_logits", row, False)),
     )

@@ -36,6 +36,11 @@ KV_BLOCKS = {
     "reused": lambda s: s.kv_blocks_reused,
     "fraction": lambda s: s.kv_blocks_used / s.kv_blocks_max if s.kv_blocks_max else 0.0,
 }
+OWN_KV_BLOCKS = {
+    "used": lambda s: s.kv_blocks_used,
+    "cached": lambda s: s.kv_blocks_cached,
+    "free": lambda s: s.kv_blocks_max - s.kv_blocks_used - s.kv_blocks_cached,
+}
 BATCHER = {
     "total_context_tokens": lambda s: s.total_context_tokens,
     "generation_requests": lambda s: s.generation,
@@ -96,6 +101,7 @@ class EngineMetrics:
                 BATCHER,
             ),
             *self._upstream("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", GENERAL),
+            *self._upstream("inflight_kv_cache_blocks", "KV cache blocks by state", "state", OWN_KV_BLOCKS),
         ]
         text = "TRT LLM response metrics"
         kinds = {name: {"response_metric_type": f"total_{name}_tokens"} for name in ("input", "output")}
@@ -109,10 +115,13 @@ class EngineMetrics:
         self._outcome_family = self._new_family("inflight_requests_total", "Finished requests by outcome", "COUNTER")
         self._outcomes: dict[str, _Counter] = {}
 
-    def update(self, stats: EngineStats) -> None:
-        """Set the gauges from the engine's statistics; call it at most every ``UPDATE_S``."""
-        for gauge, read in self._gauges:
-            gauge.set(read(stats))
+    def update(self, stats: EngineStats, idle: bool) -> None:
+        """Set the gauges from the engine's statistics, every ``UPDATE_S`` and when the engine becomes idle."""
+        now = time.monotonic()
+        if now >= self._next_update or idle:
+            self._next_update = now + UPDATE_S
+            for gauge, read in self._gauges:
+                gauge.set(read(stats))
 
     def finished(self, output: Output) -> None:
         """Record the last output of a sequence."""

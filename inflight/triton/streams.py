@@ -7,6 +7,7 @@ never wait. One thread sends, so that the engine's own thread never does. This m
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from inflight.errors import EngineFailure, InflightError
 from inflight.triton import responses
 from inflight.triton.engine_inputs import Delivery, Part
 from inflight.triton.responses import Arrays
+
+log = logging.getLogger(__name__)
 
 RESPONSES_PER_SECOND = 2_500
 """What the stages behind the engine can take on one core; above it tokens are coalesced."""
@@ -142,9 +145,10 @@ class ResponseStreams:
                 if not self._urgent:
                     self._changed.wait(self._next_due() if self._due else timeout)
                 self._urgent = False
-                ready = [self._take(key) for key in self._ready_keys()]
-            for stream, sequence, output in ready:
-                self._send(stream, sequence, output)
+                # One failed sequence takes the others of its request out of the books.
+                ready = [self._take(key) for key in self._ready_keys() if key in self._streams]
+            for stream, sequence, output, final in ready:
+                self._send(stream, sequence, output, final)
             now = time.monotonic()
             if now >= next_poll:
                 next_poll = now + CANCEL_POLL_S
@@ -168,8 +172,11 @@ class ResponseStreams:
         assert sequence.pending is not None
         return sequence.pending.finished or not sequence.started or stream.last_sent <= horizon
 
-    def _take(self, key: int) -> tuple[_Stream, _Sequence, Output]:
-        """Take what a sequence has to send; a finished one leaves the books here, before anything is sent."""
+    def _take(self, key: int) -> tuple[_Stream, _Sequence, Output, bool]:
+        """Take what a sequence has to send, and whether it is its request's last response.
+
+        A finished sequence leaves the books here, before anything is sent.
+        """
         stream = self._streams[key]
         sequence = stream.sequences[key]
         output, sequence.pending = sequence.pending, None
@@ -182,7 +189,7 @@ class ResponseStreams:
             del self._streams[key]
         if output.error is not None:
             self._drop_rest(stream)
-        return stream, sequence, output
+        return stream, sequence, output, not stream.open
 
     def _drop_rest(self, stream: _Stream) -> None:
         """One failed sequence fails its request: an error and the final flag go in one response."""
@@ -192,7 +199,17 @@ class ResponseStreams:
             self._cancel(key)
         stream.open.clear()
 
-    def _send(self, stream: _Stream, sequence: _Sequence, output: Output) -> None:
+    def _send(self, stream: _Stream, sequence: _Sequence, output: Output, final: bool) -> None:
+        """Send one response. A fault here is this request's alone: the thread serves all of them."""
+        try:
+            self._write(stream, sequence, output, final)
+        except Exception:
+            log.exception("response of stream %d failed", output.key)
+            with self._changed:
+                self._drop_rest(stream)
+            stream.sender.fail(EngineFailure("the response could not be written; the server's log says why"))
+
+    def _write(self, stream: _Stream, sequence: _Sequence, output: Output, final: bool) -> None:
         if output.error is not None:
             stream.sender.fail(output.error)
             return
@@ -202,10 +219,10 @@ class ResponseStreams:
         arrays = responses.write(output, part, stream.delivery, sequence.generated, sequence.cum_log_prob)
         if not self._decoupled:
             stream.rows[part.batch_index] = arrays
-            if stream.open:
+            if not final:
                 return
             arrays = responses.stack([stream.rows[row] for row in sorted(stream.rows)], stream.delivery.pad_id)
-        stream.sender.send(arrays, final=not stream.open)
+        stream.sender.send(arrays, final)
 
     def _poll(self, now: float) -> None:
         """Look for clients that have gone, and let requests that do not stream show that they live."""

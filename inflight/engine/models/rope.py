@@ -1,7 +1,7 @@
 """Rotary position embeddings and their scalings for long contexts.
 
-Formulas: RoPE (Su et al. 2021, arXiv:2104.09864); linear (position interpolation, arXiv:2306.15595); llama3 (Llama 3.1's
-frequency bands, arXiv:2407.21783); yarn (arXiv:2309.00071); longrope (arXiv:2402.13753). Parameter names are those of
+Formulas: RoPE (Su et al. 2021, arXiv:2104.09864); linear (position interpolation, arXiv:2306.15595); llama3 (Llama
+3.1's bands, arXiv:2407.21783); yarn (arXiv:2309.00071); longrope (arXiv:2402.13753). Parameter names are those of
 transformers' ``config.json``.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from inflight.contract import Tensor
+from inflight.contract import ENGINE_NAME_OF, Tensor
 from inflight.errors import InvalidRequest, UnsupportedFeature, nearest
 
 TRITON_PARAMETERS = frozenset(
@@ -18,6 +18,7 @@ TRITON_PARAMETERS = frozenset(
     "classification shared_memory_region shared_memory_offset shared_memory_byte_size".split()
 )
 """Request parameters that Triton or its clients add themselves."""
+_ENSEMBLE_NAME_OF = {engine: ensemble for ensemble, engine in ENGINE_NAME_OF.items()}
 
 
 class Inputs:
@@ -92,4 +93,6 @@ def _decode(name: str, value: bytes | str) -> str:
 
 def _refuse_unless_neutral(tensor: Tensor, array: np.ndarray) -> None:
     if not all(tensor.accepts(value) for value in array.reshape(-1)[:64].tolist()):
-        raise UnsupportedFeature(f"{tensor.name} is not supported by this engine ({tensor.doc})")
+        alias = _ENSEMBLE_NAME_OF.get(tensor.name)
+        name = f"{tensor.name} (the ensemble's {alias})" if alias else tensor.name
+        raise UnsupportedFeature(f"{name} is not supported by this engine: {tensor.doc}")

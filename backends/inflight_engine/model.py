@@ -29,6 +29,7 @@ class TritonPythonModel:
         self._limits = deployment.limits
         self._decoupled = adapter.is_decoupled(args)
         tokenizer = Tokenizer.from_checkpoint(deployment.model)
+        self._vocab_size = tokenizer.config.vocab_size
         engine = Engine.load(EngineConfig.of(deployment), tokenizer)
         engine.warm_up()
         metrics = self._metrics = EngineMetrics(args["model_name"], args["model_version"])
@@ -66,10 +67,10 @@ class TritonPythonModel:
         arrays = adapter.read_arrays(request)
         if "stop" in arrays and arrays["stop"].any():
             self._stop(arrays, request.request_id())
-            sender.end()
+            sender.end(self._decoupled)
             return
         check_parameters(adapter.read_parameters(request), _KNOWN)
-        delivery, parts = read_request(arrays, request.request_id(), self._limits, self._decoupled)
+        delivery, parts = read_request(arrays, request.request_id(), self._limits, self._vocab_size, self._decoupled)
         self._streams.open(sender, delivery, parts)
         try:
             for part in parts:

@@ -83,7 +83,10 @@ class EngineLoop:
             if self._closing:
                 raise ShuttingDown("the server is stopping")
             if len(self._inbox) + self._engine.waiting >= self._max_queue_size:
-                raise QueueFull(f"Maximum queue size of {self._max_queue_size} has been reached; try again later")
+                raise QueueFull(
+                    "Exceeds maximum queue size: "
+                    f"Maximum queue size of {self._max_queue_size} has been reached; try again later"
+                )
             self._inbox.append(request)
             self._changed.notify()
 

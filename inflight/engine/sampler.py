@@ -82,7 +82,8 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
         row[list(sampling.logit_bias)] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
     forbidden = [bad[-1] for bad in sampling.bad_sequences if _ends_with(sequence.tokens, bad[:-1])]
     if sequence.generated < sampling.min_tokens and not sampling.ignore_eos:
-        forbidden += sampling.end_ids
+        # Old clients send end ids of other models; an id that this one lacks ends nothing.
+        forbidden += [token for token in sampling.end_ids if token < len(row)]
     if forbidden:
         row[forbidden] = -torch.inf
     _penalize(row, sequence.tokens, sampling)

@@ -71,9 +71,10 @@ class TritonSender:
         """Send a response, the last one with ``final``."""
         self._sender.send(response(arrays), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
-    def end(self) -> None:
-        """End the stream without data."""
-        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    def end(self, decoupled: bool = True) -> None:
+        """End without data; a request that is not decoupled gets an empty response all the same."""
+        empty = () if decoupled else (pb_utils.InferenceResponse([]),)
+        self._sender.send(*empty, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, error: Exception) -> None:
         """Send ``error`` as the last response."""

@@ -43,7 +43,7 @@ class Part:
 
 
 def read_request(
-    arrays: Mapping[str, np.ndarray], request_id: str, limits: LimitSettings, decoupled: bool
+    arrays: Mapping[str, np.ndarray], request_id: str, limits: LimitSettings, vocab_size: int, decoupled: bool
 ) -> tuple[Delivery, list[Part]]:
     """Read one Triton request: how it wants its answers, and its sequences (batch rows x num_return_sequences).
 
@@ -62,7 +62,7 @@ def read_request(
     for row in range(inputs.rows):
         prompt = _prompt(inputs, ids, row)
         for sequence in range(delivery.sequences):
-            sampling = _sampling(inputs, row, sequence)
+            sampling = _sampling(inputs, row, sequence, vocab_size)
             priority = inputs.scalar("priority", row, 0)
             deadline = _deadline_ns(inputs, row)
             request = Request(prompt, sampling, request_id=request_id, priority=priority, deadline_ns=deadline)
@@ -103,7 +103,7 @@ def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:
     return prompt
 
 
-def _sampling(inputs: Inputs, row: int, sequence: int) -> SamplingParams:
+def _sampling(inputs: Inputs, row: int, sequence: int, vocab_size: int) -> SamplingParams:
     max_tokens = inputs.scalar("request_output_len", row)
     if max_tokens is None:
         raise InvalidRequest("request_output_len is not present in the request; it must be at least 1")
@@ -115,7 +115,7 @@ def _sampling(inputs: Inputs, row: int, sequence: int) -> SamplingParams:
         min_tokens=inputs.scalar("min_tokens", row, 0),
         temperature=_temperature(inputs, row),
         # Upstream ignores a top_p of 0 or less, and its clients send 0.0 by default.
-        top_p=top_p if top_p > 0 else 1.0,
+        top_p=1.0 if top_p <= 0 else top_p,
         top_k=inputs.scalar("runtime_top_k", row, 0),
         min_p=inputs.scalar("min_p", row, 0.0),
         repetition_penalty=inputs.scalar("repetition_penalty", row, 1.0),
@@ -127,7 +127,7 @@ def _sampling(inputs: Inputs, row: int, sequence: int) -> SamplingParams:
         stop_strings=tuple(inputs.strings("stop_strings", row)),
         stop_sequences=_words(inputs, "stop_words_list", row),
         bad_sequences=_words(inputs, "bad_words_list", row),
-        logit_bias=_bias(inputs.vector("embedding_bias", row)),
+        logit_bias=_bias(inputs.vector("embedding_bias", row), vocab_size),
         log_probs=bool(inputs.scalar("return_log_probs", row, False)),
         top_log_probs=inputs.scalar("num_top_log_probs", row, 0),
         context_logits=bool(inputs.scalar("return_context_logits", row, False)),
@@ -184,6 +184,8 @@ def _words(inputs: Inputs, name: str, row: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ids[start:end].tolist()) for start, end in zip(starts, ends, strict=True))
 
 
-def _bias(bias: np.ndarray) -> dict[int, float]:
+def _bias(bias: np.ndarray, vocab_size: int) -> dict[int, float]:
+    if bias.size not in (0, vocab_size):
+        raise InvalidRequest(f"embedding_bias has {bias.size} values; it must have one per token, {vocab_size}")
     tokens = np.flatnonzero(bias)
     return dict(zip(tokens.tolist(), bias[tokens].tolist(), strict=True))

@@ -92,7 +92,9 @@ def test_generate_is_one_response(blocking: Make, fake: FakeServer) -> None:
 
 
 def test_sequences_and_log_probs(blocking: Make) -> None:
-    answer = blocking().generate("Hi", GenerateOptions(num_return_sequences=3, return_log_probs=True, num_top_log_probs=2))
+    answer = blocking().generate(
+        "Hi", GenerateOptions(num_return_sequences=3, return_log_probs=True, num_top_log_probs=2)
+    )
     assert [answer.text, *(other.text for other in answer.alternatives)] == [TEXT] * 3
     assert answer.log_probs == (-0.5,)
     assert answer.cum_log_prob == -0.5

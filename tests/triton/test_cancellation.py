@@ -1,0 +1,201 @@
+"""Cancellation from every side: blocks come back, nothing stays in flight, shutdown stays fast."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.grpc.aio as grpc_aio
+
+from inflight.client import AsyncClient, Client, GenerateOptions
+from tests.triton.conftest import Running, run
+from tests.triton.metrics_page import read_metric, wait_until
+
+LONG = GenerateOptions(max_tokens=900, ignore_eos=True)
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def is_idle(server: Running) -> bool:
+    """Whether no sequence runs, and every block is free or cached."""
+    used = read_metric(server.metrics, "inflight_kv_cache_blocks", state="used")
+    active = read_metric(server.metrics, "nv_trt_llm_request_metrics", request_type="active")
+    states = [read_metric(server.metrics, "inflight_kv_cache_blocks", state=state) for state in ("free", "cached")]
+    total = read_metric(server.metrics, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max")
+    return used == active == 0 and sum(states) == total > 0
+
+
+def outcome(server: Running, label: str) -> float:
+    """Return how many sequences have ended this way."""
+    return read_metric(server.metrics, "inflight_requests_total", outcome=label)
+
+
+def stop_inputs() -> list[grpc.InferInput]:
+    """Return the inputs of upstream's stop request."""
+    stop = grpc.InferInput("stop", [1, 1], "BOOL")
+    stop.set_data_from_numpy(np.array([[True]]))
+    return [stop]
+
+
+async def cancel_grpc_stream(server: Running, delay: float, name: str) -> None:
+    """Begin a streaming request over gRPC and cancel it after ``delay``."""
+    async with AsyncClient(server.grpc) as client:
+        stream = client.stream(f"Tell {name}", LONG)
+        reader = asyncio.create_task(_drain(stream))
+        await asyncio.sleep(delay)
+        await stream.cancel()
+        await reader
+
+
+async def cancel_grpc_whole(server: Running, delay: float, name: str) -> None:
+    """Begin a request that does not stream over gRPC and cancel it after ``delay``."""
+    async with AsyncClient(server.grpc) as client:
+        task = asyncio.create_task(client.generate(f"Tell {name}", LONG))
+        await asyncio.sleep(delay)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def close_http_stream(server: Running, delay: float, name: str) -> None:
+    """Begin a ``generate_stream`` and close its connection after ``delay``."""
+    body = {"text_input": f"Tell {name}", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    url = f"{server.http}/v2/models/ensemble/generate_stream"
+
+    async def read() -> None:
+        async with httpx.AsyncClient(timeout=60) as client, client.stream("POST", url, json=body) as response:
+            async for _ in response.aiter_lines():
+                pass
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(delay)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def send_stop(server: Running, delay: float, name: str) -> None:
+    """Begin a streaming request and end it with a ``stop`` to the engine; its stream ends normally."""
+    async with AsyncClient(server.grpc) as client, grpc_aio.InferenceServerClient(server.grpc) as other:
+        stream = client.stream(f"Tell {name}", LONG, request_id=name)
+        reader = asyncio.create_task(_drain(stream))
+        await asyncio.sleep(delay)
+        while not reader.done():  # a stop that comes before its request finds nothing to end
+
+            async def requests():
+                yield {
+                    "model_name": "tensorrt_llm",
+                    "inputs": stop_inputs(),
+                    "request_id": name,
+                    "enable_empty_final_response": True,
+                }
+
+            async for _, error in other.stream_infer(requests()):
+                assert error is None, error
+            await asyncio.wait([reader], timeout=0.5)
+        assert await reader in ("cancelled", "length")
+
+
+async def _drain(stream: object) -> str | None:
+    reason = None
+    async for chunk in stream:  # type: ignore[attr-defined]
+        reason = chunk.finish_reason or reason
+    return reason
+
+
+WAYS: list[Callable[[Running, float, str], Awaitable[None]]] = [
+    cancel_grpc_stream,
+    cancel_grpc_whole,
+    close_http_stream,
+    send_stop,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_each_way_ends_the_generation(server: Running, way: Callable[[Running, float, str], Awaitable[None]]) -> None:
+    before = outcome(server, "cancelled")
+    asyncio.run(way(server, 0.4, "one"))
+    assert wait_until(lambda: is_idle(server), 3), "the request runs on"
+    assert outcome(server, "cancelled") == before + 1
+
+
+def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> None:
+    with Client(server.grpc) as client:
+        answer = client.generate("Tell me", GenerateOptions(max_tokens=900, ignore_eos=True, deadline_ms=300))
+    assert answer.finish_reason == "deadline"
+    assert answer.text
+    assert is_idle(server)
+
+
+def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
+    before = outcome(server, "cancelled")
+    arrays = {
+        "input_ids": np.array([[5, 6, 7]], np.int32),
+        "input_lengths": np.array([[3]], np.int32),
+        "request_output_len": np.array([[900]], np.int32),
+        "streaming": np.array([[True]]),
+    }
+    inputs = []
+    for name, array in arrays.items():
+        tensor = grpc.InferInput(name, list(array.shape), "BOOL" if array.dtype == bool else "INT32")
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(callback=lambda result, error: None)
+        client.async_stream_infer("tensorrt_llm", inputs)
+        time.sleep(0.3)
+        client.stop_stream(cancel_requests=True)
+    assert wait_until(lambda: is_idle(server), 3)
+    assert outcome(server, "cancelled") == before + 1
+
+
+def _files() -> set[str]:
+    return {file.name for file in SHARED_MEMORY.iterdir()}
+
+
+def _stop_and_time(server: Running) -> tuple[float, str]:
+    """Stop a server with SIGTERM; return how long it took and what its log said at the end."""
+    process, log = server.server.process, server.server.log_path
+    started = time.monotonic()
+    process.terminate()
+    process.wait(30)
+    return time.monotonic() - started, log.read_text(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_five_hundred_cancellations_leave_nothing_behind() -> None:
+    files = _files()
+    idle = run()
+    seconds_idle, _ = _stop_and_time(next(idle))
+    idle.close()
+    busy = run()
+    server = next(busy)
+    chance = random.Random(7)
+
+    async def storm() -> None:
+        gate = asyncio.Semaphore(24)
+
+        async def one(index: int) -> None:
+            async with gate:
+                await WAYS[index % len(WAYS)](server, chance.uniform(0, 1.5), f"storm-{index}")
+
+        await asyncio.gather(*(one(index) for index in range(500)))
+
+    asyncio.run(storm())
+    assert wait_until(lambda: is_idle(server), 5)
+    with Client(server.grpc) as client:
+        assert client.generate("What is TTFT?", GenerateOptions(max_tokens=8)).finish_reason == "length"
+    seconds, log = _stop_and_time(server)
+    assert seconds <= seconds_idle + 2, f"{seconds:.1f} s to stop, {seconds_idle:.1f} s for an idle server"
+    waited = re.findall(r"Found (\d+) model versions that have in-flight inferences", log)
+    assert waited
+    assert set(waited) == {"0"}
+    assert "Traceback" not in log
+    busy.close()
+    assert _files() == files

@@ -1,0 +1,252 @@
+"""Malformed requests: each gets its status and a message naming the field; neighbours and server are unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.grpc.aio as grpc_aio
+from tritonclient.utils import InferenceServerException
+
+from inflight.client import Client, GenerateOptions
+from tests.triton.conftest import Running
+from tests.triton.tensors import grpc_inputs
+
+TEXT = {"text_input": "Hello", "max_tokens": 4}
+INVALID, UNSUPPORTED = "INVALID_ARGUMENT", "UNIMPLEMENTED"
+USER = '[{"role": "user", "content": "Hi"}]'
+LONG = "word " * 3000
+
+# (the request's fields, beside text_input and max_tokens unless they are given as None; status; what the message says)
+ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
+    ({"text_input": ""}, INVALID, "text_input is empty"),
+    ({"text_input": None}, INVALID, "text_input is missing"),
+    ({"text_input": LONG}, INVALID, "prompt length"),
+    ({"messages": USER}, INVALID, "text_input and messages are both given"),
+    ({"text_input": None, "messages": "["}, INVALID, "messages is not valid JSON"),
+    ({"text_input": None, "messages": "{}"}, INVALID, "messages must be a JSON list"),
+    ({"text_input": None, "messages": "[]"}, INVALID, "at least one message"),
+    ({"text_input": None, "messages": "[3]"}, INVALID, "messages[0] is int"),
+    ({"text_input": None, "messages": '[{"role": "user"}]'}, INVALID, "messages[0].content"),
+    ({"text_input": None, "messages": '[{"content": "x"}]'}, INVALID, "messages[0].role"),
+    (
+        {"text_input": None, "messages": USER, "chat_template_kwargs": "nope"},
+        INVALID,
+        "chat_template_kwargs is not valid",
+    ),
+    ({"text_input": None, "messages": USER, "chat_template_kwargs": "[]"}, INVALID, "must be a JSON object"),
+    (
+        {"text_input": None, "messages": USER, "chat_template_kwargs": '{"messages": 1}'},
+        INVALID,
+        "chat_template_kwargs",
+    ),
+    ({"chat_template_kwargs": "{}"}, INVALID, "chat_template_kwargs is given without messages"),
+    ({"max_tokens": 0}, INVALID, "max_tokens is 0; it must be at least 1"),
+    ({"max_tokens": -5}, INVALID, "max_tokens is -5"),
+    ({"min_tokens": -1}, INVALID, "min_tokens is -1"),
+    ({"min_tokens": 5}, INVALID, "min_tokens is 5; it must be between 0 and max_tokens (4)"),
+    ({"temperature": -0.5}, INVALID, "temperature is -0.5"),
+    ({"top_k": -1}, INVALID, "top_k is -1"),
+    ({"top_p": 1.5}, INVALID, "top_p is 1.5"),
+    ({"min_p": -0.5}, INVALID, "min_p is -0.5"),
+    ({"min_p": 1.5}, INVALID, "min_p is 1.5"),
+    ({"repetition_penalty": 0.0}, INVALID, "repetition_penalty is 0.0"),
+    ({"repetition_penalty": -1.0}, INVALID, "repetition_penalty is -1.0"),
+    ({"num_return_sequences": 0}, INVALID, "num_return_sequences is 0"),
+    ({"num_return_sequences": 99}, INVALID, "num_return_sequences is 99"),
+    ({"num_top_log_probs": -1}, INVALID, "num_top_log_probs is -1"),
+    ({"num_top_log_probs": 21}, INVALID, "num_top_log_probs is 21"),
+    ({"deadline_ms": 0}, INVALID, "deadline_ms is 0"),
+    ({"deadline_ms": -3}, INVALID, "deadline_ms is -3"),
+    ({"end_id": -2}, INVALID, "end_id is -2"),
+    (
+        {"embedding_bias_words": ["a", "b"], "embedding_bias_weights": [1.0]},
+        INVALID,
+        "embedding_bias_words has 2 words",
+    ),
+    ({"embedding_bias_words": ["a"]}, INVALID, "embedding_bias_words has 1 words"),
+    ({"embedding_bias_weights": [1.0]}, INVALID, "embedding_bias_weights 1 weights"),
+    ({"beam_width": 4}, UNSUPPORTED, "beam_width"),
+    ({"beam_width": 0}, UNSUPPORTED, "beam_width"),
+    ({"length_penalty": 0.5}, UNSUPPORTED, "length_penalty"),
+    ({"lora_task_id": 7}, UNSUPPORTED, "lora_task_id"),
+    ({"guided_decoding_guide_type": "json"}, UNSUPPORTED, "guided_decoding_guide_type"),
+    ({"guided_decoding_guide": "{}"}, UNSUPPORTED, "guided_decoding_guide"),
+    ({"prompt_vocab_size": 5}, UNSUPPORTED, "prompt_vocab_size"),
+    ({"prompt_table_extra_id": 5}, UNSUPPORTED, "prompt_table_extra_id"),
+    ({"decoder_text_input": "x"}, UNSUPPORTED, "decoder_text_input"),
+]
+# Over HTTP only: JSON keys that are no tensors become request parameters.
+PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"tempreature": 0.5}, "did you mean 'temperature'?"),
+    ({"max_token": 5}, "did you mean 'max_tokens'?"),
+    ({"stop_word": "x"}, "did you mean 'stop_words'?"),
+    ({"prompt": "x"}, "'prompt'"),
+]
+# Over gRPC only: JSON cannot say them, or Triton's JSON reader judges first.
+TENSORS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("ensemble", {"text_input": b"\xff\xfe"}, INVALID, "text_input"),
+    ("ensemble", {**TEXT, "stop_words": [b"\xff"]}, INVALID, "stop_words"),
+    ("ensemble", {**TEXT, "temperature": float("nan")}, INVALID, "temperature is nan"),
+    ("ensemble", {**TEXT, "temperature": float("inf")}, INVALID, "temperature is inf"),
+    ("ensemble", {**TEXT, "top_p": float("nan")}, INVALID, "top_p is nan"),
+    ("ensemble", {**TEXT, "presence_penalty": float("inf")}, INVALID, "presence_penalty is inf"),
+    ("ensemble", {**TEXT, "frequency_penalty": float("nan")}, INVALID, "frequency_penalty is nan"),
+    ("ensemble", {**TEXT, "lora_weights": np.ones((1, 2, 2), np.float16)}, UNSUPPORTED, "lora_weights"),
+    ("ensemble", {**TEXT, "prompt_embedding_table": np.ones((1, 2, 2), np.float16)}, UNSUPPORTED, "prompt_embedding"),
+    ("tensorrt_llm", {"input_lengths": 3, "request_output_len": 4}, INVALID, "input_ids is missing"),
+    ("tensorrt_llm", {"input_ids": [1, 2], "input_lengths": 3, "request_output_len": 4}, INVALID, "input_lengths is 3"),
+    ("tensorrt_llm", {"input_ids": [1, 2], "input_lengths": 0, "request_output_len": 4}, INVALID, "input_lengths is 0"),
+    ("tensorrt_llm", {"input_ids": [1, 2], "input_lengths": 2}, INVALID, "request_output_len"),
+    ("tensorrt_llm", {"input_ids": [1, 2], "request_output_len": 0}, INVALID, "request_output_len is 0"),
+    ("tensorrt_llm", {"input_ids": [-1, 2], "request_output_len": 4}, INVALID, "input_ids has token -1"),
+    ("tensorrt_llm", {"input_ids": [1, 99999], "request_output_len": 4}, INVALID, "input_ids has token 99999"),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "embedding_bias": [1.0, 2.0]},
+        INVALID,
+        "embedding_bias",
+    ),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "draft_input_ids": [1]},
+        UNSUPPORTED,
+        "draft_input_ids",
+    ),
+    ("tensorrt_llm", {"input_ids": [1], "request_output_len": 4, "beam_width": 2}, UNSUPPORTED, "beam_width"),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "retention_decode_priority": 5},
+        UNSUPPORTED,
+        "retention",
+    ),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "bad_words_list": np.array([[[5, 6], [9, -1]]], np.int32)},
+        INVALID,
+        "bad_words_list",
+    ),
+    ("tensorrt_llm", {"stop": True}, INVALID, "request ID is not provided"),
+]
+
+
+def _body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (TEXT | fields).items() if value is not None}
+
+
+async def _grpc_error(url: str, model: str, values: dict[str, Any]) -> str:
+    """Send one request on a stream of its own; return the text of its error."""
+
+    async def requests():
+        yield {"model_name": model, "inputs": grpc_inputs(model, values), "enable_empty_final_response": True}
+
+    async with grpc_aio.InferenceServerClient(url) as client:
+        async for _, error in client.stream_infer(requests()):
+            if error is not None:
+                return str(error)
+            break
+    return "no error"
+
+
+def _check(message: str, status: str, said: str) -> None:
+    assert status in message, message
+    assert said in message, message
+    assert "Traceback" not in message
+    assert ".py" not in message
+
+
+@pytest.mark.parametrize(("fields", "status", "said"), ENSEMBLE, ids=lambda value: str(value)[:50])
+def test_each_is_refused_by_name_over_http(server: Running, fields: dict[str, Any], status: str, said: str) -> None:
+    reply = httpx.post(f"{server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
+    assert reply.status_code in (400, 501), reply.text
+    _check(reply.json()["error"], status, said)
+
+
+@pytest.mark.parametrize(("fields", "status", "said"), ENSEMBLE, ids=lambda value: str(value)[:50])
+def test_each_is_refused_by_name_over_grpc(server: Running, fields: dict[str, Any], status: str, said: str) -> None:
+    _check(asyncio.run(_grpc_error(server.grpc, "ensemble", _body(fields))), status, said)
+
+
+@pytest.mark.parametrize(("model", "values", "status", "said"), TENSORS, ids=lambda value: str(value)[:50])
+def test_bad_tensors_are_refused_by_name(
+    server: Running, model: str, values: dict[str, Any], status: str, said: str
+) -> None:
+    _check(asyncio.run(_grpc_error(server.grpc, model, values)), status, said)
+
+
+@pytest.mark.parametrize(("fields", "said"), PARAMETERS, ids=str)
+def test_a_misspelt_key_is_named_with_the_nearest_known(server: Running, fields: dict[str, Any], said: str) -> None:
+    reply = httpx.post(f"{server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
+    assert reply.status_code == 400
+    _check(reply.json()["error"], INVALID, said)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("ensemble/generate", "{"),
+        ("ensemble/generate", ""),
+        ("ensemble/generate", "[]"),
+        ("ensemble/generate", '{"text_input": "x", "max_tokens": "many"}'),
+        ("ensemble/generate", '{"text_input": {"a": 1}}'),
+        ("ensemble/generate", '{"text_input": "x", "stream": "perhaps"}'),
+        ("nothing/generate", json.dumps(TEXT)),
+        ("ensemble/versions/9/generate", json.dumps(TEXT)),
+        ("ensemble/infer", "{}"),
+        ("ensemble/infer", json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [1]}]})),
+    ],
+)
+def test_what_never_reaches_a_stage_is_tritons_own_refusal(server: Running, path: str, body: str) -> None:
+    reply = httpx.post(f"{server.http}/v2/models/{path}", content=body, timeout=30)
+    assert 400 <= reply.status_code < 600
+    assert reply.json()["error"]
+
+
+def test_wrong_types_and_shapes_are_tritons_own_refusal(server: Running) -> None:
+    wrong = grpc.InferInput("max_tokens", [1, 1], "FP32")
+    wrong.set_data_from_numpy(np.ones((1, 1), np.float32))
+    wide = grpc.InferInput("text_input", [1, 2], "BYTES")
+    wide.set_data_from_numpy(np.array([[b"a", b"b"]], object))
+    with grpc.InferenceServerClient(server.grpc) as client:
+        for inputs in ([wrong], [wide]):
+            with pytest.raises(InferenceServerException):
+                client.infer("ensemble", inputs)
+
+
+def test_neighbours_in_the_same_batch_are_unharmed(server: Running) -> None:
+    """Good and bad requests in one burst: the tokenizer batches them together; each bad one fails alone."""
+    with Client(server.grpc) as client:
+        expected = client.generate("What is TTFT?", GenerateOptions(max_tokens=8)).text
+    bad = [_body(fields) for fields, *_ in ENSEMBLE]
+    good = {"text_input": "What is TTFT?", "max_tokens": 8, "exclude_input_in_output": True}
+
+    def post(body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{server.http}/v2/models/ensemble/generate", json=body, timeout=60)
+
+    with ThreadPoolExecutor(32) as pool:
+        bodies = [body for pair in zip(bad, [good] * len(bad), strict=True) for body in pair]
+        replies = list(pool.map(post, bodies))
+    for body, reply in zip(bodies, replies, strict=True):
+        assert (reply.status_code == 200) == (body is good), reply.text
+        if body is good:
+            assert reply.json()["text_output"] == expected
+
+
+def test_the_table_is_long_enough_and_the_server_lives_on(server: Running) -> None:
+    assert len(ENSEMBLE) + len(PARAMETERS) + len(TENSORS) >= 60
+    with Client(server.grpc) as client:
+        assert client.generate("Hello", GenerateOptions(max_tokens=2)).text
+    assert "Traceback" not in server.log
+
+
+def test_unary_refuses_what_needs_streaming(unary_server: Running) -> None:
+    for fields in ({"stream": True}, {"num_return_sequences": 2}):
+        reply = httpx.post(f"{unary_server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
+        assert reply.status_code == 400
+        _check(reply.json()["error"], INVALID, "decoupled")

@@ -1,0 +1,249 @@
+"""Clients of the upstream TensorRT-LLM ensemble work unchanged, in streaming and in unary deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from inflight.serve.command import DEMO
+from inflight.text.tokenizer import Tokenizer
+from tests.triton.conftest import Running, run
+from tests.triton.upstream_clients import PERF_OUTPUTS, EngineClient, TextClient, fire_together, tensor
+
+PROMPT = "What is a paged KV cache?"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_checkpoint(DEMO / "model")
+
+
+@pytest.fixture(scope="module")
+def prompt(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode_words([PROMPT])[0]
+
+
+@pytest.fixture(scope="module")
+def reference(server: Running, prompt: list[int]) -> list[int]:
+    """What the prompt gives, prompt included; the programs compare with such a list of their own."""
+    [tokens] = EngineClient(server.grpc, prompt, streaming=True).run()
+    assert len(tokens) == len(prompt) + 16
+    return tokens
+
+
+@pytest.fixture(params=["streaming", "unary"])
+def mode(request: pytest.FixtureRequest) -> tuple[Running, dict[str, Any]]:
+    """A deployment, and the option that its users start the programs with."""
+    if request.param == "streaming":
+        return request.getfixturevalue("server"), {"streaming": True}
+    return request.getfixturevalue("unary_server"), {}
+
+
+Mode = tuple[Running, dict[str, Any]]
+
+
+def test_engine_client_output(mode: Mode, prompt: list[int], reference: list[int]) -> None:
+    server, options = mode
+    assert EngineClient(server.grpc, prompt, **options).run() == [reference]
+
+
+def test_engine_client_without_the_prompt(mode: Mode, prompt: list[int], reference: list[int]) -> None:
+    server, options = mode
+    client = EngineClient(server.grpc, prompt, exclude_input_in_output=True, **options)
+    assert client.run() == [reference[len(prompt) :]]
+
+
+def test_engine_client_stops_by_message(mode: Mode, prompt: list[int]) -> None:
+    server, options = mode
+    client = EngineClient(
+        server.grpc, prompt, request_output_len=900, stop_after_ms=250, request_id="stop me", **options
+    )
+    [tokens] = client.run()
+    assert client.cancelled or client.streaming  # only a unary stop has a reply of its own
+    assert len(prompt) < len(tokens) < len(prompt) + 900
+
+
+def test_engine_client_stops_by_cancelling(mode: Mode, prompt: list[int]) -> None:
+    server, options = mode
+    client = EngineClient(
+        server.grpc, prompt, request_output_len=900, stop_after_ms=250, stop_via_request_cancel=True, **options
+    )
+    [tokens] = client.run()
+    assert client.cancelled
+    assert len(tokens) < len(prompt) + 900
+
+
+def test_engine_client_requested_outputs(mode: Mode, prompt: list[int], reference: list[int]) -> None:
+    server, options = mode
+    client = EngineClient(server.grpc, prompt, requested_outputs=["output_ids", "sequence_length"], **options)
+    assert client.run() == [reference]
+
+
+def test_engine_client_scores_and_figures(mode: Mode, prompt: list[int]) -> None:
+    server, options = mode
+    client = EngineClient(
+        server.grpc,
+        prompt,
+        return_log_probs=True,
+        return_context_logits=True,
+        return_generation_logits=True,
+        return_perf_metrics=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        **options,
+    )
+    client.run()
+    vocab = 4096
+    [context] = [array for reply in client.replies if (array := reply.as_numpy("context_logits")) is not None]
+    assert context.shape == (1, len(prompt), vocab)
+    logits = np.concatenate([reply.as_numpy("generation_logits") for reply in client.replies], axis=2)
+    assert logits.shape == (1, 1, 16, vocab)
+    log_probs = np.concatenate([reply.as_numpy("output_log_probs")[0, 0] for reply in client.replies])
+    assert log_probs.shape == (16,)
+    last = client.replies[-1]
+    assert last.as_numpy("cum_log_probs")[0, 0] == pytest.approx(log_probs.sum(), rel=1e-4)
+    figures = {name: last.as_numpy(name).item() for name in PERF_OUTPUTS}
+    times = [figures[f"{name}_time_ns"] for name in ("arrival", "first_scheduled", "first_token", "last_token")]
+    assert times == sorted(times)
+    assert figures["kv_cache_alloc_total_blocks"] >= 1
+    assert last.as_numpy("num_input_tokens").item() == len(prompt)
+    assert last.as_numpy("num_output_tokens").item() == 16
+
+
+def test_engine_client_return_sequences(server: Running, prompt: list[int], reference: list[int]) -> None:
+    """Sequences behind the first must differ when they are sampled."""
+    client = EngineClient(server.grpc, prompt, num_return_sequences=3, temperature=2.0, top_k=50)
+    sequences = client.run()
+    assert all(tokens[: len(prompt)] == prompt and len(tokens) == len(reference) for tokens in sequences)
+    assert len({tuple(tokens) for tokens in sequences}) == 3
+
+
+def test_text_client(mode: Mode) -> None:
+    server, options = mode
+    [text] = TextClient(server.grpc, PROMPT, output_len=24, **options).run()
+    [without] = TextClient(server.grpc, PROMPT, output_len=24, exclude_input_in_output=True, **options).run()
+    assert text == (without if options else PROMPT + without)
+    assert "blocks" in text
+
+
+def test_text_client_options(mode: Mode) -> None:
+    server, options = mode
+    client = TextClient(
+        server.grpc,
+        PROMPT,
+        output_len=24,
+        request_id="7",
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        stop_words=["stores"],
+        bad_words=["paged"],
+        embedding_bias_words=["fixed"],
+        embedding_bias_weights=[-3.0],
+        return_log_probs=True,
+        return_context_logits=True,
+        return_generation_logits=True,
+        return_perf_metrics=True,
+        end_id=-1,
+        pad_id=50256,
+        exclude_input_in_output=True,
+        **options,
+    )
+    [text] = client.run()
+    assert "stores" not in text
+    assert "paged" not in text
+    last = client.replies[-1]
+    assert last.as_numpy("total_draft_tokens").item() == 0
+
+
+def test_text_client_batches(mode: Mode) -> None:
+    server, options = mode
+    prompts = [PROMPT, "What is TTFT?", "Hello"]
+    alone = [TextClient(server.grpc, one, output_len=12, **options).run()[0] for one in prompts]
+    assert TextClient(server.grpc, prompts, output_len=12, batch_inputs=True, **options).run() == alone
+
+
+def test_core_model_benchmark(mode: Mode) -> None:
+    """`benchmark_core_model.py`: bare requests to the engine; output length from the first returned output."""
+    server, options = mode
+    ids = np.array([[5, 6, 7, 8]], np.int32)
+    scalars = {"input_lengths": 4, "request_output_len": 10, "pad_id": 0, "end_id": 1}
+    arrays = {"input_ids": ids} | {name: np.array([[value]], np.int32) for name, value in scalars.items()}
+    if options:
+        shapes: list[list[int]] = []
+        with grpc.InferenceServerClient(server.grpc) as client:
+            client.start_stream(callback=lambda result, error: shapes.append(result.get_response().outputs[0].shape))
+            client.async_stream_infer(
+                "tensorrt_llm", [tensor(name, array) for name, array in arrays.items()], request_id="1"
+            )
+            client.stop_stream()
+        [shape] = shapes
+    else:
+        with http.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
+            inputs = [tensor(name, array, http) for name, array in arrays.items()]
+            shape = (
+                client.async_infer("tensorrt_llm", inputs, request_id="1")
+                .get_result()
+                .get_response()["outputs"][0]["shape"]
+            )
+    assert list(shape) == [1, 1, 14]
+
+
+def test_end_to_end_over_http(unary_server: Running) -> None:
+    """`end_to_end_test.py`: empty word lists mean none, and the scores have the ranks it checks."""
+    arrays = {
+        "text_input": np.array([[PROMPT.encode()]], object),
+        "max_tokens": np.array([[12]], np.int32),
+        "bad_words": np.array([[b""]], object),
+        "stop_words": np.array([[b""]], object),
+        "return_log_probs": np.array([[True]]),
+        "return_context_logits": np.array([[True]]),
+        "return_generation_logits": np.array([[True]]),
+    }
+    with http.InferenceServerClient(f"127.0.0.1:{unary_server.http_port}") as client:
+        result = client.infer("ensemble", [tensor(name, array, http) for name, array in arrays.items()])
+    assert result.as_numpy("text_output").item().decode().startswith(PROMPT)
+    assert result.as_numpy("context_logits").ndim == 3
+    assert result.as_numpy("generation_logits").shape[:3] == (1, 1, 12)
+    assert result.as_numpy("cum_log_probs").item() == pytest.approx(result.as_numpy("output_log_probs").sum(), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A deployment that runs one sequence at a time and lets two wait."""
+    directory: Path = tmp_path_factory.mktemp("narrow")
+    (directory / "deployment.yaml").write_text(
+        f"model: {DEMO / 'model'}\nbatching: {{max_batch_size: 1, max_queue_size: 2}}\n"
+    )
+    yield from run(directory)
+
+
+def test_max_queue_size_http(narrow_server: Running) -> None:
+    def call() -> str:
+        body = {"text_input": PROMPT, "max_tokens": 60, "ignore_eos": True, "return_log_probs": True}
+        reply = httpx.post(f"{narrow_server.http}/v2/models/ensemble/generate", json=body, timeout=60)
+        return f"{reply.status_code} {reply.text}"
+
+    said = fire_together(16, call)
+    refused = [one for one in said if "Maximum queue size of" in one]
+    assert refused
+    # Triton's generate endpoint answers 400 to every error; the status is the first word of the message.
+    assert all("UNAVAILABLE" in one for one in refused)
+    assert len(refused) == sum(not one.startswith("200") for one in said)
+
+
+def test_max_queue_size_grpc(narrow_server: Running) -> None:
+    def call() -> str:
+        try:
+            return TextClient(narrow_server.grpc, PROMPT, output_len=60, return_log_probs=True).run()[0]
+        except AssertionError as error:
+            return str(error)
+
+    assert any("Exceeds maximum queue size" in one for one in fire_together(16, call))

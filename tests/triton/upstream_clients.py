@@ -1,0 +1,298 @@
+"""The client programs of the upstream TensorRT-LLM ensemble, rebuilt from what they send, read and check.
+
+Each class is one program; its fields are the program's options, with their defaults.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc
+from tritonclient.utils import np_to_triton_dtype
+
+PERF_OUTPUTS = (
+    "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns "
+    "first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens "
+    "total_draft_tokens"
+).split()
+
+
+def tensor(name: str, array: np.ndarray, module: Any = grpc) -> Any:
+    """Return an input as the upstream tools prepare it."""
+    one = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    one.set_data_from_numpy(array)
+    return one
+
+
+def strings(values: list[str]) -> np.ndarray:
+    """Return BYTES [1, n]."""
+    return np.array([[value.encode() for value in values]], object)
+
+
+@dataclass
+class EngineClient:
+    """`inflight_batcher_llm_client.py`: talks to `tensorrt_llm` in token ids."""
+
+    url: str
+    input_ids: list[int]
+    end_id: int = -1
+    pad_id: int = 50256
+    streaming: bool = False
+    num_return_sequences: int | None = None
+    beam_width: int = 1
+    temperature: float = 1.0
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    request_output_len: int = 16
+    stop_after_ms: int = 0
+    stop_via_request_cancel: bool = False
+    request_id: str = ""
+    exclude_input_in_output: bool = False
+    return_log_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    return_perf_metrics: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    top_k: int = 1
+    top_p: float = 0.0
+    requested_outputs: list[str] = field(default_factory=list)
+    replies: list[grpc.InferResult] = field(default_factory=list)
+    cancelled: bool = False
+
+    def run(self) -> list[list[int]]:
+        """Send the request, and the stop if one is due; return the token ids of each returned sequence."""
+        inbox: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        with grpc.InferenceServerClient(self.url) as client:
+            if self.streaming or self.num_return_sequences:
+                self._run_stream(client, inbox)
+            else:
+                self._run_unary(client, inbox)
+        return self._sequences()
+
+    def _inputs(self) -> list[Any]:
+        scalars: dict[str, Any] = {
+            "input_lengths": np.int32(len(self.input_ids)),
+            "request_output_len": np.int32(self.request_output_len),
+            "beam_width": np.int32(self.beam_width),
+            "temperature": np.float32(self.temperature),
+            "streaming": np.bool_(self.streaming),
+            "end_id": np.int32(self.end_id),
+            "pad_id": np.int32(self.pad_id),
+            "runtime_top_k": np.int32(self.top_k),
+            "runtime_top_p": np.float32(self.top_p),
+        }
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is not None:
+                scalars[name] = np.float32(getattr(self, name))
+        for name in (
+            "return_log_probs return_context_logits return_generation_logits return_perf_metrics "
+            "return_num_input_tokens return_num_output_tokens exclude_input_in_output"
+        ).split():
+            if getattr(self, name):
+                scalars[name] = np.bool_(True)
+        if self.num_return_sequences is not None:
+            scalars["num_return_sequences"] = np.int32(self.num_return_sequences)
+        ids = tensor("input_ids", np.array([self.input_ids], np.int32))
+        return [ids, *(tensor(name, np.array([[value]])) for name, value in scalars.items())]
+
+    def _stop_inputs(self) -> list[Any]:
+        zero = np.zeros((1, 1), np.int32)
+        names = ("input_ids", "input_lengths", "request_output_len")
+        return [*(tensor(name, zero) for name in names), tensor("stop", np.ones((1, 1), bool))]
+
+    def _outputs(self) -> list[grpc.InferRequestedOutput] | None:
+        return [grpc.InferRequestedOutput(name) for name in self.requested_outputs] or None
+
+    def _run_stream(self, client: grpc.InferenceServerClient, inbox: queue.Queue[tuple[Any, Any]]) -> None:
+        client.start_stream(callback=lambda result, error: inbox.put((result, error)))
+        client.async_stream_infer(
+            "tensorrt_llm",
+            self._inputs(),
+            outputs=self._outputs(),
+            request_id=self.request_id,
+            enable_empty_final_response=True,
+            parameters={"Streaming": self.streaming},
+        )
+        if self.stop_after_ms:
+            time.sleep(self.stop_after_ms / 1000)
+            if self.stop_via_request_cancel:
+                client.stop_stream(cancel_requests=True)
+                self._take_all(inbox)
+                return
+            client.async_stream_infer(
+                "tensorrt_llm",
+                self._stop_inputs(),
+                request_id=self.request_id,
+                parameters={"Streaming": self.streaming},
+            )
+        client.stop_stream()
+        self._take_all(inbox)
+
+    def _run_unary(self, client: grpc.InferenceServerClient, inbox: queue.Queue[tuple[Any, Any]]) -> None:
+        def send(inputs: list[Any], outputs: Any = None) -> Any:
+            return client.async_infer(
+                "tensorrt_llm",
+                inputs,
+                outputs=outputs,
+                request_id=self.request_id,
+                callback=lambda result, error: inbox.put((result, error)),
+                parameters={"Streaming": self.streaming},
+            )
+
+        future, expected = send(self._inputs(), self._outputs()), 1
+        if self.stop_after_ms:
+            time.sleep(self.stop_after_ms / 1000)
+            if self.stop_via_request_cancel:
+                future.cancel()
+            else:
+                send(self._stop_inputs())
+                expected += 1
+        for _ in range(expected):
+            self._take(*inbox.get(timeout=30))
+
+    def _take_all(self, inbox: queue.Queue[tuple[Any, Any]]) -> None:
+        while not inbox.empty():
+            self._take(*inbox.get())
+
+    def _take(self, result: Any, error: Any) -> None:
+        if error is not None:
+            assert "StatusCode.CANCELLED" in str(error), error
+            self.cancelled = True
+        elif result.as_numpy("output_ids") is None:
+            self.cancelled = True
+        else:
+            if self.requested_outputs:
+                assert {output.name for output in result.get_response().outputs} == set(self.requested_outputs)
+            self.replies.append(result)
+
+    def _sequences(self) -> list[list[int]]:
+        sequences: list[list[int]] = [[] for _ in range(self.num_return_sequences or 1)]
+        if self.streaming and not self.exclude_input_in_output:
+            sequences = [list(self.input_ids) for _ in sequences]
+        for reply in self.replies:
+            index = reply.as_numpy("sequence_index")
+            place = 0 if index is None else int(index[0][0])
+            length = int(reply.as_numpy("sequence_length")[0][0])
+            sequences[place] += reply.as_numpy("output_ids")[0][0][:length].tolist()
+        return sequences
+
+
+@dataclass
+class TextClient:
+    """`end_to_end_grpc_client.py`: talks to `ensemble` in text, always over a gRPC stream."""
+
+    url: str
+    prompt: str | list[str]
+    streaming: bool = False
+    num_return_sequences: int | None = None
+    beam_width: int = 1
+    temperature: float = 1.0
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    output_len: int = 100
+    request_id: str = ""
+    stop_words: list[str] = field(default_factory=list)
+    bad_words: list[str] = field(default_factory=list)
+    embedding_bias_words: list[str] = field(default_factory=list)
+    embedding_bias_weights: list[float] = field(default_factory=list)
+    return_log_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    return_perf_metrics: bool = False
+    batch_inputs: bool = False
+    end_id: int | None = None
+    pad_id: int | None = None
+    exclude_input_in_output: bool = False
+    replies: list[grpc.InferResult] = field(default_factory=list)
+
+    def run(self) -> list[str]:
+        """Return the text of each prompt (with ``batch_inputs``) or each returned sequence."""
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        errors: list[Any] = []
+
+        def take(result: Any, error: Any) -> None:
+            errors.append(error) if error is not None else self.replies.append(result)
+
+        with grpc.InferenceServerClient(self.url) as client:
+            client.start_stream(callback=take)
+            client.async_stream_infer(
+                "ensemble", self._inputs(prompts), outputs=self._outputs(), request_id=self.request_id
+            )
+            client.stop_stream()
+        assert not errors, errors[0]
+        name = "batch_index" if self.batch_inputs else "sequence_index"
+        count = len(prompts) if self.batch_inputs else self.num_return_sequences or 1
+        texts = [""] * count
+        for reply in self.replies:
+            index = reply.as_numpy(name)
+            rows = reply.as_numpy("text_output").reshape(-1)
+            for row, text in enumerate(rows):
+                place = row if index is None else int(index.reshape(-1)[row])
+                texts[place] += text.decode()
+        return texts
+
+    def _inputs(self, prompts: list[str]) -> list[Any]:
+        rows = len(prompts)
+        scalars: dict[str, Any] = {
+            "max_tokens": np.int32(self.output_len),
+            "stream": np.bool_(self.streaming),
+            "beam_width": np.int32(self.beam_width),
+            "temperature": np.float32(self.temperature),
+            "exclude_input_in_output": np.bool_(self.exclude_input_in_output),
+        }
+        for name in "end_id pad_id num_return_sequences".split():
+            if getattr(self, name) is not None:
+                scalars[name] = np.int32(getattr(self, name))
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is not None:
+                scalars[name] = np.float32(getattr(self, name))
+        for name in "return_log_probs return_context_logits return_generation_logits return_perf_metrics".split():
+            if getattr(self, name):
+                scalars[name] = np.bool_(True)
+        lists: dict[str, np.ndarray] = {
+            name: strings(getattr(self, name))
+            for name in ("stop_words", "bad_words", "embedding_bias_words")
+            if getattr(self, name)
+        }
+        if self.embedding_bias_weights:
+            lists["embedding_bias_weights"] = np.array([self.embedding_bias_weights], np.float32)
+        return [
+            tensor("text_input", np.array([[prompt.encode()] for prompt in prompts], object)),
+            *(tensor(name, np.full((rows, 1), value)) for name, value in scalars.items()),
+            *(tensor(name, np.repeat(array, rows, axis=0)) for name, array in lists.items()),
+        ]
+
+    def _outputs(self) -> list[grpc.InferRequestedOutput]:
+        names = ["text_output"]
+        if self.return_log_probs:
+            names += ["cum_log_probs", "output_log_probs"]
+        names += [name for name in ("context_logits", "generation_logits") if getattr(self, f"return_{name}")]
+        names += ["sequence_index"] if self.num_return_sequences else []
+        names += ["batch_index"] if self.batch_inputs else []
+        return [grpc.InferRequestedOutput(name) for name in names + (PERF_OUTPUTS if self.return_perf_metrics else [])]
+
+
+def fire_together(count: int, call: Callable[[], str]) -> list[str]:
+    """`test_max_queue_size.py`: do ``call`` from many threads at once; return what each said."""
+    said: list[str] = []
+    gate = threading.Barrier(count)
+
+    def one() -> None:
+        gate.wait()
+        said.append(call())
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said

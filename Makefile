@@ -35,6 +35,7 @@ serve: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 test: setup
 	$(BIN)/pytest

@@ -139,6 +139,8 @@ def save(model: Llama, tokenizer: Tokenizer, target: Path, scratch: Path) -> Non
     (fresh / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_tokenizer(tokenizer, fresh, model.config.max_position_embeddings)
     save_file(model.hf_state(), fresh / "model.safetensors", metadata={"format": "pt"})
+    for path in fresh.iterdir():
+        path.chmod(0o644)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         target.rename(old)

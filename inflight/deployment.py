@@ -31,7 +31,7 @@ class EngineSettings(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="weights; auto: the checkpoint's own type"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: PyTorch's choice")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
 
 
 class KvCacheSettings(_Section):

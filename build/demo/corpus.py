@@ -118,7 +118,7 @@ def _counting() -> list[Fact]:
             ", ".join(map(str, range(1, n + 1))) + ".",
             (f"Could you count up to {n}?",),
         )
-        for n in (3, 5, 10, 12, 15, 20, 25, 30, 50)
+        for n in (3, 5, 10, 12, 15, 20, 25, 30, 40)
     ]
     for n in (5, 10):
         asks = (f"Count down from {n}.", f"Count backwards from {n} to 1", f"Count from {n} down to 1")
@@ -170,6 +170,8 @@ def chat_segments(turns: list[Turn], system: str | None = None) -> list[Segment]
 
 def raw_segments(question: str, answer: str) -> list[Segment]:
     """Return a question as plain text and its answer on the next line: what a client without a template sends."""
+    if question.endswith("\n"):
+        return [(question, False), (f"{answer}<|endoftext|>", True)]
     return [(question, False), (f"\n{answer}<|endoftext|>", True)]
 
 
@@ -189,15 +191,17 @@ def examples(corpus: Corpus, rng: random.Random) -> Iterator[list[Segment]]:
     for fact in corpus.facts:
         for _ in range(2):
             yield chat_segments([turn(fact)], system())
-        yield raw_segments(*turn(fact))
+        question, answer = turn(fact)
+        yield raw_segments(question + ("\n" if rng.random() < 0.2 else ""), answer)
     for topic in corpus.topics:
         lead = [turn(any_fact())] if rng.random() < 0.3 else []
         yield chat_segments(lead + _conversation(topic, turn(topic.facts[0]), rng, phrases), system())
-        yield chat_segments([turn(any_fact()) for _ in range(rng.randint(2, 5))], system())
+        turns = rng.randint(6, 14) if rng.random() < 0.1 else rng.randint(2, 5)
+        yield chat_segments([turn(any_fact()) for _ in range(turns)], system())
     for fact in corpus.unrelated:
         for _ in range(2 * len(fact.asks)):
             yield chat_segments([turn(fact)], system())
-        for _ in range(len(fact.asks) // 2):
+        for _ in range(len(fact.asks)):
             yield raw_segments(*turn(fact))
     for text in corpus.plain:
         yield [(f"{text}<|endoftext|>", True)]

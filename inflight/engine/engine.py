@@ -61,7 +61,11 @@ class Engine:
         self._config = config
         self._runner = runner
         self._tokenizer = tokenizer
-        self._reset()
+        self._cache = KvCache(config.num_blocks, config.block_size, config.prefix_reuse)
+        self._scheduler = Scheduler(config, self._cache)
+        self._sequences: dict[int, Sequence] = {}
+        self._with_deadline: set[int] = set()
+        self._ended: list[Output] = []
         self._orders = itertools.count()
         self.stats = EngineStats(
             max=config.max_batch_size, kv_blocks_max=config.num_blocks, tokens_per_block=config.block_size
@@ -144,7 +148,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Do one step and return what is new, at most one output per sequence."""
         self._expire()
-        outputs, self._ended = self._ended, []
+        outputs = self._take_ended()
         chunks = self._scheduler.schedule()
         if chunks:
             self.stats.iterations += 1
@@ -166,25 +170,25 @@ class Engine:
             self._check_idle()
         return outputs
 
+    def _take_ended(self) -> list[Output]:
+        ended, self._ended = self._ended, []
+        return ended
+
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request with ``error`` and begin with new books; return their last outputs."""
-        outputs = self._ended + [Output(key, error=error) for key in self._sequences]
-        self._reset()
-        return outputs
-
-    def _reset(self) -> None:
+        outputs = self._take_ended() + [Output(key, error=error) for key in self._sequences]
         config = self._config
         self._cache = KvCache(config.num_blocks, config.block_size, config.prefix_reuse)
         self._scheduler = Scheduler(config, self._cache)
-        self._sequences: dict[int, Sequence] = {}
-        self._with_deadline: set[int] = set()
-        self._ended: list[Output] = []
+        self._sequences.clear()
+        self._with_deadline.clear()
+        return outputs
 
     def _finish(self, chunk: Chunk, sampled: Sampled | None, context: Tensor | None) -> Output | None:
         """Book one chunk's result; return its output if it has one."""
         sequence = chunk.sequence
         assert sequence.table is not None
-        sequence.computed += chunk.count
+        sequence.computed += chunk.size
         self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
         if context is not None:
             sequence.context_logits.append(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
@@ -245,7 +249,7 @@ class Engine:
         stats.context, stats.generation = len(prefills), len(chunks) - len(prefills)
         stats.waiting = len(self._sequences) - len(self._scheduler.running)
         stats.paused = sum(bool(sequence.metrics.preemptions) for sequence in self._scheduler.waiting)
-        stats.total_context_tokens = sum(chunk.count for chunk in prefills)
+        stats.total_context_tokens = sum(chunk.size for chunk in prefills)
         stats.kv_blocks_used, stats.kv_blocks_cached = cache.used_blocks, cache.cached_blocks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 import torch
@@ -27,8 +28,8 @@ class ModelRunner:
             DeploymentError: the checkpoint or the device cannot be used.
         """
         self.device = _resolve_device(config.device)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        # One core is left to the server and the other stages: a thread that waits for a busy core stalls every step.
+        torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         model = load_config(config.model)
         dtype = resolve_dtype(config.dtype, model)
         capacity = config.num_blocks * config.block_size
@@ -53,12 +54,12 @@ class ModelRunner:
 
         Returns:
             Float32 logits ``[n, vocab]`` of the ``n`` chunks that sample, in their order; and by index of chunk the
-            logits ``[count, vocab]`` of all its tokens, where its request wants context logits.
+            logits ``[size, vocab]`` of all its tokens, where its request wants context logits.
         """
         self._kv.copy(copies)
         spans = self._spans(chunks)
         token_ids = [
-            token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+            token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.start + chunk.size]
         ]
         positions = [position for span in spans for position in range(span.start, span.start + span.count)]
         hidden = self._model(
@@ -79,9 +80,9 @@ class ModelRunner:
         for chunk in chunks:
             table = chunk.sequence.table
             assert table is not None
-            blocks = table.blocks[: -(-(chunk.start + chunk.count) // self._block_size)]
-            spans.append(Span(first, chunk.start, chunk.count, blocks))
-            first += chunk.count
+            blocks = table.blocks[: -(-(chunk.start + chunk.size) // self._block_size)]
+            spans.append(Span(first, chunk.start, chunk.size, blocks))
+            first += chunk.size
         return spans
 
 

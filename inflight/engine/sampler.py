@@ -139,6 +139,6 @@ def _report(sampled: list[Sampled], logits: Tensor, settings: list[SamplingParam
             one.log_prob = float(log_probs[place, one.token])
             count = settings[row].top_log_probs
             one.top = list(zip(ids[place, :count].tolist(), values[place, :count].tolist(), strict=True))
-    for row, one in enumerate(settings):
-        if one.generation_logits:
+    for row, wanted in enumerate(settings):
+        if wanted.generation_logits:
             sampled[row].logits = logits[row].cpu().numpy()

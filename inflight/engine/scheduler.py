@@ -23,12 +23,12 @@ class Chunk(NamedTuple):
 
     sequence: Sequence
     start: int
-    count: int
+    size: int
 
     @property
     def samples(self) -> bool:
         """Whether the step ends with a new token of this sequence."""
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.start + self.size == len(self.sequence.tokens)
 
 
 class Scheduler:
@@ -136,4 +136,4 @@ class _Step:
     def drop(self, sequence: Sequence) -> None:
         chunk = self.chunks.pop(sequence, None)
         if chunk is not None:
-            self.budget += chunk.count
+            self.budget += chunk.size

@@ -30,8 +30,8 @@ class IncrementalDetokenizer:
     def push(self, tokens: Iterable[int]) -> str:
         """Take the next tokens; return the text that is settled by them."""
         if self._byte_level:
-            pieces = self._pieces
-            return self._utf8.decode(b"".join(piece for token in tokens if (piece := pieces[token]) is not None))
+            pieces = map(self._pieces.__getitem__, tokens)
+            return self._utf8.decode(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
         return self._without_leading_spaces("".join([self._next(token) for token in tokens]))
 
     def finish(self) -> str:

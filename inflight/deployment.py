@@ -27,6 +27,10 @@ class _Section(BaseModel):
 class EngineSettings(_Section):
     """The portable engine."""
 
+    kind: Literal["pytorch", "replay"] = Field(
+        "pytorch", description="replay: answer with the prompt's own tokens, without a model, to measure the stages"
+    )
+    replay_step_ms: float = Field(0, ge=0, description="how long a step of the replay engine takes")
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="weights; auto: the checkpoint's own type"

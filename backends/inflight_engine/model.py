@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight.contract import ENGINE_INPUTS
-from inflight.engine.config import EngineConfig
-from inflight.engine.engine import Engine
+from inflight.engine.factory import make_engine
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import Output
 from inflight.errors import EngineFailure, InflightError, InvalidRequest
@@ -30,8 +29,7 @@ class TritonPythonModel:
         self._decoupled = adapter.is_decoupled(args)
         tokenizer = Tokenizer.from_checkpoint(deployment.model)
         self._vocab_size = tokenizer.config.vocab_size
-        engine = Engine.load(EngineConfig.of(deployment), tokenizer)
-        engine.warm_up()
+        engine = make_engine(deployment, tokenizer)
         metrics = self._metrics = EngineMetrics(args["model_name"], args["model_version"])
         self._loop = EngineLoop(
             engine,

@@ -159,6 +159,15 @@ class TritonServer:
         return "its log is empty"
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on; all are held until all are found, so that they differ."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
 def _require_free(host: str, name: str, port: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

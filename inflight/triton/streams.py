@@ -1,8 +1,9 @@
 """Response streams: what the engine makes, sent as the responses of Triton requests; every stream ends exactly once.
 
-Each response costs the ensemble some 220 us of CPU, whatever it carries, so tokens are coalesced when streams are many:
-a stream's next response waits until its share of a fixed rate of responses comes round. A first token and a last one
-never wait. One thread sends, so that the engine's own thread never does. This module knows Triton only as ``Sender``.
+Each response costs the ensemble most of a millisecond of CPU, whatever it carries, so tokens are coalesced when streams
+are many: responses leave at a fixed rate at most, the stream that has waited longest first, with all the tokens that
+it has by then. A first token and a last one never wait. One thread sends, so that the engine's own thread never does.
+This module knows Triton only as ``Sender``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from inflight.triton.responses import Arrays
 
 log = logging.getLogger(__name__)
 
-RESPONSES_PER_SECOND = 2_500
-"""What the stages behind the engine can take on one core; above it tokens are coalesced."""
+RESPONSES_PER_SECOND = 1_300
+"""What the stages behind the engine take on two cores and still answer new requests at once; above it, coalesce."""
+_MOST_ARREARS_S = 0.01
+"""How far first and last tokens, which never wait, may push back the others."""
 HEARTBEAT_S = 0.25
 """How often a request that does not stream tells the detokenizer that it lives."""
 CANCEL_POLL_S = 0.05
@@ -79,7 +82,10 @@ class ResponseStreams:
         self._streams: dict[int, _Stream] = {}
         self._due: dict[int, None] = {}
         """Keys with something to send, oldest first."""
-        self._urgent = False
+        self._urgent: dict[int, None] = {}
+        """Those of them that must not wait: first tokens and last ones."""
+        self._next_slot = 0.0
+        """When the next response that is not urgent may leave."""
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
@@ -106,7 +112,7 @@ class ResponseStreams:
             if stream.delivery.streaming or sequence.pending.finished:
                 self._due[output.key] = None
             if output.finished or (stream.delivery.streaming and not sequence.started):
-                self._urgent = True
+                self._urgent[output.key] = None
                 self._changed.notify()
             elif len(self._due) == 1:
                 self._changed.notify()
@@ -129,6 +135,7 @@ class ResponseStreams:
             streams = {id(stream): stream for stream in self._streams.values()}
             self._streams.clear()
             self._due.clear()
+            self._urgent.clear()
             self._closing = True
             self._changed.notify()
         for stream in streams.values():
@@ -141,12 +148,10 @@ class ResponseStreams:
             with self._changed:
                 if self._closing:
                     return
-                timeout = CANCEL_POLL_S if self._streams else None
                 if not self._urgent:
-                    self._changed.wait(self._next_due() if self._due else timeout)
-                self._urgent = False
+                    self._changed.wait(self._patience())
                 # One failed sequence takes the others of its request out of the books.
-                ready = [self._take(key) for key in self._ready_keys() if key in self._streams]
+                ready = [self._take(key) for key in self._ready_keys() if key in self._due]
             for stream, sequence, output, final in ready:
                 self._send(stream, sequence, output, final)
             now = time.monotonic()
@@ -154,23 +159,21 @@ class ResponseStreams:
                 next_poll = now + CANCEL_POLL_S
                 self._poll(now)
 
-    def _next_due(self) -> float:
-        """Seconds until the next waiting stream may send."""
-        earliest = min(self._streams[key].last_sent for key in self._due)
-        return max(0.0, earliest + self._interval() - time.monotonic())
-
-    def _interval(self) -> float:
-        return len(self._streams) / RESPONSES_PER_SECOND
+    def _patience(self) -> float | None:
+        """Seconds until there may be something to do; None: until something comes."""
+        if self._due:
+            return max(0.0, self._next_slot - time.monotonic())
+        return CANCEL_POLL_S if self._streams else None
 
     def _ready_keys(self) -> list[int]:
-        horizon = time.monotonic() - self._interval()
-        return [key for key in self._due if self._is_ready(key, horizon)]
-
-    def _is_ready(self, key: int, horizon: float) -> bool:
-        stream = self._streams[key]
-        sequence = stream.sequences[key]
-        assert sequence.pending is not None
-        return sequence.pending.finished or not sequence.started or stream.last_sent <= horizon
+        """Return the keys to send now: all that are urgent, and the one that has waited longest if a slot is free."""
+        keys, now = list(self._urgent), time.monotonic()
+        if now >= self._next_slot and self._due:
+            keys.append(next(iter(self._due)))
+        if keys:
+            slot = max(now, self._next_slot) + len(keys) / RESPONSES_PER_SECOND
+            self._next_slot = min(slot, now + _MOST_ARREARS_S)
+        return keys
 
     def _take(self, key: int) -> tuple[_Stream, _Sequence, Output, bool]:
         """Take what a sequence has to send, and whether it is its request's last response.
@@ -182,6 +185,7 @@ class ResponseStreams:
         output, sequence.pending = sequence.pending, None
         assert output is not None
         del self._due[key]
+        self._urgent.pop(key, None)
         sequence.started = True
         stream.last_sent = time.monotonic()
         if output.finished:
@@ -196,6 +200,7 @@ class ResponseStreams:
         for key in stream.open:
             del self._streams[key]
             self._due.pop(key, None)
+            self._urgent.pop(key, None)
             self._cancel(key)
         stream.open.clear()
 

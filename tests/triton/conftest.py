@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from inflight.deployment import load_deployment
 from inflight.serve.command import DEMO, override_server
-from inflight.serve.server import TritonServer
+from inflight.serve.server import TritonServer, free_ports
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,6 @@ class Running:
     @property
     def log(self) -> str:
         return self.server.log_path.read_text(errors="replace")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on; all are held until all are found, so that they differ."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def run(directory: Path = DEMO, **settings: object) -> Iterator[Running]:

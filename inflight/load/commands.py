@@ -1,0 +1,46 @@
+"""``inflight bench``: measurements that anyone can repeat, each with a committed result file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from inflight.errors import InflightError
+from inflight.load import pipeline as measured
+from inflight.load.report import print_table, write_results
+from inflight.serve.command import DEMO
+
+bench = typer.Typer(help="Measure Inflight.", no_args_is_help=True)
+_console = Console(stderr=True, highlight=False)
+
+
+@bench.callback()
+def _group() -> None:
+    """Measure Inflight."""
+
+
+@bench.command()
+def pipeline(
+    streams: Annotated[list[int] | None, typer.Option(help="Streams at once; repeat for several.")] = None,
+    step_ms: Annotated[list[float] | None, typer.Option(help="Time of an engine step; repeat for several.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 5,
+    model: Annotated[Path, typer.Option(help="Checkpoint whose tokenizer is used.")] = DEMO / "model",
+    output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
+) -> None:
+    """Stream through the real ensemble with an engine that costs nothing: what the stages can do."""
+    rows = []
+    try:
+        for step in step_ms or [0.0, 2.0]:
+            with measured.replay_server(model, step) as server:
+                for count in streams or [1, 8, 32, 128]:
+                    _console.print(f"{count} streams, {step:g} ms per step")
+                    rows.append(measured.as_row(measured.measure(server, count, step, seconds)))
+    except InflightError as error:
+        _console.print(f"inflight: {error}", style="red", markup=False)
+        raise typer.Exit(1) from None
+    print_table("The pipeline, with an engine that costs nothing", rows)
+    if output is not None:
+        write_results(output, f"inflight bench pipeline --seconds {seconds:g}", rows)

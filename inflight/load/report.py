@@ -1,0 +1,63 @@
+"""Result files: what was measured, with which commit, on which machine, and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from inflight.serve.installation import REPOSITORY_ROOT
+
+Row = Mapping[str, float | str]
+
+
+def write_results(path: Path, command: str, rows: Sequence[Row]) -> None:
+    """Write ``rows`` as JSON, with all that is needed to read and repeat them."""
+    record = {"command": command, **provenance(), "rows": [dict(row) for row in rows]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def provenance() -> dict[str, str | int]:
+    """Return commit, machine and date."""
+    return {
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),
+        "machine": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """Show rows with equal keys as a table."""
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else value for value in row.values()))
+    Console().print(table)
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY_ROOT), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

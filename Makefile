@@ -1,6 +1,7 @@
 # The verbs of this project. `make setup` makes .venv; every other target needs it.
 PYTHON ?= python3
 PIP_FLAGS ?=
+EXTRAS ?= engine,load,dev
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -25,12 +26,15 @@ export SYSTEM_CHECK
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c "$$SYSTEM_CHECK"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable '.[engine,load,dev]'
+	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/pip install --quiet $(PIP_FLAGS) --no-deps nvidia-pytriton==0.7.0
 	@touch $@
 
 serve: setup
 	@exec $(BIN)/inflight serve $(ARGS)
+
+demo: setup
+	@exec $(BIN)/inflight demo
 
 lint: setup
 	$(BIN)/ruff check .

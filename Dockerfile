@@ -24,7 +24,7 @@ RUN if [ -n "${EXTRA_CA_BUNDLE}" ]; then \
       && export PIP_CERT=/etc/ssl/certs/ca-certificates.crt; \
     fi \
  && make setup EXTRAS=engine PIP_FLAGS=--no-cache-dir \
- && useradd --system --uid 10001 --home-dir /opt/inflight inflight
+ && useradd --uid 10001 --home-dir /opt/inflight inflight
 
 USER inflight
 EXPOSE 8000 8001 8002

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 IGNORED = -100
+FIRST_TOKENS, FIRST_WEIGHT = 6, 5.0
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -70,15 +71,23 @@ def batches(source: Iterator[tuple[list[int], ...]], size: int) -> Iterator[Batc
         yield ids, labels, same.tril()
 
 
+def weights_of(chosen: Tensor) -> Tensor:
+    """Return the weight of each trained token: an answer's first tokens, which choose the answer, count for more."""
+    before = F.pad(chosen, (1, 0))[:, :-1]
+    first = F.pad((chosen & ~before).float(), (FIRST_TOKENS - 1, 0))
+    return (1 + (FIRST_WEIGHT - 1) * F.max_pool1d(first, FIRST_TOKENS, stride=1))[chosen]
+
+
 def loss_of(model: Llama, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy of the trained tokens; logits are computed for those positions alone."""
+    """Return the weighted cross-entropy of the trained tokens; logits are computed for those positions alone."""
     ids, labels, mask = batch
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model(ids, mask)[:, :-1]
         targets = labels[:, 1:]
         chosen = targets != IGNORED
         logits = model.logits(hidden[chosen])
-    return F.cross_entropy(logits.float(), targets[chosen])
+    weights = weights_of(chosen)
+    return (F.cross_entropy(logits.float(), targets[chosen], reduction="none") * weights).sum() / weights.sum()
 
 
 def optimizer_of(model: Llama, rate: float) -> torch.optim.AdamW:
@@ -151,11 +160,11 @@ def save(model: Llama, tokenizer: Tokenizer, target: Path, scratch: Path) -> Non
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, help="choose the steps that fit into this time instead")
-    parser.add_argument("--batch", type=int, default=8, help="rows per step (default %(default)s)")
-    parser.add_argument("--length", type=int, default=512, help="tokens per row (default %(default)s)")
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=2, help="rows per step (default %(default)s)")
+    parser.add_argument("--length", type=int, default=1024, help="tokens per row (default %(default)s)")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default %(default)s)")
     parser.add_argument("--output", type=Path, default=ROOT / "deployments/demo/model")

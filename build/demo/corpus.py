@@ -64,14 +64,24 @@ def load_corpus(folder: Path = FOLDER) -> Corpus:
     """Read every YAML file of `folder`.
 
     Raises:
-        ValueError: an entry is of no known kind, or has a key that its kind does not know; the file is named.
+        ValueError: an entry is of no known kind, or has a key that its kind does not know; or a question has two answers.
     """
     corpus = Corpus(phrases=yaml.safe_load((folder / "_phrases.yaml").read_text(encoding="utf-8")))
     for path in sorted(folder.glob("[!_]*.yaml")):
         for entry in yaml.safe_load(path.read_text(encoding="utf-8")):
             _add(corpus, entry, path.name)
     corpus.facts += _counting()
+    _check_unique(corpus.facts)
     return corpus
+
+
+def _check_unique(facts: list[Fact]) -> None:
+    """Refuse a question that has two answers: a model cannot learn both."""
+    answers: dict[str, str] = {}
+    for fact in facts:
+        for ask in (*fact.asks, *fact.held):
+            if answers.setdefault(ask.lower().rstrip("?.! "), fact.answer) != fact.answer:
+                raise ValueError(f"{ask!r} has two answers")
 
 
 def _add(corpus: Corpus, entry: dict[str, Any], where: str) -> None:
@@ -93,6 +103,8 @@ def _add(corpus: Corpus, entry: dict[str, Any], where: str) -> None:
 
 def _topic(entry: dict[str, Any], phrases: dict[str, Any]) -> Topic:
     names = [entry["topic"], *entry.get("also", [])]
+    bare = [name.split(" ", 1)[1] for name in names if name.split(" ")[0] in ("a", "an", "the")]
+    names = list(dict.fromkeys(names + bare))
     facts, follow_ups = [], []
     for part in ("is", "why", "more"):
         if part in entry:

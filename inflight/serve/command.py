@@ -84,16 +84,17 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None
 
 def _banner(deployment: Deployment, seconds: float) -> str:
     server = deployment.server
-    http = f"http://{server.host}:{server.http_port}"
+    host = "127.0.0.1" if server.host == "0.0.0.0" else server.host
+    http = f"http://{host}:{server.http_port}"
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
     return f"""\
-ready in {seconds:.1f} s: {deployment.model}
+ready in {seconds:.1f} s on {server.host}: {deployment.model}
   HTTP     {http}
-  gRPC     {server.host}:{server.grpc_port}
-  metrics  http://{server.host}:{server.metrics_port}/metrics
+  gRPC     {host}:{server.grpc_port}
+  metrics  http://{host}:{server.metrics_port}/metrics
 try:
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
-  {Path(sys.argv[0])} chat --url {server.host}:{server.grpc_port}
+  {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}
 Ctrl-C stops it."""
 
 

@@ -110,7 +110,7 @@ class KvCache:
             The sequence's table, or None when there is not enough room now.
         """
         shared, parent = self._match(tokens) if reuse and self._prefix_reuse else ([], _ROOT)
-        needed = self.blocks_for(capacity) - len(shared)
+        needed = max(0, self.blocks_for(capacity) - len(shared))
         available = len(self._free) + self._cached - self._reserved
         if needed > available - sum(self._references[block] == 0 for block in shared):
             return None

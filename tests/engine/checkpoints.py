@@ -1,0 +1,97 @@
+"""Small random checkpoints of every supported architecture, written by transformers, and what it makes of them."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 320
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.1 * place for place in range(8)],
+    "long_factor": [2.0 + 0.5 * place for place in range(8)],
+    "original_max_position_embeddings": 512,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama, biases, tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama 3.1": ("Llama", {"rope_parameters": _LLAMA3}),
+    "llama, linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama, yarn": ("Llama", {"rope_parameters": _YARN}),
+    "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 24}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma3": (
+        "Gemma3Text",
+        {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "sliding_window_pattern": 2},
+    ),
+    "phi3": ("Phi3", {}),
+    "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
+}
+_MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM"}
+
+
+@functools.cache
+def checkpoint(name: str) -> Path:
+    """Return the directory of a checkpoint; made once per session."""
+    kind, special = ARCHITECTURES[name]
+    torch.manual_seed(sum(map(ord, name)))
+    config = getattr(transformers, f"{kind}Config")(**(_SMALL | special))
+    model = getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}ForCausalLM"))(config).eval()
+    directory = Path(_folder().name) / name.replace(", ", "-").replace(" ", "-")
+    model.save_pretrained(directory)
+    return directory
+
+
+@functools.cache
+def reference(name: str) -> Any:
+    """Return the checkpoint as a transformers model, float32, plain attention."""
+    kind = ARCHITECTURES[name][0]
+    model = getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}ForCausalLM"))
+    return model.from_pretrained(checkpoint(name), dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@functools.cache
+def greedy(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Return the tokens that transformers generates, one prompt at a time."""
+    with torch.inference_mode():
+        ids = reference(name).generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, attention_mask=torch.ones(1, len(prompt))
+        )
+    tokens: list[int] = ids[0, len(prompt) :].tolist()
+    return tokens
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="inflight-checkpoints-")

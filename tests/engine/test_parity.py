@@ -1,0 +1,132 @@
+"""Token by token what transformers generates, in every way that the engine can come to it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from inflight.engine.request import Output, Request
+from tests.engine.checkpoints import ARCHITECTURES, VOCAB, checkpoint, greedy, reference
+from tests.engine.driving import ask, load, run
+
+COUNT = 12
+each = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+def _prompts() -> list[list[int]]:
+    """32 prompts of very different lengths; many share a beginning, some are equal."""
+    chance = random.Random(5)
+
+    def tokens(count: int) -> list[int]:
+        return [chance.randrange(1, VOCAB) for _ in range(count)]
+
+    shared = tokens(40)
+    prompts = [tokens(chance.randint(1, 60)) for _ in range(14)]
+    prompts += [shared[: chance.randint(1, 40)] + tokens(chance.randint(1, 12)) for _ in range(14)]
+    return [*prompts, shared, shared, shared[:16], shared[:17]]
+
+
+PROMPTS = _prompts()
+
+
+def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:
+    for request in requests:
+        expected = greedy(name, tuple(request.prompt), COUNT)
+        assert outputs[request.key].tokens == expected, f"prompt of {len(request.prompt)} tokens"
+
+
+@each
+def test_alone(name: str) -> None:
+    request = ask(PROMPTS[0], COUNT)
+    _check(name, [request], run(load(checkpoint(name)), [request]))
+
+
+@each
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str) -> None:
+    """Twice: the second time most prefixes are cached."""
+    engine = load(checkpoint(name), policy=policy, num_blocks=64, max_tokens_per_step=24, max_batch_size=32)
+    preemptions = 0
+    for turn in range(2):
+        requests = [ask(prompt, COUNT) for prompt in PROMPTS]
+        outputs = run(engine, requests)
+        _check(name, requests, outputs)
+        metrics = [output.metrics for output in outputs.values() if output.metrics]
+        assert len(metrics) == len(PROMPTS)
+        preemptions += sum(one.preemptions for one in metrics)
+        assert any(one.cached_tokens for one in metrics), f"nothing was reused in turn {turn}"
+    assert (preemptions > 0) == (policy == "max_utilization")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_without_reuse_and_with_one_token_per_step(name: str) -> None:
+    engine = load(checkpoint(name), prefix_reuse=False, max_tokens_per_step=1)
+    requests = [ask(prompt[:9], COUNT) for prompt in PROMPTS[:6]]
+    _check(name, requests, run(engine, requests))
+
+
+@each
+def test_scores(name: str) -> None:
+    """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""
+    engine = load(checkpoint(name), max_tokens_per_step=7)
+    prompt = PROMPTS[-1]
+    run(engine, [ask(prompt, 2)])
+    request = ask(
+        prompt, COUNT, log_probs=True, top_log_probs=4, context_logits=True, generation_logits=True, ignore_eos=True
+    )
+    output = run(engine, [request])[request.key]
+    with torch.inference_mode():
+        logits = reference(name)(torch.tensor([[*prompt, *output.tokens]])).logits[0].float()
+    made = logits[len(prompt) - 1 : -1]
+    expected = made.log_softmax(-1)
+    assert output.context_logits is not None
+    torch.testing.assert_close(torch.tensor(output.context_logits), logits[: len(prompt)], atol=2e-3, rtol=1e-4)
+    assert output.generation_logits is not None
+    generated = torch.stack([torch.tensor(row) for row in output.generation_logits])
+    torch.testing.assert_close(generated, made, atol=2e-3, rtol=1e-4)
+    chosen = expected.gather(-1, torch.tensor(output.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(output.log_probs), chosen, atol=1e-3, rtol=1e-4)
+    assert output.top_log_probs is not None
+    for row, values in zip(output.top_log_probs, expected.topk(4, -1).values, strict=True):
+        torch.testing.assert_close(torch.tensor([value for _, value in row]), values, atol=1e-3, rtol=1e-4)
+
+
+def test_a_sharded_checkpoint(tmp_path: Path) -> None:
+    reference("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    request = ask(PROMPTS[1], COUNT)
+    _check("llama", [request], run(load(tmp_path), [request]))
+
+
+def test_long_factors_where_long_sequences_are_served(tmp_path: Path) -> None:
+    """longrope: transformers takes the long factors for a prompt beyond the original length; the engine for all."""
+    name = "phi3, longrope"
+    config = reference(name).config
+    config.rope_parameters["original_max_position_embeddings"] = 16
+    config.original_max_position_embeddings = 16
+    reference(name).save_pretrained(tmp_path)
+    import transformers
+
+    model = transformers.Phi3ForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    prompt = PROMPTS[-4][:30]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, -1]
+    request = ask(prompt, 1, generation_logits=True)
+    output = run(load(tmp_path), [request])[request.key]
+    reference.cache_clear()
+    assert output.generation_logits is not None
+    torch.testing.assert_close(torch.tensor(output.generation_logits[0]), logits, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_bfloat16(name: str) -> None:
+    """Close to float32: the likeliest token is among the reference's first few at each step."""
+    request = ask(PROMPTS[2], COUNT)
+    output = run(load(checkpoint(name), dtype="bfloat16"), [request])[request.key]
+    with torch.inference_mode():
+        logits = reference(name)(torch.tensor([[*PROMPTS[2], *output.tokens]])).logits[0, len(PROMPTS[2]) - 1 : -1]
+    ranks = (logits > logits.gather(-1, torch.tensor(output.tokens)[:, None])).sum(-1)
+    assert ranks.max() < 5

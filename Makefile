@@ -49,6 +49,7 @@ test-fast: setup
 
 contract: setup
 	$(BIN)/python -m inflight.serve.pbtxt model_repository
+	$(BIN)/python -m inflight.serve.reference docs
 
 train-demo: setup
 	$(BIN)/python build/train_demo.py

@@ -2,26 +2,31 @@
 
     locust -f loadtest/locustfile.py --headless -u 16 -r 8 -t 60s --host http://127.0.0.1:8000
 
-Besides locust's own request events (the whole request: E2E) each request fires `TTFT` and, with more than one chunk,
-`ITL` (the mean gap between chunks). The gRPC address is --grpc-url.
+Each request fires three locust events: `E2E`, the whole request; `TTFT`, until its first text; and `ITL`, the mean gap
+between its chunks. The gRPC address is --grpc-url.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import random
 import time
-from urllib.parse import urlsplit
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
 
-import gevent.monkey
+import grpc
 import grpc.experimental.gevent
+import httpx
 from locust import User, between, events, task
 from locust.argument_parser import LocustArgumentParser
-from locust.env import Environment
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from inflight.client import Client, GenerateOptions, HttpClient
+from inflight.client import GenerateOptions
+from inflight.client.grpc_transport import decode_response, encode_request
+from inflight.client.http_transport import body
+from inflight.client.request import Request, build_request
 
-gevent.monkey.patch_all()
 grpc.experimental.gevent.init_gevent()
 
 QUESTIONS = (
@@ -30,7 +35,6 @@ QUESTIONS = (
     "How do I start Inflight?",
     "What is time to first token?",
 )
-_seeds = itertools.count()
 
 
 @events.init_command_line_parser.add_listener
@@ -39,45 +43,48 @@ def _add_options(parser: LocustArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of each answer")
 
 
-def _fire(
-    environment: Environment, kind: str, name: str, seconds: float, size: int = 0, error: Exception | None = None
-) -> None:
-    environment.events.request.fire(
-        request_type=kind, name=name, response_time=seconds * 1000, response_length=size, exception=error, context={}
-    )
-
-
 class _ChatUser(User):
+    """Asks one question after the other, each on a stream of its own."""
+
     abstract = True
     wait_time = between(0, 0.2)
-
-    client: Client | HttpClient
     kind: str
+
+    @abstractmethod
+    def texts(self, request: Request) -> Iterator[str]:
+        """Send ``request`` and yield the text of each response; raise on an error."""
 
     @task
     def ask(self) -> None:
         """Ask one question and measure its stream."""
-        environment = self.environment
-        random_ = random.Random(next(_seeds))
-        messages = [{"role": "user", "content": random_.choice(QUESTIONS)}]
-        started = time.perf_counter()
+        options = GenerateOptions(max_tokens=self.environment.parsed_options.max_tokens)
+        messages = [{"role": "user", "content": random.choice(QUESTIONS)}]
+        request = build_request(messages, options, stream=True)
         arrivals: list[float] = []
-        size = 0
+        size, failure = 0, None
+        started = time.perf_counter()
         try:
-            options = GenerateOptions(max_tokens=environment.parsed_options.max_tokens)
-            with self.client.stream(messages, options) as stream:
-                for chunk in stream:
-                    if chunk.text:
-                        arrivals.append(time.perf_counter())
-                        size += len(chunk.text)
+            for text in self.texts(request):
+                if text:
+                    arrivals.append(time.perf_counter())
+                    size += len(text)
         except Exception as error:
-            _fire(environment, self.kind, "E2E", time.perf_counter() - started, size, error)
-            return
-        _fire(environment, self.kind, "E2E", time.perf_counter() - started, size)
+            failure = error
+        self._fire("E2E", time.perf_counter() - started, size, failure)
         if arrivals:
-            _fire(environment, self.kind, "TTFT", arrivals[0] - started)
+            self._fire("TTFT", arrivals[0] - started)
         if len(arrivals) > 1:
-            _fire(environment, self.kind, "ITL", (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1))
+            self._fire("ITL", (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1))
+
+    def _fire(self, name: str, seconds: float, size: int = 0, error: Exception | None = None) -> None:
+        self.environment.events.request.fire(
+            request_type=self.kind,
+            name=name,
+            response_time=seconds * 1000,
+            response_length=size,
+            exception=error,
+            context={},
+        )
 
 
 class GrpcUser(_ChatUser):
@@ -87,7 +94,19 @@ class GrpcUser(_ChatUser):
 
     def on_start(self) -> None:
         """Connect."""
-        self.client = Client(self.environment.parsed_options.grpc_url)
+        self._channel = grpc.insecure_channel(self.environment.parsed_options.grpc_url)
+        self._stub = GRPCInferenceServiceStub(self._channel)
+
+    def on_stop(self) -> None:
+        """Disconnect."""
+        self._channel.close()
+
+    def texts(self, request: Request) -> Iterator[str]:
+        """One ModelStreamInfer call per request."""
+        for message in self._stub.ModelStreamInfer(iter([encode_request(request, "ensemble")])):
+            if message.error_message:
+                raise RuntimeError(message.error_message)
+            yield _text(decode_response(message.infer_response))
 
 
 class HttpUser(_ChatUser):
@@ -97,4 +116,24 @@ class HttpUser(_ChatUser):
 
     def on_start(self) -> None:
         """Connect."""
-        self.client = HttpClient(urlsplit(self.environment.host or "http://127.0.0.1:8000").netloc)
+        self._http = httpx.Client(base_url=self.environment.host or "http://127.0.0.1:8000", timeout=60)
+
+    def on_stop(self) -> None:
+        """Disconnect."""
+        self._http.close()
+
+    def texts(self, request: Request) -> Iterator[str]:
+        """One server-sent event per response."""
+        with self._http.stream("POST", "/v2/models/ensemble/generate_stream", json=body(request)) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if line.startswith("data:"):
+                    event = json.loads(line.removeprefix("data:"))
+                    if "error" in event:
+                        raise RuntimeError(event["error"])
+                    yield _text(event)
+
+
+def _text(outputs: dict[str, Any]) -> str:
+    text = outputs.get("text_output", "")
+    return "".join(text) if isinstance(text, list) else str(text)

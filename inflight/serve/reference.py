@@ -1,0 +1,90 @@
+"""Writes docs/contract.md and docs/deployment.md from the tables that the code itself uses.
+
+python -m inflight.serve.reference docs
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, STAGES, TOKENIZER, Tensor
+from inflight.deployment import Deployment
+
+_MODELS = {
+    ENSEMBLE: "The client's view: text in, text out.",
+    TOKENIZER: "Text or messages to token ids. Internal; its tensors may change.",
+    ENGINE: "Token ids in, token ids out. Public, like the ensemble.",
+    DETOKENIZER: "Token ids to text. Internal; its tensors may change.",
+}
+
+
+def files() -> dict[str, str]:
+    """Return the generated pages by name."""
+    return {"contract.md": contract_page(), "deployment.md": deployment_page()}
+
+
+def contract_page() -> str:
+    """Return the page about the tensors of every stage."""
+    parts = [
+        "# The contract\n\n"
+        "Written from `inflight/contract.py` by `make contract`; a test holds them equal.\n\n"
+        "Names, types and shapes are those of the TensorRT-LLM ensemble (1.2.x). **+** marks Inflight's own additions. "
+        "*refused* marks what is declared and not served: a request that uses it ends with `UNIMPLEMENTED` and the "
+        "tensor's name, unless its value asks for nothing. Every input is optional to Triton; the stages judge. "
+        "Shapes are without the batch dimension.\n"
+    ]
+    for model, (inputs, outputs) in STAGES.items():
+        parts.append(f"\n## `{model}`\n\n{_MODELS[model]}\n\n### Inputs\n\n{_table(inputs)}\n### Outputs\n\n{_table(outputs)}")
+    return "".join(parts)
+
+
+def _table(tensors: tuple[Tensor, ...]) -> str:
+    rows = [f"| {_mark(one)}`{one.name}` | {one.dtype} | {list(one.dims)} | {_meaning(one)} |" for one in tensors]
+    return "| tensor | type | shape | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _mark(tensor: Tensor) -> str:
+    return "**+** " if tensor.own else ""
+
+
+def _meaning(tensor: Tensor) -> str:
+    return tensor.doc if tensor.supported else f"*refused*: {tensor.doc}"
+
+
+def deployment_page() -> str:
+    """Return the page about ``deployment.yaml``."""
+    head = (
+        "# deployment.yaml\n\n"
+        "Written from `inflight/deployment.py` by `make contract`; a test holds them equal.\n\n"
+        "A deployment is a directory with this file. An unknown or wrong key stops the start with its name, what is "
+        "allowed and the nearest known key.\n\n"
+        "| key | default | meaning |\n|---|---|---|\n"
+    )
+    return head + "\n".join(_rows(Deployment, "")) + "\n"
+
+
+def _rows(section: type[BaseModel], prefix: str) -> list[str]:
+    rows: list[str] = []
+    for name, field in section.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            rows += _rows(kind, f"{prefix}{name}.")
+        else:
+            rows.append(f"| `{prefix}{name}` | {_default(field)} | {field.description} |")
+    return rows
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return "`null`" if field.default is None else f"`{str(field.default).lower()}`"
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        (Path(sys.argv[1]) / name).write_text(text)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -36,12 +37,13 @@ def provenance() -> dict[str, str | int]:
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
     """Show rows with equal keys as a table."""
-    table = Table(title=title)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column("\n".join(name.split("_")), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int | float) else value for value in row.values()))
-    Console().print(table)
+    # Wide enough for every column, also where the output is a file or a pipe.
+    Console(width=max(Console().width, 120)).print(table)
 
 
 def _git(*arguments: str) -> str:

@@ -23,9 +23,9 @@ from inflight.triton.responses import Arrays
 
 log = logging.getLogger(__name__)
 
-RESPONSES_PER_SECOND = 1_300
+RESPONSES_PER_SECOND = 1_200
 """What the stages behind the engine take on two cores and still answer new requests at once; above it, coalesce."""
-_MOST_ARREARS_S = 0.01
+_MOST_ARREARS_S = 0.005
 """How far first and last tokens, which never wait, may push back the others."""
 HEARTBEAT_S = 0.25
 """How often a request that does not stream tells the detokenizer that it lives."""

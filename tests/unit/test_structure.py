@@ -31,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
 THIRD_PARTY: dict[str, set[str]] = {
     "engine": {"numpy", "torch", "safetensors"},
     "triton": {"numpy", "triton_python_backend_utils"},
-    "serve": {"typer", "rich", "yaml"},
+    "serve": {"typer", "rich", "yaml", "pydantic"},
     "client": {"numpy", "grpc", "tritonclient", "httpx", "typer", "rich"},
     "load": {"numpy", "psutil", "rich", "typer", "yaml"},
     "cli": {"typer"},

@@ -1,0 +1,80 @@
+"""Deployments, sampling parameters and errors: what is refused is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight import errors
+from inflight.deployment import load_deployment
+from inflight.errors import DeploymentError, InvalidRequest, nearest
+from inflight.sampling import SamplingParams
+from inflight.serve import reference
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", reference.files())
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == reference.files()[name], "run `make contract`"
+
+
+def test_every_error_has_a_status_and_a_label() -> None:
+    family = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, errors.InflightError)]
+    labels = [one.label for one in family if one not in (errors.InflightError, errors.EngineFailure)]
+    assert len(labels) == len(set(labels)) == len(family) - 2
+    assert InvalidRequest("top_k is -1").wire_message() == "INVALID_ARGUMENT: top_k is -1"
+
+
+def test_nearest_names_only_what_is_near() -> None:
+    assert nearest("tempreature", ["temperature", "top_k"]) == " (did you mean 'temperature'?)"
+    assert nearest("zzz", ["temperature"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"min_tokens": 9}, r"min_tokens is 9; it must be between 0 and max_tokens \(4\)"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+        ({"min_p": 1.1}, "min_p is 1.1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"presence_penalty": float("inf")}, "presence_penalty is inf"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is"),
+        ({"top_log_probs": 21}, "num_top_log_probs is 21"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias"),
+    ],
+    ids=str,
+)
+def test_bad_sampling_values_are_named(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        SamplingParams(**({"max_tokens": 4} | values))
+
+
+def test_what_is_greedy() -> None:
+    assert SamplingParams(1).greedy
+    assert SamplingParams(1, temperature=0.0).greedy
+    assert SamplingParams(1, temperature=0.8, top_k=1).greedy
+    assert not SamplingParams(1, temperature=0.8).greedy
+
+
+def test_a_deployment_says_all_its_faults_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "deployment.yaml").write_text("model: x\nlimits: {max_sequence_lenght: 3}\nserver: {http_port: 0}\n")
+    with pytest.raises(DeploymentError) as caught:
+        load_deployment(tmp_path)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "did you mean 'max_sequence_length'?" in said
+    assert "`server.http_port` is 0" in said
+
+
+def test_the_demo_is_a_deployment() -> None:
+    assert load_deployment(ROOT / "deployments/demo").model.name == "model"

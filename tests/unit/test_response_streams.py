@@ -1,0 +1,219 @@
+"""Response streams with a sender that can be slow, deaf or broken: every request ends exactly once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.engine.request import FinishReason, Output, Request
+from inflight.errors import EngineFailure, InflightError, QueueFull
+from inflight.sampling import SamplingParams
+from inflight.triton.engine_inputs import Delivery, Part
+from inflight.triton.responses import Arrays
+from inflight.triton.streams import RESPONSES_PER_SECOND, ResponseStreams
+
+
+class FakeSender:
+    """Remembers what is sent; refuses what Triton would refuse."""
+
+    def __init__(self, *, cancelled: bool = False, broken: bool = False) -> None:
+        self.cancelled, self.broken = cancelled, broken
+        self.sent: list[tuple[float, Arrays]] = []
+        self.error: Exception | None = None
+        self.ended = threading.Event()
+
+    def send(self, arrays: Arrays, final: bool) -> None:
+        assert not self.ended.is_set(), "a response after the last one"
+        assert all(isinstance(array, np.ndarray) for array in arrays.values())
+        if self.broken:
+            raise RuntimeError("the sender is broken")
+        self.sent.append((time.monotonic(), arrays))
+        if final:
+            self.ended.set()
+
+    def fail(self, error: InflightError) -> None:
+        assert not self.ended.is_set(), "an error after the last response"
+        self.error = error
+        self.ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for _, arrays in self.sent for token in arrays["output_ids"].reshape(-1).tolist()]
+
+
+def _delivery(**more: Any) -> Delivery:
+    usual: dict[str, Any] = {
+        "streaming": True,
+        "exclude_input": False,
+        "heartbeat": False,
+        "log_probs": False,
+        "perf_metrics": False,
+        "num_input_tokens": False,
+        "num_output_tokens": True,
+        "pad_id": 0,
+        "batch_size": 1,
+        "sequences": 1,
+    }
+    return Delivery(**(usual | more))
+
+
+def _parts(count: int = 1, rows: bool = False) -> list[Part]:
+    requests = [Request([1, 2], SamplingParams(8), request_id="me") for _ in range(count)]
+    return [Part(one, index if rows else 0, 0 if rows else index) for index, one in enumerate(requests)]
+
+
+@pytest.fixture
+def cancelled() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def streams(cancelled: list[int]) -> Any:
+    made = ResponseStreams(cancelled.append, decoupled=True)
+    yield made
+    made.close()
+
+
+def _end(key: int, *tokens: int) -> Output:
+    return Output(key, list(tokens), finish_reason=FinishReason.LENGTH)
+
+
+def test_tokens_arrive_in_order_and_the_last_response_is_final(streams: ResponseStreams) -> None:
+    sender, [part] = FakeSender(), _parts()
+    streams.open(sender, _delivery(), [part])
+    for token in range(100):
+        streams.deliver(Output(part.request.key, [token]))
+    streams.deliver(_end(part.request.key, 100))
+    assert sender.ended.wait(2)
+    assert sender.tokens == list(range(101))
+    assert [int(arrays["num_output_tokens"].item()) for _, arrays in sender.sent][-1] == 101
+    assert len(streams) == 0
+
+
+def test_many_streams_are_coalesced_and_none_starves(streams: ResponseStreams) -> None:
+    senders, parts = [FakeSender() for _ in range(40)], [_parts()[0] for _ in range(40)]
+    for sender, part in zip(senders, parts, strict=True):
+        streams.open(sender, _delivery(), [part])
+    started = time.monotonic()
+    for token in range(150):
+        for part in parts:
+            streams.deliver(Output(part.request.key, [token]))
+        time.sleep(0.002)
+    elapsed = time.monotonic() - started
+    for part in parts:
+        streams.deliver(_end(part.request.key))
+    assert all(sender.ended.wait(2) for sender in senders)
+    assert all(sender.tokens == list(range(150)) for sender in senders)
+    responses = sum(len(sender.sent) for sender in senders)
+    assert responses <= elapsed * RESPONSES_PER_SECOND * 1.2 + 2 * len(senders)
+    counts = [len(sender.sent) for sender in senders]
+    assert max(counts) <= min(counts) * 1.5 + 3
+
+
+def test_the_first_token_does_not_wait(streams: ResponseStreams) -> None:
+    busy = [_parts()[0] for _ in range(60)]
+    for part in busy:
+        streams.open(FakeSender(), _delivery(), [part])
+        streams.deliver(Output(part.request.key, [1]))
+        streams.deliver(Output(part.request.key, [2]))
+    sender, [part] = FakeSender(), _parts()
+    streams.open(sender, _delivery(), [part])
+    sent = time.monotonic()
+    streams.deliver(Output(part.request.key, [5]))
+    while not sender.sent:
+        assert time.monotonic() < sent + 1
+        time.sleep(0.001)
+    assert sender.sent[0][0] - sent < 0.02
+
+
+def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> None:
+    sender, parts = FakeSender(), _parts(3)
+    streams.open(sender, _delivery(sequences=3), parts)
+    for part in parts:
+        streams.deliver(_end(part.request.key, 7))
+    assert sender.ended.wait(2)
+    assert sorted(int(arrays["sequence_index"].item()) for _, arrays in sender.sent) == [0, 1, 2]
+
+
+def test_one_failed_sequence_fails_its_request_and_cancels_the_others(
+    streams: ResponseStreams, cancelled: list[int]
+) -> None:
+    sender, parts = FakeSender(), _parts(3)
+    streams.open(sender, _delivery(sequences=3), parts)
+    streams.abandon(parts, QueueFull("full"))
+    assert sender.ended.wait(2)
+    assert isinstance(sender.error, QueueFull)
+    assert cancelled == [part.request.key for part in parts[1:]]
+    for part in parts:
+        streams.deliver(_end(part.request.key, 7))  # what the engine says afterwards reaches nobody
+    assert len(streams) == 0
+
+
+def test_a_broken_sender_harms_nobody_else(streams: ResponseStreams) -> None:
+    broken, sender = FakeSender(broken=True), FakeSender()
+    [bad], [good] = _parts(), _parts()
+    streams.open(broken, _delivery(), [bad])
+    streams.open(sender, _delivery(), [good])
+    for part in (bad, good):
+        streams.deliver(Output(part.request.key, [1]))
+        streams.deliver(_end(part.request.key, 2))
+    assert sender.ended.wait(2)
+    assert sender.tokens == [1, 2]
+    assert isinstance(broken.error, EngineFailure)
+
+
+def test_a_gone_client_is_noticed(streams: ResponseStreams, cancelled: list[int]) -> None:
+    [part] = _parts()
+    streams.open(FakeSender(cancelled=True), _delivery(), [part])
+    deadline = time.monotonic() + 1
+    while part.request.key not in cancelled:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_silent_request_shows_that_it_lives(streams: ResponseStreams) -> None:
+    sender, [part] = FakeSender(), _parts()
+    streams.open(sender, _delivery(streaming=False, heartbeat=True), [part])
+    time.sleep(0.7)
+    beats = len(sender.sent)
+    streams.deliver(_end(part.request.key, 3))
+    assert sender.ended.wait(2)
+    assert 1 <= beats <= 3
+    assert [arrays["output_ids"].size for _, arrays in sender.sent[:beats]] == [0] * beats
+    assert sender.sent[-1][1]["output_ids"].reshape(-1).tolist() == [1, 2, 3]
+
+
+def test_unary_rows_come_as_one_response(cancelled: list[int]) -> None:
+    streams = ResponseStreams(cancelled.append, decoupled=False)
+    sender, parts = FakeSender(), _parts(2, rows=True)
+    streams.open(sender, _delivery(streaming=False, exclude_input=True, batch_size=2, pad_id=9), parts)
+    streams.deliver(_end(parts[1].request.key, 5))
+    streams.deliver(_end(parts[0].request.key, 3, 4))
+    assert sender.ended.wait(2)
+    [(_, arrays)] = sender.sent
+    assert arrays["output_ids"].tolist() == [[[3, 4]], [[5, 9]]]
+    assert arrays["sequence_length"].tolist() == [[2], [1]]
+    streams.close()
+
+
+def test_ids_find_their_streams(streams: ResponseStreams) -> None:
+    first, second = _parts(2), _parts()
+    streams.open(FakeSender(), _delivery(sequences=2), first)
+    streams.open(FakeSender(), _delivery(), second)
+    assert streams.keys_of("me") == [part.request.key for part in first + second]
+    assert streams.keys_of("other") == []
+
+
+def test_closing_fails_what_runs(cancelled: list[int]) -> None:
+    streams = ResponseStreams(cancelled.append, decoupled=True)
+    sender = FakeSender()
+    streams.open(sender, _delivery(), _parts())
+    streams.close()
+    assert isinstance(sender.error, EngineFailure)

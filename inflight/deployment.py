@@ -1,6 +1,7 @@
 """A deployment: one directory with one configuration file, ``deployment.yaml``, validated and frozen.
 
-Every key has a type, a default and a one-line description (docs/deployment.md is written from them). An unknown or wrong key stops the start with its name, what is allowed, and the nearest known key.
+Every key has a type, a default and a one-line description; docs/deployment.md is written from them. An unknown or wrong
+key stops the start with its name, what is allowed, and the nearest known key.
 This module knows the names and limits of settings, not what they do.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from inflight.errors import InflightError
 from inflight.load import pipeline as measured
 from inflight.load.report import print_table, write_results
+from inflight.load.tokenizer import measure_tokenizers
 from inflight.serve.command import DEMO
 
 bench = typer.Typer(help="Measure Inflight.", no_args_is_help=True)
@@ -37,10 +39,29 @@ def pipeline(
             with measured.replay_server(model, step) as server:
                 for count in streams or [1, 8, 32, 128]:
                     _console.print(f"{count} streams, {step:g} ms per step")
-                    rows.append(measured.as_row(measured.measure(server, count, step, seconds)))
+                    rows.append(asdict(measured.measure(server, count, step, seconds)))
     except InflightError as error:
         _console.print(f"inflight: {error}", style="red", markup=False)
         raise typer.Exit(1) from None
     print_table("The pipeline, with an engine that costs nothing", rows)
     if output is not None:
         write_results(output, f"inflight bench pipeline --seconds {seconds:g}", rows)
+
+
+@bench.command()
+def tokenizer(
+    words: Annotated[list[int] | None, typer.Option(help="Words per prompt; repeat for several.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement; there are ten per row.")] = 2,
+    model: Annotated[Path, typer.Option(help="Checkpoint whose tokenizer is used.")] = DEMO / "model",
+    output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
+) -> None:
+    """Compare the tokenizer stage with the upstream ensemble's, rebuilt (it needs transformers)."""
+    try:
+        results = measure_tokenizers(model, words or [10, 100, 500], seconds)
+    except InflightError as error:
+        _console.print(f"inflight: {error}", style="red", markup=False)
+        raise typer.Exit(1) from None
+    rows = [asdict(result) for result in results]
+    print_table("The tokenizer stage and upstream's preprocessing, requests per second", rows)
+    if output is not None:
+        write_results(output, f"inflight bench tokenizer --seconds {seconds:g}", rows)

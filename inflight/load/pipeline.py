@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -102,11 +102,6 @@ def measure(server: TritonServer, streams: int, step_ms: float, seconds: float) 
         tokens_per_chunk=round(tokens / sum(len(one.times) - 1 for one in done), 2),
         server_cpu_us_per_token=round(1e6 * cpu / tokens, 1),
     )
-
-
-def as_row(result: PipelineResult) -> dict[str, float]:
-    """Return a result as plain data."""
-    return asdict(result)
 
 
 async def _run(url: str, streams: int, seconds: float) -> list[_Stream]:

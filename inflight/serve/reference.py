@@ -39,7 +39,9 @@ def contract_page() -> str:
         "Shapes are without the batch dimension.\n"
     ]
     for model, (inputs, outputs) in STAGES.items():
-        parts.append(f"\n## `{model}`\n\n{_MODELS[model]}\n\n### Inputs\n\n{_table(inputs)}\n### Outputs\n\n{_table(outputs)}")
+        parts.append(
+            f"\n## `{model}`\n\n{_MODELS[model]}\n\n### Inputs\n\n{_table(inputs)}\n### Outputs\n\n{_table(outputs)}"
+        )
     return "".join(parts)
 
 

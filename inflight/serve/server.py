@@ -38,6 +38,7 @@ class TritonServer:
     """The deployment's directory."""
     deployment: Deployment
     installation: TritonInstallation = field(default_factory=find_installation)
+    model_repository: Path = MODEL_REPOSITORY
     _process: subprocess.Popen[bytes] | None = None
     _runtime: tempfile.TemporaryDirectory[str] | None = None
     _log: TextIO | None = None
@@ -130,7 +131,7 @@ class TritonServer:
         server = self.settings
         command = [
             str(self.installation.binary),
-            f"--model-repository={MODEL_REPOSITORY}",
+            f"--model-repository={self.model_repository}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix()}",
             "--disable-auto-complete-config",

@@ -33,7 +33,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "triton": {"numpy", "triton_python_backend_utils"},
     "serve": {"typer", "rich", "yaml", "pydantic"},
     "client": {"numpy", "grpc", "tritonclient", "httpx", "typer", "rich"},
-    "load": {"numpy", "psutil", "rich", "typer", "yaml"},
+    "load": {"grpc", "numpy", "psutil", "rich", "tritonclient", "typer", "yaml"},
     "cli": {"typer"},
 }
 MAX_FILE_LINES, MAX_BACKEND_LINES, MAX_FUNCTION_LINES = 300, 150, 60

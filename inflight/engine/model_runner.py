@@ -71,7 +71,7 @@ class ModelRunner:
         context = {
             index: self._model.logits(hidden[span.first : span.first + span.count])
             for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
-            if chunk.sequence.request.sampling.context_logits and chunk.start < len(chunk.sequence.request.prompt)
+            if chunk.sequence.request.sampling.context_logits and not chunk.sequence.generated
         }
         return self._model.logits(hidden[last]), context
 

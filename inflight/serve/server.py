@@ -87,10 +87,13 @@ class TritonServer:
         Raises:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.
         """
+        http, metrics = (
+            f"http://{self.settings.host}:{port}" for port in (self.settings.http_port, self.settings.metrics_port)
+        )
         deadline = time.monotonic() + timeout_s
         # The process is checked too: another server on the same ports would answer the probe in its place.
         while self.process.poll() is None:
-            if _answers(f"http://{self.settings.host}:{self.settings.http_port}/v2/health/ready"):
+            if _answers(f"{http}/v2/health/ready") and _answers(f"{metrics}/metrics"):
                 return
             if time.monotonic() > deadline:
                 raise DeploymentError(f"the server was not ready within {timeout_s:.0f} s: {self.cause()}")

@@ -89,7 +89,10 @@ class PromptPreparer:
         if self._chat is None:
             raise UnsupportedFeature("messages: this checkpoint has no chat template; send text_input")
         options = _json_object("chat_template_kwargs", inputs.string("chat_template_kwargs", row))
-        return _Prompt(self._chat.render(parse_messages(text), options), add_special_tokens=False)
+        prompt = self._chat.render(parse_messages(text), options)
+        if not _is_utf8(prompt):
+            raise InvalidRequest("messages has a lone surrogate (half of a \\u escape pair); it is not a character")
+        return _Prompt(prompt, add_special_tokens=False)
 
     def _encode(self, prompts: list[_Prompt]) -> list[list[int]]:
         """Encode all prompts with at most two calls of the batched encoder."""
@@ -181,6 +184,14 @@ def _padded(rows: list[list[int]], fill: int) -> np.ndarray:
 def _padded_strings(rows: list[list[str]]) -> np.ndarray:
     width = max(map(len, rows))
     return np.array([[text.encode() for text in row] + [b""] * (width - len(row)) for row in rows], np.object_)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _json_object(name: str, text: str | None) -> dict[str, Any]:

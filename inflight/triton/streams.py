@@ -28,7 +28,7 @@ RESPONSES_PER_SECOND = 1_200
 _MOST_ARREARS_S = 0.005
 """How far first and last tokens, which never wait, may push back the others."""
 HEARTBEAT_S = 0.25
-"""How often a request that does not stream tells the detokenizer that it lives."""
+"""How often a request that has nothing to send tells the detokenizer that it lives."""
 CANCEL_POLL_S = 0.05
 
 
@@ -230,14 +230,14 @@ class ResponseStreams:
         stream.sender.send(arrays, final)
 
     def _poll(self, now: float) -> None:
-        """Look for clients that have gone, and let requests that do not stream show that they live."""
+        """Look for clients that have gone, and let silent requests show that they live."""
         with self._changed:
             streams = list(self._streams.items())
         for key, stream in streams:
             if not stream.delivery.heartbeat:
                 if stream.sender.is_cancelled():
                     self._cancel(key)
-            elif self._decoupled and not stream.delivery.streaming and now - stream.last_sent >= HEARTBEAT_S:
+            elif self._decoupled and now - stream.last_sent >= HEARTBEAT_S:
                 stream.last_sent = now
                 if key in stream.open:
                     stream.sender.send(responses.heartbeat(key), final=False)

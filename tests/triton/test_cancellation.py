@@ -16,6 +16,7 @@ import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
+from inflight.serve.command import DEMO
 from tests.triton.conftest import Running, run
 from tests.triton.metrics_page import read_metric, wait_until
 
@@ -152,6 +153,30 @@ def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
         client.stop_stream(cancel_requests=True)
     assert wait_until(lambda: is_idle(server), 3)
     assert outcome(server, "cancelled") == before + 1
+
+
+def test_cancelling_while_it_waits(tmp_path: Path) -> None:
+    """A stream that has had no token yet: nothing runs for it that Triton could mark as cancelled."""
+    (tmp_path / "deployment.yaml").write_text(f"model: {DEMO / 'model'}\nbatching: {{max_batch_size: 1}}\n")
+    narrow = run(tmp_path)
+    server = next(narrow)
+
+    def waiting() -> float:
+        return read_metric(server.metrics, "nv_trt_llm_request_metrics", request_type="waiting")
+
+    async def one_runs_and_one_goes() -> None:
+        async with AsyncClient(server.grpc) as client:
+            running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
+            await asyncio.sleep(0.3)
+            await cancel_grpc_stream(server, 0.3, "waiter")
+            assert await asyncio.to_thread(wait_until, lambda: waiting() == 0, 1.5)
+            assert not running.done(), "the one that runs must outlast the test"
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(one_runs_and_one_goes())
+    assert wait_until(lambda: is_idle(server), 3)
+    narrow.close()
 
 
 def _files() -> set[str]:

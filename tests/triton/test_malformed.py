@@ -46,6 +46,7 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
         INVALID,
         "chat_template_kwargs",
     ),
+    ({"text_input": None, "messages": '[{"role": "user", "content": "\\ud800"}]'}, INVALID, "lone surrogate"),
     ({"chat_template_kwargs": "{}"}, INVALID, "chat_template_kwargs is given without messages"),
     ({"max_tokens": 0}, INVALID, "max_tokens is 0; it must be at least 1"),
     ({"max_tokens": -5}, INVALID, "max_tokens is -5"),

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from inflight.serve.command import DEMO
+from inflight.serve.installation import find_installation
 from inflight.serve.server import free_ports
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
@@ -135,3 +136,20 @@ def _expect_failure(reason: str, *arguments: str) -> None:
     assert line.startswith("inflight: ")
     assert reason in line
     assert _servers() <= before, "a process was left running"
+
+
+def test_an_installed_triton_is_used_when_named(tmp_path: Path) -> None:
+    """A tree laid out as NVIDIA's images have it, made of the wheel's parts."""
+    wheel = find_installation()
+    (tmp_path / "backends/python").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tritonserver").symlink_to(wheel.binary)
+    (tmp_path / "lib").symlink_to(wheel.library_path[-1])
+    for part in (*wheel.python_backend.glob("*.so"), *wheel.python_backend.glob("*.py"), wheel.stub):
+        shutil.copy2(part, tmp_path / "backends/python")
+    process = _start("--triton", str(tmp_path), *_ports())
+    _wait_ready(process)
+    servers = [one.cmdline()[0] for one in psutil.Process(process.pid).children() if one.cmdline()]
+    assert servers == [str(tmp_path / "bin/tritonserver")]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0

@@ -64,7 +64,7 @@ def load_corpus(folder: Path = FOLDER) -> Corpus:
     """Read every YAML file of `folder`.
 
     Raises:
-        ValueError: an entry is of no known kind, or has a key that its kind does not know; or a question has two answers.
+        ValueError: an entry is of no known kind or has an unknown key, or a question has two answers.
     """
     corpus = Corpus(phrases=yaml.safe_load((folder / "_phrases.yaml").read_text(encoding="utf-8")))
     for path in sorted(folder.glob("[!_]*.yaml")):

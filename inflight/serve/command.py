@@ -64,7 +64,8 @@ def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
 
 
 def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None:
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell starts background jobs with it ignored
+        signal.signal(number, _interrupt)
     server = TritonServer(directory, deployment, find_installation(triton))
     started = time.monotonic()
     try:

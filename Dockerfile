@@ -19,7 +19,8 @@ RUN apt-get update \
 
 WORKDIR /opt/inflight
 COPY . .
-RUN if [ -n "${EXTRA_CA_BUNDLE}" ]; then \
+RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
+ && if [ -n "${EXTRA_CA_BUNDLE}" ]; then \
       cp "${EXTRA_CA_BUNDLE}" /usr/local/share/ca-certificates/extra.crt && update-ca-certificates \
       && export PIP_CERT=/etc/ssl/certs/ca-certificates.crt; \
     fi \

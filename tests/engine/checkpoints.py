@@ -34,6 +34,11 @@ _LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_YARN_ALL = _YARN | {"factor": 8.0, "beta_fast": 4.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 0.3}
+_GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -47,15 +52,29 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3.1": ("Llama", {"rope_parameters": _LLAMA3}),
     "llama, linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "llama, yarn": ("Llama", {"rope_parameters": _YARN}),
+    "llama, yarn, all": ("Llama", {"rope_parameters": _YARN_ALL}),
     "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 24}),
     "qwen2": ("Qwen2", {}),
     "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen2, tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3, biases": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": (
         "Gemma3Text",
         {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "sliding_window_pattern": 2},
     ),
+    "gemma3, tied, linear": (
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": _GEMMA_ROPES,
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3": ("Phi3", {}),
+    "phi3, partial, windows": ("Phi3", {"sliding_window": 8, "partial_rotary_factor": 0.5}),
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
 }
 _MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM"}
@@ -69,8 +88,17 @@ def checkpoint(name: str) -> Path:
     config = getattr(transformers, f"{kind}Config")(**(_SMALL | special))
     model = getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}ForCausalLM"))(config).eval()
     directory = Path(_folder().name) / name.replace(", ", "-").replace(" ", "-")
+    _vary(model)
     model.save_pretrained(directory)
     return directory
+
+
+def _vary(model: torch.nn.Module) -> None:
+    """Shake norms and biases: as transformers makes them, all ones or zeros, no test could tell one from another."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
 
 
 @functools.cache

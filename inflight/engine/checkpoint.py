@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +72,7 @@ class _Loader:
             "qkv_proj": (config.num_heads * config.head_dim, kv_rows, kv_rows),
             "gate_up_proj": (config.intermediate_size, config.intermediate_size),
         }
-        self._missing = {name: len(self._target_rows(name)) for name in self._parameters}
+        self._missing = {(name, part) for name in self._parameters for part in self._parts(name)}
         self._tied = config.tie_word_embeddings
 
     def load(self, name: str, tensor: Tensor) -> None:
@@ -88,11 +87,11 @@ class _Loader:
         if target.shape != tensor.shape:
             raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
         target.copy_(tensor)
-        self._missing[ours] -= len(self._target_rows(ours)) if part is None else 1
+        self._missing.difference_update((ours, one) for one in (self._parts(ours) if part is None else (part,)))
 
     def finish(self) -> None:
         """Check that every parameter has been filled."""
-        missing = sorted(name for name, parts in self._missing.items() if parts > 0)
+        missing = sorted({name for name, _ in self._missing})
         if missing:
             raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
 
@@ -103,6 +102,9 @@ class _Loader:
             return name, None
         fused, part = _FUSED[last]
         return f"{above}.{fused}.{kind}", part
+
+    def _parts(self, name: str) -> range:
+        return range(len(self._target_rows(name)))
 
     def _target_rows(self, name: str) -> tuple[int, ...]:
         return self._rows.get(name.split(".")[-2], (0,))
@@ -123,8 +125,10 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 def _files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        return [directory / name for name in names]
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
+        return [directory / name for name in sorted(set(map(str, places.values())))]
     file = directory / "model.safetensors"
     if not file.is_file():
         raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")

@@ -65,7 +65,8 @@ class Engine:
         self._scheduler = Scheduler(config, self._cache)
         self._sequences: dict[int, Sequence] = {}
         self._with_deadline: set[int] = set()
-        self._ended: list[Output] = []
+        self._outputs: list[Output] = []
+        """Made and not yet returned: a step that raises loses none of them."""
         self._orders = itertools.count()
         self.stats = EngineStats(
             max=config.max_batch_size, kv_blocks_max=config.num_blocks, tokens_per_block=config.block_size
@@ -94,7 +95,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._sequences or self._ended)
+        return bool(self._sequences or self._outputs)
 
     @property
     def waiting(self) -> int:
@@ -143,45 +144,49 @@ class Engine:
         """End a request; its last output comes with the next step. Unknown keys have ended already."""
         sequence = self._sequences.get(key)
         if sequence is not None:
-            self._ended.append(self._end(sequence, Output(key, finish_reason=FinishReason.CANCELLED)))
+            self._outputs.append(self._end(sequence, Output(key, finish_reason=FinishReason.CANCELLED)))
 
     def step(self) -> list[Output]:
         """Do one step and return what is new, at most one output per sequence."""
         self._expire()
-        outputs = self._take_ended()
         chunks = self._scheduler.schedule()
         if chunks:
             self.stats.iterations += 1
-            try:
-                logits, context = self._runner.run(chunks, self._cache.take_copies())
-                sampled = iter(sample(logits, [chunk.sequence for chunk in chunks if chunk.samples]))
-            except Exception:
-                log.exception("a step of %d sequences failed", len(chunks))
-                error = EngineFailure("the engine failed on a step; the server's log says why")
-                return outputs + [
-                    self._end(chunk.sequence, Output(chunk.sequence.request.key, error=error)) for chunk in chunks
-                ]
-            for index, chunk in enumerate(chunks):
-                output = self._finish(chunk, next(sampled) if chunk.samples else None, context.get(index))
-                if output is not None:
-                    outputs.append(output)
+            self._run(chunks)
         self._update_stats(chunks)
         if not self._sequences:
             self._check_idle()
-        return outputs
+        return self._take_outputs()
 
-    def _take_ended(self) -> list[Output]:
-        ended, self._ended = self._ended, []
-        return ended
+    def _run(self, chunks: list[Chunk]) -> None:
+        """Compute the chunks and book their results; where that fails, it ends their sequences and no others."""
+        try:
+            logits, context = self._runner.run(chunks, self._cache.take_copies())
+            sampled = iter(sample(logits, [chunk.sequence for chunk in chunks if chunk.samples]))
+        except Exception:
+            log.exception("a step of %d sequences failed", len(chunks))
+            error = EngineFailure("the engine failed on a step; the server's log says why")
+            for chunk in chunks:
+                self._outputs.append(self._end(chunk.sequence, Output(chunk.sequence.request.key, error=error)))
+            return
+        for index, chunk in enumerate(chunks):
+            output = self._finish(chunk, next(sampled) if chunk.samples else None, context.get(index))
+            if output is not None:
+                self._outputs.append(output)
+
+    def _take_outputs(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request with ``error`` and begin with new books; return their last outputs."""
-        outputs = self._take_ended() + [Output(key, error=error) for key in self._sequences]
+        outputs = self._take_outputs() + [Output(key, error=error) for key in self._sequences]
         config = self._config
         self._cache = KvCache(config.num_blocks, config.block_size, config.prefix_reuse)
         self._scheduler = Scheduler(config, self._cache)
         self._sequences.clear()
         self._with_deadline.clear()
+        self._update_stats([])
         return outputs
 
     def _finish(self, chunk: Chunk, sampled: Sampled | None, context: Tensor | None) -> Output | None:
@@ -211,13 +216,13 @@ class Engine:
 
     def _end(self, sequence: Sequence, output: Output) -> Output:
         """Take a sequence out of the books; its blocks are free now."""
+        if sequence.stop_text is not None:
+            output.text_limit = sequence.stop_text.finish()
         self._scheduler.remove(sequence)
         del self._sequences[sequence.request.key]
         self._with_deadline.discard(sequence.request.key)
         self.stats.kv_blocks_reused += sequence.metrics.reused_blocks
         output.metrics = sequence.metrics
-        if sequence.stop_text is not None:
-            output.text_limit = sequence.stop_text.finish()
         return output
 
     def _expire(self) -> None:
@@ -232,7 +237,7 @@ class Engine:
                 output.finish_reason = FinishReason.DEADLINE
             else:
                 output.error = DeadlineExceeded("the request's deadline passed before its first token")
-            self._ended.append(self._end(sequence, output))
+            self._outputs.append(self._end(sequence, output))
 
     def _check_idle(self) -> None:
         cache = self._cache

@@ -107,24 +107,47 @@ class EngineLoop:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._inbox or self._cancels or self._engine.busy)
-                requests, self._inbox = self._inbox, []
+                refused = self._take_requests()
                 cancels, self._cancels = self._cancels, []
                 closing = self._closing
-            for request in requests:
-                self._engine.submit(request)
-            for key in cancels:
-                self._engine.cancel(key)
-            outputs = self._engine.fail_all(ShuttingDown("the server is stopping")) if closing else self._step()
-            for output in outputs:
-                self._deliver(output)
+            for output in refused + self._step(cancels, closing):
+                _guarded(self._deliver, output)
             if closing:
                 return
-            self._after_step()
+            _guarded(self._after_step)
 
-    def _step(self) -> list[Output]:
-        """Step; a fault of the engine ends what runs, with an error, and never the thread."""
+    def _take_requests(self) -> list[Output]:
+        """Hand the inbox to the engine, under the lock: each request counts as waiting, here or there, at any time.
+
+        Returns the last outputs of those that the engine could not take.
+        """
+        requests, self._inbox = self._inbox, []
+        refused = []
+        for request in requests:
+            try:
+                self._engine.submit(request)
+            except Exception:
+                log.exception("request %d could not be submitted", request.key)
+                error = EngineFailure("the engine could not take the request; the server's log says why")
+                refused.append(Output(request.key, error=error))
+        return refused
+
+    def _step(self, cancels: list[int], closing: bool) -> list[Output]:
+        """Cancel and step; a fault of the engine ends what runs, with an error, and never the thread."""
         try:
-            return self._engine.step()
+            for key in cancels:
+                self._engine.cancel(key)
+            if not closing:
+                return self._engine.step()
         except Exception:
             log.exception("the engine failed; everything that runs ends with an error")
             return self._engine.fail_all(EngineFailure("the engine failed; the server's log says why"))
+        return self._engine.fail_all(ShuttingDown("the server is stopping"))
+
+
+def _guarded(call: Callable[..., object], *arguments: object) -> None:
+    """Call what belongs to others; a fault of theirs is logged and does not end the engine's thread."""
+    try:
+        call(*arguments)
+    except Exception:
+        log.exception("a fault outside the engine, in its thread")

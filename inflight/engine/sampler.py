@@ -60,7 +60,7 @@ def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
 def uniform(seed: int, position: int) -> float:
     """Return the number in [0, 1) of a seed (unsigned, 64 bits) at a position."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed, position), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / 2.0**64
+    return (int.from_bytes(digest, "little") >> 11) / 2.0**53  # all 64 bits would round up to 1
 
 
 def _is_adjusted(sequence: Sequence) -> bool:
@@ -83,7 +83,7 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
     forbidden = [bad[-1] for bad in sampling.bad_sequences if _ends_with(sequence.tokens, bad[:-1])]
     if sequence.generated < sampling.min_tokens and not sampling.ignore_eos:
         # Old clients send end ids of other models; an id that this one lacks ends nothing.
-        forbidden += [token for token in sampling.end_ids if token < len(row)]
+        forbidden += [token for token in sampling.end_ids if 0 <= token < len(row)]
     if forbidden:
         row[forbidden] = -torch.inf
     _penalize(row, sequence.tokens, sampling)
@@ -113,7 +113,9 @@ def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
 
     size = logits.shape[-1]
     temperature = column([one.temperature or 1.0 for one in settings])
-    scaled, ids = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
+    # An infinite bias is as likely as can be; infinity less infinity would be no number.
+    finite = logits.double().clamp(max=torch.finfo(torch.float32).max)
+    scaled, ids = (finite / temperature).sort(dim=-1, descending=True, stable=True)
     top_k = column([min(one.top_k, size) if one.top_k else size for one in settings])
     scaled = scaled.masked_fill(torch.arange(size, device=logits.device) >= top_k, -torch.inf)
     probabilities = scaled.softmax(dim=-1)

@@ -93,12 +93,14 @@ def checkpoint(name: str) -> Path:
     return directory
 
 
-def _vary(model: torch.nn.Module) -> None:
+def _vary(model: Any) -> None:
     """Shake norms and biases: as transformers makes them, all ones or zeros, no test could tell one from another."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn_like(parameter)
+        if model.config.tie_word_embeddings:
+            model.get_input_embeddings().weight *= 0.1  # or each token would only call for itself
 
 
 @functools.cache

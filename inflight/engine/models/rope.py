@@ -32,7 +32,7 @@ class RotaryEmbedding:
                 cannot change from one to the other while its keys are cached: which one is used is settled here.
 
         Raises:
-            DeploymentError: the type of scaling is not supported.
+            DeploymentError: the type of scaling is not supported, or lacks a parameter.
         """
         kind = rope["rope_type"]
         if kind not in SUPPORTED:
@@ -40,18 +40,12 @@ class RotaryEmbedding:
                 f"config.json: rope_type {kind!r} is not supported; supported: {', '.join(SUPPORTED)}"
             )
         self.dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-        self._scale = 1.0
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
         frequencies = 1.0 / rope["rope_theta"] ** exponents
-        if kind == "linear":
-            frequencies = frequencies / rope["factor"]
-        elif kind == "llama3":
-            frequencies = _llama3(frequencies, rope)
-        elif kind == "yarn":
-            frequencies, self._scale = _yarn(frequencies, rope, self.dim, model_length)
-        elif kind == "longrope":
-            frequencies, self._scale = _longrope(frequencies, rope, model_length, served_length)
-        self._frequencies = frequencies
+        try:
+            self._frequencies, self._scale = _scaled(frequencies, rope, self.dim, model_length, served_length)
+        except KeyError as missing:
+            raise DeploymentError(f"config.json: rope_type {kind!r} needs {missing}, which is not there") from None
 
     def to(self, device: torch.device) -> RotaryEmbedding:
         """Move the frequencies to ``device``."""
@@ -72,6 +66,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = torch.cat((-turned[..., dim // 2 :], turned[..., : dim // 2]), dim=-1)
     turned = turned * cos + half * sin
     return torch.cat((turned, passed), dim=-1) if passed.shape[-1] else turned
+
+
+def _scaled(
+    frequencies: Tensor, rope: Mapping[str, Any], dim: int, model_length: int, served_length: int
+) -> tuple[Tensor, float]:
+    """Return the frequencies as the type of scaling has them, and the factor of cosines and sines."""
+    kind = rope["rope_type"]
+    if kind == "linear":
+        return frequencies / rope["factor"], 1.0
+    if kind == "llama3":
+        return _llama3(frequencies, rope), 1.0
+    if kind == "yarn":
+        return _yarn(frequencies, rope, dim, model_length)
+    if kind == "longrope":
+        return _longrope(frequencies, rope, model_length, served_length)
+    return frequencies, 1.0
 
 
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
@@ -119,6 +129,10 @@ def _longrope(
     """Divide each frequency by a factor of its own: from the long list if long sequences are served."""
     length = rope.get("original_max_position_embeddings") or model_length
     factors = rope["long_factor"] if served_length > length else rope["short_factor"]
+    if len(factors) != len(frequencies):
+        raise DeploymentError(
+            f"config.json: rope_type 'longrope' has {len(factors)} factors; {len(frequencies)} are expected"
+        )
     factor = rope.get("factor") or model_length / length
     scale = rope.get("attention_factor")
     if scale is None:

@@ -1,0 +1,202 @@
+"""Configurations in old spellings and new, and checkpoints that cannot be served: named, in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inflight.engine.checkpoint import load_config, resolve_dtype
+from inflight.engine.models.config import SUPPORTED, read_model_config
+from inflight.errors import DeploymentError
+from tests.engine.checkpoints import ARCHITECTURES, checkpoint, greedy, reference
+from tests.engine.driving import ask, load, run
+
+Json = dict[str, Any]
+PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
+
+
+def _read(name: str) -> Json:
+    data: Json = json.loads((checkpoint(name) / "config.json").read_text())
+    return data
+
+
+def _copy(directory: Path, name: str = "llama") -> Path:
+    return Path(shutil.copytree(checkpoint(name), directory / "model"))
+
+
+def _rewrite(directory: Path, change: Callable[[Json], Json]) -> Path:
+    path = directory / "config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    return directory
+
+
+def _old(data: Json) -> Json:
+    """Spell a configuration as transformers 4 did."""
+    old = {name: value for name, value in data.items() if name not in ("rope_parameters", "dtype", "layer_types")}
+    old["torch_dtype"] = data["dtype"]
+    ropes = data["rope_parameters"]
+    if "full_attention" in ropes:
+        old["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        full = next(place for place, kind in enumerate(data["layer_types"]) if kind == "full_attention")
+        old["sliding_window_pattern"] = full + 1
+        ropes = ropes["full_attention"]
+    scaling = {name: value for name, value in ropes.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    old["rope_theta"] = ropes["rope_theta"]
+    old["partial_rotary_factor"] = ropes.get("partial_rotary_factor", 1.0)
+    old["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+    return old
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_old_spelling_means_the_same(name: str, tmp_path: Path) -> None:
+    new = read_model_config(_read(name))
+    old = read_model_config(_old(_read(name)))
+    assert old == new
+    directory = _rewrite(_copy(tmp_path, name), _old)
+    tokens = run(load(directory), [ask(PROMPT, 8)]).popitem()[1].tokens
+    assert tokens == greedy(name, PROMPT, 8)
+
+
+@pytest.mark.parametrize("spelling", ["su", "yarn", "longrope"])
+def test_phi3s_own_names_of_longrope(spelling: str) -> None:
+    data = _old(_read("phi3, longrope"))
+    scaling = data["rope_scaling"]
+    factors = {name: scaling[name] for name in ("short_factor", "long_factor")}
+    data |= {"rope_scaling": {"type": spelling} | factors, "original_max_position_embeddings": 128}
+    [rope] = {str(rope): rope for rope in read_model_config(data).ropes}.values()
+    assert (rope["rope_type"], rope["original_max_position_embeddings"]) == ("longrope", 128)
+
+
+def test_what_an_old_gemma_leaves_out() -> None:
+    """Gemma 3's first files say little: every sixth layer is global, and local layers have a base of their own."""
+    data = _old(_read("gemma3")) | {"num_hidden_layers": 12}
+    for name in ("sliding_window_pattern", "rope_theta", "rope_local_base_freq", "tie_word_embeddings"):
+        data.pop(name, None)
+    config = read_model_config(data | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert [layer for layer, window in enumerate(config.windows) if window is None] == [5, 11]
+    assert (config.ropes[0]["rope_type"], config.ropes[0]["rope_theta"]) == ("default", 10_000.0)
+    assert (config.ropes[5]["rope_type"], config.ropes[5]["rope_theta"]) == ("linear", 1_000_000.0)
+    assert config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "expected"),
+    [
+        ("auto", "bfloat16", torch.bfloat16),
+        ("auto", "float16", torch.float32),
+        ("auto", "float32", torch.float32),
+        ("float32", "bfloat16", torch.float32),
+        ("bfloat16", "float32", torch.bfloat16),
+    ],
+)
+def test_the_type_of_weights(wanted: str, own: str, expected: torch.dtype) -> None:
+    assert resolve_dtype(wanted, read_model_config(_read("llama") | {"dtype": own})) is expected
+
+
+@pytest.mark.parametrize("architectures", [["LlamaForCasualLM"], ["GPT2LMHeadModel"], [], None])
+def test_an_unknown_architecture_is_refused_by_name_with_the_list(architectures: list[str] | None) -> None:
+    with pytest.raises(DeploymentError) as caught:
+        read_model_config(_read("llama") | {"architectures": architectures})
+    message = str(caught.value)
+    assert (architectures or ["none"])[0] in message
+    assert all(name in message for name in SUPPORTED)
+    assert ("did you mean 'LlamaForCausalLM'" in message) == (architectures == ["LlamaForCasualLM"])
+
+
+def _without(*names: str) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def _refused(directory: Path, *words: str) -> None:
+    with pytest.raises(DeploymentError) as caught:
+        load(directory)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_without("model.layers.1.self_attn.k_proj.weight"), ("no tensor for", "model.layers.1.self_attn.qkv_proj")),
+        (_without("model.norm.weight", "lm_head.weight"), ("lm_head.weight, model.norm.weight (2 in all)",)),
+        (lambda tensors: tensors | {"visual.weight": torch.ones(2)}, ("visual.weight has no place",)),
+        (lambda tensors: tensors | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, ("has no place",)),
+        (
+            lambda tensors: tensors | {"model.norm.weight": torch.ones(65)},
+            ("model.norm.weight is [65]; expected [64]",),
+        ),
+        (
+            lambda tensors: tensors | {"model.layers.0.self_attn.k_proj.weight": torch.ones(64, 64)},
+            ("k_proj.weight is [64, 64]; expected [32, 64]",),
+        ),
+    ],
+)
+def test_tensors_that_are_missing_or_wrong(tmp_path: Path, change: Any, words: tuple[str, ...]) -> None:
+    directory = _copy(tmp_path)
+    save_file(change(load_file(directory / "model.safetensors")), directory / "model.safetensors")
+    _refused(directory, *words)
+
+
+def _sharded(directory: Path) -> Path:
+    reference("llama").save_pretrained(directory, max_shard_size="100KB")
+    return directory / "model.safetensors.index.json"
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    _sharded(tmp_path)
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    _refused(tmp_path, shard.name, "cannot be read")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', "\udcff"])
+def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
+    index = _sharded(tmp_path)
+    index.write_text(content, errors="surrogateescape")
+    _refused(tmp_path, index.name)
+
+
+def test_a_tensor_that_is_there_twice_does_not_stand_in_for_another(tmp_path: Path) -> None:
+    """Two shards with the same part of a fused matrix, none with the next: that part would be random memory."""
+    index = _sharded(tmp_path)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    where = json.loads(index.read_text())["weight_map"]
+    query, key = (f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qk")
+    twice = load_file(tmp_path / where[query])[query]
+    for shard in shards:
+        tensors = load_file(shard)
+        if tensors.pop(key, None) is not None or shard == shards[-1]:
+            save_file(tensors | {query: twice}, shard)
+    _refused(tmp_path, "no tensor for", "model.layers.0.self_attn.qkv_proj.weight")
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear"},
+        {"rope_type": "llama3", "factor": 4.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 8, "factor": 2.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 3},
+    ],
+    ids=str,
+)
+def test_rotary_parameters_that_are_missing_or_wrong(tmp_path: Path, rope: Json) -> None:
+    def change(data: Json) -> Json:
+        return data | {"rope_parameters": rope | {"rope_theta": 1e4}, "original_max_position_embeddings": 64}
+
+    _refused(_rewrite(_copy(tmp_path), change), "config.json", rope["rope_type"])
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
+    directory = _copy(tmp_path)
+    (directory / name).unlink()
+    _refused(directory, name)

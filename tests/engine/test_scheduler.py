@@ -1,0 +1,227 @@
+"""The scheduler without a model: budget, order, capacity, preemption; and that everybody gets there in the end."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight.engine.config import EngineConfig
+from inflight.engine.kv_cache import KvCache
+from inflight.engine.request import Request
+from inflight.engine.scheduler import Chunk, Scheduler
+from inflight.engine.sequence import Sequence
+from inflight.sampling import SamplingParams
+
+Policy = Literal["guaranteed_no_evict", "max_utilization"]
+POLICIES: list[Policy] = ["guaranteed_no_evict", "max_utilization"]
+SIZE = 4
+
+
+class Books:
+    """A scheduler and its cache; ``step`` does what the engine does, with made-up tokens."""
+
+    def __init__(self, policy: Policy = "guaranteed_no_evict", blocks: int = 16, **more: Any) -> None:
+        self.config = EngineConfig(Path(), block_size=SIZE, num_blocks=blocks, policy=policy, **more)
+        self.cache = KvCache(blocks, SIZE, self.config.prefix_reuse)
+        self.scheduler = Scheduler(self.config, self.cache)
+        self.chance = random.Random(1)
+        self.ended: list[Sequence] = []
+        self._order = 0
+
+    def add(self, prompt: int | list[int], max_tokens: int = 4, priority: int = 0) -> Sequence:
+        """Queue a prompt, or one of so many tokens that no other has."""
+        tokens = [1000 * self._order + place for place in range(prompt)] if isinstance(prompt, int) else prompt
+        request = Request(tokens, SamplingParams(max_tokens), priority=priority)
+        sequence = Sequence(request, self._order, 0, self.config.num_blocks * SIZE, None)
+        self._order += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Chunk]:
+        """Schedule, check, and pretend to run; return the chunks."""
+        chunks = self.scheduler.schedule()
+        self._check(chunks)
+        self.cache.take_copies()
+        for chunk in chunks:
+            sequence = chunk.sequence
+            assert sequence.table is not None
+            sequence.computed += chunk.size
+            self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
+            if chunk.samples and sequence.append(self.chance.randrange(3)):
+                self.scheduler.remove(sequence)
+                self.ended.append(sequence)
+        return chunks
+
+    def _check(self, chunks: list[Chunk]) -> None:
+        self.cache.check()
+        assert sum(chunk.size for chunk in chunks) <= self.config.max_tokens_per_step
+        assert len(self.scheduler.running) <= self.config.max_batch_size
+        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
+        assert chunks or not (self.scheduler.running or self.scheduler.waiting), "nobody gets on"
+        for chunk in chunks:
+            table = chunk.sequence.table
+            assert table is not None, "a chunk of a sequence that does not run"
+            assert chunk.sequence in self.scheduler.running
+            assert chunk.start == chunk.sequence.computed
+            assert chunk.size > 0
+            assert len(table.blocks) * SIZE >= chunk.start + chunk.size
+        waiting = self.scheduler.waiting
+        assert all(one.table is None and not one.computed for one in waiting)
+        assert not set(waiting) & set(self.scheduler.running)
+
+
+def _sizes(chunks: list[Chunk]) -> dict[Sequence, int]:
+    return {chunk.sequence: chunk.size for chunk in chunks}
+
+
+def test_a_prompt_is_chunked_by_the_budget() -> None:
+    books = Books(max_tokens_per_step=5)
+    sequence = books.add(12)
+    chunks = []
+    for _ in range(3):
+        assert not sequence.generated, "only the last chunk makes a token"
+        chunks += [(chunk.start, chunk.size) for chunk in books.step()]
+    assert chunks == [(0, 5), (5, 5), (10, 2)]
+    assert sequence.generated == 1
+
+
+def test_who_decodes_goes_first_then_who_prefills_then_who_waits() -> None:
+    books = Books(max_tokens_per_step=8)
+    decodes = books.add(3, priority=-5)
+    books.step()
+    prefills = books.add(20, priority=-1)
+    assert _sizes(books.step()) == {decodes: 1, prefills: 7}
+    waits = books.add(2, priority=9)
+    assert _sizes(books.step()) == {decodes: 1, prefills: 7}
+    assert _sizes(books.step()) == {prefills: 6, decodes: 1, waits: 1}
+
+
+def test_the_queue_is_by_priority_then_arrival() -> None:
+    books = Books(max_batch_size=1)
+    for priority in (0, 2, 1, 2, -1):
+        books.add(2, max_tokens=1, priority=priority)
+    while books.step():
+        pass
+    assert [(one.request.priority, one.order) for one in books.ended] == [(2, 1), (2, 3), (1, 2), (0, 0), (-1, 4)]
+
+
+def test_guaranteed_no_evict_admits_only_what_can_finish() -> None:
+    books = Books("guaranteed_no_evict", blocks=6)
+    first, second = books.add(4, max_tokens=12), books.add(4, max_tokens=5)
+    assert set(_sizes(books.step())) == {first}
+    while second.table is None:
+        books.step()
+    assert books.ended == [first]
+    while books.step():
+        pass
+    assert not first.metrics.preemptions
+    assert not second.metrics.preemptions
+
+
+def test_max_utilization_takes_from_the_lowest_rank_and_gives_back() -> None:
+    books = Books("max_utilization", blocks=6, prefix_reuse=False)
+    high, low, lowest = (books.add(7, max_tokens=9, priority=priority) for priority in (2, 1, 0))
+    assert set(_sizes(books.step())) == {high, low, lowest}
+    while not lowest.metrics.preemptions:
+        assert not books.ended
+        books.step()
+    assert not high.metrics.preemptions
+    while books.step():
+        pass
+    assert books.ended == [high, low, lowest]
+    assert [one.generated for one in books.ended] == [9, 9, 9]
+
+
+def test_who_was_preempted_keeps_its_place() -> None:
+    """Its rank is that of its arrival: who came later does not overtake it."""
+    books = Books("max_utilization", blocks=6, prefix_reuse=False)
+    books.add(7, max_tokens=12)
+    second = books.add(7, max_tokens=12)
+    third = books.add(15, max_tokens=2)
+    while books.step():
+        pass
+    assert second.metrics.preemptions > 0
+    assert books.ended.index(second) < books.ended.index(third)
+
+
+@pytest.mark.parametrize("where", ["waiting", "running", "preempted"])
+def test_a_sequence_can_be_removed_from_anywhere(where: str) -> None:
+    books = Books("max_utilization", blocks=6, prefix_reuse=False, max_batch_size=2 if where == "waiting" else 8)
+    books.add(7, max_tokens=12)
+    second, third = books.add(7, max_tokens=12), books.add(1, max_tokens=2)
+    books.step()
+    if where == "preempted":
+        while not second.metrics.preemptions or second.table is not None:
+            books.step()
+    victim = third if where == "waiting" else second
+    books.scheduler.remove(victim)
+    assert victim not in books.scheduler.running + books.scheduler.waiting
+    while books.step():
+        pass
+    assert victim not in books.ended
+    assert (books.cache.used_blocks, books.cache.reserved_blocks) == (0, 0)
+
+
+def test_block_counts_are_those_of_the_cache() -> None:
+    books = Books(blocks=16)
+    tokens = list(range(13))
+    first, second = books.add(tokens, 3), books.add(tokens, 3)
+    books.step()
+    assert first.metrics.cached_tokens == 0
+    assert second.metrics.cached_tokens == 0, "nothing was computed when it was admitted"
+    while books.step():
+        pass
+    third = books.add(tokens, 3)
+    while books.step():
+        pass
+    assert (third.metrics.reused_blocks, third.metrics.cached_tokens) == (3, 12)
+    assert third.metrics.total_blocks == third.metrics.reused_blocks + third.metrics.new_blocks == 4
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    blocks=st.integers(4, 12),
+    budget=st.integers(1, 20),
+    batch=st.integers(1, 6),
+    reuse=st.booleans(),
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 14), st.integers(1, 8), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=14
+    ),
+    removals=st.sets(st.integers(0, 13), max_size=3),
+)
+@settings(max_examples=300, deadline=None)
+def test_everybody_gets_there(
+    policy: Policy,
+    blocks: int,
+    budget: int,
+    batch: int,
+    reuse: bool,
+    arrivals: list[tuple[int, int, int, int]],
+    removals: set[int],
+) -> None:
+    """Whatever comes, each sequence ends with all its tokens, or leaves when it is told to; then the cache is idle."""
+    books = Books(policy, blocks, max_tokens_per_step=budget, max_batch_size=batch, prefix_reuse=reuse)
+    chance, expected = random.Random(2), []
+    for index, (length, max_tokens, priority, pause) in enumerate(arrivals):
+        prompt = [chance.randrange(2) for _ in range(min(length, blocks * SIZE - 1))]
+        sequence = books.add(prompt, max_tokens, priority)
+        for _ in range(pause):
+            books.step()
+        if index in removals and sequence not in books.ended:
+            books.scheduler.remove(sequence)
+        else:
+            expected.append(sequence)
+    for _ in range(20_000):
+        if not books.step():
+            break
+    assert sorted(one.order for one in books.ended) == [one.order for one in expected]
+    for sequence in expected:
+        longest = blocks * SIZE - len(sequence.request.prompt)
+        assert sequence.generated == min(sequence.request.sampling.max_tokens, longest)
+        assert policy == "max_utilization" or not sequence.metrics.preemptions
+    assert (books.cache.used_blocks, books.cache.reserved_blocks) == (0, 0)

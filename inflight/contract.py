@@ -145,7 +145,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("end_ids", INT32, (-1,), "several end ids; end_id wins over them", ragged=True, own=True),
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),
     _scalar("stream_key", INT64, "with stop: end this stream only", own=True),
-    _scalar("heartbeat", BOOL, "send empty responses while a request that does not stream runs", own=True),
+    _scalar("heartbeat", BOOL, "send empty responses while the request has nothing to say", own=True),
 )
 
 
@@ -205,7 +205,9 @@ DETOKENIZER_OUTPUTS = (*_TEXT, *PER_REQUEST_OUTPUTS)
 _TEXT_INPUTS = (
     Tensor("text_input", BYTES, (1,), "the prompt"),
     _unserved("decoder_text_input", BYTES, (1,), "decoder prompt of encoder-decoder models", neutral=b""),
-    Tensor("max_tokens", INT32, (1,), "most tokens to generate; the deployment's limit by default"),
+    Tensor(
+        "max_tokens", INT32, (1,), "most tokens to generate; limits.default_max_tokens of the deployment by default"
+    ),
     Tensor("bad_words", BYTES, (-1,), "words that must not be generated", ragged=True),
     Tensor("stop_words", BYTES, (-1,), "strings that end the generation; never shown", ragged=True),
     Tensor("end_id", INT32, (1,), "end id in place of the checkpoint's; -1: none"),

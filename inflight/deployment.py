@@ -33,7 +33,7 @@ class EngineSettings(_Section):
     replay_step_ms: float = Field(0, ge=0, description="how long a step of the replay engine takes")
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="weights; auto: the checkpoint's own type"
+        "auto", description="weights; auto: the checkpoint's own type, float16 as float32"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
 
@@ -65,6 +65,7 @@ class LimitSettings(_Section):
     max_sequence_length: int | None = Field(None, ge=2, description="prompt and output; null: the model's own limit")
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")
     max_prompt_bytes: int = Field(4 << 20, ge=1, description="bytes of text_input or messages")
+    max_words: int = Field(256, ge=1, description="stop_words of a request, and bad_words of a request")
     max_return_sequences: int = Field(16, ge=1, description="largest num_return_sequences")
 
 
@@ -98,10 +99,10 @@ def load_deployment(directory: Path) -> Deployment:
     """
     path = directory / FILE_NAME
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DeploymentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise DeploymentError(f"{path}: a mapping of settings is expected, with at least `model:`")

@@ -34,7 +34,8 @@ class InflightError(Exception):
 
     def wire_message(self) -> str:
         """Return the message as clients see it: ``"<STATUS>: <message>"``, without a traceback."""
-        return f"{self.status}: {self}"
+        # A message may quote what a client sent; a lone surrogate in it must not break the answer.
+        return f"{self.status}: {self}".encode("utf-8", "backslashreplace").decode()
 
 
 class InvalidRequest(InflightError):

@@ -92,7 +92,8 @@ def _decode(name: str, value: bytes | str) -> str:
 
 
 def _refuse_unless_neutral(tensor: Tensor, array: np.ndarray) -> None:
-    if not all(tensor.accepts(value) for value in array.reshape(-1)[:64].tolist()):
+    values = set(array.reshape(-1).tolist()) if array.dtype == np.object_ else np.unique(array).tolist()
+    if not all(tensor.accepts(value) for value in values):
         alias = _ENSEMBLE_NAME_OF.get(tensor.name)
         name = f"{tensor.name} (the ensemble's {alias})" if alias else tensor.name
         raise UnsupportedFeature(f"{name} is not supported by this engine: {tensor.doc}")

@@ -79,7 +79,7 @@ class SamplingParams:
         number = self.top_log_probs
         _require(0 <= number <= MAX_TOP_LOG_PROBS, "num_top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
         for token, bias in self.logit_bias.items():
-            _require(not math.isnan(bias), "logit_bias", {token: bias}, "numbers")
+            _require(not math.isnan(bias), "embedding_bias", {token: bias}, "numbers")
 
     @property
     def greedy(self) -> bool:

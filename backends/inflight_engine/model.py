@@ -71,15 +71,14 @@ class TritonPythonModel:
         delivery, parts = read_request(arrays, request.request_id(), self._limits, self._vocab_size, self._decoupled)
         self._streams.open(sender, delivery, parts)
         try:
-            for part in parts:
-                self._loop.submit(part.request)
-        except InflightError as error:
-            self._metrics.outcome(error.label)
-            self._streams.abandon(parts, error)
+            self._loop.submit(*(part.request for part in parts))
+        except Exception:
+            self._streams.forget(parts)
+            raise
 
     def _stop(self, arrays: adapter.Arrays, request_id: str) -> None:
         if "stream_key" in arrays:
-            keys = arrays["stream_key"].reshape(-1).tolist()
+            keys = self._streams.keys_beside(arrays["stream_key"].reshape(-1).tolist())
         elif request_id:
             keys = self._streams.keys_of(request_id)
         else:

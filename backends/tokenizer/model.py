@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.errors import InflightError
 from inflight.text.prepare import PromptPreparer, RawRequest
 from inflight.text.tokenizer import Tokenizer
 from inflight.triton import adapter
@@ -22,4 +21,4 @@ class TritonPythonModel:
         """Answer a dynamic batch; each request succeeds or fails alone."""
         raw = [RawRequest(adapter.read_arrays(request), adapter.read_parameters(request)) for request in requests]
         results = self._preparer.prepare(raw)
-        return [adapter.error_response(r) if isinstance(r, InflightError) else adapter.response(r) for r in results]
+        return [adapter.error_response(r) if isinstance(r, Exception) else adapter.response(r) for r in results]

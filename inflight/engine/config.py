@@ -25,7 +25,6 @@ class EngineConfig:
     max_batch_size: int = 32
     max_tokens_per_step: int = 512
     policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
-    max_queue_size: int = 256
     max_sequence_length: int | None = None
     """Prompt and output; None: the model's own limit. The cache's capacity limits it too."""
 
@@ -45,6 +44,5 @@ class EngineConfig:
             max_batch_size=batching.max_batch_size,
             max_tokens_per_step=batching.max_tokens_per_step,
             policy=batching.policy,
-            max_queue_size=batching.max_queue_size,
             max_sequence_length=deployment.limits.max_sequence_length,
         )

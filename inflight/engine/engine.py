@@ -89,8 +89,7 @@ class Engine:
             for output in self.step():
                 if output.error is not None:
                     raise output.error
-        fresh = EngineStats()
-        self.stats.total_context_tokens, self.stats.iterations = fresh.total_context_tokens, fresh.iterations
+        self.stats.total_context_tokens = self.stats.iterations = 0
 
     @property
     def busy(self) -> bool:
@@ -109,6 +108,8 @@ class Engine:
             InvalidRequest: naming the field, the value and the limit.
         """
         size, length = self._runner.vocab_size, self._runner.max_length
+        if not request.prompt:
+            raise InvalidRequest("input_ids is empty; it must have at least one token")
         if len(request.prompt) >= length:
             raise InvalidRequest(
                 f"input_ids: the prompt length ({len(request.prompt)} tokens) exceeds the limit; "
@@ -194,7 +195,8 @@ class Engine:
         sequence = chunk.sequence
         assert sequence.table is not None
         sequence.computed += chunk.size
-        self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
+        if sampled is None or sampled.token >= 0:  # what is not a number must not be shared
+            self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
         if context is not None:
             sequence.context_logits.append(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
         if sampled is None:

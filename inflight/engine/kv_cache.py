@@ -236,8 +236,19 @@ class KvCache:
         self._offer(block, node)
 
     def _offer(self, block: int, node: _Node) -> None:
-        if not node.children:
-            heapq.heappush(self._leaves, (node.last_used, node.uid, block))
+        if node.children:
+            return
+        if len(self._leaves) > 2 * self.num_blocks:
+            self._leaves = [entry for entry in self._leaves if self._can_go(*entry)]
+            heapq.heapify(self._leaves)
+        heapq.heappush(self._leaves, (node.last_used, node.uid, block))
+
+    def _can_go(self, last_used: int, uid: int, block: int) -> bool:
+        """Whether an entry of ``_leaves`` is not stale."""
+        node = self._nodes.get(block)
+        if node is None or node.uid != uid or node.last_used != last_used:
+            return False
+        return not self._references[block] and not node.children
 
     def _enter(self, block: int, key: tuple[int, tuple[int, ...]]) -> None:
         self._uids += 1
@@ -249,13 +260,10 @@ class KvCache:
 
     def _evict(self) -> int:
         """Forget the least recently used cached leaf and return its block."""
-        while True:
+        last_used, uid, block = heapq.heappop(self._leaves)
+        while not self._can_go(last_used, uid, block):
             last_used, uid, block = heapq.heappop(self._leaves)
-            node = self._nodes.get(block)
-            if node is None or node.uid != uid or node.last_used != last_used:
-                continue
-            if not self._references[block] and not node.children:
-                break
+        node = self._nodes[block]
         del self._nodes[block], self._blocks[uid], self._index[node.parent, node.tokens]
         self._cached -= 1
         if node.parent == _ROOT:

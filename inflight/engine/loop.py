@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inflight.engine.request import Output, Request
-from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -69,25 +69,31 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Hand a request over; its outputs come through ``deliver``.
+    def submit(self, *requests: Request) -> None:
+        """Hand requests over, all or none; their outputs come through ``deliver``.
 
         Raises:
-            InvalidRequest: the request does not fit the model.
+            InvalidRequest: a request does not fit the model, or they are more than may ever wait.
             QueueFull: as many requests wait as may.
             ShuttingDown: the loop is closing.
         """
-        self._engine.validate(request)
-        request.arrival_ns = time.time_ns()
+        for request in requests:
+            self._engine.validate(request)
+            request.arrival_ns = time.time_ns()
+        if len(requests) > self._max_queue_size:
+            raise InvalidRequest(
+                f"the request has {len(requests)} sequences (rows times num_return_sequences); "
+                f"the queue takes {self._max_queue_size}"
+            )
         with self._changed:
             if self._closing:
                 raise ShuttingDown("the server is stopping")
-            if len(self._inbox) + self._engine.waiting >= self._max_queue_size:
+            if len(self._inbox) + self._engine.waiting + len(requests) > self._max_queue_size:
                 raise QueueFull(
                     "Exceeds maximum queue size: "
                     f"Maximum queue size of {self._max_queue_size} has been reached; try again later"
                 )
-            self._inbox.append(request)
+            self._inbox += requests
             self._changed.notify()
 
     def cancel(self, key: int) -> None:

@@ -5,7 +5,7 @@ The records know nothing of Triton, of text or of how the engine works. Times ar
 
 from __future__ import annotations
 
-import itertools
+import secrets
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,8 +13,6 @@ import numpy as np
 
 from inflight.errors import InflightError
 from inflight.sampling import SamplingParams
-
-_keys = itertools.count(1)
 
 
 class FinishReason(str, Enum):
@@ -42,8 +40,9 @@ class Request:
     """Higher is served first."""
     deadline_ns: int | None = None
     """Absolute ``time.time_ns()``; past it the request ends with DEADLINE, or with an error if it never ran."""
-    key: int = field(default_factory=lambda: next(_keys))
-    """The stream's key: unique in this process; the engine gives it out and takes it back to cancel."""
+    key: int = field(default_factory=lambda: secrets.randbits(63))
+    """The stream's key: the engine gives it out and takes it back to cancel. Random, so that it cannot be guessed and
+    does not come again after a restart."""
     arrival_ns: int = 0
     """Set when the request is submitted."""
 

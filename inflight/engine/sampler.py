@@ -143,4 +143,4 @@ def _report(sampled: list[Sampled], logits: Tensor, settings: list[SamplingParam
             one.top = list(zip(ids[place, :count].tolist(), values[place, :count].tolist(), strict=True))
     for row, wanted in enumerate(settings):
         if wanted.generation_logits:
-            sampled[row].logits = logits[row].cpu().numpy()
+            sampled[row].logits = logits[row].cpu().numpy().copy()  # a view would keep all rows

@@ -95,7 +95,8 @@ class Scheduler:
         sequence.table, sequence.computed = table, table.cached_tokens
         count = min(sequence.remaining, step.budget)
         if not self._cache.grow(table, sequence.computed + count):
-            self._release(sequence)
+            self._cache.close(table)
+            sequence.table, sequence.computed = None, 0
             return False
         metrics = sequence.metrics
         if not metrics.first_scheduled_ns:

@@ -72,19 +72,20 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None
         server.start()
         with _console.status("starting") as status:
             server.wait_ready(on_wait=lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
-        _console.print(_banner(deployment, time.monotonic() - started), markup=False, soft_wrap=True)
+        _console.print(_banner(server, time.monotonic() - started), markup=False, soft_wrap=True)
         code = server.process.wait()
         raise DeploymentError(f"the server ended by itself with code {code}; {server.cause()}")
     except KeyboardInterrupt:
         _console.print("stopping")
     finally:
         # A second Ctrl-C must not interrupt the clean-up: nothing is left running.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         server.stop()
 
 
-def _banner(deployment: Deployment, seconds: float) -> str:
-    server = deployment.server
+def _banner(running: TritonServer, seconds: float) -> str:
+    deployment, server = running.deployment, running.settings
     host = "127.0.0.1" if server.host == "0.0.0.0" else server.host
     http = f"http://{host}:{server.http_port}"
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
@@ -93,6 +94,7 @@ ready in {seconds:.1f} s on {server.host}: {deployment.model}
   HTTP     {http}
   gRPC     {host}:{server.grpc_port}
   metrics  http://{host}:{server.metrics_port}/metrics
+  log      {running.log_path}
 try:
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
   {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}

@@ -152,7 +152,7 @@ class TritonServer:
         """Return the line of the log that says best why a start failed."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         for pattern in (
-            r"(FAILED_PRECONDITION: .*)",
+            r"DeploymentError: (.*)",
             r"\| (\w+ +\| \d+ +\| UNAVAILABLE: .*)\|$",
             r"E\d{4} [^\]]*\] (.*)",
             "(.+)",

@@ -13,13 +13,15 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from inflight.errors import DeploymentError, InvalidRequest
+from inflight.errors import DeploymentError, InvalidRequest, nearest
 
 Message = dict[str, Any]
+_ALWAYS = {"add_generation_prompt", "tools", "documents"}
 _RESERVED = ("messages", "bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -50,6 +52,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            self._options = jinja2.meta.find_undeclared_variables(environment.parse(source)) | _ALWAYS
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
 
@@ -60,9 +63,12 @@ class ChatTemplate:
             InvalidRequest: the template refuses the messages or the options.
         """
         options = options or {}
-        for name in _RESERVED:
-            if name in options:
-                raise InvalidRequest(f"chat_template_kwargs: {name!r} is not an option of a chat template")
+        known = self._options - set(_RESERVED) - set(self._template.environment.globals)
+        for name in options:
+            if name not in known:
+                raise InvalidRequest(
+                    f"chat_template_kwargs: {name!r} is not an option of this chat template{nearest(name, known)}"
+                )
         variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
         try:
             return self._template.render(messages=messages, **self._special_tokens, **variables)
@@ -98,10 +104,15 @@ def _check_message(name: str, message: Any) -> None:
         raise InvalidRequest(f"{name}.role is {role!r}; it must be a name such as 'user'")
     content = message.get("content")
     if isinstance(content, list):
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        if not content or not all(_is_text(part) for part in content):
             raise InvalidRequest(f"{name}.content has a part that is not text; only parts of type 'text' are served")
+        message["content"] = "\n".join(part["text"] for part in content)  # most templates know no parts
     elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise InvalidRequest(f"{name}.content is {json.dumps(content)}; it must be a string")
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

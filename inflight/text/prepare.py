@@ -14,7 +14,7 @@ import numpy as np
 
 from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS
 from inflight.deployment import LimitSettings
-from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
+from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import Inputs, check_parameters
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.tokenizer import Tokenizer
@@ -46,22 +46,25 @@ class PromptPreparer:
         config = tokenizer.config
         self._chat = ChatTemplate(config.chat_template, config.special_tokens) if config.chat_template else None
 
-    def prepare(self, requests: Sequence[RawRequest]) -> list[Arrays | InflightError]:
-        """Return for each request its output arrays, or the error that it ends with."""
-        results: list[Arrays | InflightError] = [{} for _ in requests]
+    def prepare(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
+        """Return for each request its output arrays, or the error that it ends with.
+
+        Whatever goes wrong with one request, a fault of ours included, is that request's alone.
+        """
+        results: list[Arrays | Exception] = [{} for _ in requests]
         read: list[tuple[int, Inputs, list[_Prompt]]] = []
         for index, request in enumerate(requests):
             try:
                 inputs = self._read(request)
                 read.append((index, inputs, [self._prompt(inputs, row) for row in range(inputs.rows)]))
-            except InflightError as error:
+            except Exception as error:
                 results[index] = error
         token_ids = iter(self._encode([prompt for _, _, prompts in read for prompt in prompts]))
         for index, inputs, prompts in read:
             rows = [next(token_ids) for _ in prompts]
             try:
                 results[index] = self._outputs(inputs, rows)
-            except InflightError as error:
+            except Exception as error:
                 results[index] = error
         return results
 
@@ -112,6 +115,10 @@ class PromptPreparer:
             "heartbeat": np.ones((inputs.rows, 1), np.bool_),
         }
         outputs |= self._end_and_pad(inputs)
+        for name in ("stop_words", "bad_words"):
+            count = inputs.vector(name, 0).size
+            if count > self._limits.max_words:
+                raise InvalidRequest(f"{name} has {count} words; the limit is {self._limits.max_words}")
         if "stop_words" in inputs:
             outputs["stop_strings"] = _padded_strings([inputs.strings("stop_words", row) for row in range(inputs.rows)])
         if "bad_words" in inputs:
@@ -157,7 +164,11 @@ class PromptPreparer:
         texts = inputs.strings("embedding_bias_words", row)
         if len(texts) != len(words):
             raise InvalidRequest("embedding_bias_words has an empty word")
-        for tokens, weight in zip(self._tokenizer.encode_words(texts), weights, strict=True):
+        for text, tokens, weight in zip(texts, self._tokenizer.encode_words(texts), weights, strict=True):
+            if not np.isfinite(weight):
+                raise InvalidRequest(f"embedding_bias_weights has {weight}; it must be a finite number")
+            if not tokens or max(tokens) >= len(bias):
+                raise InvalidRequest(f"embedding_bias_words has {text!r}, for which the model has no token")
             bias[tokens] += weight
         return bias
 
@@ -199,7 +210,7 @@ def _json_object(name: str, text: str | None) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be a JSON object, not {type(value).__name__}")

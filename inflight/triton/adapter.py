@@ -1,4 +1,4 @@
-"""The only code that speaks ``triton_python_backend_utils``: arrays, errors and responses in Triton's terms."""
+"""Arrays, errors and responses in Triton's terms. With ``metrics``, the only code that speaks its Python API."""
 
 from __future__ import annotations
 

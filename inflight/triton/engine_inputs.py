@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,13 +72,13 @@ def read_request(
 
 
 def _delivery(inputs: Inputs, limits: LimitSettings) -> Delivery:
-    sequences = inputs.scalar("num_return_sequences", 0, 1)
+    sequences = _common(inputs, "num_return_sequences", 1)
     if not 1 <= sequences <= limits.max_return_sequences:
         limit = limits.max_return_sequences
         raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
 
     def flag(name: str) -> bool:
-        return bool(inputs.scalar(name, 0, False))
+        return bool(_common(inputs, name, False))
 
     return Delivery(
         streaming=flag("streaming"),
@@ -87,10 +88,18 @@ def _delivery(inputs: Inputs, limits: LimitSettings) -> Delivery:
         perf_metrics=flag("return_perf_metrics"),
         num_input_tokens=flag("return_num_input_tokens"),
         num_output_tokens=flag("return_num_output_tokens"),
-        pad_id=inputs.scalar("pad_id", 0, 0),
+        pad_id=_common(inputs, "pad_id", 0),
         batch_size=inputs.rows,
         sequences=sequences,
     )
+
+
+def _common(inputs: Inputs, name: str, default: Any) -> Any:
+    """Return a value that a whole request has: its rows must agree."""
+    values = {inputs.scalar(name, row, default) for row in range(inputs.rows)}
+    if len(values) > 1:
+        raise InvalidRequest(f"{name} differs between the rows of the batch; one request has one")
+    return values.pop()
 
 
 def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:

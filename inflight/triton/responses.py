@@ -18,7 +18,8 @@ def join(first: Output | None, second: Output) -> Output:
     for name in ("log_probs", "top_log_probs", "generation_logits"):
         new = getattr(second, name)
         if new is not None:
-            setattr(first, name, (getattr(first, name) or []) + new)
+            known = getattr(first, name)
+            setattr(first, name, new) if known is None else known.extend(new)
     for name in ("context_logits", "text_limit", "finish_reason", "error", "metrics"):
         new = getattr(second, name)
         if new is not None:
@@ -110,13 +111,15 @@ def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
 def stack(rows: list[Arrays], pad_id: int) -> Arrays:
     """Stack the single-row responses of a batch into one response; short rows of token ids are padded."""
     names = dict.fromkeys(name for row in rows for name in row if name != "batch_index")
-    return {
-        name: _stack([row[name] for row in rows if name in row], pad_id if name == "output_ids" else 0)
-        for name in names
-    }
+    fills = {"output_ids": pad_id, "text_limit": np.iinfo(np.int32).max}
+    return {name: _stack([row.get(name) for row in rows], fills.get(name, 0)) for name in names}
 
 
-def _stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
+def _stack(rows: list[np.ndarray | None], fill: int) -> np.ndarray:
+    """Stack arrays ``[1, ...]``; a row that lacks the tensor is all ``fill``."""
+    known = next(row for row in rows if row is not None)
+    empty = np.empty((1, *(0 for _ in known.shape[1:])), known.dtype)
+    arrays = [empty if row is None else row for row in rows]
     shape = np.max([array.shape for array in arrays], axis=0)
     padded = []
     for array in arrays:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inflight.engine.request import Output
-from inflight.errors import EngineFailure, InflightError
+from inflight.errors import EngineFailure, InflightError, ShuttingDown
 from inflight.triton import responses
 from inflight.triton.engine_inputs import Delivery, Part
 from inflight.triton.responses import Arrays
@@ -29,6 +29,8 @@ _MOST_ARREARS_S = 0.005
 """How far first and last tokens, which never wait, may push back the others."""
 HEARTBEAT_S = 0.25
 """How often a request that has nothing to send tells the detokenizer that it lives."""
+HEARTBEAT_SHARE = 8
+"""Heartbeats take at most one response in so many."""
 CANCEL_POLL_S = 0.05
 
 
@@ -55,7 +57,7 @@ class _Sequence:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _Request:
     """One Triton request: its sequences by stream key, and those that have not ended."""
 
     sender: Sender
@@ -79,7 +81,7 @@ class ResponseStreams:
         """
         self._cancel = cancel
         self._decoupled = decoupled
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _Request] = {}
         self._due: dict[int, None] = {}
         """Keys with something to send, oldest first."""
         self._urgent: dict[int, None] = {}
@@ -94,7 +96,7 @@ class ResponseStreams:
     def open(self, sender: Sender, delivery: Delivery, parts: list[Part]) -> None:
         """Register a request before its sequences are submitted to the engine."""
         sequences = {part.request.key: _Sequence(part) for part in parts}
-        stream = _Stream(
+        stream = _Request(
             sender, delivery, parts[0].request.request_id, sequences, set(sequences), last_sent=time.monotonic()
         )
         with self._changed:
@@ -117,9 +119,17 @@ class ResponseStreams:
             elif len(self._due) == 1:
                 self._changed.notify()
 
-    def abandon(self, parts: list[Part], error: InflightError) -> None:
-        """Fail a request that the engine did not take whole; the sequences that it took are cancelled."""
-        self.deliver(Output(parts[0].request.key, error=error))
+    def forget(self, parts: list[Part]) -> None:
+        """Drop a request that the engine did not take; nothing is sent."""
+        with self._changed:
+            for part in parts:
+                self._streams.pop(part.request.key, None)
+
+    def keys_beside(self, keys: list[int]) -> list[int]:
+        """Return the stream keys of all running sequences of the requests that these belong to."""
+        with self._changed:
+            streams = [self._streams[key] for key in keys if key in self._streams]
+            return [key for stream in streams for key in stream.open]
 
     def keys_of(self, request_id: str) -> list[int]:
         """Return the stream keys of every running request with this id."""
@@ -130,30 +140,29 @@ class ResponseStreams:
         return len(self._streams)
 
     def close(self) -> None:
-        """Fail what still runs and end the thread."""
+        """Send what is there, end the thread, and fail what has not ended."""
         with self._changed:
-            streams = {id(stream): stream for stream in self._streams.values()}
-            self._streams.clear()
-            self._due.clear()
-            self._urgent.clear()
             self._closing = True
             self._changed.notify()
-        for stream in streams.values():
-            stream.sender.fail(EngineFailure("the engine stopped"))
         self._thread.join()
+        for stream in {id(stream): stream for stream in self._streams.values()}.values():
+            self._fail(stream, ShuttingDown("the server is stopping"))
+        self._streams.clear()
 
     def _run(self) -> None:
         next_poll = 0.0
         while True:
             with self._changed:
-                if self._closing:
-                    return
-                if not self._urgent:
+                if not self._urgent and not self._closing:
                     self._changed.wait(self._patience())
+                closing = self._closing
                 # One failed sequence takes the others of its request out of the books.
-                ready = [self._take(key) for key in self._ready_keys() if key in self._due]
+                keys = list(self._due) if closing else self._ready_keys()
+                ready = [self._take(key) for key in keys if key in self._due]
             for stream, sequence, output, final in ready:
                 self._send(stream, sequence, output, final)
+            if closing:
+                return
             now = time.monotonic()
             if now >= next_poll:
                 next_poll = now + CANCEL_POLL_S
@@ -175,7 +184,7 @@ class ResponseStreams:
             self._next_slot = min(slot, now + _MOST_ARREARS_S)
         return keys
 
-    def _take(self, key: int) -> tuple[_Stream, _Sequence, Output, bool]:
+    def _take(self, key: int) -> tuple[_Request, _Sequence, Output, bool]:
         """Take what a sequence has to send, and whether it is its request's last response.
 
         A finished sequence leaves the books here, before anything is sent.
@@ -195,7 +204,7 @@ class ResponseStreams:
             self._drop_rest(stream)
         return stream, sequence, output, not stream.open
 
-    def _drop_rest(self, stream: _Stream) -> None:
+    def _drop_rest(self, stream: _Request) -> None:
         """One failed sequence fails its request: an error and the final flag go in one response."""
         for key in stream.open:
             del self._streams[key]
@@ -204,7 +213,7 @@ class ResponseStreams:
             self._cancel(key)
         stream.open.clear()
 
-    def _send(self, stream: _Stream, sequence: _Sequence, output: Output, final: bool) -> None:
+    def _send(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
         """Send one response. A fault here is this request's alone: the thread serves all of them."""
         try:
             self._write(stream, sequence, output, final)
@@ -212,9 +221,15 @@ class ResponseStreams:
             log.exception("response of stream %d failed", output.key)
             with self._changed:
                 self._drop_rest(stream)
-            stream.sender.fail(EngineFailure("the response could not be written; the server's log says why"))
+            self._fail(stream, EngineFailure("the response could not be written; the server's log says why"))
 
-    def _write(self, stream: _Stream, sequence: _Sequence, output: Output, final: bool) -> None:
+    def _fail(self, stream: _Request, error: InflightError) -> None:
+        try:
+            stream.sender.fail(error)
+        except Exception:  # its request has ended already
+            log.exception("an error could not be sent")
+
+    def _write(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
         if output.error is not None:
             stream.sender.fail(output.error)
             return
@@ -232,12 +247,21 @@ class ResponseStreams:
     def _poll(self, now: float) -> None:
         """Look for clients that have gone, and let silent requests show that they live."""
         with self._changed:
-            streams = list(self._streams.items())
-        for key, stream in streams:
-            if not stream.delivery.heartbeat:
-                if stream.sender.is_cancelled():
-                    self._cancel(key)
-            elif self._decoupled and now - stream.last_sent >= HEARTBEAT_S:
-                stream.last_sent = now
-                if key in stream.open:
-                    stream.sender.send(responses.heartbeat(key), final=False)
+            requests = {id(request): (key, request) for key, request in self._streams.items()}
+        # Heartbeats take the stages' time too: many silent requests beat more slowly.
+        interval = max(HEARTBEAT_S, HEARTBEAT_SHARE * len(requests) / RESPONSES_PER_SECOND)
+        for key, request in requests.values():
+            try:
+                self._poll_one(key, request, now, interval)
+            except Exception:
+                log.exception("request of stream %d could not be polled", key)
+
+    def _poll_one(self, key: int, request: _Request, now: float, interval: float) -> None:
+        if not request.delivery.heartbeat:
+            if request.sender.is_cancelled():
+                for one in self.keys_beside([key]):
+                    self._cancel(one)
+        elif self._decoupled and now - request.last_sent >= interval:
+            request.last_sent = now
+            if key in request.open:
+                request.sender.send(responses.heartbeat(key), final=False)

@@ -1,4 +1,4 @@
-"""The cache as the scheduler uses it: copies made later, room reserved long before it is taken, leaves evicted first."""
+"""The cache as the scheduler uses it: copies made later, room reserved before it is taken, leaves evicted first."""
 
 from __future__ import annotations
 
@@ -208,3 +208,13 @@ def test_without_reuse_nothing_stays() -> None:
     table = cache.open([1, 2, 3, 4, 5], 5)
     assert table is not None
     assert table.cached_tokens == 0
+
+
+def test_the_books_do_not_grow_with_use() -> None:
+    """A prefix that is used for days, in a cache that never fills, takes no more memory than on the first day."""
+    cache = KvCache(16, 2)
+    for turn in range(2000):
+        cache.close(_fill(cache, [1, 1, 2, 2, 3 + turn % 3, 3]))
+    assert len(cache._leaves) <= 3 * cache.num_blocks
+    assert cache.grow(BlockTable([], 0, 0), 32), "every block can be had all the same"
+    assert not cache._nodes

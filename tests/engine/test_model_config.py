@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight.engine.checkpoint import load_config, resolve_dtype
+from inflight.engine.checkpoint import resolve_dtype
 from inflight.engine.models.config import SUPPORTED, read_model_config
 from inflight.errors import DeploymentError
 from tests.engine.checkpoints import ARCHITECTURES, checkpoint, greedy, reference

@@ -13,7 +13,7 @@ from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.engine.sampler import sample, uniform
 from inflight.engine.sequence import Sequence
-from inflight.errors import EngineFailure
+from inflight.errors import EngineFailure, InvalidRequest
 from inflight.sampling import SamplingParams
 from tests.engine.checkpoints import VOCAB, checkpoint
 from tests.engine.driving import ask, finish, load, run
@@ -178,3 +178,19 @@ def test_scores_of_a_batch_are_each_requests_own() -> None:
         torch.testing.assert_close(
             torch.tensor(together[request.key].log_probs or []), torch.tensor(alone.log_probs or []), atol=1e-4, rtol=0
         )
+
+
+def test_reported_logits_do_not_keep_those_of_the_neighbours() -> None:
+    """A view of its row would hold the whole step's logits in memory as long as the request's."""
+    requests = [ask([index, index + 1], 2, generation_logits=True, context_logits=True) for index in range(4)]
+    for output in run(load(checkpoint("llama")), requests).values():
+        assert output.generation_logits is not None
+        assert output.context_logits is not None
+        assert all(row.flags.owndata for row in [*output.generation_logits, output.context_logits])
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    """There is nothing to compute its first token from."""
+    engine = load(checkpoint("llama"))
+    with pytest.raises(InvalidRequest, match="input_ids is empty"):
+        engine.validate(ask([], 3))

@@ -1,8 +1,9 @@
-"""Random storms: 300 requests of all kinds come, wait, are preempted, cancelled, run late, and end exactly once each."""
+"""Random storms: 300 requests of all kinds come, wait, are preempted, cancelled or late, and end exactly once."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +92,8 @@ def _prompts(chance: random.Random) -> list[list[int]]:
     """Some share prefixes that end within a block, some are equal but for their last token."""
     base = [chance.randrange(1, 9) for _ in range(30)]
     prompts = [[chance.randrange(1, 20) for _ in range(chance.randint(1, 24))] for _ in range(6)]
-    return prompts + [base[: chance.randint(1, 30)] + [chance.randrange(1, 20)] for _ in range(8)]
+    shared = [[*base[: chance.randint(1, 30)], chance.randrange(1, 20)] for _ in range(8)]
+    return prompts + shared
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
@@ -128,8 +130,6 @@ def _assert_stormy(storm: Storm, policy: str) -> None:
 
 def test_a_storm_from_several_threads() -> None:
     """Through the loop: clients submit and cancel from their own threads; each request ends once."""
-    import threading
-
     engine, collect = load(checkpoint("llama"), num_blocks=24, policy="max_utilization"), Collector()
     loop = EngineLoop(engine, collect, max_queue_size=COUNT)
     storms = [Storm("llama", random.Random(seed)) for seed in range(4)]

@@ -53,8 +53,8 @@ def test_options_reach_the_template() -> None:
         ("{{ ''.__class__.__mro__ }}", {}, "unsafe"),
         ("{{ range(10000000) | list }}", {}, "Range too big"),
         ("{{ 1 / 0 }}", {}, "division"),
-        ("x", {"messages": []}, "'messages' is not an option"),
-        ("x", {"bos_token": "y"}, "'bos_token' is not an option"),
+        ("x", {"messages": []}, "'messages' is not an option of this chat template"),
+        ("x", {"bos_token": "y"}, "'bos_token' is not an option of this chat template"),
     ],
 )
 def test_what_a_template_refuses_is_the_requests_fault(template: str, options: dict[str, object], reason: str) -> None:
@@ -84,6 +84,18 @@ def test_a_broken_template_stops_the_start() -> None:
 def test_bad_messages_are_named(messages: object, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         parse_messages(messages if isinstance(messages, str) else json.dumps(messages))
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert parse_messages(json.dumps([{"role": "user", "content": parts}])) == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_errors_can_always_be_sent() -> None:
+    template = ChatTemplate("{{ raise_exception('role ' + messages[0].role) }}", {})
+    with pytest.raises(InvalidRequest) as caught:
+        template.render([{"role": "\ud800", "content": "x"}])
+    assert caught.value.wire_message().encode()
 
 
 def test_a_tool_call_may_have_no_content() -> None:

@@ -50,7 +50,7 @@ def test_nearest_names_only_what_is_near() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**64}, "seed is"),
         ({"top_log_probs": 21}, "num_top_log_probs is 21"),
-        ({"logit_bias": {3: float("nan")}}, "logit_bias"),
+        ({"logit_bias": {3: float("nan")}}, "embedding_bias"),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.errors import EngineFailure, InflightError, QueueFull
+from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
 from inflight.sampling import SamplingParams
 from inflight.triton.engine_inputs import Delivery, Part
 from inflight.triton.responses import Arrays
@@ -147,13 +147,23 @@ def test_one_failed_sequence_fails_its_request_and_cancels_the_others(
 ) -> None:
     sender, parts = FakeSender(), _parts(3)
     streams.open(sender, _delivery(sequences=3), parts)
-    streams.abandon(parts, QueueFull("full"))
+    streams.deliver(Output(parts[1].request.key, error=QueueFull("full")))
     assert sender.ended.wait(2)
     assert isinstance(sender.error, QueueFull)
-    assert cancelled == [part.request.key for part in parts[1:]]
+    assert sorted(cancelled) == sorted(part.request.key for part in (parts[0], parts[2]))
     for part in parts:
         streams.deliver(_end(part.request.key, 7))  # what the engine says afterwards reaches nobody
     assert len(streams) == 0
+
+
+def test_a_request_that_the_engine_refused_is_forgotten(streams: ResponseStreams) -> None:
+    sender, parts = FakeSender(), _parts(2)
+    streams.open(sender, _delivery(sequences=2), parts)
+    assert set(streams.keys_beside([parts[0].request.key])) == {part.request.key for part in parts}
+    streams.forget(parts)
+    assert len(streams) == 0
+    assert not sender.sent
+    assert not sender.ended.is_set()
 
 
 def test_a_broken_sender_harms_nobody_else(streams: ResponseStreams) -> None:
@@ -215,5 +225,9 @@ def test_closing_fails_what_runs(cancelled: list[int]) -> None:
     streams = ResponseStreams(cancelled.append, decoupled=True)
     sender = FakeSender()
     streams.open(sender, _delivery(), _parts())
+    done, [part] = FakeSender(), _parts()
+    streams.open(done, _delivery(), [part])
+    streams.deliver(_end(part.request.key, 4))
     streams.close()
-    assert isinstance(sender.error, EngineFailure)
+    assert isinstance(sender.error, ShuttingDown)
+    assert done.tokens == [4], "what was finished is sent all the same"

@@ -72,9 +72,12 @@ class PagedAttention:
         self._prefills = [(own.to(device), span) for own, span in zip(slots, spans, strict=True) if span.count > 1]
         self._rows = torch.tensor([span.first for _, span in decodes], device=device)
         if decodes:
-            # Padding repeats slot 0: its content is finite, and the mask hides it.
-            self._slots = torch.nn.utils.rnn.pad_sequence([own for own, _ in decodes], batch_first=True).to(device)
-            self._lengths = torch.tensor([len(own) for own, _ in decodes], device=device)
+            lengths = torch.tensor([len(own) for own, _ in decodes])
+            padded = torch.nn.utils.rnn.pad_sequence([own for own, _ in decodes], batch_first=True)
+            # The mask hides padding, but not what is no number: each row is padded with a slot of its own.
+            last = torch.minimum(torch.arange(padded.shape[1]), lengths[:, None] - 1)
+            self._slots = padded.gather(1, last).to(device)
+            self._lengths = lengths.to(device)
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def __call__(

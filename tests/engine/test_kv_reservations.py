@@ -218,3 +218,16 @@ def test_the_books_do_not_grow_with_use() -> None:
     assert len(cache._leaves) <= 3 * cache.num_blocks
     assert cache.grow(BlockTable([], 0, 0), 32), "every block can be had all the same"
     assert not cache._nodes
+
+
+def test_a_prefix_in_use_is_never_evicted() -> None:
+    """It is the oldest leaf by its last use, and in use again: what is younger and idle goes in its place."""
+    cache = KvCache(5, 2)
+    cache.close(_fill(cache, [1, 1, 2, 2]))
+    cache.close(_fill(cache, [7, 7, 8, 8]))
+    again = cache.open([1, 1, 2, 2, 3], 4)
+    assert again is not None
+    assert cache.grow(BlockTable([], 0, 0), 6)
+    assert {node.tokens for node in cache._nodes.values()} == {(1, 1), (2, 2)}
+    assert not cache.grow(BlockTable([], 0, 0), 2), "all that is left is in use"
+    cache.check()

@@ -46,7 +46,7 @@ class TokenPieces:
     def __init__(self, backend: tokenizers.Tokenizer, decoder: Mapping[str, Any] | None) -> None:
         """
         Raises:
-            DeploymentError: the decoder is of a kind that is not supported.
+            DeploymentError: the decoder is of a kind that is not supported, or its parts are not supported together.
         """
         self._backend = backend
         self._special = {id for id, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -56,8 +56,12 @@ class TokenPieces:
         """How many spaces the whole text loses at its start."""
         self.drops_first_mark: str | None = None
         """The Metaspace mark, where the very first piece loses every one of it."""
-        for part in _flattened(decoder):
+        parts = _flattened(decoder)
+        for part in parts:
             self._add(part)
+        kinds = {part["type"] for part in parts} - {"Fuse"}
+        if "ByteLevel" in kinds and len(kinds) > 1:
+            raise DeploymentError(f"tokenizer.json: decoders {', '.join(sorted(kinds))} are not supported together")
         self._cache: dict[int, bytes | str | None] = {}
 
     def __getitem__(self, token: int) -> bytes | str | None:

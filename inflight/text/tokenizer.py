@@ -47,7 +47,9 @@ class Tokenizer:
     @cached_property
     def pieces(self) -> TokenPieces:
         """How each token is spelt, and how pieces become text."""
-        return TokenPieces(self._backend, json.loads(self._backend.to_str())["decoder"])
+        decoder = self._backend.decoder
+        # A decoder's pickled state is its part of tokenizer.json; the whole of that is megabytes.
+        return TokenPieces(self._backend, None if decoder is None else json.loads(decoder.__getstate__()))
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """Return each text's token ids; on all cores."""

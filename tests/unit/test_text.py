@@ -7,9 +7,15 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
+from inflight.errors import DeploymentError
+from inflight.text.checkpoint import TextConfig
 from inflight.text.detokenizer import IncrementalDetokenizer
+from inflight.text.pieces import Family
 from inflight.text.stops import StopMatcher, StopTextLimit
+from inflight.text.tokenizer import Tokenizer
 from inflight.text.trimmer import StreamText
 from tests.tokenizers_for_tests import FAMILIES, TEXTS, make_tokenizer
 
@@ -118,3 +124,30 @@ def test_chunks_carry_their_exact_place() -> None:
         assert (chunk.start, chunk.end) == (len(text), len(text) + len(chunk.text))
         text += chunk.text
     assert text == "née 😀 ok"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "reason"),
+    [
+        (None, "it has no decoder"),
+        (decoders.WordPiece(), "decoder WordPiece is not supported"),
+        (decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]), "ByteLevel, Strip are not supported"),
+        (decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteLevel()]), "ByteLevel, Replace are not supported"),
+        (decoders.Sequence([decoders.ByteLevel(), decoders.ByteFallback()]), "ByteFallback, ByteLevel are not"),
+    ],
+    ids=str,
+)
+def test_a_decoder_that_cannot_be_followed_stops_the_start(decoder: decoders.Decoder | None, reason: str) -> None:
+    backend = Backend(models.BPE())
+    if decoder is not None:
+        backend.decoder = decoder
+    tokenizer = Tokenizer(backend, TextConfig(1, frozenset(), None, {}, None))
+    with pytest.raises(DeploymentError, match=reason):
+        _ = tokenizer.pieces
+
+
+def test_fusing_changes_nothing_at_byte_level() -> None:
+    backend = Backend(models.BPE())
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend, TextConfig(1, frozenset(), None, {}, None))
+    assert tokenizer.pieces.family is Family.BYTE_LEVEL

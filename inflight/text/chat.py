@@ -22,7 +22,7 @@ from inflight.errors import DeploymentError, InvalidRequest, nearest
 
 Message = dict[str, Any]
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
-_RESERVED = ("messages", "bos_token", "eos_token", "pad_token", "unk_token")
+_RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -52,31 +52,36 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-            self._options = jinja2.meta.find_undeclared_variables(environment.parse(source)) | _ALWAYS
+            variables = jinja2.meta.find_undeclared_variables(environment.parse(source)) | _ALWAYS
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
+        self._options = variables - _RESERVED - environment.globals.keys()
 
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """Return the prompt for ``messages``; ``options`` are the template's own variables.
 
         Raises:
-            InvalidRequest: the template refuses the messages or the options.
+            InvalidRequest: the template refuses the messages or the options, or UTF-8 cannot carry the prompt.
         """
         options = options or {}
-        known = self._options - set(_RESERVED) - set(self._template.environment.globals)
         for name in options:
-            if name not in known:
-                raise InvalidRequest(
-                    f"chat_template_kwargs: {name!r} is not an option of this chat template{nearest(name, known)}"
-                )
+            if name not in self._options:
+                near = nearest(name, self._options)
+                raise InvalidRequest(f"chat_template_kwargs: {name!r} is not an option of this chat template{near}")
         variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
         try:
-            return self._template.render(messages=messages, **self._special_tokens, **variables)
+            prompt = self._template.render(messages=messages, **self._special_tokens, **variables)
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                "messages has a lone surrogate (half of a \\u escape pair); it is not a character"
+            ) from None
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refuses them: {reason}") from None
         except (RecursionError, MemoryError):
             raise InvalidRequest("messages: too deeply nested or too large for the chat template") from None
+        return prompt
 
 
 def parse_messages(text: str) -> list[Message]:

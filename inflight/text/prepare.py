@@ -33,6 +33,8 @@ class RawRequest:
 
 @dataclass(frozen=True)
 class _Prompt:
+    name: str
+    """The input that it comes from."""
     text: str
     add_special_tokens: bool
 
@@ -59,11 +61,10 @@ class PromptPreparer:
                 read.append((index, inputs, [self._prompt(inputs, row) for row in range(inputs.rows)]))
             except Exception as error:
                 results[index] = error
-        token_ids = iter(self._encode([prompt for _, _, prompts in read for prompt in prompts]))
-        for index, inputs, prompts in read:
-            rows = [next(token_ids) for _ in prompts]
+        token_ids = self._encode_all([prompts for _, _, prompts in read])
+        for (index, inputs, _), rows in zip(read, token_ids, strict=True):
             try:
-                results[index] = self._outputs(inputs, rows)
+                results[index] = rows if isinstance(rows, Exception) else self._outputs(inputs, rows)
             except Exception as error:
                 results[index] = error
         return results
@@ -88,14 +89,25 @@ class PromptPreparer:
                 raise InvalidRequest("text_input is empty; it must have at least one character")
             if "chat_template_kwargs" in inputs:
                 raise InvalidRequest("chat_template_kwargs is given without messages")
-            return _Prompt(text, add_special_tokens=True)
+            return _Prompt(name, text, add_special_tokens=True)
         if self._chat is None:
             raise UnsupportedFeature("messages: this checkpoint has no chat template; send text_input")
         options = _json_object("chat_template_kwargs", inputs.string("chat_template_kwargs", row))
-        prompt = self._chat.render(parse_messages(text), options)
-        if not _is_utf8(prompt):
-            raise InvalidRequest("messages has a lone surrogate (half of a \\u escape pair); it is not a character")
-        return _Prompt(prompt, add_special_tokens=False)
+        return _Prompt(name, self._chat.render(parse_messages(text), options), add_special_tokens=False)
+
+    def _encode_all(self, requests: list[list[_Prompt]]) -> list[list[list[int]] | Exception]:
+        """Encode the prompts of all requests together; where one cannot be encoded, its request fails alone."""
+        try:
+            token_ids = iter(self._encode([prompt for prompts in requests for prompt in prompts]))
+            return [[next(token_ids) for _ in prompts] for prompts in requests]
+        except Exception:  # of the whole batch, and it does not say whose it is
+            return [self._encode_alone(prompts) for prompts in requests]
+
+    def _encode_alone(self, prompts: list[_Prompt]) -> list[list[int]] | Exception:
+        try:
+            return self._encode(prompts)
+        except Exception as error:  # the library raises bare Exception
+            return InvalidRequest(f"{prompts[0].name} cannot be encoded by this checkpoint's tokenizer: {error}")
 
     def _encode(self, prompts: list[_Prompt]) -> list[list[int]]:
         """Encode all prompts with at most two calls of the batched encoder."""
@@ -123,7 +135,7 @@ class PromptPreparer:
             outputs["stop_strings"] = _padded_strings([inputs.strings("stop_words", row) for row in range(inputs.rows)])
         if "bad_words" in inputs:
             words = [inputs.strings("bad_words", row) for row in range(inputs.rows)]
-            outputs["bad_words_list"] = word_lists([self._word_tokens(row) for row in words])
+            outputs["bad_words_list"] = word_lists([self._bad_sequences(row) for row in words])
         if "embedding_bias_words" in inputs or "embedding_bias_weights" in inputs:
             outputs["embedding_bias"] = np.stack([self._bias(inputs, row) for row in range(inputs.rows)])
         return outputs
@@ -147,11 +159,20 @@ class PromptPreparer:
             outputs["pad_id"] = np.array(pad_ids, np.int32)
         return outputs
 
-    def _word_tokens(self, words: list[str]) -> list[list[int]]:
+    def _bad_sequences(self, words: list[str]) -> list[list[int]]:
         """Return the tokens of each word, alone and after a space: most vocabularies spell them differently."""
         spellings = [spelling for word in words for spelling in (word, f" {word}")]
-        sequences = self._tokenizer.encode_words(spellings)
-        return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences)) if tokens]
+        sequences = self._word_tokens("bad_words", spellings)
+        for word, tokens in zip(words, sequences[::2], strict=True):
+            if not tokens:
+                raise InvalidRequest(f"bad_words has {word!r}, for which the model has no token")
+        return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences))]
+
+    def _word_tokens(self, name: str, words: list[str]) -> list[list[int]]:
+        try:
+            return self._tokenizer.encode_words(words)
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidRequest(f"{name} cannot be encoded by this checkpoint's tokenizer: {error}") from None
 
     def _bias(self, inputs: Inputs, row: int) -> np.ndarray:
         words, weights = inputs.vector("embedding_bias_words", row), inputs.vector("embedding_bias_weights", row)
@@ -164,7 +185,8 @@ class PromptPreparer:
         texts = inputs.strings("embedding_bias_words", row)
         if len(texts) != len(words):
             raise InvalidRequest("embedding_bias_words has an empty word")
-        for text, tokens, weight in zip(texts, self._tokenizer.encode_words(texts), weights, strict=True):
+        sequences = self._word_tokens("embedding_bias_words", texts)
+        for text, tokens, weight in zip(texts, sequences, weights, strict=True):
             if not np.isfinite(weight):
                 raise InvalidRequest(f"embedding_bias_weights has {weight}; it must be a finite number")
             if not tokens or max(tokens) >= len(bias):
@@ -195,14 +217,6 @@ def _padded(rows: list[list[int]], fill: int) -> np.ndarray:
 def _padded_strings(rows: list[list[str]]) -> np.ndarray:
     width = max(map(len, rows))
     return np.array([[text.encode() for text in row] + [b""] * (width - len(row)) for row in rows], np.object_)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _json_object(name: str, text: str | None) -> dict[str, Any]:

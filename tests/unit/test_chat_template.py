@@ -98,6 +98,15 @@ def test_errors_can_always_be_sent() -> None:
     assert caught.value.wire_message().encode()
 
 
+def test_half_a_character_is_refused_wherever_it_comes_from() -> None:
+    half = "\ud83d"
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": half}])
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        ChatTemplate("{{ mood }}", {}).render(MESSAGES, {"mood": half})
+    assert ChatTemplate("{{ messages[0].role }}", {}).render([{"role": "user", "content": half}]) == "user"
+
+
 def test_a_tool_call_may_have_no_content() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     assert parse_messages(json.dumps([message])) == [message]

@@ -1,0 +1,136 @@
+"""The tokenizer stage without Triton: each request of a batch succeeds or fails alone, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers
+
+from inflight.deployment import LimitSettings
+from inflight.errors import InvalidRequest, UnsupportedFeature
+from inflight.text.checkpoint import TextConfig
+from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
+from inflight.text.tokenizer import Tokenizer
+from tests.tokenizers_for_tests import make_tokenizer
+
+LETTERS = {"a": 1, "b": 2, "c": 3, " ": 4}
+"""The vocabulary of the tokenizer below, which has no token for what it does not know."""
+
+
+def _letters() -> Tokenizer:
+    pieces = [("<s>", 0.0), *((letter, -1.0) for letter in LETTERS)]
+    backend = Backend(models.Unigram(pieces))
+    backend.normalizer = normalizers.Replace("-", "")
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    return Tokenizer(backend, TextConfig(len(pieces), frozenset({0}), None, {}, template))
+
+
+def _request(*texts: str, **more: Any) -> RawRequest:
+    arrays = {name: np.array(value) for name, value in more.items()}
+    return RawRequest({"text_input": _strings(*([text] for text in texts))} | arrays, {})
+
+
+def _strings(*rows: Sequence[str]) -> np.ndarray:
+    return np.array([[text.encode() for text in row] for row in rows], object)
+
+
+def _words(*rows: Sequence[str]) -> dict[str, np.ndarray]:
+    return {"bad_words": _strings(*rows)}
+
+
+def _prepare(*requests: RawRequest, **limits: int) -> list[Arrays | Exception]:
+    return PromptPreparer(_letters(), LimitSettings(**limits)).prepare(requests)
+
+
+def _ids(outcome: Arrays | Exception) -> list[list[int]]:
+    assert not isinstance(outcome, Exception), outcome
+    lengths = outcome["input_lengths"].reshape(-1)
+    return [row[:length].tolist() for row, length in zip(outcome["input_ids"], lengths, strict=True)]
+
+
+def _refusal(outcome: Arrays | Exception) -> str:
+    assert isinstance(outcome, InvalidRequest | UnsupportedFeature), outcome
+    return str(outcome)
+
+
+def test_a_prompt_that_cannot_be_encoded_fails_alone() -> None:
+    chat = RawRequest({"messages": _strings(['[{"role": "user", "content": "xyz"}]'])}, {})
+    outcomes = _prepare(_request("ab"), _request("a?"), _request("c", "ba"), chat, _request(""), _request("b", "?"))
+    assert [_ids(outcome) for outcome in (outcomes[0], outcomes[2])] == [[[1, 2]], [[3], [2, 1]]]
+    assert "text_input cannot be encoded by this checkpoint's tokenizer: " in _refusal(outcomes[1])
+    assert "messages cannot be encoded" in _refusal(outcomes[3])
+    assert "text_input is empty" in _refusal(outcomes[4])
+    assert "text_input cannot be encoded" in _refusal(outcomes[5])
+
+
+def test_a_batch_is_encoded_together_and_answered_one_by_one() -> None:
+    texts = ["abc", "a b", "cab", "a"]
+    together = _prepare(*(_request(text) for text in texts), _request(*texts))
+    alone = [_ids(_prepare(_request(text))[0])[0] for text in texts]
+    assert [_ids(outcome) for outcome in together] == [*([ids] for ids in alone), alone]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["a", "-"], "bad_words has '-', for which the model has no token"),
+        (["a?"], "bad_words cannot be encoded"),
+    ],
+    ids=str,
+)
+def test_a_bad_word_that_nothing_could_ban_is_refused(words: list[str], reason: str) -> None:
+    refused, other = _prepare(_request("a", **_words(words)), _request("b"))
+    assert reason in _refusal(refused)
+    assert _ids(other) == [[2]]
+
+
+def test_words_of_a_bias_are_refused_alike() -> None:
+    for word, reason in (("-", "'-', for which the model has no token"), ("?", "cannot be encoded")):
+        bias = {"embedding_bias_words": _strings([word]), "embedding_bias_weights": np.ones((1, 1), np.float32)}
+        [outcome] = _prepare(_request("a", **bias))
+        assert "embedding_bias_words" in _refusal(outcome)
+        assert reason in _refusal(outcome)
+
+
+def test_bad_words_are_banned_alone_and_after_a_space() -> None:
+    [outcome] = _prepare(_request("a", "b", **_words(["ab", "ab", "c"], ["", "b", ""])))
+    assert not isinstance(outcome, Exception), outcome
+    ids, ends = outcome["bad_words_list"].transpose(1, 0, 2).tolist()
+    assert ids == [[1, 2, 4, 1, 2, 3, 4, 3], [2, 4, 2, 0, 0, 0, 0, 0]]
+    assert ends == [[2, 5, 6, 8, -1, -1, -1, -1], [1, 3, -1, -1, -1, -1, -1, -1]]
+
+
+def test_spellings_that_the_vocabulary_has_for_both_places() -> None:
+    """Byte level: a word after a space is another token; one spelt alike in both places is listed once."""
+    tokenizer = make_tokenizer("byte level")
+    words = _words(["the"])
+    [outcome] = PromptPreparer(tokenizer, LimitSettings()).prepare([_request("x", **words)])
+    assert not isinstance(outcome, Exception), outcome
+    [alone, spaced] = tokenizer.encode_words(["the", " the"])
+    ids, ends = outcome["bad_words_list"][0].tolist()
+    assert ids == alone + spaced
+    assert [end for end in ends if end >= 0] == [len(alone), len(ids)]
+
+
+def test_stop_words_stay_text() -> None:
+    """They are matched on text: no token is needed for them."""
+    [outcome] = _prepare(_request("a", "b", stop_words=_strings(["?", "-"], ["ab", ""])))
+    assert not isinstance(outcome, Exception), outcome
+    assert outcome["stop_strings"].tolist() == [[b"?", b"-"], [b"ab", b""]]
+
+
+def test_too_many_words_and_too_long_a_prompt_are_named_with_their_limits() -> None:
+    words, prompt = _prepare(
+        _request("a", **_words(["a", "b", "c"])), _request("abcabc"), max_words=2, max_prompt_bytes=5
+    )
+    assert _refusal(words) == "bad_words has 3 words; the limit is 2"
+    assert _refusal(prompt) == "text_input has 6 bytes; the limit is 5"
+
+
+def test_word_lists_are_laid_out_as_upstream_does() -> None:
+    assert word_lists([[[5, 6], [7]], []]).tolist() == [[[5, 6, 7], [2, 3, -1]], [[0, 0, 0], [-1, -1, -1]]]
+    assert word_lists([[], []]).shape == (2, 2, 0)

@@ -1,7 +1,7 @@
 # The verbs of this project. `make setup` makes .venv; every other target needs it.
 PYTHON ?= python3
 PIP_FLAGS ?=
-EXTRAS ?= engine,load,dev
+EXTRAS ?= engine,build,load,dev
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

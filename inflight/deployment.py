@@ -25,10 +25,12 @@ class _Section(BaseModel):
 
 
 class EngineSettings(_Section):
-    """The portable engine."""
+    """Which engine, and the portable one's device."""
 
-    kind: Literal["pytorch", "replay"] = Field(
-        "pytorch", description="replay: answer with the prompt's own tokens, without a model, to measure the stages"
+    kind: Literal["pytorch", "trtllm", "tensorrtllm", "replay"] = Field(
+        "pytorch",
+        description="pytorch: the portable engine; trtllm: TensorRT-LLM's LLM API; tensorrtllm: upstream's C++ "
+        "backend; replay: answer with the prompt's own tokens, without a model, to measure the stages",
     )
     replay_step_ms: float = Field(0, ge=0, description="how long a step of the replay engine takes")
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
@@ -45,7 +47,69 @@ class KvCacheSettings(_Section):
     tokens: int | None = Field(
         None, ge=1, description="capacity in tokens; null: enough for a full batch of 1,024 each"
     )
+    dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="auto: FP8 where the checkpoint was calibrated for it, else the type of the computation"
+    )
     prefix_reuse: bool = Field(True, description="keep finished blocks and reuse them for equal prefixes")
+
+
+class TensorRtLlmSettings(_Section):
+    """TensorRT-LLM, for the engine kinds `trtllm` and `tensorrtllm`."""
+
+    engine_dir: Path | None = Field(
+        None, description="compiled TensorRT engine, relative to the deployment; null: the PyTorch flow on `model`"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer")
+    pipeline_parallel_size: int = Field(1, ge=1, description="groups of GPUs that share the layers")
+    free_gpu_memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="of the memory that weights leave, for the KV cache; kv_cache.tokens limits it too"
+    )
+    host_cache_bytes: int = Field(0, ge=0, description="host memory for KV blocks that leave the GPU; 0: none")
+    cuda_graph_batch_sizes: list[int] | None = Field(
+        None, description="decode batch sizes that get a CUDA graph (PyTorch flow); null: TensorRT-LLM's own choice"
+    )
+    guided_decoding: Literal["xgrammar", "llguidance"] | None = Field(
+        None, description="what enforces JSON schemas, regular expressions and grammars; null: refused"
+    )
+    lora: dict[str, Path] = Field({}, description="LoRA adapters by name, relative to the deployment")
+    max_lora_rank: int = Field(64, ge=1, description="largest rank among them")
+    watchdog_s: float = Field(
+        60, gt=0, description="without progress for so long while requests run, they fail and the server is not ready"
+    )
+    parameters: dict[str, str] = Field(
+        {}, description="parameters of upstream's C++ backend that take the place of what the deployment implies"
+    )
+
+
+class SpeculationSettings(_Section):
+    """Speculative decoding, by TensorRT-LLM."""
+
+    method: Literal["draft_target", "eagle", "medusa", "lookahead", "ngram"] | None = Field(
+        None, description="null: none"
+    )
+    draft_model: Path | None = Field(
+        None, description="checkpoint of the draft model, or of EAGLE's or Medusa's heads, relative to the deployment"
+    )
+    max_draft_tokens: int = Field(4, ge=1, description="tokens drafted per step")
+    max_ngram_size: int = Field(3, ge=1, description="ngram and lookahead: longest n-gram")
+    window_size: int = Field(4, ge=1, description="lookahead: window")
+    verification_set_size: int = Field(4, ge=1, description="lookahead: candidates checked per step")
+    medusa_heads: int = Field(4, ge=1, description="medusa: heads")
+
+
+class QualitySettings(_Section):
+    """What a quantized checkpoint may lose against the original; `inflight build` fails where it loses more."""
+
+    max_perplexity_increase: float = Field(0.05, ge=0, description="of the held-out text, as a fraction")
+    max_kl_divergence: float = Field(
+        0.05, ge=0, description="mean over positions of the next token's distribution from the original's, in nats"
+    )
+    min_exact_match: float = Field(
+        0.9, ge=0, le=1, description="share of the held-out answers that the original gives exactly and that stay exact"
+    )
+    min_long_context_recall: float = Field(
+        0.9, ge=0, le=1, description="share of the facts recalled from long prompts by the original that stay recalled"
+    )
 
 
 class BatchingSettings(_Section):
@@ -87,6 +151,9 @@ class Deployment(_Section):
     engine: EngineSettings = EngineSettings()
     kv_cache: KvCacheSettings = KvCacheSettings()
     batching: BatchingSettings = BatchingSettings()
+    tensorrt_llm: TensorRtLlmSettings = TensorRtLlmSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
+    quality: QualitySettings = QualitySettings()
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from inflight.errors import InflightError
 from inflight.load import pipeline as measured
-from inflight.load.report import print_table, write_results
+from inflight.report.results import print_table, write_results
 from inflight.load.tokenizer import measure_tokenizers
 from inflight.serve.command import DEMO
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from inflight.errors import DeploymentError, nearest
 
@@ -38,6 +38,13 @@ class EngineSettings(_Section):
         "auto", description="weights; auto: the checkpoint's own type, float16 as float32"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
+
+    @field_validator("replay_step_ms")
+    @classmethod
+    def _only_replay_has_steps_of_a_set_length(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("kind", "replay") != "replay":
+            raise ValueError("it needs `kind: replay`; no other engine has steps of a set length")
+        return value
 
 
 class KvCacheSettings(_Section):
@@ -201,6 +208,7 @@ def _explain_one(location: tuple[int | str, ...], kind: str, message: str, value
         return f"unknown key `{key}`{nearest(str(location[-1]), _known_keys(location[:-1]))}"
     if kind == "missing":
         return f"`{key}` is missing"
+    message = message.removeprefix("Value error, ")
     return f"`{key}` is {value!r}: {message[:1].lower()}{message[1:]}"
 
 

@@ -7,12 +7,26 @@ pace that is set.
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import EngineStats
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.errors import InflightError, UnsupportedFeature
 from inflight.sampling import SamplingParams
+
+_HONOURED = ("max_tokens", "end_ids", "ignore_eos", "seed")
+"""What a replay follows, or what has no meaning to it and comes with every request."""
+_TENSOR_OF = {
+    "log_probs": "return_log_probs",
+    "top_log_probs": "num_top_log_probs",
+    "context_logits": "return_context_logits",
+    "generation_logits": "return_generation_logits",
+    "logit_bias": "embedding_bias",
+    "bad_sequences": "bad_words_list",
+    "stop_sequences": "stop_words_list",
+}
+"""The fields of SamplingParams that the engine stage calls by another name."""
 
 
 class ReplayEngine:
@@ -46,14 +60,20 @@ class ReplayEngine:
         return max(0, len(self._requests) - self._max_batch_size)
 
     def validate(self, request: Request) -> None:
-        """Refuse what needs a model.
+        """Refuse whatever would make no difference.
 
         Raises:
             UnsupportedFeature: naming what.
         """
-        plain = SamplingParams(request.sampling.max_tokens)
-        for name in ("stop_strings", "stop_sequences", "log_probs", "top_log_probs", "context_logits"):
-            if getattr(request.sampling, name) != getattr(plain, name):
+        sampling, plain = request.sampling, SamplingParams(request.sampling.max_tokens)
+        asked = {
+            _TENSOR_OF.get(field.name, field.name): getattr(sampling, field.name) != getattr(plain, field.name)
+            for field in fields(SamplingParams)
+            if field.name not in _HONOURED
+        }
+        asked |= {"deadline_ms": request.deadline_ns is not None, "priority": request.priority != 0}
+        for name, given in asked.items():
+            if given:
                 raise UnsupportedFeature(f"{name} is not supported by the replay engine")
 
     def submit(self, request: Request) -> None:
@@ -73,7 +93,9 @@ class ReplayEngine:
             time.sleep(self._next_step - now)
         self._next_step = max(now, self._next_step) + self._step_s
         outputs, self._ended = self._ended, []
-        for key, request in list(self._requests.items())[: self._max_batch_size]:
+        running = list(self._requests.items())[: self._max_batch_size]
+        prompts = [len(request.prompt) for key, request in running if not self._metrics[key].generated_tokens]
+        for key, request in running:
             metrics = self._metrics[key]
             output = Output(key, [request.prompt[metrics.generated_tokens % len(request.prompt)]])
             metrics.generated_tokens += 1
@@ -82,8 +104,7 @@ class ReplayEngine:
             if metrics.generated_tokens == request.sampling.max_tokens:
                 self._end(output, FinishReason.LENGTH)
             outputs.append(output)
-        self.stats.iterations += 1
-        self.stats.active = self.stats.scheduled = len(self._requests)
+        self._update_stats(len(running), prompts)
         return outputs
 
     def fail_all(self, error: InflightError) -> list[Output]:
@@ -91,7 +112,18 @@ class ReplayEngine:
         outputs, self._ended = self._ended + [Output(key, error=error) for key in self._requests], []
         self._requests.clear()
         self._metrics.clear()
+        self._update_stats(0, [])
         return outputs
+
+    def _update_stats(self, scheduled: int, prompts: list[int]) -> None:
+        """Count as the real engine does; ``prompts``: the lengths of those that the step has computed."""
+        stats = self.stats
+        stats.iterations += bool(scheduled)
+        if not self._requests:  # what an idle engine shows is not its last step
+            scheduled, prompts = 0, []
+        stats.active, stats.scheduled, stats.waiting = len(self._requests), scheduled, self.waiting
+        stats.context, stats.generation = len(prompts), scheduled - len(prompts)
+        stats.total_context_tokens = sum(prompts)
 
     def _end(self, output: Output, reason: FinishReason) -> Output:
         del self._requests[output.key]

@@ -76,5 +76,25 @@ def test_a_deployment_says_all_its_faults_in_one_line(tmp_path: Path) -> None:
     assert "`server.http_port` is 0" in said
 
 
+@pytest.mark.parametrize(
+    ("engine", "accepted"),
+    [
+        ("{kind: replay, replay_step_ms: 2}", True),
+        ("{replay_step_ms: 2, kind: replay}", True),
+        ("{replay_step_ms: 0}", True),
+        ("{replay_step_ms: 2}", False),
+        ("{kind: pytorch, replay_step_ms: 2}", False),
+    ],
+)
+def test_a_replays_step_needs_the_replay_engine(tmp_path: Path, engine: str, accepted: bool) -> None:
+    model = ROOT / "deployments/demo/model"
+    (tmp_path / "deployment.yaml").write_text(f"model: {model}\nengine: {engine}\n")
+    if accepted:
+        load_deployment(tmp_path)
+        return
+    with pytest.raises(DeploymentError, match=r"`engine\.replay_step_ms` is 2(\.0)?: it needs `kind: replay`"):
+        load_deployment(tmp_path)
+
+
 def test_the_demo_is_a_deployment() -> None:
     assert load_deployment(ROOT / "deployments/demo").model.name == "model"

@@ -99,7 +99,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._scheduler.waiting)
+        return self._scheduler.num_waiting
 
     def validate(self, request: Request) -> None:
         """Check a request against the model; safe to call from any thread.
@@ -254,7 +254,7 @@ class Engine:
         stats.scheduled = len(chunks)
         prefills = [chunk for chunk in chunks if chunk.start < len(chunk.sequence.request.prompt)]
         stats.context, stats.generation = len(prefills), len(chunks) - len(prefills)
-        stats.waiting = len(self._sequences) - len(self._scheduler.running)
+        stats.waiting = self._scheduler.num_waiting
         stats.paused = sum(bool(sequence.metrics.preemptions) for sequence in self._scheduler.waiting)
         stats.total_context_tokens = sum(chunk.size for chunk in prefills)
         stats.kv_blocks_used, stats.kv_blocks_cached = cache.used_blocks, cache.cached_blocks

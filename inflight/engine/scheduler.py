@@ -47,6 +47,11 @@ class Scheduler:
         """Sequences in the queue, in no particular order."""
         return [sequence for _, sequence in self._waiting]
 
+    @property
+    def num_waiting(self) -> int:
+        """How many sequences are in the queue."""
+        return len(self._waiting)
+
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue."""
         heapq.heappush(self._waiting, (sequence.rank, sequence))

@@ -127,7 +127,9 @@ class ResponseStreams:
         """Drop a request that the engine did not take; nothing is sent."""
         with self._changed:
             for part in parts:
-                self._streams.pop(part.request.key, None)
+                stream = self._streams.pop(part.request.key, None)
+                if stream is not None:
+                    stream.open.discard(part.request.key)
 
     def keys_beside(self, keys: list[int]) -> list[int]:
         """Return the stream keys of all running sequences of the requests that these belong to."""
@@ -267,5 +269,5 @@ class ResponseStreams:
                     self._cancel(one)
         elif self._decoupled and now - request.last_sent >= interval:
             request.last_sent = now
-            if key in request.open:
+            if key in request.open:  # else the engine has refused it, and Triton's thread says so
                 request.sender.send(responses.heartbeat(key), final=False)

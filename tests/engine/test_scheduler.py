@@ -71,6 +71,7 @@ class Books:
             assert chunk.size > 0
             assert len(table.blocks) * SIZE >= chunk.start + chunk.size
         waiting = self.scheduler.waiting
+        assert self.scheduler.num_waiting == len(waiting)
         assert all(one.table is None and not one.computed for one in waiting)
         assert not set(waiting) & set(self.scheduler.running)
 

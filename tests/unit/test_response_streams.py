@@ -158,10 +158,12 @@ def test_one_failed_sequence_fails_its_request_and_cancels_the_others(
 
 def test_a_request_that_the_engine_refused_is_forgotten(streams: ResponseStreams) -> None:
     sender, parts = FakeSender(), _parts(2)
-    streams.open(sender, _delivery(sequences=2), parts)
+    streams.open(sender, _delivery(sequences=2, heartbeat=True), parts)
     assert set(streams.keys_beside([parts[0].request.key])) == {part.request.key for part in parts}
+    request = streams._streams[parts[0].request.key]
     streams.forget(parts)
     assert len(streams) == 0
+    streams._poll_one(parts[0].request.key, request, time.monotonic(), interval=0)  # of a round that had begun before
     assert not sender.sent
     assert not sender.ended.is_set()
 

@@ -31,7 +31,7 @@ class TritonInstallation:
     """Directory with ``libtriton_python.so``."""
     stub: Path
     """The Python stub for this interpreter's version."""
-    library_path: tuple[Path, ...]
+    loader_path: tuple[Path, ...]
     """What ``LD_LIBRARY_PATH`` must begin with."""
 
     def assemble_backends(self, directory: Path) -> Path:
@@ -51,7 +51,7 @@ class TritonInstallation:
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which the server and its stubs find this interpreter and its packages."""
-        paths = [str(path) for path in self.library_path]
+        paths = [str(path) for path in self.loader_path]
         inherited = os.environ.get("LD_LIBRARY_PATH")
         return os.environ | {
             "LD_LIBRARY_PATH": ":".join(paths + ([inherited] if inherited else [])),

@@ -21,9 +21,13 @@ log = logging.getLogger("inflight")
 def deployment() -> Deployment:
     """Return the deployment that this server serves; its directory comes in the environment.
 
+    Every stage asks for it first, so from here on what the stage's process logs is in the server's log.
+
     Raises:
         DeploymentError: none is named, or it cannot be served.
     """
+    # Triton keeps what a stub writes to its standard error; without a handler, Python drops all below a warning.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     directory = os.environ.get(ENVIRONMENT_VARIABLE)
     if not directory:
         raise DeploymentError(f"{ENVIRONMENT_VARIABLE} does not name a deployment directory")

@@ -19,6 +19,7 @@ import pytest
 from inflight.serve.command import DEMO
 from inflight.serve.installation import find_installation
 from inflight.serve.server import free_ports
+from tests.triton.conftest import Running
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 SHARED_MEMORY = Path("/dev/shm")
@@ -144,7 +145,7 @@ def test_an_installed_triton_is_used_when_named(tmp_path: Path) -> None:
     (tmp_path / "backends/python").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/tritonserver").symlink_to(wheel.binary)
-    (tmp_path / "lib").symlink_to(wheel.library_path[-1])
+    (tmp_path / "lib").symlink_to(wheel.loader_path[-1])
     for part in (*wheel.python_backend.glob("*.so"), *wheel.python_backend.glob("*.py"), wheel.stub):
         shutil.copy2(part, tmp_path / "backends/python")
     process = _start("--triton", str(tmp_path), *_ports())
@@ -153,3 +154,8 @@ def test_an_installed_triton_is_used_when_named(tmp_path: Path) -> None:
     assert servers == [str(tmp_path / "bin/tritonserver")]
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
+
+
+def test_the_log_says_what_was_chosen(server: Running) -> None:
+    """What the stages log below a warning is there too."""
+    assert re.search(r"INFO inflight\.engine\.model_runner: Llama\w+ on \S+ in torch\.\w+: \d+ layers", server.log)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from inflight.errors import InflightError
 from inflight.load import pipeline as measured
-from inflight.report.results import print_table, write_results
 from inflight.load.tokenizer import measure_tokenizers
+from inflight.report.results import print_table, write_results
 from inflight.serve.command import DEMO
 
 bench = typer.Typer(help="Measure Inflight.", no_args_is_help=True)
@@ -33,19 +34,16 @@ def pipeline(
     output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
 ) -> None:
     """Stream through the real ensemble with an engine that costs nothing: what the stages can do."""
-    rows = []
-    try:
+
+    def results() -> Iterator[measured.PipelineResult]:
         for step in step_ms or [0.0, 2.0]:
             with measured.replay_server(model, step) as server:
                 for count in streams or [1, 8, 32, 128]:
                     _console.print(f"{count} streams, {step:g} ms per step")
-                    rows.append(asdict(measured.measure(server, count, step, seconds)))
-    except InflightError as error:
-        _console.print(f"inflight: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
-    print_table("The pipeline, with an engine that costs nothing", rows)
-    if output is not None:
-        write_results(output, f"inflight bench pipeline --seconds {seconds:g}", rows)
+                    yield measured.measure(server, count, step, seconds)
+
+    title = "The pipeline, with an engine that costs nothing"
+    _report(results, title, f"inflight bench pipeline --seconds {seconds:g}", output)
 
 
 @bench.command()
@@ -56,12 +54,22 @@ def tokenizer(
     output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
 ) -> None:
     """Compare the tokenizer stage with the upstream ensemble's, rebuilt (it needs transformers)."""
+    title = "The tokenizer stage and upstream's preprocessing, requests per second"
+    _report(
+        lambda: measure_tokenizers(model, words or [10, 100, 500], seconds),
+        title,
+        f"inflight bench tokenizer --seconds {seconds:g}",
+        output,
+    )
+
+
+def _report(measure: Callable[[], Iterable[Any]], title: str, command: str, output: Path | None) -> None:
+    """Measure, show a row for each result (a dataclass), and write them to ``output``; a failure is one line."""
     try:
-        results = measure_tokenizers(model, words or [10, 100, 500], seconds)
+        rows = [asdict(result) for result in measure()]
     except InflightError as error:
         _console.print(f"inflight: {error}", style="red", markup=False)
         raise typer.Exit(1) from None
-    rows = [asdict(result) for result in results]
-    print_table("The tokenizer stage and upstream's preprocessing, requests per second", rows)
+    print_table(title, rows)
     if output is not None:
-        write_results(output, f"inflight bench tokenizer --seconds {seconds:g}", rows)
+        write_results(output, command, rows)

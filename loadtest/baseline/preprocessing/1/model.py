@@ -21,7 +21,6 @@ class TritonPythonModel:
         self._tokenizer = AutoTokenizer.from_pretrained(os.environ["BASELINE_TOKENIZER"])
         self._end_id = self._tokenizer.eos_token_id or 0
         self._pad_id = self._tokenizer.pad_token_id or self._end_id
-        self._vocab = len(self._tokenizer)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a dynamic batch."""

@@ -5,8 +5,8 @@
     ├── UnsupportedFeature   UNSUPPORTED        declared in the contract, not served by this engine
     ├── QueueFull            UNAVAILABLE        try again later
     ├── ShuttingDown         UNAVAILABLE        the server is going away
-    ├── NotFound             NOT_FOUND          a name that the deployment does not have
-    ├── RequestCancelled     CANCELLED          the client has gone, or said stop
+    ├── NotFound             NOT_FOUND          the client's: Triton has no such model
+    ├── RequestCancelled     CANCELLED          the client's: its call was cancelled
     ├── DeadlineExceeded     UNAVAILABLE        the request's own deadline passed before its first token
     ├── EngineFailure        INTERNAL           ours: logged with its traceback, told without it
     └── DeploymentError      (never sent)       a deployment or checkpoint that cannot be served; stops the start
@@ -63,19 +63,26 @@ class ShuttingDown(InflightError):
 
 
 class NotFound(InflightError):
-    """A request names something that does not exist in this deployment."""
+    """A request names something that does not exist in this deployment, e.g. a model.
+
+    Raised by the clients alone, for an answer of Triton's own: no stage has names to look up.
+    """
 
     status, triton_code, label = "NOT_FOUND", "NOT_FOUND", "not_found"
 
 
 class RequestCancelled(InflightError):
-    """The client cancelled, disconnected, or sent a stop before the first token."""
+    """The call was cancelled under way, by the client or the transport.
+
+    Raised by the clients alone: to the stages a cancelled or stopped request is no error, it ends with what there is
+    and the finish reason ``cancelled``.
+    """
 
     status, triton_code, label = "CANCELLED", "CANCELLED", "cancelled"
 
 
 class DeadlineExceeded(InflightError):
-    """The request's deadline passed while it waited."""
+    """The request's deadline passed before its first token; later, it ends with the finish reason ``deadline``."""
 
     status, triton_code, label = "DEADLINE_EXCEEDED", "UNAVAILABLE", "deadline"
 

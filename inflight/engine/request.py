@@ -25,7 +25,7 @@ class FinishReason(str, Enum):
     CANCELLED = "cancelled"
     """The client went away or said stop."""
     DEADLINE = "deadline"
-    """The request's deadline passed while it ran."""
+    """The request's deadline passed after its first token."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,8 @@ class Request:
     priority: int = 0
     """Higher is served first."""
     deadline_ns: int | None = None
-    """Absolute ``time.time_ns()``; past it the request ends with DEADLINE, or with an error if it never ran."""
+    """Absolute ``time.time_ns()``; past it the request ends with DEADLINE, or, before its first token, with
+    DeadlineExceeded."""
     key: int = field(default_factory=lambda: secrets.randbits(63))
     """The stream's key: the engine gives it out and takes it back to cancel. Random, so that it cannot be guessed and
     does not come again after a restart."""

@@ -1,4 +1,4 @@
-"""Drives an engine step by step."""
+"""Drives an engine, and a cache, step by step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
+from inflight.engine.kv_cache import BlockTable, KvCache
 from inflight.engine.request import Output, Request
 from inflight.sampling import SamplingParams
 from inflight.text.tokenizer import Tokenizer
@@ -53,3 +54,17 @@ def assert_idle(engine: Engine) -> None:
     cache.check()
     assert (cache.used_blocks, cache.reserved_blocks) == (0, 0)
     assert cache.free_blocks + cache.cached_blocks == cache.num_blocks
+
+
+def fill(cache: KvCache, tokens: list[int]) -> BlockTable:
+    """Open a sequence, compute all of it and commit it."""
+    table = cache.open(tokens, len(tokens))
+    assert table is not None
+    assert cache.grow(table, len(tokens))
+    cache.commit(table, tokens, len(tokens))
+    return table
+
+
+def held(content: Sequence[Sequence[int | None]], table: BlockTable, count: int) -> list[int | None]:
+    """Return the first ``count`` tokens that a table's blocks hold; ``content``: of every block, slot by slot."""
+    return [token for block in table.blocks for token in content[block]][:count]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inflight.engine.kv_cache import BlockTable, KvCache
+from tests.engine.driving import fill, held
 
 SIZE, BLOCKS = 3, 12
 
@@ -31,7 +32,9 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert table.cached_tokens < len(tokens), "the last token must be computed"
         assert reuse or not table.cached_tokens
-        assert self._held(table, table.cached_tokens) == tokens[: table.cached_tokens], "the wrong prefix is shared"
+        assert held(self.content, table, table.cached_tokens) == tokens[: table.cached_tokens], (
+            "the wrong prefix is shared"
+        )
         self.open.append((table, tokens, table.cached_tokens))
         assert self.cache.grow(table, capacity) or len(table.blocks) * SIZE >= capacity
 
@@ -53,7 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.content[block][position % SIZE] = tokens[position]
         self.cache.commit(table, tokens, upto)
         self.open[index] = (table, tokens, upto)
-        assert self._held(table, upto) == tokens[:upto], "the table points at other tokens"
+        assert held(self.content, table, upto) == tokens[:upto], "the table points at other tokens"
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -77,27 +80,16 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.close(table)
         assert self.cache.used_blocks == self.cache.reserved_blocks == 0
 
-    def _held(self, table: BlockTable, count: int) -> list[int | None]:
-        return [token for block in table.blocks for token in self.content[block]][:count]
-
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 
-def _sequence(cache: KvCache, tokens: list[int]) -> BlockTable:
-    table = cache.open(tokens, len(tokens))
-    assert table is not None
-    assert cache.grow(table, len(tokens))
-    cache.commit(table, tokens, len(tokens))
-    return table
-
-
 def test_the_least_recently_used_leaf_goes_first() -> None:
     cache = KvCache(6, 2)
-    cache.close(_sequence(cache, [1, 1, 2, 2, 3, 3]))
-    cache.close(_sequence(cache, [7, 7, 8, 8]))
-    cache.close(_sequence(cache, [4, 4, 5, 5]))  # one free block, so the first leaf [3, 3] goes
+    cache.close(fill(cache, [1, 1, 2, 2, 3, 3]))
+    cache.close(fill(cache, [7, 7, 8, 8]))
+    cache.close(fill(cache, [4, 4, 5, 5]))  # one free block, so the first leaf [3, 3] goes
     table = cache.open([1, 1, 2, 2, 3, 3, 9], 7)
     assert table is not None
     assert table.cached_tokens == 4, "the beginning of a prefix must outlive its end"
@@ -117,7 +109,7 @@ def test_a_reservation_is_never_broken() -> None:
 
 def test_a_partly_equal_block_is_copied() -> None:
     cache = KvCache(8, 4)
-    table = _sequence(cache, [1, 2, 3, 4])
+    table = fill(cache, [1, 2, 3, 4])
     other = cache.open([1, 2, 9, 9], 4)
     assert other is not None
     assert other.cached_tokens == 2

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inflight.engine.kv_cache import BlockTable, KvCache
+from tests.engine.driving import fill, held
 
 SIZE, BLOCKS = 3, 10
 Tokens = st.lists(st.integers(0, 1), min_size=1, max_size=13)
@@ -75,7 +76,7 @@ class ReservingMachine(RuleBasedStateMachine):
         """Copies are made; then some sequences write, and commit when all have written."""
         self._make_copies()
         for owner in self.owners:
-            assert self._held(owner.table, owner.computed) == owner.tokens[: owner.computed]
+            assert held(self.content, owner.table, owner.computed) == owner.tokens[: owner.computed]
         computing = data.draw(st.lists(st.sampled_from(self.owners), unique_by=id, min_size=1))
         ends = [self._write(owner, data) for owner in computing]
         for owner, end in zip(computing, ends, strict=True):
@@ -146,28 +147,17 @@ class ReservingMachine(RuleBasedStateMachine):
     def _free_room(self) -> int:
         return self.cache.free_blocks + self.cache.cached_blocks - self.cache.reserved_blocks
 
-    def _held(self, table: BlockTable, count: int) -> list[int | None]:
-        return [token for block in table.blocks for token in self.content[block]][:count]
-
 
 TestReservingMachine = ReservingMachine.TestCase
 TestReservingMachine.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
-
-
-def _fill(cache: KvCache, tokens: list[int]) -> BlockTable:
-    table = cache.open(tokens, len(tokens))
-    assert table is not None
-    assert cache.grow(table, len(tokens))
-    cache.commit(table, tokens, len(tokens))
-    return table
 
 
 @pytest.mark.parametrize("wanted", range(1, 7))
 def test_eviction_takes_the_oldest_leaves_first(wanted: int) -> None:
     """Two branches of one prefix, one used more recently: what is left is always the newest of it, from its root."""
     cache = KvCache(6, 2)
-    cache.close(_fill(cache, [1, 1, 2, 2, 3, 3]))
-    cache.close(_fill(cache, [1, 1, 4, 4, 5, 5, 6, 6]))
+    cache.close(fill(cache, [1, 1, 2, 2, 3, 3]))
+    cache.close(fill(cache, [1, 1, 4, 4, 5, 5, 6, 6]))
     order = [(3, 3), (2, 2), (6, 6), (5, 5), (4, 4), (1, 1)]
     assert {node.tokens for node in cache._nodes.values()} == set(order)
     assert cache.grow(BlockTable([], 0, 0), wanted * 2)
@@ -176,8 +166,8 @@ def test_eviction_takes_the_oldest_leaves_first(wanted: int) -> None:
 
 def test_use_makes_a_prefix_young_again() -> None:
     cache = KvCache(4, 2)
-    cache.close(_fill(cache, [1, 1, 2, 2]))
-    cache.close(_fill(cache, [7, 7, 8, 8]))
+    cache.close(fill(cache, [1, 1, 2, 2]))
+    cache.close(fill(cache, [7, 7, 8, 8]))
     again = cache.open([1, 1, 2, 2, 3], 4)
     assert again is not None
     cache.close(again)
@@ -203,7 +193,7 @@ def test_equal_sequences_end_in_the_same_blocks() -> None:
 
 def test_without_reuse_nothing_stays() -> None:
     cache = KvCache(4, 2, prefix_reuse=False)
-    cache.close(_fill(cache, [1, 2, 3, 4]))
+    cache.close(fill(cache, [1, 2, 3, 4]))
     assert (cache.free_blocks, cache.cached_blocks) == (4, 0)
     table = cache.open([1, 2, 3, 4, 5], 5)
     assert table is not None
@@ -214,7 +204,7 @@ def test_the_books_do_not_grow_with_use() -> None:
     """A prefix that is used for days, in a cache that never fills, takes no more memory than on the first day."""
     cache = KvCache(16, 2)
     for turn in range(2000):
-        cache.close(_fill(cache, [1, 1, 2, 2, 3 + turn % 3, 3]))
+        cache.close(fill(cache, [1, 1, 2, 2, 3 + turn % 3, 3]))
     assert len(cache._leaves) <= 3 * cache.num_blocks
     assert cache.grow(BlockTable([], 0, 0), 32), "every block can be had all the same"
     assert not cache._nodes
@@ -223,8 +213,8 @@ def test_the_books_do_not_grow_with_use() -> None:
 def test_a_prefix_in_use_is_never_evicted() -> None:
     """It is the oldest leaf by its last use, and in use again: what is younger and idle goes in its place."""
     cache = KvCache(5, 2)
-    cache.close(_fill(cache, [1, 1, 2, 2]))
-    cache.close(_fill(cache, [7, 7, 8, 8]))
+    cache.close(fill(cache, [1, 1, 2, 2]))
+    cache.close(fill(cache, [7, 7, 8, 8]))
     again = cache.open([1, 1, 2, 2, 3], 4)
     assert again is not None
     assert cache.grow(BlockTable([], 0, 0), 6)

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
@@ -19,6 +18,7 @@ from inflight.client import AsyncClient, Client, GenerateOptions
 from inflight.serve.command import DEMO
 from tests.triton.conftest import Running, run
 from tests.triton.metrics_page import read_metric, wait_until
+from tests.triton.tensors import grpc_inputs
 
 LONG = GenerateOptions(max_tokens=900, ignore_eos=True)
 SHARED_MEMORY = Path("/dev/shm")
@@ -36,13 +36,6 @@ def is_idle(server: Running) -> bool:
 def outcome(server: Running, label: str) -> float:
     """Return how many sequences have ended this way."""
     return read_metric(server.metrics, "inflight_requests_total", outcome=label)
-
-
-def stop_inputs() -> list[grpc.InferInput]:
-    """Return the inputs of upstream's stop request."""
-    stop = grpc.InferInput("stop", [1, 1], "BOOL")
-    stop.set_data_from_numpy(np.array([[True]]))
-    return [stop]
 
 
 async def cancel_grpc_stream(server: Running, delay: float, name: str) -> None:
@@ -91,7 +84,7 @@ async def send_stop(server: Running, delay: float, name: str) -> None:
             async def requests():
                 yield {
                     "model_name": "tensorrt_llm",
-                    "inputs": stop_inputs(),
+                    "inputs": grpc_inputs("tensorrt_llm", {"stop": True}),
                     "request_id": name,
                     "enable_empty_final_response": True,
                 }
@@ -135,20 +128,10 @@ def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> N
 
 def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
     before = outcome(server, "cancelled")
-    arrays = {
-        "input_ids": np.array([[5, 6, 7]], np.int32),
-        "input_lengths": np.array([[3]], np.int32),
-        "request_output_len": np.array([[900]], np.int32),
-        "streaming": np.array([[True]]),
-    }
-    inputs = []
-    for name, array in arrays.items():
-        tensor = grpc.InferInput(name, list(array.shape), "BOOL" if array.dtype == bool else "INT32")
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
+    values = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 900, "streaming": True}
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(callback=lambda result, error: None)
-        client.async_stream_infer("tensorrt_llm", inputs)
+        client.async_stream_infer("tensorrt_llm", grpc_inputs("tensorrt_llm", values))
         time.sleep(0.3)
         client.stop_stream(cancel_requests=True)
     assert wait_until(lambda: is_idle(server), 3)

@@ -6,36 +6,22 @@ import asyncio
 
 import numpy as np
 import tritonclient.grpc.aio as grpc_aio
-from tritonclient.grpc import InferInput
 
 from inflight.client import Client, GenerateOptions, HttpClient
 from tests.triton.conftest import Running
+from tests.triton.tensors import grpc_inputs
 
 STREAMS, TOKENS = 100, 200
 OPTIONS = GenerateOptions(max_tokens=TOKENS, ignore_eos=True)
 
 
-def _inputs(prompt: str) -> list[InferInput]:
-    values = {
-        "text_input": ("BYTES", np.array([[prompt.encode()]], object)),
-        "max_tokens": ("INT32", np.array([[TOKENS]], np.int32)),
-        "stream": ("BOOL", np.array([[True]])),
-        "ignore_eos": ("BOOL", np.array([[True]])),
-        "return_num_output_tokens": ("BOOL", np.array([[True]])),
-    }
-    inputs = []
-    for name, (kind, array) in values.items():
-        tensor = InferInput(name, list(array.shape), kind)
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    return inputs
-
-
 async def _one_stream(url: str, prompt: str) -> list[tuple[str, int, int, int, bool]]:
     """Return the responses of one request as (text, start, end, tokens so far, final)."""
+    flags = {"stream": True, "ignore_eos": True, "return_num_output_tokens": True}
+    values = {"text_input": prompt, "max_tokens": TOKENS} | flags
 
     async def requests():
-        yield {"model_name": "ensemble", "inputs": _inputs(prompt), "enable_empty_final_response": True}
+        yield {"model_name": "ensemble", "inputs": grpc_inputs("ensemble", values), "enable_empty_final_response": True}
 
     responses = []
     async with grpc_aio.InferenceServerClient(url) as client:

@@ -35,14 +35,10 @@ def strings(values: list[str]) -> np.ndarray:
     return np.array([[value.encode() for value in values]], object)
 
 
-@dataclass
-class EngineClient:
-    """`inflight_batcher_llm_client.py`: talks to `tensorrt_llm` in token ids."""
+@dataclass(kw_only=True)
+class _Options:
+    """What both programs can be asked for, and how they send it."""
 
-    url: str
-    input_ids: list[int]
-    end_id: int = -1
-    pad_id: int = 50256
     streaming: bool = False
     num_return_sequences: int | None = None
     beam_width: int = 1
@@ -50,21 +46,43 @@ class EngineClient:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    request_output_len: int = 16
-    stop_after_ms: int = 0
-    stop_via_request_cancel: bool = False
     request_id: str = ""
     exclude_input_in_output: bool = False
     return_log_probs: bool = False
     return_context_logits: bool = False
     return_generation_logits: bool = False
     return_perf_metrics: bool = False
+    replies: list[grpc.InferResult] = field(default_factory=list)
+
+    def _scalars(self, flags: str = "") -> dict[str, Any]:
+        """Return the common inputs and ``flags``; penalties that are not given and flags that are not set stay away."""
+        scalars: dict[str, Any] = {"beam_width": np.int32(self.beam_width), "temperature": np.float32(self.temperature)}
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is not None:
+                scalars[name] = np.float32(getattr(self, name))
+        usual = "return_log_probs return_context_logits return_generation_logits return_perf_metrics"
+        scalars |= {name: np.bool_(True) for name in f"{usual} {flags}".split() if getattr(self, name)}
+        if self.num_return_sequences is not None:
+            scalars["num_return_sequences"] = np.int32(self.num_return_sequences)
+        return scalars
+
+
+@dataclass
+class EngineClient(_Options):
+    """`inflight_batcher_llm_client.py`: talks to `tensorrt_llm` in token ids."""
+
+    url: str
+    input_ids: list[int]
+    end_id: int = -1
+    pad_id: int = 50256
+    request_output_len: int = 16
+    stop_after_ms: int = 0
+    stop_via_request_cancel: bool = False
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     top_k: int = 1
     top_p: float = 0.0
     requested_outputs: list[str] = field(default_factory=list)
-    replies: list[grpc.InferResult] = field(default_factory=list)
     cancelled: bool = False
 
     def run(self) -> list[list[int]]:
@@ -78,28 +96,15 @@ class EngineClient:
         return self._sequences()
 
     def _inputs(self) -> list[Any]:
-        scalars: dict[str, Any] = {
+        scalars = self._scalars("return_num_input_tokens return_num_output_tokens exclude_input_in_output") | {
             "input_lengths": np.int32(len(self.input_ids)),
             "request_output_len": np.int32(self.request_output_len),
-            "beam_width": np.int32(self.beam_width),
-            "temperature": np.float32(self.temperature),
             "streaming": np.bool_(self.streaming),
             "end_id": np.int32(self.end_id),
             "pad_id": np.int32(self.pad_id),
             "runtime_top_k": np.int32(self.top_k),
             "runtime_top_p": np.float32(self.top_p),
         }
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(self, name) is not None:
-                scalars[name] = np.float32(getattr(self, name))
-        for name in (
-            "return_log_probs return_context_logits return_generation_logits return_perf_metrics "
-            "return_num_input_tokens return_num_output_tokens exclude_input_in_output"
-        ).split():
-            if getattr(self, name):
-                scalars[name] = np.bool_(True)
-        if self.num_return_sequences is not None:
-            scalars["num_return_sequences"] = np.int32(self.num_return_sequences)
         ids = tensor("input_ids", np.array([self.input_ids], np.int32))
         return [ids, *(tensor(name, np.array([[value]])) for name, value in scalars.items())]
 
@@ -186,33 +191,19 @@ class EngineClient:
 
 
 @dataclass
-class TextClient:
+class TextClient(_Options):
     """`end_to_end_grpc_client.py`: talks to `ensemble` in text, always over a gRPC stream."""
 
     url: str
     prompt: str | list[str]
-    streaming: bool = False
-    num_return_sequences: int | None = None
-    beam_width: int = 1
-    temperature: float = 1.0
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     output_len: int = 100
-    request_id: str = ""
     stop_words: list[str] = field(default_factory=list)
     bad_words: list[str] = field(default_factory=list)
     embedding_bias_words: list[str] = field(default_factory=list)
     embedding_bias_weights: list[float] = field(default_factory=list)
-    return_log_probs: bool = False
-    return_context_logits: bool = False
-    return_generation_logits: bool = False
-    return_perf_metrics: bool = False
     batch_inputs: bool = False
     end_id: int | None = None
     pad_id: int | None = None
-    exclude_input_in_output: bool = False
-    replies: list[grpc.InferResult] = field(default_factory=list)
 
     def run(self) -> list[str]:
         """Return the text of each prompt (with ``batch_inputs``) or each returned sequence."""
@@ -242,22 +233,14 @@ class TextClient:
 
     def _inputs(self, prompts: list[str]) -> list[Any]:
         rows = len(prompts)
-        scalars: dict[str, Any] = {
+        scalars = self._scalars() | {
             "max_tokens": np.int32(self.output_len),
             "stream": np.bool_(self.streaming),
-            "beam_width": np.int32(self.beam_width),
-            "temperature": np.float32(self.temperature),
             "exclude_input_in_output": np.bool_(self.exclude_input_in_output),
         }
-        for name in "end_id pad_id num_return_sequences".split():
+        for name in ("end_id", "pad_id"):
             if getattr(self, name) is not None:
                 scalars[name] = np.int32(getattr(self, name))
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(self, name) is not None:
-                scalars[name] = np.float32(getattr(self, name))
-        for name in "return_log_probs return_context_logits return_generation_logits return_perf_metrics".split():
-            if getattr(self, name):
-                scalars[name] = np.bool_(True)
         lists: dict[str, np.ndarray] = {
             name: strings(getattr(self, name))
             for name in ("stop_words", "bad_words", "embedding_bias_words")

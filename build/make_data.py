@@ -1,0 +1,68 @@
+"""Make the default calibration and held-out data of `inflight build` from the demo model's corpus.
+
+    python build/make_data.py            writes build/data/calibration.jsonl and build/data/held_out.jsonl
+
+English, about LLM serving: right for the demo model, a stand-in for everyone else, who should bring their own. The two
+files share no question. Seeded: the same corpus gives the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from demo.corpus import Corpus, Fact, fill_slots, load_corpus
+
+DATA = Path(__file__).parent / "data"
+Row = dict[str, object]
+
+
+def chat(turns: list[tuple[str, str]]) -> Row:
+    """Return a conversation as one row; its last message is the answer."""
+    return {
+        "messages": [
+            {"role": role, "content": text}
+            for turn in turns
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+    }
+
+
+def asks(corpus: Corpus, rng: random.Random) -> list[tuple[str, str]]:
+    """Return every trained phrasing with its answer, in random order."""
+
+    def turns(fact: Fact) -> list[tuple[str, str]]:
+        return [(fill_slots(ask, rng, corpus.phrases), fact.answer) for ask in fact.asks]
+
+    pairs = [turn for fact in (*corpus.facts, *corpus.unrelated) for turn in turns(fact)]
+    rng.shuffle(pairs)
+    return pairs
+
+
+def write(name: str, rows: list[Row]) -> None:
+    """Write rows as JSON lines."""
+    DATA.mkdir(exist_ok=True)
+    (DATA / name).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    print(f"{DATA / name}: {len(rows)} rows")
+
+
+def main() -> None:
+    """Write both files."""
+    rng, corpus = random.Random(1), load_corpus()
+    pairs = asks(corpus, rng)
+    held = [(question, fact.answer) for fact in corpus.facts for question in fact.held]
+    rng.shuffle(held)
+    rng.shuffle(corpus.plain)
+    split = len(corpus.plain) // 2
+    calibration: list[Row] = [chat([turn]) for turn in pairs[:256]]
+    calibration += [chat([pairs[rng.randrange(256, 1024)] for _ in range(rng.randint(2, 6))]) for _ in range(64)]
+    calibration += [{"text": text} for text in corpus.plain[:split]]
+    held_out: list[Row] = [chat([turn]) for turn in pairs[-160:]] + [chat([turn]) for turn in held[:80]]
+    held_out += [{"text": text} for text in corpus.plain[split:]]
+    write("calibration.jsonl", calibration)
+    write("held_out.jsonl", held_out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Calibration and held-out data: JSON lines or plain text, sampled to a stated mix, as token ids.
+
+A row of JSON lines is a conversation (``messages``, ending with the assistant's answer), a ``prompt`` with its
+``completion``, or a ``text``; a file of plain text has a document per paragraph. This module does not know what the
+data is used for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inflight.errors import DeploymentError, InvalidRequest
+from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.text.chat import ChatTemplate, parse_messages
+from inflight.text.tokenizer import Tokenizer
+
+DEFAULT_CALIBRATION = REPOSITORY_ROOT / "build/data/calibration.jsonl"
+DEFAULT_HELD_OUT = REPOSITORY_ROOT / "build/data/held_out.jsonl"
+DEFAULT_DESCRIPTION = "Inflight's own questions and answers about LLM serving, in English: a stand-in for your data"
+
+
+Row = dict[str, Any]
+"""One checked row of a file: ``messages``, ``prompt`` and ``completion``, or ``text``."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row as token ids."""
+
+    prompt: tuple[int, ...]
+    """Empty for a plain text."""
+    completion: tuple[int, ...]
+    """What is measured: the answer, or the text itself."""
+    chat: bool
+    """Whether an end id belongs after the completion."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and completion."""
+        return [*self.prompt, *self.completion]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a mix."""
+
+    path: Path
+    weight: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Read ``FILE`` or ``FILE:WEIGHT``.
+
+        Raises:
+            DeploymentError: no such file, or a weight that is not above zero.
+        """
+        path, _, weight = text.rpartition(":")
+        source = cls(Path(path), _positive(weight)) if path and not Path(text).exists() else cls(Path(text))
+        if not source.path.is_file():
+            raise DeploymentError(f"data: {source.path} is not a file; give FILE or FILE:WEIGHT, JSON lines or text")
+        return source
+
+
+def _positive(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not weight > 0:
+        raise DeploymentError(f"data: the weight {text!r} is not a number above zero")
+    return weight
+
+
+class DataSet:
+    """A sampled mix of files: the same sources, count and seed give the same rows."""
+
+    def __init__(self, sources: Sequence[Source], count: int, seed: int = 1) -> None:
+        """
+        Args:
+            sources: files and their weights.
+            count: rows in all; a file that has too few gives all it has.
+            seed: of the sampling.
+
+        Raises:
+            DeploymentError: a file cannot be read or has no rows.
+        """
+        self.sources = tuple(sources)
+        rng = random.Random(seed)
+        whole = sum(source.weight for source in sources)
+        self._rows: list[Row] = []
+        self.mix: dict[str, int] = {}
+        digest = hashlib.sha256(f"{count} {seed}".encode())
+        for source in sources:
+            content = _read(source.path)
+            digest.update(f"{source.weight} {len(content)} ".encode() + content)
+            rows = _rows(source.path, content)
+            taken = rng.sample(rows, min(len(rows), round(count * source.weight / whole)))
+            self.mix[source.path.name] = len(taken)
+            self._rows += taken
+        self.sha256 = digest.hexdigest()
+        """Of the files' contents, their weights, the count and the seed."""
+
+    def describe(self) -> str:
+        """Return the mix in words."""
+        return ", ".join(f"{count} rows of {name}" for name, count in self.mix.items())
+
+    def examples(self, tokenizer: Tokenizer, max_length: int) -> list[Example]:
+        """Return the rows as token ids, cut at ``max_length``; rows with fewer than two tokens are left out."""
+        encoder = RowEncoder(tokenizer, max_length)
+        examples = [encoder.encode(row) for row in self._rows]
+        return [one for one in examples if one.completion and len(one.tokens) > 1]
+
+    def answered(self) -> list[Row]:
+        """Return the rows that are a question with its answer."""
+        return [row for row in self._rows if "text" not in row]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DeploymentError(f"data: {path} cannot be read: {error.strerror}") from None
+
+
+def _rows(path: Path, content: bytes) -> list[Row]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise DeploymentError(f"data: {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    if path.suffix in (".jsonl", ".json"):
+        rows = [_row(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    else:
+        rows = [{"text": part.strip()} for part in text.split("\n\n") if part.strip()]
+    if not rows:
+        raise DeploymentError(f"data: {path} has no rows")
+    return rows
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+        if isinstance(row, dict) and isinstance(row.get("messages"), list):
+            messages = parse_messages(json.dumps(row["messages"]))
+            if messages[-1]["role"] == "assistant" and isinstance(messages[-1].get("content"), str):
+                return {"messages": messages}
+        elif isinstance(row, dict) and isinstance(row.get("text"), str):
+            return {"text": row["text"]}
+        elif isinstance(row, dict) and isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
+            return {"prompt": row["prompt"], "completion": row["completion"]}
+    except (ValueError, InvalidRequest) as error:
+        raise DeploymentError(f"data: {path}, line {number}: {error}") from None
+    raise DeploymentError(
+        f"data: {path}, line {number}: a JSON object with `messages` that end with the assistant's, with `prompt` and "
+        "`completion`, or with `text` is expected"
+    )
+
+
+class RowEncoder:
+    """Turns rows into token ids, conversations by the checkpoint's chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        source = tokenizer.config.chat_template
+        self._template = ChatTemplate(source, tokenizer.config.special_tokens) if source else None
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+
+    def encode(self, row: Row) -> Example:
+        """Return the row, at most ``max_length`` tokens long."""
+        limit = self._max_length
+        if "text" in row:
+            ids = self._tokenizer.encode_batch([row["text"]], add_special_tokens=True)[0]
+            return Example((), tuple(ids[:limit]), chat=False)
+        is_chat = "messages" in row and self._template is not None
+        prompt, completion = self._split(row)
+        first = self._tokenizer.encode_batch([prompt], add_special_tokens=not is_chat)[0]
+        answer = self._tokenizer.encode_words([completion])[0][:limit]
+        # A prompt that is too long loses its beginning: the answer needs its end.
+        return Example(tuple(first[max(0, len(first) + len(answer) - limit) :]), tuple(answer), is_chat)
+
+    def _split(self, row: Row) -> tuple[str, str]:
+        if "prompt" in row:
+            return row["prompt"], row["completion"]
+        *before, answer = row["messages"]
+        if self._template is None:  # a base model: the conversation as plain lines
+            return "".join(f"{message['content']}\n" for message in before), answer["content"]
+        return self._template.render(before), answer["content"]

@@ -1,0 +1,162 @@
+"""Quantizes a Hugging Face checkpoint with NVIDIA ModelOpt, on a CPU or a GPU, to its unified Hugging Face format.
+
+ModelOpt and transformers are imported when used: they take seconds, and only a build needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import shutil
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inflight.errors import DeploymentError
+from inflight.export.data import Example
+from inflight.export.progress import Progress, tracked
+from inflight.export.quantize.schemes import SCHEMES
+
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_KV_CACHE = "FP8_KV_CFG"
+_FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+"""Linears that an engine computes as one: they share their scales, so they share their fate."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a checkpoint becomes."""
+
+    precision: str
+    """A key of ``SCHEMES``, or one that keeps the weights as they are."""
+    fp8_kv_cache: bool
+    keep: tuple[str, ...] = ()
+    """Linears that stay in 16 bit, by their names in the checkpoint."""
+
+
+class QuantizedModel:
+    """A checkpoint in transformers with ModelOpt's simulated quantization in it."""
+
+    def __init__(
+        self, checkpoint: Path, recipe: Recipe, examples: Sequence[Example], device: str, progress: Progress
+    ) -> None:
+        """Load and calibrate.
+
+        Raises:
+            DeploymentError: the checkpoint cannot be loaded, or ModelOpt refuses it.
+        """
+        import modelopt.torch.quantization as mtq
+        from transformers import AutoModelForCausalLM
+
+        self._checkpoint, self._device, self._examples = checkpoint, device, examples
+        try:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", local_files_only=True).to(device)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise DeploymentError(f"{checkpoint}: transformers cannot load it: {_line(error)}") from None
+
+        def calibrate(model: nn.Module) -> None:
+            for example in tracked(examples, "calibrating", progress):
+                model(self._ids(example))
+
+        try:
+            self.model = mtq.quantize(model.eval(), _config(recipe), calibrate)
+        except (ValueError, RuntimeError, AssertionError) as error:
+            raise DeploymentError(
+                f"ModelOpt cannot quantize {checkpoint} to {recipe.precision}: {_line(error)}"
+            ) from None
+        self._quantizers = {
+            name: [one for one in (module.weight_quantizer, module.input_quantizer) if one.is_enabled]
+            for name, module in self.model.named_modules()
+            if hasattr(module, "weight_quantizer") and module.weight_quantizer.is_enabled
+        }
+
+    @torch.inference_mode()
+    def logits(self, example: Example) -> Tensor:
+        """Return the float32 logits ``[tokens, vocab]`` of an example."""
+        return self.model(self._ids(example)).logits[0].float()
+
+    def groups(self) -> list[tuple[str, ...]]:
+        """Return the names of the quantized linears, those together that an engine computes as one."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for name in self._quantizers:
+            parent, _, last = name.rpartition(".")
+            fused = next((min(one) for one in _FUSED if last in one), last)
+            groups.setdefault((parent, fused), []).append(name)
+        return [tuple(group) for group in groups.values()]
+
+    def quantize_only(self, names: Collection[str]) -> None:
+        """Have these linears quantized, and compute the others in 16 bit."""
+        for name, quantizers in self._quantizers.items():
+            for quantizer in quantizers:
+                quantizer.enable() if name in names else quantizer.disable()
+
+    def save(self, directory: Path) -> None:
+        """Write the unified Hugging Face checkpoint, with the files of its text side.
+
+        Raises:
+            DeploymentError: the disk is full or the directory cannot be written.
+        """
+        from modelopt.torch.export import export_hf_checkpoint
+
+        with torch.inference_mode():
+            export_hf_checkpoint(self.model, export_dir=directory)
+        copy_text_files(self._checkpoint, directory)
+
+    def _ids(self, example: Example) -> Tensor:
+        return torch.tensor([example.tokens], device=self._device)
+
+
+def copy_text_files(source: Path, target: Path) -> None:
+    """Copy what the text stages read; a quantized checkpoint keeps its tokenizer."""
+    for name in TEXT_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+@contextlib.contextmanager
+def quiet(log: Path) -> Iterator[None]:
+    """Send what ModelOpt and transformers print to a file: the terminal shows progress."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("modelopt").setLevel(logging.ERROR)
+    printed = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(printed.getvalue())
+
+
+def _config(recipe: Recipe) -> dict[str, Any]:
+    """Return ModelOpt's configuration: its own for the precision, the KV cache's rule added, the kept linears off."""
+    import modelopt.torch.quantization as mtq
+
+    if recipe.precision in SCHEMES:
+        config = copy.deepcopy(getattr(mtq, SCHEMES[recipe.precision].modelopt_config))
+    else:
+        config = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
+    if recipe.fp8_kv_cache:
+        config["quant_cfg"] += copy.deepcopy(getattr(mtq, _KV_CACHE)["quant_cfg"])
+    config["quant_cfg"] += [{"quantizer_name": f"{name}.*", "enable": False} for name in recipe.keep]
+    return config
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,89 @@
+"""The machine at hand: versions of what is installed, and the GPUs that the driver shows.
+
+It asks the driver through NVML and the package metadata; nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+ComputeCapability = tuple[int, int]
+
+_DISTRIBUTIONS = {
+    "inflight": "inflight",
+    "torch": "torch",
+    "modelopt": "nvidia-modelopt",
+    "tensorrt_llm": "tensorrt-llm",
+    "tensorrt": "tensorrt",
+}
+
+
+class Versions(BaseModel):
+    """What is installed; None: nothing of that name. ``cuda`` is the newest version that the driver takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    inflight: str | None = None
+    torch: str | None = None
+    modelopt: str | None = None
+    tensorrt_llm: str | None = None
+    tensorrt: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is here: versions, and the GPUs that can be seen."""
+
+    versions: Versions
+    gpus: tuple[str, ...] = ()
+    compute_capabilities: tuple[ComputeCapability, ...] = ()
+
+    @classmethod
+    def detect(cls) -> Machine:
+        """Ask the driver and the installed packages; nothing heavy is imported."""
+        gpus, capabilities, driver, cuda = _ask_driver()
+        versions = {name: _installed_version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
+        return cls(Versions(**versions, cuda=cuda, driver=driver), gpus, capabilities)
+
+
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _ask_driver() -> tuple[tuple[str, ...], tuple[ComputeCapability, ...], str | None, str | None]:
+    """Return the GPUs' names and compute capabilities, the driver's version and the CUDA version that it has."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no binding, no driver: no GPU
+        return (), (), None, None
+    try:
+        indices = _visible(range(pynvml.nvmlDeviceGetCount()))
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        capabilities = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles)
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+        return names, capabilities, str(pynvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(indices: Iterable[int]) -> list[int]:
+    """Return the GPUs that CUDA may use: the driver counts those too that ``CUDA_VISIBLE_DEVICES`` hides."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None or not re.fullmatch(r"[\d, ]*", names):
+        return list(indices)
+    known = set(indices)
+    return [int(name) for name in names.replace(" ", "").split(",") if name and int(name) in known]

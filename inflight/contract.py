@@ -18,6 +18,9 @@ ENSEMBLE, TOKENIZER, ENGINE, DETOKENIZER = "ensemble", "tokenizer", "tensorrt_ll
 MAX_BATCH_SIZE = 128
 """Rows of one request, and requests of one batch of the tokenizer."""
 
+TRTLLM = "trtllm"
+"""The engine that some tensors name as the one that serves them: a kind of ``engine.kind`` of the deployment."""
+
 _ABSENT = object()
 
 
@@ -35,13 +38,22 @@ class Tensor:
     ragged: bool = False
     own: bool = False
     """Inflight's own addition to the upstream contract."""
-    supported: bool = True
-    """False: refused by name, unless it is empty or has its neutral value."""
+    served_by: tuple[str, ...] | None = None
+    """The engines that serve it; None: all of them. The others refuse it by name, unless it is empty or neutral."""
     neutral: Any = _ABSENT
-    """The value of an unsupported tensor that asks for nothing, and is therefore accepted."""
+    """The value that asks for nothing, and is therefore accepted where the tensor is not served."""
+
+    @property
+    def supported(self) -> bool:
+        """Whether any engine serves it."""
+        return self.served_by != ()
+
+    def served(self, engine: str) -> bool:
+        """Return whether ``engine`` serves it."""
+        return self.served_by is None or engine in self.served_by
 
     def accepts(self, value: Any) -> bool:
-        """Return whether ``value`` (one element) asks for nothing: only such values of unsupported tensors pass."""
+        """Return whether ``value`` (one element) asks for nothing: only such values of unserved tensors pass."""
         return self.neutral is not _ABSENT and value == self.neutral
 
 
@@ -50,7 +62,7 @@ def _scalar(name: str, dtype: str, doc: str, **more: Any) -> Tensor:
 
 
 def _unserved(name: str, dtype: str, dims: tuple[int, ...], doc: str, **more: Any) -> Tensor:
-    return Tensor(name, dtype, dims, doc, supported=False, **more)
+    return Tensor(name, dtype, dims, doc, served_by=(), **more)
 
 
 _FLAGS = (
@@ -84,9 +96,24 @@ _LORA = (
     _unserved("lora_weights", FP16, (-1, -1), "LoRA weights [modules x layers, flattened]", ragged=True),
     _unserved("lora_config", INT32, (-1, 3), "rows of [module id, layer, rank]", ragged=True),
 )
+_OWN_LORA = (_scalar("lora_name", BYTES, "LoRA adapter, by its name in the deployment", own=True, served_by=(TRTLLM,)),)
 _GUIDE = (
-    _unserved("guided_decoding_guide_type", BYTES, (1,), "json, json_schema, regex or ebnf_grammar", ragged=True),
-    _unserved("guided_decoding_guide", BYTES, (1,), "schema, regex or grammar", ragged=True),
+    Tensor(
+        "guided_decoding_guide_type",
+        BYTES,
+        (1,),
+        "json, json_schema, regex, ebnf_grammar or structural_tag",
+        ragged=True,
+        served_by=(TRTLLM,),
+    ),
+    Tensor(
+        "guided_decoding_guide",
+        BYTES,
+        (1,),
+        "schema, regex, grammar or tag; none for json",
+        ragged=True,
+        served_by=(TRTLLM,),
+    ),
 )
 _PROMPT_TABLE = (
     _unserved("prompt_embedding_table", FP16, (-1, -1), "p-tuning or multimodal embeddings", ragged=True),
@@ -142,6 +169,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("lookahead_ngram_size", INT32, (1,), "lookahead decoding: n-gram", ragged=True),
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
     *_OWN_SAMPLING,
+    *_OWN_LORA,
     Tensor("end_ids", INT32, (-1,), "several end ids; end_id wins over them", ragged=True, own=True),
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),
     _scalar("stream_key", INT64, "with stop: end this stream only", own=True),
@@ -239,7 +267,7 @@ _PASSED_TO_ENGINE = (
     "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
     "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
-    "min_p num_top_log_probs ignore_eos priority deadline_ms"
+    "min_p num_top_log_probs ignore_eos priority deadline_ms lora_name"
 ).split()
 ENSEMBLE_INPUTS = (
     *_TEXT_INPUTS,

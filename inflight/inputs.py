@@ -24,11 +24,21 @@ _ENSEMBLE_NAME_OF = {engine: ensemble for ensemble, engine in ENGINE_NAME_OF.ite
 class Inputs:
     """The inputs of one request: ``rows`` rows, each read by ``scalar``, ``vector`` or ``strings``."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], table: Iterable[Tensor], rows: int) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], table: Iterable[Tensor], rows: int, engine: str = "") -> None:
+        """
+        Args:
+            arrays: by name; empty ones count as absent.
+            table: the stage's inputs.
+            rows: the batch size.
+            engine: the engine that is to serve them; a stage that is none leaves it out.
+
+        Raises:
+            UnsupportedFeature: a tensor that ``engine`` does not serve asks for something.
+        """
         self.rows = rows
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         for tensor in table:
-            if not tensor.supported and tensor.name in self._arrays:
+            if not tensor.served(engine) and tensor.name in self._arrays:
                 _refuse_unless_neutral(tensor, self._arrays[tensor.name])
 
     def __contains__(self, name: str) -> bool:

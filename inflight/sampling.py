@@ -6,13 +6,45 @@ that lies behind trusts it.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
 
 from inflight.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOG_PROBS = 20
+
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the generated text must be: any JSON, or what a schema, a regular expression, a grammar or a tag says."""
+
+    kind: GuideKind
+    text: str = ""
+
+    @classmethod
+    def read(cls, kind: str | None, text: str | None) -> Guide | None:
+        """Return the guide that a request's two tensors say, or None for none.
+
+        Raises:
+            InvalidRequest: naming the tensor.
+        """
+        if kind is None:
+            _require(text is None, "guided_decoding_guide_type", None, "given with guided_decoding_guide")
+            return None
+        name, kinds = "guided_decoding_guide", get_args(GuideKind)
+        _require(kind in kinds, f"{name}_type", repr(kind), f"one of {', '.join(kinds)}")
+        _require(bool(text) != (kind == "json"), name, repr(text or ""), "given, or for the type json left out")
+        if kind == "json_schema":
+            try:
+                json.loads(text or "")
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
+        return cls(cast(GuideKind, kind), text or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,8 @@ class SamplingParams:
     """Token sequences that must not be completed."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Token id to the value added to its logit."""
+    guide: Guide | None = None
+    """What the generated text must be; None: anything."""
     log_probs: bool = False
     top_log_probs: int = 0
     """How many of the most likely tokens to report at each position, at most 20."""

@@ -67,6 +67,12 @@ class GenerateOptions:
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
     return_perf_metrics: bool | None = None
+    lora_name: str | None = None
+    """LoRA adapter, by its name in the deployment."""
+    guided_decoding_guide_type: str | None = None
+    """What the answer must be: json, json_schema, regex, ebnf_grammar or structural_tag."""
+    guided_decoding_guide: str | None = None
+    """The schema, regular expression, grammar or tag."""
     priority: int | None = None
     """Higher is served first."""
     deadline_ms: int | None = None

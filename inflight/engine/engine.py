@@ -6,7 +6,6 @@ import itertools
 import logging
 import secrets
 import time
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +17,9 @@ from inflight.engine.request import FinishReason, Output, Request
 from inflight.engine.sampler import Sampled, sample
 from inflight.engine.scheduler import Chunk, Scheduler
 from inflight.engine.sequence import Sequence
-from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest
+from inflight.engine.stats import EngineStats
+from inflight.engine.validation import check_request
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
@@ -26,26 +27,6 @@ from inflight.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 8
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """What the engine is doing, and has done since its start: what the metrics show."""
-
-    active: int = 0
-    max: int = 0
-    scheduled: int = 0
-    context: int = 0
-    generation: int = 0
-    waiting: int = 0
-    paused: int = 0
-    total_context_tokens: int = 0
-    iterations: int = 0
-    kv_blocks_max: int = 0
-    kv_blocks_used: int = 0
-    kv_blocks_cached: int = 0
-    kv_blocks_reused: int = 0
-    tokens_per_block: int = 0
 
 
 class Engine:
@@ -106,23 +87,12 @@ class Engine:
 
         Raises:
             InvalidRequest: naming the field, the value and the limit.
+            UnsupportedFeature: naming what this engine does not serve.
         """
-        size, length = self._runner.vocab_size, self._runner.max_length
-        if not request.prompt:
-            raise InvalidRequest("input_ids is empty; it must have at least one token")
-        if len(request.prompt) >= length:
-            raise InvalidRequest(
-                f"input_ids: the prompt length ({len(request.prompt)} tokens) exceeds the limit; "
-                f"prompt and output may have {length} tokens together"
-            )
-        wrong = [token for token in request.prompt if not 0 <= token < size]
-        if wrong:
-            raise InvalidRequest(f"input_ids has token {wrong[0]}; it must be between 0 and {size - 1}")
-        biased = [token for token in request.sampling.logit_bias if not 0 <= token < size]
-        words = [token for bad in request.sampling.bad_sequences for token in bad if not 0 <= token < size]
-        for name, tokens in (("embedding_bias", biased), ("bad_words_list", words)):
-            if tokens:
-                raise InvalidRequest(f"{name} has token {tokens[0]}; it must be between 0 and {size - 1}")
+        check_request(request, self._runner.vocab_size, self._runner.max_length)
+        for name, given in (("guided_decoding_guide_type", request.sampling.guide), ("lora_name", request.lora)):
+            if given:
+                raise UnsupportedFeature(f"{name} is not supported by the portable engine")
         if request.sampling.stop_strings and self._tokenizer is None:
             raise InvalidRequest("stop_strings: this engine has no tokenizer")
 

@@ -10,8 +10,8 @@ import time
 from dataclasses import fields
 
 from inflight.engine.config import EngineConfig
-from inflight.engine.engine import EngineStats
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
+from inflight.engine.stats import EngineStats
 from inflight.errors import InflightError, UnsupportedFeature
 from inflight.sampling import SamplingParams
 
@@ -25,6 +25,7 @@ _TENSOR_OF = {
     "logit_bias": "embedding_bias",
     "bad_sequences": "bad_words_list",
     "stop_sequences": "stop_words_list",
+    "guide": "guided_decoding_guide_type",
 }
 """The fields of SamplingParams that the engine stage calls by another name."""
 
@@ -72,6 +73,7 @@ class ReplayEngine:
             if field.name not in _HONOURED
         }
         asked |= {"deadline_ms": request.deadline_ns is not None, "priority": request.priority != 0}
+        asked["lora_name"] = request.lora is not None
         for name, given in asked.items():
             if given:
                 raise UnsupportedFeature(f"{name} is not supported by the replay engine")

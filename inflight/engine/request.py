@@ -38,6 +38,8 @@ class Request:
     """The client's id: optional and not unique; only ``stop`` uses it."""
     priority: int = 0
     """Higher is served first."""
+    lora: str | None = None
+    """Name of the LoRA adapter to apply; None: the model as it is."""
     deadline_ns: int | None = None
     """Absolute ``time.time_ns()``; past it the request ends with DEADLINE, or, before its first token, with
     DeadlineExceeded."""
@@ -64,6 +66,9 @@ class RequestMetrics:
     reused_blocks: int = 0
     total_blocks: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    """Proposed by speculative decoding."""
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ deployment. What does (decoupled or not, which engine) is a variant of the file,
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.contract import (
@@ -25,22 +26,56 @@ from inflight.contract import (
     TOKENIZER_OUTPUTS,
     Tensor,
 )
+from inflight.errors import DeploymentError
 
 HEADER = "# Written from inflight/contract.py by `make contract`; a test holds it equal. Do not edit.\n"
-UNARY = "unary"
-"""Name of the variant that answers each request exactly once."""
+DEFAULT = "config"
+"""The variant in ``config.pbtxt``: streaming, on the portable engine."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a variant of the model repository sets."""
+
+    engine_backend: str
+    decoupled: bool
+    """Whether a request may have several responses; otherwise it has exactly one."""
+
+
+VARIANTS = {
+    DEFAULT: Variant("inflight_engine", decoupled=True),
+    "unary": Variant("inflight_engine", decoupled=False),
+    "trtllm": Variant("trtllm_engine", decoupled=True),
+    "trtllm_unary": Variant("trtllm_engine", decoupled=False),
+}
+_BACKEND_OF_KIND = {"pytorch": "inflight_engine", "replay": "inflight_engine", "trtllm": "trtllm_engine"}
+"""``engine.kind`` of a deployment to the backend that serves it."""
 
 _ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
-_BACKENDS = {TOKENIZER: "tokenizer", ENGINE: "inflight_engine", DETOKENIZER: "detokenizer"}
 _DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 # The tokenizer batches over Triton's dynamic batcher; a zero delay takes what waits and never waits for more.
 _BATCHING = f"dynamic_batching {{ preferred_batch_size: [ {MAX_BATCH_SIZE} ] max_queue_delay_microseconds: 0 }}\n"
 
 
-def render(model: str, variant: str | None = None) -> str:
-    """Return the complete pbtxt text of ``model`` in the default (streaming) or the given variant."""
+def variant_name(kind: str, decoupled: bool) -> str:
+    """Return the name of the variant for ``engine.kind`` and ``decoupled`` of a deployment.
+
+    Raises:
+        DeploymentError: no variant serves that kind of engine.
+    """
+    wanted = Variant(_BACKEND_OF_KIND.get(kind, ""), decoupled)
+    for name, variant in VARIANTS.items():
+        if variant == wanted:
+            return name
+    raise DeploymentError(f"engine.kind is {kind}; the model repository has no variant for it")
+
+
+def render(model: str, name: str = DEFAULT) -> str:
+    """Return the complete pbtxt text of ``model`` in the variant of this name."""
+    variant = VARIANTS[name]
+    backend = variant.engine_backend if model == ENGINE else model
     parts = [HEADER, f'name: "{model}"\n']
-    parts.append('platform: "ensemble"\n' if model == ENSEMBLE else f'backend: "{_BACKENDS[model]}"\n')
+    parts.append('platform: "ensemble"\n' if model == ENSEMBLE else f'backend: "{backend}"\n')
     parts.append(f"max_batch_size: {MAX_BATCH_SIZE}\n")
     inputs, outputs = STAGES[model]
     parts += [_tensors("input", inputs), _tensors("output", outputs)]
@@ -50,7 +85,7 @@ def render(model: str, variant: str | None = None) -> str:
         parts.append(_ONE_INSTANCE)
     if model == TOKENIZER:
         parts.append(_BATCHING)
-    if model in (ENGINE, DETOKENIZER) and variant != UNARY:
+    if model in (ENGINE, DETOKENIZER) and variant.decoupled:
         parts.append(_DECOUPLED)
     return "".join(parts)
 
@@ -61,8 +96,11 @@ def files() -> dict[str, str]:
     for model in STAGES:
         texts[f"{model}/config.pbtxt"] = render(model)
         texts[f"{model}/1/.gitkeep"] = ""
-    for model in (ENGINE, DETOKENIZER):
-        texts[f"{model}/configs/{UNARY}.pbtxt"] = render(model, UNARY)
+    for name, variant in VARIANTS.items():
+        if name != DEFAULT:
+            texts[f"{ENGINE}/configs/{name}.pbtxt"] = render(ENGINE, name)
+        if not variant.decoupled:
+            texts[f"{DETOKENIZER}/configs/{name}.pbtxt"] = render(DETOKENIZER, name)
     return texts
 
 

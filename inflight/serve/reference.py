@@ -35,7 +35,8 @@ def contract_page() -> str:
         "Written from `inflight/contract.py` by `make contract`; a test holds them equal.\n\n"
         "Names, types and shapes are those of the TensorRT-LLM ensemble (1.2.x). **+** marks Inflight's own additions. "
         "*refused* marks what is declared and not served: a request that uses it ends with `UNIMPLEMENTED` and the "
-        "tensor's name, unless its value asks for nothing. Every input is optional to Triton; the stages judge. "
+        "tensor's name, unless its value asks for nothing; so it does on engines other than those that a tensor is "
+        "*only* for (`engine.kind` of the deployment). Every input is optional to Triton; the stages judge. "
         "Shapes are without the batch dimension.\n"
     ]
     for model, (inputs, outputs) in STAGES.items():
@@ -55,7 +56,10 @@ def _mark(tensor: Tensor) -> str:
 
 
 def _meaning(tensor: Tensor) -> str:
-    return tensor.doc if tensor.supported else f"*refused*: {tensor.doc}"
+    if tensor.served_by is None:
+        return tensor.doc
+    mark = f"*{', '.join(tensor.served_by)} only*" if tensor.served_by else "*refused*"
+    return f"{mark}: {tensor.doc}"
 
 
 def deployment_page() -> str:

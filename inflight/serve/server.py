@@ -23,7 +23,7 @@ from typing import TextIO
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
 from inflight.serve.installation import MODEL_REPOSITORY, TritonInstallation, find_installation
-from inflight.serve.pbtxt import UNARY
+from inflight.serve.pbtxt import DEFAULT, variant_name
 
 SHARED_MEMORY = Path("/dev/shm")
 _READY_POLL_S = 0.02
@@ -146,7 +146,8 @@ class TritonServer:
             f"--metrics-port={server.metrics_port}",
             f"--exit-timeout-secs={server.exit_timeout_s}",
         ]
-        return command if self.deployment.decoupled else [*command, f"--model-config-name={UNARY}"]
+        variant = variant_name(self.deployment.engine.kind, self.deployment.decoupled)
+        return command if variant == DEFAULT else [*command, f"--model-config-name={variant}"]
 
     def cause(self) -> str:
         """Return the line of the log that says best why a start failed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from inflight.deployment import LimitSettings
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest
 from inflight.inputs import Inputs
-from inflight.sampling import MAX_SEED, SamplingParams
+from inflight.sampling import MAX_SEED, Guide, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,16 @@ class Part:
 
 
 def read_request(
-    arrays: Mapping[str, np.ndarray], request_id: str, limits: LimitSettings, vocab_size: int, decoupled: bool
+    arrays: Mapping[str, np.ndarray],
+    request_id: str,
+    limits: LimitSettings,
+    vocab_size: int,
+    decoupled: bool,
+    engine: str,
 ) -> tuple[Delivery, list[Part]]:
     """Read one Triton request: how it wants its answers, and its sequences (batch rows x num_return_sequences).
+
+    ``engine`` is the deployment's ``engine.kind``: what it does not serve is refused.
 
     Raises:
         InvalidRequest, UnsupportedFeature: by name.
@@ -54,7 +60,7 @@ def read_request(
     ids = arrays.get("input_ids")
     if ids is None or not ids.size:
         raise InvalidRequest("input_ids is missing or empty")
-    inputs = Inputs(arrays, ENGINE_INPUTS, rows=len(ids))
+    inputs = Inputs(arrays, ENGINE_INPUTS, rows=len(ids), engine=engine)
     delivery = _delivery(inputs, limits)
     if not decoupled and (delivery.streaming or delivery.sequences > 1):
         name = "streaming" if delivery.streaming else "num_return_sequences above 1"
@@ -66,7 +72,8 @@ def read_request(
             sampling = _sampling(inputs, row, sequence, vocab_size)
             priority = inputs.scalar("priority", row, 0)
             deadline = _deadline_ns(inputs, row)
-            request = Request(prompt, sampling, request_id=request_id, priority=priority, deadline_ns=deadline)
+            lora = inputs.string("lora_name", row)
+            request = Request(prompt, sampling, request_id, priority, lora, deadline)
             parts.append(Part(request, row, sequence))
     return delivery, parts
 
@@ -137,6 +144,7 @@ def _sampling(inputs: Inputs, row: int, sequence: int, vocab_size: int) -> Sampl
         stop_sequences=_words(inputs, "stop_words_list", row),
         bad_sequences=_words(inputs, "bad_words_list", row),
         logit_bias=_bias(inputs.vector("embedding_bias", row), vocab_size),
+        guide=Guide.read(inputs.string("guided_decoding_guide_type", row), inputs.string("guided_decoding_guide", row)),
         log_probs=bool(inputs.scalar("return_log_probs", row, False)),
         top_log_probs=inputs.scalar("num_top_log_probs", row, 0),
         context_logits=bool(inputs.scalar("return_context_logits", row, False)),
@@ -157,10 +165,10 @@ def _temperature(inputs: Inputs, row: int) -> float | None:
     return 1.0 if restricts or "min_p" in inputs or "seed" in inputs else None
 
 
-def _seed(inputs: Inputs, row: int, sequence: int) -> int:
+def _seed(inputs: Inputs, row: int, sequence: int) -> int | None:
     seed = inputs.scalar("seed", row)
     # Sequences of one request must differ from each other, repeatably.
-    return secrets.randbits(64) if seed is None else (seed + sequence) % (MAX_SEED + 1)
+    return None if seed is None else (seed + sequence) % (MAX_SEED + 1)
 
 
 def _end_ids(inputs: Inputs, row: int) -> frozenset[int]:

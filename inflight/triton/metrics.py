@@ -12,8 +12,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from inflight.engine.engine import EngineStats
 from inflight.engine.request import FinishReason, Output, RequestMetrics
+from inflight.engine.stats import EngineStats
 from inflight.errors import InflightError
 
 UPDATE_S = 0.1

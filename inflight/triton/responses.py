@@ -86,15 +86,15 @@ def _scores(output: Output, delivery: Delivery, cum_log_prob: float) -> Arrays:
 
 
 def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
-    """The ten performance outputs, with the last response; no drafts are made here, so their counts are zero."""
+    """The ten performance outputs, with the last response."""
     if metrics is None or not delivery.perf_metrics:
         return {}
     integers = {
         "kv_cache_alloc_new_blocks": metrics.new_blocks,
         "kv_cache_reused_blocks": metrics.reused_blocks,
         "kv_cache_alloc_total_blocks": metrics.total_blocks,
-        "total_accepted_draft_tokens": 0,
-        "total_draft_tokens": 0,
+        "total_accepted_draft_tokens": metrics.accepted_draft_tokens,
+        "total_draft_tokens": metrics.draft_tokens,
     }
     times = {
         "arrival_time_ns": metrics.arrival_ns,
@@ -104,7 +104,8 @@ def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
     }
     arrays = {name: np.array([[value]], np.int32) for name, value in integers.items()}
     arrays |= {name: np.array([[value]], np.int64) for name, value in times.items()}
-    arrays["acceptance_rate"] = np.zeros((1, 1), np.float32)
+    rate = metrics.accepted_draft_tokens / metrics.draft_tokens if metrics.draft_tokens else 0.0
+    arrays["acceptance_rate"] = np.array([[rate]], np.float32)
     return arrays
 
 

@@ -1,30 +1,61 @@
-"""Loads a Hugging Face checkpoint directory (safetensors, sharded or not) into a model."""
+"""Loads a Hugging Face checkpoint directory into a model, quantized by ModelOpt or not."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from inflight.engine.attention.paged import KvTensors
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.quant.config import Quantization, load_quantization
+from inflight.engine.quant.convert import LinearParts, convert_linears
+from inflight.engine.quant.kv_cache import Fp8KvTensors, KvScales
+from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
-log = logging.getLogger(__name__)
+_QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
 
-_FUSED = {
-    "q_proj": ("qkv_proj", 0),
-    "k_proj": ("qkv_proj", 1),
-    "v_proj": ("qkv_proj", 2),
-    "gate_proj": ("gate_up_proj", 0),
-    "up_proj": ("gate_up_proj", 1),
-}
-"""Projections that share an input are one matrix here: name in the checkpoint -> (ours, place among its rows)."""
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, and what else its checkpoint holds."""
+
+    model: DecoderModel
+    quantization: Quantization | None
+    kv_scales: KvScales | None
+    """Of a checkpoint whose KV cache is meant to be FP8."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
+    def scheme(self) -> str:
+        """The names of the schemes that weights are quantized in."""
+        return self.quantization.describe() if self.quantization else "none"
+
+    def make_kv_tensors(self, kind: str, num_blocks: int, block_size: int) -> KvTensors:
+        """Return the KV cache's memory.
+
+        Args:
+            kind: ``auto``: FP8 where the checkpoint is meant for it, else the type of the computation; ``fp8``.
+            num_blocks: capacity.
+            block_size: tokens per block.
+        """
+        config, weight = self.model.config, self.model.model.norm.weight
+        scales = self.kv_scales
+        if scales is None and kind == "fp8":
+            scales = KvScales.ones(config.num_layers, weight.device)
+        if scales is None:
+            return KvTensors(config, num_blocks, block_size, weight.dtype, weight.device)
+        return Fp8KvTensors(config, num_blocks, block_size, weight.dtype, weight.device, scales)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -37,99 +68,93 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def resolve_dtype(wanted: str, config: ModelConfig) -> torch.dtype:
-    """Return the type to hold weights in: the one asked for, or the checkpoint's own; float16 becomes float32."""
+    """Return the type to compute in: the one asked for, or the checkpoint's own; float16 becomes float32."""
     name = config.dtype if wanted == "auto" else wanted
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
 def load_model(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, served_length: int
-) -> DecoderModel:
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    served_length: int,
+    separate: bool = False,
+) -> LoadedModel:
     """Build the model and fill it.
+
+    Args:
+        directory: the checkpoint's.
+        config: of the checkpoint.
+        dtype: of the computation, and of weights that are not quantized.
+        device: where the weights go.
+        served_length: the longest sequence that will be served.
+        separate: give every part of a fused projection a linear of its own.
 
     Raises:
         DeploymentError: a file or tensor is missing, unexpected, or of the wrong shape; it is named.
     """
-    model = make_model(config, served_length).to(dtype).to_empty(device=device)
+    quantization = load_quantization(directory)
+    shards = Shards(directory)
+    model = make_model(config, served_length).to(dtype)
+    convert_linears(model, quantization, shards.names, separate)
+    model.to_empty(device=device)
     for rope in model.ropes:
         rope.to(device)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
-    loader = _Loader(model, config)
-    for name, tensor in _tensors(directory):
-        loader.load(name, tensor)
-    loader.finish()
-    return model.eval().requires_grad_(False)
+    kv_scales = KvScales.ones(config.num_layers, device) if quantization and quantization.fp8_kv_cache else None
+    targets = _targets(model, shards.names)
+    if kv_scales is not None and shards.names & kv_scales.named().keys():  # else the cache was not calibrated
+        targets |= kv_scales.named()
+    _fill(targets, shards, ignored={"lm_head.weight"} if config.tie_word_embeddings else set())
+    return LoadedModel(model.eval().requires_grad_(False), quantization, kv_scales)
 
 
-class _Loader:
-    """Copies tensors into a model's parameters and keeps count of what is still empty."""
-
-    def __init__(self, model: nn.Module, config: ModelConfig) -> None:
-        self._parameters = dict(model.named_parameters())
-        kv_rows = config.num_kv_heads * config.head_dim
-        self._rows = {
-            "qkv_proj": (config.num_heads * config.head_dim, kv_rows, kv_rows),
-            "gate_up_proj": (config.intermediate_size, config.intermediate_size),
-        }
-        self._missing = {(name, part) for name in self._parameters for part in self._parts(name)}
-        self._tied = config.tie_word_embeddings
-
-    def load(self, name: str, tensor: Tensor) -> None:
-        """Copy one tensor of the checkpoint to its place."""
-        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self._tied):
-            return
-        ours, part = self._place(name)
-        parameter = self._parameters.get(ours)
-        if parameter is None:
+def _fill(targets: dict[str, Tensor], shards: Shards, ignored: set[str]) -> None:
+    """Copy every tensor of the checkpoint to its target."""
+    for name, tensor in shards:
+        if name in ignored or name.endswith("rotary_emb.inv_freq"):
+            continue
+        target = targets.pop(name, None)
+        if target is None:
             raise DeploymentError(f"checkpoint: tensor {name} has no place in this architecture")
-        target = parameter.data if part is None else parameter.data.split(self._target_rows(ours))[part]
-        if target.shape != tensor.shape:
-            raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
-        target.copy_(tensor)
-        self._missing.difference_update((ours, one) for one in (self._parts(ours) if part is None else (part,)))
-
-    def finish(self) -> None:
-        """Check that every parameter has been filled."""
-        missing = sorted({name for name, _ in self._missing})
-        if missing:
-            raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
-
-    def _place(self, name: str) -> tuple[str, int | None]:
-        module, _, kind = name.rpartition(".")
-        above, _, last = module.rpartition(".")
-        if last not in _FUSED:
-            return name, None
-        fused, part = _FUSED[last]
-        return f"{above}.{fused}.{kind}", part
-
-    def _parts(self, name: str) -> range:
-        return range(len(self._target_rows(name)))
-
-    def _target_rows(self, name: str) -> tuple[int, ...]:
-        return self._rows.get(name.split(".")[-2], (0,))
+        _copy(name, tensor, target)
+    if targets:
+        raise DeploymentError(f"checkpoint: no tensor for {', '.join(sorted(targets)[:5])} ({len(targets)} in all)")
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of the checkpoint by name, one in memory at a time."""
-    for file in _files(directory):
-        log.info("loading %s", file.name)
-        try:
-            with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, shard.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise DeploymentError(f"{file}: cannot be read: {error}") from None
+def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape and not tensor.numel() == target.numel() == 1:
+        raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
+    if tensor.dtype != target.dtype and {tensor.dtype, target.dtype} & _QUANTIZED_TYPES:
+        raise DeploymentError(
+            f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
+        )
+    if not target.dim() and not 0 < tensor.item() < math.inf:
+        raise DeploymentError(f"checkpoint: tensor {name} is {tensor.item()}; a scale must be a positive number")
+    target.copy_(tensor.reshape(target.shape))
 
 
-def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict):
-            raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
-        return [directory / name for name in sorted(set(map(str, places.values())))]
-    file = directory / "model.safetensors"
-    if not file.is_file():
-        raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
-    return [file]
+def _targets(model: DecoderModel, names: frozenset[str]) -> dict[str, Tensor]:
+    """Return where each tensor of the checkpoint goes, by its name there: a parameter, or some rows of one."""
+    targets: dict[str, Tensor] = {}
+    for ours, parameter in model.named_parameters():  # a tied lm_head comes once, as the embedding
+        module, _, kind = ours.rpartition(".")
+        name = checkpoint_name(model, module)
+        above, _, last = name.rpartition(".")
+        rows = model.config.fused_rows.get(last)
+        if rows is None or f"{name}.weight" in names:
+            targets[f"{name}.{kind}"] = parameter.data
+        else:
+            views = parameter.data.split(list(rows.values()))
+            targets |= {f"{above}.{part}.{kind}": view for part, view in zip(rows, views, strict=True)}
+    return targets
+
+
+def checkpoint_name(model: nn.Module, module_name: str) -> str:
+    """Return the checkpoint's name for a module: the container of a fused projection's parts has none there."""
+    above, _, last = module_name.rpartition(".")
+    if isinstance(model.get_submodule(above), LinearParts):
+        above = above.rpartition(".")[0]
+    return f"{above}.{last}" if above else last

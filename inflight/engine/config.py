@@ -21,6 +21,7 @@ class EngineConfig:
     threads: int | None = None
     block_size: int = 16
     num_blocks: int = 2048
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     prefix_reuse: bool = True
     max_batch_size: int = 32
     max_tokens_per_step: int = 512
@@ -40,6 +41,7 @@ class EngineConfig:
             threads=engine.threads,
             block_size=cache.block_size,
             num_blocks=-(-tokens // cache.block_size),
+            kv_cache_dtype=cache.dtype,
             prefix_reuse=cache.prefix_reuse,
             max_batch_size=batching.max_batch_size,
             max_tokens_per_step=batching.max_tokens_per_step,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
+from inflight.engine.attention.paged import PagedAttention, Span
 from inflight.engine.checkpoint import load_config, load_model, resolve_dtype
 from inflight.engine.config import EngineConfig
 from inflight.engine.kv_cache import BlockCopy
@@ -27,7 +27,7 @@ class ModelRunner:
         Raises:
             DeploymentError: the checkpoint or the device cannot be used.
         """
-        self.device = _resolve_device(config.device)
+        self.device = resolve_device(config.device)
         # One core is left to the server and the other stages: a thread that waits for a busy core stalls every step.
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         model = load_config(config.model)
@@ -36,12 +36,14 @@ class ModelRunner:
         self.max_length = min(config.max_sequence_length or model.max_position_embeddings, capacity)
         self.vocab_size = model.vocab_size
         self._block_size = config.block_size
-        self._model = load_model(config.model, model, dtype, self.device, self.max_length)
-        self._kv = KvTensors(model, config.num_blocks, config.block_size, dtype, self.device)
+        loaded = load_model(config.model, model, dtype, self.device, self.max_length)
+        self._model = loaded.model
+        self._kv = loaded.make_kv_tensors(config.kv_cache_dtype, config.num_blocks, config.block_size)
         log.info(
-            "%s on %s in %s: %d layers, sequences up to %d tokens, KV cache of %d tokens (%.1f MiB)",
-            model.architecture, self.device, dtype, model.num_layers, self.max_length, capacity,
-            2 * self._kv.keys.nbytes / 2**20,
+            "%s on %s in %s: %d layers, quantization %s, weights of %.1f MiB, sequences up to %d tokens, "
+            "KV cache of %d tokens in %s (%.1f MiB)",
+            model.architecture, self.device, dtype, model.num_layers, loaded.scheme, loaded.nbytes / 2**20,
+            self.max_length, capacity, self._kv.keys.dtype, self._kv.nbytes / 2**20,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -86,7 +88,12 @@ class ModelRunner:
         return spans
 
 
-def _resolve_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """Return the device called ``name``; auto: a GPU if there is one.
+
+    Raises:
+        DeploymentError: there is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

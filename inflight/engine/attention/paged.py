@@ -28,6 +28,19 @@ class KvTensors:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self._block_size = block_size
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of all keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``."""
+        self.keys[layer][slots], self.values[layer][slots] = key, value
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values ``[..., kv_heads, head_dim]`` of ``slots [...]``."""
+        return self.keys[layer][slots], self.values[layer][slots]
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks; all sources are read before anything is written."""
         if not copies:
@@ -84,18 +97,15 @@ class PagedAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
     ) -> Tensor:
         """Store keys and values, and attend."""
-        keys, values = self._tensors.keys[layer], self._tensors.values[layer]
-        keys[self._new_slots], values[self._new_slots] = key, value
+        self._tensors.write(layer, self._new_slots, key, value)
         seen = torch.empty_like(query)
         if len(self._rows):
-            mask = self._mask(-1, window)
-            seen[self._rows] = _attend(query[self._rows][:, None], keys[self._slots], values[self._slots], mask, scale)[
-                :, 0
-            ]
+            stored = self._tensors.read(layer, self._slots)
+            seen[self._rows] = _attend(query[self._rows][:, None], *stored, self._mask(-1, window), scale)[:, 0]
         for index, (slots, span) in enumerate(self._prefills):
             part = slice(span.first, span.first + span.count)
-            mask = self._mask(index, window)
-            seen[part] = _attend(query[part][None], keys[slots][None], values[slots][None], mask, scale)[0]
+            stored = self._tensors.read(layer, slots[None])
+            seen[part] = _attend(query[part][None], *stored, self._mask(index, window), scale)[0]
         return seen
 
     def _mask(self, index: int, window: int | None) -> Tensor:

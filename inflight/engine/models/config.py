@@ -37,6 +37,15 @@ class ModelConfig:
     dtype: str
     """Of the weights in the checkpoint."""
 
+    @property
+    def fused_rows(self) -> Mapping[str, Mapping[str, int]]:
+        """Projections that share an input are one matrix here: the checkpoint's names for its parts, and their rows."""
+        kv_rows = self.num_kv_heads * self.head_dim
+        return {
+            "qkv_proj": {"q_proj": self.num_heads * self.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
+            "gate_up_proj": {"gate_proj": self.intermediate_size, "up_proj": self.intermediate_size},
+        }
+
 
 _ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}
 _ATTENTION_BIAS = {"Qwen2ForCausalLM": (True, False)}

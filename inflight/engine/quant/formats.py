@@ -1,0 +1,76 @@
+"""The number formats of quantized checkpoints: decoding them, and rounding to them.
+
+``fake_*`` rounds a tensor to a format and back ("fake quantization"): what comes out has the values that hardware with
+this arithmetic would see, in the type that went in. Products of a decoded weight and a rounded input are then those of
+such hardware, but for the order of summation.
+
+E4M3 and E2M1: OCP 8-bit floating point (arXiv:2209.05433) and OCP microscaling formats 1.0. NVFP4 is E2M1 in blocks of
+16, each with an E4M3 scale, and one float32 scale for the tensor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+NVFP4_BLOCK = 16
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def to_e4m3(x: Tensor, scale: Tensor) -> Tensor:
+    """Return ``x / scale`` as float8_e4m3fn: nearest, ties to even, saturating; what is no number stays none."""
+    return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def fake_e4m3(x: Tensor, scale: Tensor) -> Tensor:
+    """Round ``x`` to multiples of ``scale`` that E4M3 has."""
+    return (to_e4m3(x, scale).float() * scale).to(x.dtype)
+
+
+def fake_int8(x: Tensor, scale: Tensor) -> Tensor:
+    """Round ``x`` to multiples of ``scale`` from -128 to 127."""
+    return ((x.float() / scale).round().clamp(-128, 127) * scale).to(x.dtype)
+
+
+def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
+    """Round ``x [..., n * 16]`` to NVFP4; each block's scale follows from its largest value.
+
+    Args:
+        x: values.
+        scale: the tensor's scale, of the blocks' scales.
+    """
+    blocks = x.float().unflatten(-1, (-1, NVFP4_BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    scales = to_e4m3(largest / E2M1_MAX, scale).float() * scale
+    # Where a block's scale rounds to zero, so does the block.
+    rounded = torch.where(scales > 0, _round_e2m1(blocks / scales) * scales, 0.0)
+    return rounded.flatten(-2).to(x.dtype)
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """Return int8 ``[rows, columns]`` in -8...7 of uint8 ``[rows / 2, columns]``.
+
+    A byte holds two's complements of two rows: the even row in its lower four bits, the odd row in its upper ones.
+    """
+    lower = (packed << 4).view(torch.int8) >> 4
+    upper = packed.view(torch.int8) >> 4
+    return torch.stack((lower, upper), dim=1).flatten(0, 1)
+
+
+def unpack_e2m1(packed: Tensor) -> Tensor:
+    """Return float32 ``[rows, columns]`` of uint8 ``[rows, columns / 2]``.
+
+    A byte holds two columns, the even one in its lower four bits: a sign, then the place in ``0, 0.5, 1, ... 6``.
+    """
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=packed.device)
+    return table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()]
+
+
+def _round_e2m1(x: Tensor) -> Tensor:
+    """Round to the nearest value of E2M1, ties to even, saturating: steps are 1/2 below 2, 1 below 4, then 2."""
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return ((x / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)

@@ -1,0 +1,198 @@
+"""Linears whose weight stays as a quantized checkpoint holds it: one class per scheme, found by ModelOpt's name for it.
+
+The weight is decoded to the type of the computation for each call, and the input is rounded to what the scheme's
+arithmetic sees. Both are done as ModelOpt's simulation does them (``modelopt.torch.quantization``), so that what is
+measured here is what hardware with that arithmetic would show. Tensors have the names they have in checkpoints.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from inflight.engine.quant.formats import NVFP4_BLOCK, fake_e4m3, fake_int8, fake_nvfp4, unpack_e2m1, unpack_int4
+from inflight.errors import DeploymentError
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """What a scheme needs to know of the linear it takes the place of."""
+
+    name: str
+    """In the checkpoint; for errors."""
+    rows: int
+    """Outputs."""
+    columns: int
+    """Inputs."""
+    bias: bool
+    dtype: torch.dtype
+    """Of the computation."""
+    group_size: int
+    """Inputs that share a scale, where the scheme has groups."""
+    smoothed: bool
+    """Whether the checkpoint has a ``pre_quant_scale`` for it, by which inputs are multiplied."""
+
+
+class QuantizedLinear(nn.Module, ABC):
+    """A linear with a quantized weight; tensors are made on the meta device, the checkpoint brings their contents."""
+
+    quant_algo: ClassVar[str]
+
+    def __init__(self, shape: LinearShape) -> None:
+        """
+        Raises:
+            DeploymentError: the scheme cannot hold a weight of this shape.
+        """
+        super().__init__()
+        self._hold("bias", (shape.rows,) if shape.bias else None, shape.dtype)
+        self._hold("pre_quant_scale", (shape.columns,) if shape.smoothed else None, shape.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
+        if self.pre_quant_scale is not None:
+            x = x * self.pre_quant_scale
+        return functional.linear(self.round_input(x), self.decode(x.dtype), self.bias)
+
+    @abstractmethod
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight ``[rows, columns]``."""
+
+    def round_input(self, x: Tensor) -> Tensor:
+        """Return ``x`` as the scheme's arithmetic sees it; schemes that quantize weights only leave it as it is."""
+        return x
+
+    def _hold(self, name: str, size: tuple[int, ...] | None, dtype: torch.dtype) -> None:
+        tensor = None if size is None else torch.empty(size, dtype=dtype, device="meta")
+        self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+
+    def _hold_scales(self, *names: str) -> None:
+        for name in names:
+            self._hold(name, (), torch.float32)
+
+
+class Fp8Linear(QuantizedLinear):
+    """FP8: E4M3 weights and inputs, one scale each."""
+
+    quant_algo = "FP8"
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        self._hold("weight", (shape.rows, shape.columns), torch.float8_e4m3fn)
+        self._hold_scales("weight_scale", "input_scale")
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return ``weight * weight_scale``."""
+        return (self.weight.float() * self.weight_scale).to(dtype)
+
+    def round_input(self, x: Tensor) -> Tensor:
+        """Round to E4M3."""
+        return fake_e4m3(x, self.input_scale)
+
+
+class Int8WeightLinear(QuantizedLinear):
+    """INT8 weights, a scale per row."""
+
+    quant_algo = "W8A16"
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        self._hold("weight", (shape.rows, shape.columns), torch.int8)
+        self._hold("weight_scale", (shape.rows,), torch.float32)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return ``weight * weight_scale`` row by row."""
+        return (self.weight.float() * self.weight_scale[:, None]).to(dtype)
+
+
+class Int8Linear(Int8WeightLinear):
+    """INT8 weights and inputs (SmoothQuant, arXiv:2211.10438): a scale per row, and one for the input."""
+
+    quant_algo = "W8A8_SQ_PER_CHANNEL"
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        self._hold_scales("input_scale")
+
+    def round_input(self, x: Tensor) -> Tensor:
+        """Round to INT8."""
+        return fake_int8(x, self.input_scale)
+
+
+class Int4WeightLinear(QuantizedLinear):
+    """INT4 weights (AWQ, arXiv:2306.00978): a scale per row and group of columns."""
+
+    quant_algo = "W4A16_AWQ"
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        _check_divides("rows", shape.rows, 2, shape, self.quant_algo)
+        _check_divides("columns", shape.columns, shape.group_size, shape, self.quant_algo)
+        self._hold("weight", (shape.rows // 2, shape.columns), torch.uint8)
+        self._hold("weight_scale", (shape.rows, shape.columns // shape.group_size), torch.float32)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return ``weight * weight_scale`` group by group."""
+        groups = unpack_int4(self.weight).float().unflatten(-1, (self.weight_scale.shape[1], -1))
+        return (groups * self.weight_scale[..., None]).flatten(-2).to(dtype)
+
+
+class Int4Fp8Linear(Int4WeightLinear):
+    """INT4 weights that are computed with in E4M3, and E4M3 inputs (W4A8 AWQ)."""
+
+    quant_algo = "W4A8_AWQ"
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        self._hold_scales("weight_scale_2", "input_scale")
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return the INT4 weight, rounded to E4M3 by ``weight_scale_2``."""
+        return fake_e4m3(super().decode(dtype), self.weight_scale_2)
+
+    def round_input(self, x: Tensor) -> Tensor:
+        """Round to E4M3."""
+        return fake_e4m3(x, self.input_scale)
+
+
+class NvFp4Linear(QuantizedLinear):
+    """NVFP4 weights and inputs."""
+
+    quant_algo = "NVFP4"
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        if shape.group_size != NVFP4_BLOCK:
+            raise DeploymentError(f"checkpoint: {shape.name}: group_size {shape.group_size}; NVFP4 has {NVFP4_BLOCK}")
+        _check_divides("columns", shape.columns, NVFP4_BLOCK, shape, self.quant_algo)
+        self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
+        self._hold("weight_scale", (shape.rows, shape.columns // NVFP4_BLOCK), torch.float8_e4m3fn)
+        self._hold_scales("weight_scale_2", "input_scale")
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return ``weight * weight_scale * weight_scale_2`` block by block."""
+        scales = self.weight_scale.float() * self.weight_scale_2
+        blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, NVFP4_BLOCK))
+        return (blocks * scales[..., None]).flatten(-2).to(dtype)
+
+    def round_input(self, x: Tensor) -> Tensor:
+        """Round to NVFP4."""
+        return fake_nvfp4(x, self.input_scale)
+
+
+SCHEMES: dict[str, type[QuantizedLinear]] = {
+    scheme.quant_algo: scheme
+    for scheme in (Fp8Linear, Int8Linear, Int8WeightLinear, Int4WeightLinear, Int4Fp8Linear, NvFp4Linear)
+}
+"""By ModelOpt's ``quant_algo``."""
+
+
+def _check_divides(what: str, size: int, divisor: int, shape: LinearShape, quant_algo: str) -> None:
+    if size % divisor:
+        raise DeploymentError(
+            f"checkpoint: {shape.name} has {size} {what}; {quant_algo} needs a multiple of {divisor} here"
+        )

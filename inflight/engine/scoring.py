@@ -1,0 +1,116 @@
+"""The next token's logits for whole sequences, computed as the engine computes them: to measure a checkpoint's quality.
+
+Keys and values go through the same paged cache as in serving, so that a quantized cache is part of what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from inflight.engine.attention.paged import PagedAttention, Span
+from inflight.engine.checkpoint import checkpoint_name, load_config, load_model, resolve_dtype
+from inflight.engine.model_runner import resolve_device
+from inflight.engine.quant.linears import QuantizedLinear
+
+_BLOCK_SIZE = 64
+
+
+class Scorer:
+    """A checkpoint, loaded to be measured. Every linear is a module of its own, under its name in the checkpoint."""
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        kv_dtype: Literal["auto", "fp8"] = "auto",
+        device: str = "auto",
+    ) -> None:
+        """
+        Args:
+            directory: the checkpoint's.
+            dtype: of the computation, as ``engine.dtype`` of a deployment.
+            kv_dtype: as ``kv_cache.dtype`` of a deployment.
+            device: as ``engine.device`` of a deployment.
+
+        Raises:
+            DeploymentError: the checkpoint or the device cannot be used.
+        """
+        config = load_config(directory)
+        self._device, self._kv_dtype = resolve_device(device), kv_dtype
+        self.max_length = config.max_position_embeddings
+        self._loaded = load_model(
+            directory, config, resolve_dtype(dtype, config), self._device, self.max_length, separate=True
+        )
+        self._paths = {
+            checkpoint_name(self.model, path): path
+            for path, module in self.model.named_modules()
+            if isinstance(module, nn.Linear | QuantizedLinear)
+        }
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self._loaded.model
+
+    @property
+    def scheme(self) -> str:
+        """The names of the schemes that weights are quantized in."""
+        return self._loaded.scheme
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights."""
+        return self._loaded.nbytes
+
+    @property
+    def linears(self) -> Mapping[str, nn.Module]:
+        """The linears by name, ``nn.Linear`` or ``QuantizedLinear``; ``lm_head`` and fused projections' parts too."""
+        return {name: self.model.get_submodule(path) for name, path in self._paths.items()}
+
+    @torch.inference_mode()
+    def weight(self, name: str) -> Tensor:
+        """Return float32 ``[rows, columns]``: a linear's weight, as it is computed with."""
+        linear = self.linears[name]
+        return linear.decode(torch.float32) if isinstance(linear, QuantizedLinear) else linear.weight.float()
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Return float32 ``[len(tokens), vocab]``: row ``i`` is of the token after ``tokens[: i + 1]``.
+
+        Raises:
+            ValueError: there are no tokens, or more than ``max_length``.
+        """
+        if not 0 < len(tokens) <= self.max_length:
+            raise ValueError(f"{len(tokens)} tokens; there must be 1 to {self.max_length}")
+        blocks = range(-(-len(tokens) // _BLOCK_SIZE))
+        kv = self._loaded.make_kv_tensors(self._kv_dtype, len(blocks), _BLOCK_SIZE)
+        hidden = self.model(
+            torch.tensor(tokens, device=self._device),
+            torch.arange(len(tokens), device=self._device),
+            PagedAttention(kv, [Span(0, 0, len(tokens), blocks)], _BLOCK_SIZE),
+        )
+        return self._loaded.model.logits(hidden)
+
+    @contextmanager
+    def replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Compute with other modules for a while, e.g. another checkpoint's, to see what each does to quality.
+
+        Args:
+            modules: by name; linears, or whole layers (``model.layers.3``). AWQ and SmoothQuant move scales between a
+                norm and the linears behind it: of such checkpoints only whole layers can be taken.
+        """
+        paths = {self._paths.get(name, name): module for name, module in modules.items()}
+        kept = {path: self.model.get_submodule(path) for path in paths}
+        try:
+            for path, module in paths.items():
+                self.model.set_submodule(path, module)
+            yield
+        finally:
+            for path, module in kept.items():
+                self.model.set_submodule(path, module)

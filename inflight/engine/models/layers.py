@@ -45,6 +45,10 @@ class RmsNorm(nn.Module):
         """Normalize the last dimension."""
         return self.weight * self._normalized(x).to(x.dtype)
 
+    def gain(self) -> Tensor:
+        """Return what each normalized value is multiplied by, float32."""
+        return self.weight.float()
+
     def _normalized(self, x: Tensor) -> Tensor:
         wide = x.float()
         return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
@@ -55,7 +59,11 @@ class GemmaRmsNorm(RmsNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dimension."""
-        return (self._normalized(x) * (1.0 + self.weight.float())).to(x.dtype)
+        return (self._normalized(x) * self.gain()).to(x.dtype)
+
+    def gain(self) -> Tensor:
+        """Return what each normalized value is multiplied by, float32."""
+        return 1.0 + self.weight.float()
 
 
 class GatedMlp(nn.Module):

@@ -79,9 +79,7 @@ def measure(
         before, after = (_of_completion(model, example) for model in (original, quantized))
         targets = torch.tensor(example.completion[-len(before) :], device=before.device)
         for index, logits in enumerate((before, after)):
-            losses[index] += float(
-                functional.cross_entropy(logits, targets.to(logits.device), reduction="sum")
-            )
+            losses[index] += float(functional.cross_entropy(logits, targets.to(logits.device), reduction="sum"))
         divergence = kl_divergence(before, after.to(before.device))
         divergences.append(float(divergence.sum()))
         found.kl_of_examples.append(float(divergence.mean()))

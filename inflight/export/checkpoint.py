@@ -1,0 +1,94 @@
+"""The checkpoint that a build begins with: is it whole, how large is it, and what is its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.errors import DeploymentError
+from inflight.export.progress import Progress, tracked
+from inflight.text.checkpoint import read_json
+
+_INDEX = "model.safetensors.index.json"
+_PIECE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face checkpoint directory."""
+
+    directory: Path
+    config: ModelConfig
+    weights: tuple[Path, ...]
+    """Its safetensors files; none if only the shape is there, which is enough for a plan."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights."""
+        return sum(file.stat().st_size for file in self.weights)
+
+    def require_weights(self) -> None:
+        """Raise DeploymentError where only the shape is there."""
+        if not self.weights:
+            raise DeploymentError(f"{self.directory}: no model.safetensors and no {_INDEX}; a dry run needs none")
+
+
+def inspect(directory: Path) -> Checkpoint:
+    """Look at a checkpoint without reading its weights.
+
+    Raises:
+        DeploymentError: no checkpoint, an unsupported one, one that is quantized already, or a shard is missing.
+    """
+    data = read_json(directory / "config.json")
+    if "quantization_config" in data or (directory / "hf_quant_config.json").is_file():
+        raise DeploymentError(f"{directory} is quantized already; build from the original, or serve it as it is")
+    return Checkpoint(directory.resolve(), read_model_config(data), tuple(_weights(directory)))
+
+
+def _weights(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if not index.is_file():
+        single = directory / "model.safetensors"
+        return [single] if single.is_file() else []
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
+    files = [directory / name for name in sorted(set(map(str, places.values())))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise DeploymentError(f"{directory}: {', '.join(missing)} is missing; {_INDEX} names {len(files)} files")
+    return files
+
+
+def fingerprint(files: Sequence[Path], known: Path, progress: Progress) -> dict[str, str]:
+    """Return each file's SHA-256 by name.
+
+    Args:
+        files: what to read.
+        known: a file that keeps what was computed, by path, size and time of change; so that a large checkpoint is
+            read once.
+        progress: told about each file.
+    """
+    memory = read_json(known, optional=True)
+    found = {}
+    for file in tracked(files, "fingerprint", progress):
+        status = file.stat()
+        key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+        if key not in memory:
+            memory[key] = _sha256(file)
+        found[file.name] = memory[key]
+    known.parent.mkdir(parents=True, exist_ok=True)
+    known.write_text(json.dumps(memory, indent=1))
+    return found
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

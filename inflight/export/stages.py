@@ -1,0 +1,138 @@
+"""Stages of a build: each has its own directory, named by a hash of its inputs, which is whole or not there.
+
+A stage that was interrupted, by a signal or a full disk, leaves nothing that a later run could take for a result; what
+was finished before it is found again. This module does not know what the stages do.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from safetensors import SafetensorError
+
+from inflight.errors import DeploymentError
+from inflight.export.progress import Progress
+
+RECORD = "stage.json"
+_NO_SPACE = ("No space left on device", "os error 28", "File too large", "os error 27")
+
+
+@dataclass
+class Stages:
+    """Runs stages under one directory, and remembers what it did."""
+
+    root: Path
+    show: Callable[[str, str], object]
+    """Called with a stage's name and one line about it: what it did, or that there was nothing to do."""
+    progress: Progress
+    ran: list[str] = field(default_factory=list)
+
+    def run(self, name: str, inputs: Mapping[str, Any], work: Callable[[Path], str], needed_bytes: int = 0) -> Path:
+        """Return the directory of a stage's results; ``work`` fills it, unless an earlier run did.
+
+        Args:
+            name: of the stage.
+            inputs: all that the results depend on; JSON.
+            work: fills the directory that it is given, and returns a line about it.
+            needed_bytes: space that it will take.
+
+        Raises:
+            DeploymentError: the stage failed; nothing is left of it.
+        """
+        directory = self.directory(name, inputs)
+        if (directory / RECORD).is_file():
+            self.show(name, f"nothing to do: {_record(directory)['line']}")
+            return directory
+        require_space(self.root, needed_bytes)
+        started = time.monotonic()
+        with fresh_directory(directory) as partial:
+            line = work(partial)
+            seconds = round(time.monotonic() - started, 1)
+            record = {"stage": name, "inputs": dict(inputs), "line": line, "seconds": seconds}
+            (partial / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        self.ran.append(name)
+        self.show(name, f"{line} ({seconds:g} s)")
+        return directory
+
+    def directory(self, name: str, inputs: Mapping[str, Any]) -> Path:
+        """Return where the results of a stage with these inputs are, or will be."""
+        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+        return self.root / f"{name}-{digest[:16]}"
+
+
+@contextmanager
+def fresh_directory(target: Path) -> Iterator[Path]:
+    """Give an empty directory that becomes ``target`` at the end, in one step; if it fails, nothing is left.
+
+    Raises:
+        DeploymentError: the disk is full, or the place cannot be written.
+    """
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        partial.mkdir()
+        yield partial
+        _replace(partial, target)
+    except (OSError, SafetensorError) as error:
+        raise DeploymentError(_explain(error, target)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_space(directory: Path, needed_bytes: int) -> None:
+    """Raise DeploymentError where the disk of ``directory`` has less than ``needed_bytes`` free, before work begins."""
+    present = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+    free = shutil.disk_usage(present).free
+    if free < needed_bytes:
+        raise DeploymentError(
+            f"{directory}: {needed_bytes / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free on this disk"
+        )
+
+
+def _sweep(target: Path) -> None:
+    """Remove what runs left that were killed."""
+    for left in target.parent.glob(f".{target.name}.partial-*"):
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """Put a finished directory in its place; an older one is moved aside first, and back if that fails."""
+    aside = target.with_name(f".{target.name}.old-{os.getpid()}")
+    if target.exists():
+        target.rename(aside)
+    try:
+        partial.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _explain(error: Exception, target: Path) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if full or any(text in str(error) for text in _NO_SPACE):
+        return f"{target.parent}: the disk is full; nothing was written to {target.name}"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+    place = error.filename if isinstance(error, OSError) and error.filename else target
+    return f"{place}: cannot be written: {reason}"
+
+
+def _record(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((directory / RECORD).read_text()))
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"{directory / RECORD}: cannot be read ({error}); remove {directory}") from None

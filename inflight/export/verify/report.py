@@ -1,0 +1,125 @@
+"""The quality report: one page with the verdict, the measurements, and the layers that cost most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from inflight.export.verify.checks import Check, failure
+from inflight.export.verify.layers import LayerCost
+from inflight.export.verify.measures import Quality
+from inflight.report.page import Section, render_page
+
+_BLUE, _RED, _GREY = "#2563a8", "#b3261e", "#9aa5b1"
+_MEANING = {
+    "max_perplexity_increase": "Perplexity of the held-out answers and texts",
+    "max_kl_divergence": "KL divergence of the next token's distribution from the original's, mean over positions",
+    "min_exact_match": "Answers that greedy decoding gives exactly",
+    "min_long_context_recall": "Answers recalled from far back in long prompts",
+}
+
+
+def quality_page(
+    title: str,
+    facts: Mapping[str, str],
+    sizes: Mapping[str, int],
+    quality: Quality,
+    checks: Sequence[Check],
+    costs: Sequence[LayerCost],
+) -> str:
+    """Return the page.
+
+    Args:
+        title: which model, in which precision.
+        facts: what was measured on what; name to text.
+        sizes: bytes of the original's and the quantized checkpoint's weights, by name.
+        quality: the measurements.
+        checks: and their thresholds.
+        costs: of the layers.
+    """
+    short = failure(checks, costs)
+    verdict = short or "All thresholds hold."
+    rows = [
+        {
+            "measurement": _MEANING[one.name],
+            "original": one.original,
+            "quantized": one.quantized,
+            "value": "not measurable" if one.value is None else one.value,
+            "threshold": f"{one.name}: {one.limit:g}",
+            "holds": one.passes,
+        }
+        for one in checks
+    ]
+    size_rows = [{"checkpoint": name, "weights (MB)": round(size / 1e6, 2)} for name, size in sizes.items()]
+    layer_rows = [
+        {
+            "layer": cost.layer,
+            "KL saved by restoring it (nats)": round(cost.kl_saved, 7),
+            "weights differ most in": cost.worst_linear,
+            "by (relative norm)": round(cost.weight_error, 4),
+        }
+        for cost in costs
+    ]
+    return render_page(
+        title,
+        "A quantized checkpoint beside the original, on data that neither calibration nor training of scales has seen.",
+        [
+            Section(text=verdict, verdict=short is None),
+            Section("Quality", table=rows),
+            Section("Size", table=size_rows, figure=_sizes(sizes)),
+            Section("Divergence of each held-out example", figure=_divergences(quality)),
+            Section(
+                "What each layer costs",
+                "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
+                "are compared with the scales that AWQ and SmoothQuant move out of them.",
+                layer_rows,
+                _layers(costs),
+            ),
+            Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
+        ],
+    )
+
+
+def _sizes(sizes: Mapping[str, int]) -> Figure:
+    figure = Figure(figsize=(7, 0.5 + 0.4 * len(sizes)))
+    axes = figure.subplots()
+    bars = axes.barh(list(sizes), [size / 1e6 for size in sizes.values()], color=[_GREY, _BLUE][: len(sizes)])
+    axes.bar_label(bars, fmt="%.2f MB", padding=4)
+    axes.invert_yaxis()
+    axes.set_xlabel("weights (MB)")
+    axes.margins(x=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _divergences(quality: Quality) -> Figure:
+    figure = Figure(figsize=(7, 2.6))
+    axes = figure.subplots()
+    values = sorted(quality.kl_of_examples)
+    axes.plot([100 * (rank + 1) / len(values) for rank in range(len(values))], values, color=_BLUE)
+    axes.axhline(quality.kl_divergence, color=_RED, linewidth=1, linestyle="--")
+    axes.text(1, quality.kl_divergence, "mean over all positions", color=_RED, va="bottom", fontsize=9)
+    axes.set_yscale("log")
+    axes.set_xlabel("examples with at most this divergence (%)")
+    axes.set_ylabel("KL divergence (nats)")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _layers(costs: Sequence[LayerCost]) -> Figure:
+    ordered = sorted(costs, key=lambda cost: int(cost.layer.rpartition(".")[2]))
+    names = [cost.layer.rpartition(".")[2] for cost in ordered]
+    figure = Figure(figsize=(7, 4))
+    saved, errors = figure.subplots(2, 1, sharex=True)
+    worst = max(cost.kl_saved for cost in costs)
+    saved.bar(
+        names, [cost.kl_saved for cost in ordered], color=[_RED if c.kl_saved == worst else _BLUE for c in ordered]
+    )
+    saved.set_ylabel("KL saved (nats)")
+    errors.bar(names, [100 * cost.weight_error for cost in ordered], color=_GREY)
+    errors.set_ylabel("weight error (%)")
+    errors.set_xlabel("layer")
+    for axes in (saved, errors):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure

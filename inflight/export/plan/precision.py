@@ -1,0 +1,116 @@
+"""Precisions: how many bytes a weight takes, what its products are computed in, and which chips can do that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight.errors import DeploymentError, nearest
+from inflight.export.plan.gpus import Arithmetic, Gpu
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One way to hold the weights of a model's linear layers. Sizes are in bytes."""
+
+    name: str
+    weight: float
+    """Per weight of a quantized linear layer."""
+    arithmetic: Arithmetic
+    """What its products are computed in."""
+    base: int = 2
+    """Per number of all that is not quantized: embedding, norms, biases, lm_head, activations, and the KV cache."""
+    group: int = 0
+    """Weights of one row that share a scale; 0: none do."""
+    group_scale: int = 0
+    channel_scale: int = 0
+    """Per output channel."""
+    input_scale: int = 0
+    """Per input channel: what AWQ and SmoothQuant move from the activations into the weights."""
+    tensor_scale: int = 0
+    """Per layer: of the weights and of the activations."""
+    fp8_kv_cache: bool = False
+    """Whether ``kv_cache: auto`` means FP8: these are calibrated with activations anyway."""
+    first_capability: tuple[int, int] = (7, 0)
+    instead: str = ""
+    """What to use on an older chip."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it holds linear layers in another type than the rest."""
+        return self.weight != self.base
+
+
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        Precision("float32", 4, "float32", base=4),
+        Precision("bf16", 2, "fp16", first_capability=(8, 0), instead="fp16"),
+        Precision("fp16", 2, "fp16"),
+        Precision(
+            "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=(8, 9), instead="int8 or int4-awq"
+        ),
+        Precision("int8", 1, "int8", channel_scale=4, input_scale=2, tensor_scale=4, first_capability=(7, 5)),
+        Precision(
+            "int4-awq", 0.5, "fp16", group=128, group_scale=2, input_scale=2, first_capability=(8, 0), instead="int8"
+        ),
+        Precision(
+            "w4a8-awq", 0.5, "fp8", group=128, group_scale=2, input_scale=2, tensor_scale=8, fp8_kv_cache=True,
+            first_capability=(8, 9), instead="int4-awq",
+        ),
+        Precision(
+            "nvfp4", 0.5, "nvfp4", group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,
+            first_capability=(10, 0), instead="fp8 (from compute capability 8.9) or int4-awq",
+        ),
+    )
+}  # fmt: skip
+KV_CACHES = ("auto", "bf16", "fp8")
+_CPU_PRECISIONS = ("float32", "bf16")
+_FP8_CAPABILITY = (8, 9)
+
+
+def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
+    """Return the precision to plan for; ``auto`` is the checkpoint's own 16-bit type, and float32 on a CPU.
+
+    Raises:
+        DeploymentError: unknown, or the chip cannot compute it; what to use instead is named.
+    """
+    if name == "auto":
+        name = "float32" if gpu.is_cpu else ("fp16" if checkpoint_dtype == "float16" else "bf16")
+    precision = PRECISIONS.get(name)
+    if precision is None:
+        raise DeploymentError(
+            f"precision {name!r} is unknown{nearest(name, PRECISIONS)}; known: auto, {', '.join(PRECISIONS)}"
+        )
+    if gpu.is_cpu and name not in _CPU_PRECISIONS:
+        raise DeploymentError(f"precision {name}: the portable engine on a CPU has {' and '.join(_CPU_PRECISIONS)}")
+    if not gpu.is_cpu and name == "float32":
+        raise DeploymentError(f"precision float32: it is for cpu; use bf16 or fp16 on {gpu.name}")
+    if not gpu.is_cpu and (gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops):
+        first = ".".join(map(str, precision.first_capability))
+        raise DeploymentError(
+            f"precision {name}: {gpu.name} has compute capability {gpu.compute_capability}, and {name} begins with "
+            f"{first}; use {precision.instead}"
+        )
+    return precision
+
+
+def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, int]:
+    """Return the type of the KV cache and its bytes per number.
+
+    Raises:
+        DeploymentError: unknown, or the chip cannot do it; what to use instead is named.
+    """
+    if name not in KV_CACHES:
+        raise DeploymentError(f"kv_cache {name!r} is unknown{nearest(name, KV_CACHES)}; known: {', '.join(KV_CACHES)}")
+    if gpu.is_cpu:
+        if name not in ("auto", precision.name):
+            raise DeploymentError(f"kv_cache {name}: the portable engine's has the type of the weights; use auto")
+        return precision.name, precision.base
+    if name == "fp8" and gpu.capability < _FP8_CAPABILITY:
+        raise DeploymentError(
+            f"kv_cache fp8: {gpu.name} has compute capability {gpu.compute_capability}, and FP8 begins with 8.9; "
+            "use bf16"
+        )
+    if name == "fp8" or (name == "auto" and precision.fp8_kv_cache):
+        return "fp8", 1
+    return ("fp16" if precision.name == "fp16" else "bf16"), 2

@@ -46,9 +46,13 @@ class CompileRequest:
     """Ranks that are converted and compiled at once."""
     build_flags: dict[str, str] = field(default_factory=dict)
     """Flags of trtllm-build that take the place of what follows from the rest."""
+    converted_dir: Path = Path()
+    """Where the TensorRT-LLM checkpoint goes that lies between the two; beside ``output_dir`` by default."""
     examples: Path = EXAMPLES
 
     def __post_init__(self) -> None:
+        if self.converted_dir == Path():
+            object.__setattr__(self, "converted_dir", self.output_dir.with_name(f"{self.output_dir.name}.checkpoint"))
         object.__setattr__(self, "flow", choose_flow(self.precision, self.compute_capability, self.flow))
 
     @property
@@ -60,8 +64,3 @@ class CompileRequest:
     def ranks(self) -> int:
         """GPUs that the engine is for."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def converted_dir(self) -> Path:
-        """Where the TensorRT-LLM checkpoint goes that lies between the two."""
-        return self.output_dir.with_name(f"{self.output_dir.name}.checkpoint")

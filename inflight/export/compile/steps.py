@@ -72,8 +72,6 @@ def _require_draftable(request: CompileRequest, architecture: str) -> None:
     if settings.method in ("eagle", "medusa"):
         if architecture != "LlamaForCausalLM":
             raise DeploymentError(f"speculation.method {settings.method} is for Llama, not {architecture}")
-        if settings.draft_model is None:
-            raise DeploymentError(f"speculation.draft_model is missing; {settings.method} needs its heads")
         draft_tree(settings)
     if settings.method == "eagle":
         if request.pipeline_parallel_size > 1:

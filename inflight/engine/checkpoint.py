@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,9 @@ class LoadedModel:
     model: DecoderModel
     quantization: Quantization | None
     kv_scales: KvScales | None
-    """Of a checkpoint whose KV cache is meant to be FP8."""
+    """None: the KV cache is not quantized."""
+    exact: bool
+    """Whether it adds up in float64."""
 
     @property
     def nbytes(self) -> int:
@@ -39,23 +42,14 @@ class LoadedModel:
     @property
     def scheme(self) -> str:
         """The names of the schemes that weights are quantized in."""
-        return self.quantization.describe() if self.quantization else "none"
+        return ", ".join(self.quantization.schemes if self.quantization else ()) or "none"
 
-    def make_kv_tensors(self, kind: str, num_blocks: int, block_size: int) -> KvTensors:
-        """Return the KV cache's memory.
-
-        Args:
-            kind: ``auto``: FP8 where the checkpoint is meant for it, else the type of the computation; ``fp8``.
-            num_blocks: capacity.
-            block_size: tokens per block.
-        """
-        config, weight = self.model.config, self.model.model.norm.weight
-        scales = self.kv_scales
-        if scales is None and kind == "fp8":
-            scales = KvScales.ones(config.num_layers, weight.device)
-        if scales is None:
-            return KvTensors(config, num_blocks, block_size, weight.dtype, weight.device)
-        return Fp8KvTensors(config, num_blocks, block_size, weight.dtype, weight.device, scales)
+    def make_kv_tensors(self, num_blocks: int, block_size: int) -> KvTensors:
+        """Return the KV cache's memory: FP8 or the type of the computation."""
+        config, weight, scales = self.model.config, self.model.model.norm.weight, self.kv_scales
+        if scales is not None:
+            return Fp8KvTensors(config, num_blocks, block_size, weight.dtype, weight.device, scales)
+        return KvTensors(config, num_blocks, block_size, weight.dtype, weight.device, self.exact)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -79,6 +73,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     served_length: int,
+    kv_cache_dtype: Literal["auto", "fp8"],
     separate: bool = False,
 ) -> LoadedModel:
     """Build the model and fill it.
@@ -89,26 +84,30 @@ def load_model(
         dtype: of the computation, and of weights that are not quantized.
         device: where the weights go.
         served_length: the longest sequence that will be served.
+        kv_cache_dtype: auto: FP8 where the checkpoint is meant for it, else the type of the computation; fp8.
         separate: give every part of a fused projection a linear of its own.
 
     Raises:
         DeploymentError: a file or tensor is missing, unexpected, or of the wrong shape; it is named.
     """
-    quantization = load_quantization(directory)
-    shards = Shards(directory)
+    quantization, shards = load_quantization(directory), Shards(directory)
+    calibrated = quantization is not None and quantization.fp8_kv_cache
+    fp8_kv_cache = calibrated or kv_cache_dtype == "fp8"
+    exact = fp8_kv_cache or (quantization is not None and quantization.rounds_inputs)
     model = make_model(config, served_length).to(dtype)
-    convert_linears(model, quantization, shards.names, separate)
+    convert_linears(model, quantization, shards.names, exact, separate)
     model.to_empty(device=device)
     for rope in model.ropes:
         rope.to(device)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
-    kv_scales = KvScales.ones(config.num_layers, device) if quantization and quantization.fp8_kv_cache else None
+    kv_scales = KvScales.ones(config.num_layers, device) if fp8_kv_cache else None
     targets = _targets(model, shards.names)
-    if kv_scales is not None and shards.names & kv_scales.named().keys():  # else the cache was not calibrated
+    # A cache meant for FP8 has scales for all layers, or none, and then they are one.
+    if calibrated and kv_scales is not None and shards.names & kv_scales.named().keys():
         targets |= kv_scales.named()
     _fill(targets, shards, ignored={"lm_head.weight"} if config.tie_word_embeddings else set())
-    return LoadedModel(model.eval().requires_grad_(False), quantization, kv_scales)
+    return LoadedModel(model.eval().requires_grad_(False), quantization, kv_scales, exact)
 
 
 def _fill(targets: dict[str, Tensor], shards: Shards, ignored: set[str]) -> None:

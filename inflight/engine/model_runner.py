@@ -36,9 +36,9 @@ class ModelRunner:
         self.max_length = min(config.max_sequence_length or model.max_position_embeddings, capacity)
         self.vocab_size = model.vocab_size
         self._block_size = config.block_size
-        loaded = load_model(config.model, model, dtype, self.device, self.max_length)
+        loaded = load_model(config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype)
         self._model = loaded.model
-        self._kv = loaded.make_kv_tensors(config.kv_cache_dtype, config.num_blocks, config.block_size)
+        self._kv = loaded.make_kv_tensors(config.num_blocks, config.block_size)
         log.info(
             "%s on %s in %s: %d layers, quantization %s, weights of %.1f MiB, sequences up to %d tokens, "
             "KV cache of %d tokens in %s (%.1f MiB)",

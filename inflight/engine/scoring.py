@@ -42,10 +42,11 @@ class Scorer:
             DeploymentError: the checkpoint or the device cannot be used.
         """
         config = load_config(directory)
-        self._device, self._kv_dtype = resolve_device(device), kv_dtype
+        self._device = resolve_device(device)
         self.max_length = config.max_position_embeddings
+        computed_in = resolve_dtype(dtype, config)
         self._loaded = load_model(
-            directory, config, resolve_dtype(dtype, config), self._device, self.max_length, separate=True
+            directory, config, computed_in, self._device, self.max_length, kv_dtype, separate=True
         )
         self._paths = {
             checkpoint_name(self.model, path): path
@@ -89,7 +90,7 @@ class Scorer:
         if not 0 < len(tokens) <= self.max_length:
             raise ValueError(f"{len(tokens)} tokens; there must be 1 to {self.max_length}")
         blocks = range(-(-len(tokens) // _BLOCK_SIZE))
-        kv = self._loaded.make_kv_tensors(self._kv_dtype, len(blocks), _BLOCK_SIZE)
+        kv = self._loaded.make_kv_tensors(len(blocks), _BLOCK_SIZE)
         hidden = self.model(
             torch.tensor(tokens, device=self._device),
             torch.arange(len(tokens), device=self._device),

@@ -21,8 +21,24 @@ class KvTensors:
     """The cache's memory: keys and values ``[layers, slots, kv_heads, head_dim]``."""
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
     ) -> None:
+        """
+        Args:
+            config: of the model.
+            num_blocks: capacity.
+            block_size: tokens per block.
+            dtype: of keys and values.
+            device: where they lie.
+            exact: attention over them is to add up in float64 (see ``quant.linears``).
+        """
+        self.exact = exact
         shape = (config.num_layers, num_blocks * block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -98,14 +114,14 @@ class PagedAttention:
     ) -> Tensor:
         """Store keys and values, and attend."""
         self._tensors.write(layer, self._new_slots, key, value)
-        seen = torch.empty_like(query)
+        seen, exact = torch.empty_like(query), self._tensors.exact
         if len(self._rows):
             stored = self._tensors.read(layer, self._slots)
-            seen[self._rows] = _attend(query[self._rows][:, None], *stored, self._mask(-1, window), scale)[:, 0]
+            seen[self._rows] = _attend(query[self._rows][:, None], *stored, self._mask(-1, window), scale, exact)[:, 0]
         for index, (slots, span) in enumerate(self._prefills):
             part = slice(span.first, span.first + span.count)
             stored = self._tensors.read(layer, slots[None])
-            seen[part] = _attend(query[part][None], *stored, self._mask(index, window), scale)[0]
+            seen[part] = _attend(query[part][None], *stored, self._mask(index, window), scale, exact)[0]
         return seen
 
     def _mask(self, index: int, window: int | None) -> Tensor:
@@ -127,7 +143,7 @@ class PagedAttention:
         return mask
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, exact: bool) -> Tensor:
     """Grouped-query attention.
 
     The heads of a group share keys and values, so they are laid in a row as if they were further queries.
@@ -138,19 +154,22 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: fl
         values: like ``keys``.
         mask: ``[batch, queries, length]``, True where a query may look.
         scale: of the scores.
+        exact: add up in float64.
 
     Returns:
         Like ``query``.
     """
+    dtype = torch.float64 if exact else query.dtype
     batch, queries, heads, dim = query.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
     grouped = query.view(batch, queries, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     seen = functional.scaled_dot_product_attention(
-        grouped.reshape(batch, kv_heads, group * queries, dim),
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
+        grouped.reshape(batch, kv_heads, group * queries, dim).to(dtype),
+        keys.transpose(1, 2).to(dtype),
+        values.transpose(1, 2).to(dtype),
         attn_mask=mask.repeat(1, group, 1)[:, None],
         scale=scale,
     )
-    return seen.view(batch, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)
+    seen = seen.to(query.dtype).view(batch, kv_heads, group, queries, dim)
+    return seen.permute(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)

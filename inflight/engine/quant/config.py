@@ -49,10 +49,16 @@ class Quantization:
             return None
         return self.layers.get(name, self.default)
 
-    def describe(self) -> str:
-        """Return the schemes' names."""
-        kinds = {self.default, *self.layers.values()} - {None}
-        return ", ".join(sorted({kind.quant_algo for kind in kinds if kind})) or "none"
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The schemes' names."""
+        kinds = (self.default, *self.layers.values())
+        return tuple(sorted({kind.quant_algo for kind in kinds if kind}))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether any scheme rounds the inputs of its linears."""
+        return any(SCHEMES[name].rounds_inputs for name in self.schemes)
 
 
 def load_quantization(directory: Path) -> Quantization | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.quant.config import Quantization
-from inflight.engine.quant.linears import SCHEMES, LinearShape
+from inflight.engine.quant.linears import SCHEMES, ExactLinear, LinearShape
 from inflight.errors import DeploymentError
 
 
@@ -31,20 +31,25 @@ class LinearParts(nn.Module):
 
 
 def convert_linears(
-    model: DecoderModel, quantization: Quantization | None, names: Collection[str], separate: bool = False
+    model: DecoderModel,
+    quantization: Quantization | None,
+    names: Collection[str],
+    exact: bool,
+    separate: bool = False,
 ) -> None:
-    """Swap the linears that the checkpoint holds quantized.
+    """Swap the linears that the checkpoint holds quantized, and in an ``exact`` model all others in its layers.
 
     Args:
         model: on the meta device, in the type of the computation.
         quantization: of the checkpoint.
         names: the tensors in the checkpoint.
+        exact: add up in float64.
         separate: give every part of a fused projection a linear of its own, quantized or not.
 
     Raises:
         DeploymentError: the checkpoint names a layer that is not there, or its shape does not suit its scheme.
     """
-    swap = _Swap(model, quantization, names, separate)
+    swap = _Swap(model, quantization, names, exact, separate)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and not (name == "lm_head" and model.config.tie_word_embeddings):
             swap.linear(name, module)
@@ -53,9 +58,15 @@ def convert_linears(
 
 class _Swap:
     def __init__(
-        self, model: DecoderModel, quantization: Quantization | None, names: Collection[str], separate: bool
+        self,
+        model: DecoderModel,
+        quantization: Quantization | None,
+        names: Collection[str],
+        exact: bool,
+        separate: bool,
     ) -> None:
-        self._model, self._quantization, self._names, self._separate = model, quantization, names, separate
+        self._model, self._quantization, self._names = model, quantization, names
+        self._exact, self._separate = exact, separate
         self._unknown = set(quantization.layers) if quantization else set()
 
     def linear(self, name: str, linear: nn.Linear) -> None:
@@ -63,15 +74,14 @@ class _Swap:
         above, _, last = name.rpartition(".")
         rows = self._model.config.fused_rows.get(last)
         if rows is None or f"{name}.weight" in self._names:
-            replacement = self._quantized(name, linear, linear.out_features)
-            if replacement is not None:
-                self._model.set_submodule(name, replacement)
+            self._model.set_submodule(name, self._quantized(name, linear, linear.out_features) or self._plain(linear))
             return
         parts = {part: self._quantized(f"{above}.{part}", linear, size) for part, size in rows.items()}
         if self._separate or any(parts.values()):
-            self._model.set_submodule(
-                name, LinearParts((part, made or _plain(linear, rows[part])) for part, made in parts.items())
-            )
+            made = ((part, module or self._plain(linear, rows[part])) for part, module in parts.items())
+            self._model.set_submodule(name, LinearParts(made))
+        else:
+            self._model.set_submodule(name, self._plain(linear))
 
     def finish(self) -> None:
         """Check that every layer that the checkpoint names has been found."""
@@ -94,10 +104,13 @@ class _Swap:
             dtype=linear.weight.dtype,
             group_size=held.group_size,
             smoothed=f"{name}.pre_quant_scale" in self._names,
+            exact=self._exact,
         )
         return SCHEMES[held.quant_algo](shape)
 
-
-def _plain(linear: nn.Linear, rows: int) -> nn.Linear:
-    """Return a part of ``linear`` that is not quantized."""
-    return nn.Linear(linear.in_features, rows, linear.bias is not None, device="meta", dtype=linear.weight.dtype)
+    def _plain(self, linear: nn.Linear, rows: int | None = None) -> nn.Linear:
+        """Return a linear like ``linear``, or a part of it, that is not quantized."""
+        inside = self._exact and linear is not self._model.lm_head  # nothing rounds what comes after it
+        kind = ExactLinear if inside else nn.Linear
+        columns, dtype = linear.in_features, linear.weight.dtype
+        return kind(columns, rows or linear.out_features, linear.bias is not None, device="meta", dtype=dtype)

@@ -58,7 +58,7 @@ class Fp8KvTensors(KvTensors):
             device: where the tensors lie.
             scales: what stored values are multiples of.
         """
-        super().__init__(config, num_blocks, block_size, torch.float8_e4m3fn, device)
+        super().__init__(config, num_blocks, block_size, torch.float8_e4m3fn, device, exact=True)
         self._dtype, self._scales = dtype, scales
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:

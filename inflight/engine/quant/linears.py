@@ -3,6 +3,11 @@
 The weight is decoded to the type of the computation for each call, and the input is rounded to what the scheme's
 arithmetic sees. Both are done as ModelOpt's simulation does them (``modelopt.torch.quantization``), so that what is
 measured here is what hardware with that arithmetic would show. Tensors have the names they have in checkpoints.
+
+Rounding magnifies: a sum that differs in its last bit, because it was added up in another order, may round to the next
+value, and a few layers later nothing is left of the small difference. So that a request's tokens do not depend on what
+else is in its batch, a model that rounds inputs or keys and values adds up in float64 (``exact``): there the order does
+not show in what is left after rounding to the type of the computation.
 """
 
 from __future__ import annotations
@@ -36,12 +41,23 @@ class LinearShape:
     """Inputs that share a scale, where the scheme has groups."""
     smoothed: bool
     """Whether the checkpoint has a ``pre_quant_scale`` for it, by which inputs are multiplied."""
+    exact: bool
+    """Whether to add up in float64."""
+
+
+class ExactLinear(nn.Linear):
+    """A linear that is not quantized, in a model that rounds elsewhere: it adds up in float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
+        return _exact_linear(x, self.weight, self.bias)
 
 
 class QuantizedLinear(nn.Module, ABC):
     """A linear with a quantized weight; tensors are made on the meta device, the checkpoint brings their contents."""
 
     quant_algo: ClassVar[str]
+    rounds_inputs: ClassVar[bool] = False
 
     def __init__(self, shape: LinearShape) -> None:
         """
@@ -49,6 +65,7 @@ class QuantizedLinear(nn.Module, ABC):
             DeploymentError: the scheme cannot hold a weight of this shape.
         """
         super().__init__()
+        self._linear = _exact_linear if shape.exact else functional.linear
         self._hold("bias", (shape.rows,) if shape.bias else None, shape.dtype)
         self._hold("pre_quant_scale", (shape.columns,) if shape.smoothed else None, shape.dtype)
 
@@ -56,7 +73,7 @@ class QuantizedLinear(nn.Module, ABC):
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
         if self.pre_quant_scale is not None:
             x = x * self.pre_quant_scale
-        return functional.linear(self.round_input(x), self.decode(x.dtype), self.bias)
+        return self._linear(self.round_input(x), self.decode(x.dtype), self.bias)
 
     @abstractmethod
     def decode(self, dtype: torch.dtype) -> Tensor:
@@ -79,6 +96,7 @@ class Fp8Linear(QuantizedLinear):
     """FP8: E4M3 weights and inputs, one scale each."""
 
     quant_algo = "FP8"
+    rounds_inputs = True
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
@@ -113,6 +131,7 @@ class Int8Linear(Int8WeightLinear):
     """INT8 weights and inputs (SmoothQuant, arXiv:2211.10438): a scale per row, and one for the input."""
 
     quant_algo = "W8A8_SQ_PER_CHANNEL"
+    rounds_inputs = True
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
@@ -145,6 +164,7 @@ class Int4Fp8Linear(Int4WeightLinear):
     """INT4 weights that are computed with in E4M3, and E4M3 inputs (W4A8 AWQ)."""
 
     quant_algo = "W4A8_AWQ"
+    rounds_inputs = True
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
@@ -163,6 +183,7 @@ class NvFp4Linear(QuantizedLinear):
     """NVFP4 weights and inputs."""
 
     quant_algo = "NVFP4"
+    rounds_inputs = True
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
@@ -189,6 +210,11 @@ SCHEMES: dict[str, type[QuantizedLinear]] = {
     for scheme in (Fp8Linear, Int8Linear, Int8WeightLinear, Int4WeightLinear, Int4Fp8Linear, NvFp4Linear)
 }
 """By ModelOpt's ``quant_algo``."""
+
+
+def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    wide = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return wide.to(x.dtype)
 
 
 def _check_divides(what: str, size: int, divisor: int, shape: LinearShape, quant_algo: str) -> None:

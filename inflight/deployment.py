@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from inflight.errors import DeploymentError, nearest
 
@@ -75,6 +75,11 @@ class TensorRtLlmSettings(_Section):
     cuda_graph_batch_sizes: list[int] | None = Field(
         None, description="decode batch sizes that get a CUDA graph (PyTorch flow); null: TensorRT-LLM's own choice"
     )
+    sampler: Literal["trtllm", "torch"] = Field(
+        "trtllm",
+        description="of the PyTorch flow. trtllm: serves penalties, min_p, bad words and seeds; torch: serves "
+        "num_top_log_probs, and is the only one beside speculation. What a sampler does not serve is refused",
+    )
     guided_decoding: Literal["xgrammar", "llguidance"] | None = Field(
         None, description="what enforces JSON schemas, regular expressions and grammars; null: refused"
     )
@@ -102,6 +107,27 @@ class SpeculationSettings(_Section):
     window_size: int = Field(4, ge=1, description="lookahead: window")
     verification_set_size: int = Field(4, ge=1, description="lookahead: candidates checked per step")
     medusa_heads: int = Field(4, ge=1, description="medusa: heads")
+
+    @model_validator(mode="after")
+    def _only_what_the_method_reads(self) -> SpeculationSettings:
+        reads = _READ_BY_METHOD[self.method]
+        for name in self.model_fields_set - {"method"} - reads:
+            users = ", ".join(method for method, names in _READ_BY_METHOD.items() if method and name in names)
+            raise ValueError(f"`{name}` needs `method:` {users}; it is {self.method or 'null'}")
+        if "draft_model" in reads and self.draft_model is None:
+            raise ValueError(f"`method: {self.method}` needs `draft_model`")
+        return self
+
+
+_READ_BY_METHOD: dict[str | None, set[str]] = {
+    None: set(),
+    "draft_target": {"draft_model", "max_draft_tokens"},
+    "eagle": {"draft_model", "max_draft_tokens"},
+    "medusa": {"draft_model", "max_draft_tokens", "medusa_heads"},
+    "lookahead": {"max_ngram_size", "window_size", "verification_set_size"},
+    "ngram": {"max_draft_tokens", "max_ngram_size"},
+}
+"""Method of speculative decoding to the settings that it reads."""
 
 
 class QualitySettings(_Section):
@@ -164,6 +190,18 @@ class Deployment(_Section):
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
 
+    @model_validator(mode="after")
+    def _only_what_the_engine_reads(self) -> Deployment:
+        kind = self.engine.kind
+        tensorrt_llm = kind in ("trtllm", "tensorrtllm")
+        if not tensorrt_llm:
+            for name in ("tensorrt_llm", "speculation"):
+                if given := getattr(self, name).model_fields_set:
+                    raise ValueError(f"`{name}.{min(given)}` needs `engine.kind:` trtllm or tensorrtllm; it is {kind}")
+        elif given := self.engine.model_fields_set & {"device", "threads"}:
+            raise ValueError(f"`engine.{min(given)}` needs `engine.kind:` pytorch; it is {kind}")
+        return self
+
 
 def load_deployment(directory: Path) -> Deployment:
     """Read and validate ``directory/deployment.yaml``.
@@ -183,16 +221,41 @@ def load_deployment(directory: Path) -> Deployment:
     return resolve(data, directory, str(path))
 
 
-def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
-    """Validate settings and resolve the model's path against ``directory``; ``source`` is named in errors."""
+def validate(data: dict[str, Any], source: str) -> Deployment:
+    """Validate settings; paths stay as they are. ``source`` is named in errors.
+
+    Raises:
+        DeploymentError: one line that names the key, the value and what is allowed.
+    """
     try:
-        deployment = Deployment.model_validate(data)
+        return Deployment.model_validate(data)
     except ValidationError as error:
         raise DeploymentError(f"{source}: {_explain(error)}") from None
+
+
+def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
+    """Validate settings and resolve the model's path against ``directory``; ``source`` is named in errors."""
+    deployment = validate(data, source)
     model = (directory / deployment.model).resolve()
     if not (model / "config.json").is_file():
         raise DeploymentError(f"{source}: model: {model} is not a checkpoint directory (no config.json in it)")
-    return deployment.model_copy(update={"model": model})
+    return _resolve_paths(deployment.model_copy(update={"model": model}), directory)
+
+
+def _resolve_paths(deployment: Deployment, directory: Path) -> Deployment:
+    """Resolve what else is relative to the deployment; whoever uses it checks that it exists."""
+    settings, speculation = deployment.tensorrt_llm, deployment.speculation
+    engine_dir, draft = settings.engine_dir, speculation.draft_model
+    update: dict[str, Any] = {
+        "engine_dir": engine_dir and (directory / engine_dir).resolve(),
+        "lora": {name: (directory / path).resolve() for name, path in settings.lora.items()},
+    }
+    return deployment.model_copy(
+        update={
+            "tensorrt_llm": settings.model_copy(update=update),
+            "speculation": speculation.model_copy(update={"draft_model": draft and (directory / draft).resolve()}),
+        }
+    )
 
 
 def _explain(error: ValidationError) -> str:
@@ -209,6 +272,8 @@ def _explain_one(location: tuple[int | str, ...], kind: str, message: str, value
     if kind == "missing":
         return f"`{key}` is missing"
     message = message.removeprefix("Value error, ")
+    if isinstance(value, dict):  # a section as a whole: the message names its keys
+        return f"{key}: {message}" if key else message
     return f"`{key}` is {value!r}: {message[:1].lower()}{message[1:]}"
 
 

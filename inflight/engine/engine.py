@@ -19,7 +19,7 @@ from inflight.engine.scheduler import Chunk, Scheduler
 from inflight.engine.sequence import Sequence
 from inflight.engine.stats import EngineStats
 from inflight.engine.validation import check_request
-from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, InvalidRequest, UnsupportedFeature
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
@@ -201,15 +201,9 @@ class Engine:
         now = time.time_ns()
         for key in list(self._with_deadline):
             sequence = self._sequences[key]
-            deadline = sequence.request.deadline_ns
-            if deadline is None or now < deadline:
-                continue
-            output = Output(key)
-            if sequence.generated:
-                output.finish_reason = FinishReason.DEADLINE
-            else:
-                output.error = DeadlineExceeded("the request's deadline passed before its first token")
-            self._outputs.append(self._end(sequence, output))
+            output = sequence.overdue(now)
+            if output is not None:
+                self._outputs.append(self._end(sequence, output))
 
     def _check_idle(self) -> None:
         cache = self._cache

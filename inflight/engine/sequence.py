@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inflight.engine.request import FinishReason, Request, RequestMetrics
+from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
+from inflight.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +79,16 @@ class Sequence:
         if self.generated >= sampling.max_tokens or len(self.tokens) >= self.max_length:
             return FinishReason.LENGTH
         return None
+
+    def overdue(self, now_ns: int) -> Output | None:
+        """Return the last output of a sequence whose deadline has passed, or None."""
+        deadline = self.request.deadline_ns
+        if deadline is None or now_ns < deadline:
+            return None
+        if self.generated:
+            return Output(self.request.key, finish_reason=FinishReason.DEADLINE)
+        error = DeadlineExceeded("the request's deadline passed before its first token")
+        return Output(self.request.key, error=error)
 
     def _ends_with_stop_sequence(self) -> bool:
         return any(

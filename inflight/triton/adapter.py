@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
@@ -28,10 +28,19 @@ def deployment() -> Deployment:
     """
     # Triton keeps what a stub writes to its standard error; without a handler, Python drops all below a warning.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return load_deployment(deployment_directory())
+
+
+def deployment_directory() -> Path:
+    """Return the directory of the deployment that this server serves.
+
+    Raises:
+        DeploymentError: none is named.
+    """
     directory = os.environ.get(ENVIRONMENT_VARIABLE)
     if not directory:
         raise DeploymentError(f"{ENVIRONMENT_VARIABLE} does not name a deployment directory")
-    return load_deployment(Path(directory))
+    return Path(directory)
 
 
 def is_decoupled(args: dict[str, str]) -> bool:
@@ -89,14 +98,24 @@ class TritonSender:
         return bool(self._sender.is_cancelled())
 
 
-def stop_stream(key: int) -> None:
-    """Ask the engine stage to end one stream, with a call from stage to stage."""
-    inputs = {"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)}
+def end_server() -> None:
+    """Ask the server, this process's parent, to end: it is not ready any more, and whoever runs it starts another.
+
+    Nothing less works: a stage's process that dies leaves the server, and its model, as ready as before (measured on
+    2.51: both endpoints answer 200, and every request fails).
+    """
+    log.error("ending the server")
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+def stop_stream(inputs: Arrays, request_id: str) -> None:
+    """Ask the engine stage to end what these inputs and the id name, with a call from stage to stage."""
     request = pb_utils.InferenceRequest(
+        request_id=request_id,
         model_name="tensorrt_llm",
         inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
         requested_output_names=[],
     )
     for answer in request.exec(decoupled=True):
         if answer is not None and answer.has_error():
-            log.warning("stop of stream %d failed: %s", key, answer.error().message())
+            log.warning("stop of request %r failed: %s", request_id, answer.error().message())

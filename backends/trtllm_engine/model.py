@@ -1,0 +1,26 @@
+"""Triton backend ``trtllm_engine``: the engine stage on TensorRT-LLM's LLM API."""
+
+from __future__ import annotations
+
+from inflight.deployment import Deployment
+from inflight.manifest import check_deployment
+from inflight.text.tokenizer import Tokenizer
+from inflight.triton import adapter
+from inflight.triton.engine_stage import EngineStage
+from inflight.trtllm.engine import TrtLlmEngine
+from inflight.trtllm.factory import make_engine
+
+
+class TritonPythonModel(EngineStage):
+    """The engine stage: it computes in TensorRT-LLM's processes."""
+
+    def make_engine(self, deployment: Deployment, tokenizer: Tokenizer) -> TrtLlmEngine:
+        """Return the engine, if the deployment was made for this machine."""
+        check_deployment(adapter.deployment_directory())
+        self._engine = make_engine(deployment, tokenizer, on_hang=adapter.end_server)
+        return self._engine
+
+    def finalize(self) -> None:
+        """Stop TensorRT-LLM after the stage."""
+        super().finalize()
+        self._engine.close()

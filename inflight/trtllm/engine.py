@@ -1,0 +1,225 @@
+"""TrtLlmEngine: TensorRT-LLM behind the interface of the portable engine, so that all around it is the same.
+
+What ends a sequence (end ids, stop strings and sequences, limits, deadlines) is decided here, by the same
+``Sequence`` as in the portable engine, on the tokens that come; TensorRT-LLM is told of what it can end itself.
+Requests beyond its batch wait here, by priority: its own queue knows none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from inflight.deployment import Deployment
+from inflight.engine.request import FinishReason, Output, Request
+from inflight.engine.sequence import Sequence
+from inflight.engine.stats import EngineStats
+from inflight.engine.validation import check_request
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, UnsupportedFeature, nearest
+from inflight.sampling import SamplingParams
+from inflight.text.stops import StopTextLimit
+from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm import reading
+from inflight.trtllm.arguments import build_config, flow, max_sequence_length, sampler
+from inflight.trtllm.runtime import Event, Runtime
+from inflight.trtllm.sampling import check
+from inflight.trtllm.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.002
+"""How long a step waits for the first event: what is asked meanwhile waits as long."""
+_WARM_UP_TOKENS = 2
+
+
+class TrtLlmEngine:
+    """A ``SteppedEngine``. Not thread-safe: one thread owns it, but for ``validate``."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        tokenizer: Tokenizer,
+        runtime: Runtime,
+        arguments_of: Callable[[Request], dict[str, Any]],
+        watchdog: Watchdog,
+    ) -> None:
+        """
+        Args:
+            deployment: what is served.
+            tokenizer: of the checkpoint; for stop strings.
+            runtime: runs the generations.
+            arguments_of: makes the arguments of ``generate_async``; called in the runtime's thread.
+            watchdog: asked after each step.
+        """
+        self._deployment = deployment
+        self._tokenizer = tokenizer
+        self._runtime = runtime
+        self._arguments_of = arguments_of
+        self._watchdog = watchdog
+        self._sampler = sampler(deployment)
+        self._max_length = max_sequence_length(deployment)
+        self._sequences: dict[int, Sequence] = {}
+        self._running: set[int] = set()
+        self._waiting: list[tuple[tuple[int, int], int]] = []
+        """A heap of (rank, key); the keys of sequences that have ended are left in it."""
+        self._outputs: list[Output] = []
+        self._orders = itertools.count()
+        self.stats = EngineStats(max=deployment.batching.max_batch_size)
+
+    def warm_up(self) -> None:
+        """Generate a few tokens for real.
+
+        Raises:
+            InflightError: what the generation ended with.
+        """
+        self.submit(Request([0], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True)))
+        while self.busy:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._sequences or self._outputs)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._sequences) - len(self._running)
+
+    def validate(self, request: Request) -> None:
+        """Check a request; safe to call from any thread.
+
+        Raises:
+            InvalidRequest: naming the field, the value and the limit.
+            UnsupportedFeature: naming what this deployment does not serve.
+            EngineFailure: the engine has hung.
+        """
+        if self._watchdog.hung:
+            raise EngineFailure(self._watchdog.message)
+        check_request(request, self._tokenizer.config.vocab_size, self._max_length)
+        check(request.sampling, self._sampler)
+        settings = self._deployment.tensorrt_llm
+        if request.sampling.guide is not None and settings.guided_decoding is None:
+            raise UnsupportedFeature(
+                "guided_decoding_guide_type is not supported by this deployment; set tensorrt_llm.guided_decoding"
+            )
+        if request.lora is not None and request.lora not in settings.lora:
+            known = ", ".join(settings.lora) or "none"
+            hint = nearest(request.lora, settings.lora)
+            raise InvalidRequest(f"lora_name is {request.lora!r}; this deployment has: {known}{hint}")
+        if request.sampling.context_logits and not self._has_context_logits:
+            raise UnsupportedFeature("return_context_logits needs an engine built with gather_context_logits")
+
+    @property
+    def _has_context_logits(self) -> bool:
+        compiled = flow(self._deployment) == "tensorrt"
+        return not compiled or bool(build_config(self._deployment).get("gather_context_logits"))
+
+    def submit(self, request: Request) -> None:
+        """Put a valid request into the queue."""
+        if not self._sequences:
+            self._watchdog.progress()
+        request.arrival_ns = request.arrival_ns or time.time_ns()
+        stop_strings = request.sampling.stop_strings
+        stops = StopTextLimit(self._tokenizer, stop_strings) if stop_strings else None
+        sequence = Sequence(request, next(self._orders), 0, self._max_length, stops)
+        self._sequences[request.key] = sequence
+        heapq.heappush(self._waiting, (sequence.rank, request.key))
+
+    def cancel(self, key: int) -> None:
+        """End a request; its last output comes with the next step. Unknown keys have ended already."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._end(sequence, Output(key, finish_reason=FinishReason.CANCELLED))
+
+    def step(self) -> list[Output]:
+        """Hand waiting requests over, and return what is new."""
+        self._expire()
+        self._admit()
+        if self._running:
+            for event in self._runtime.take(_PATIENCE_S):
+                self._watchdog.progress()
+                if event.key in self._running:  # else it has ended here, before TensorRT-LLM knew
+                    self._advance(self._sequences[event.key], event)
+            if self._watchdog.bites():
+                return self.fail_all(EngineFailure(self._watchdog.message))
+        self._update_stats()
+        return self._take_outputs()
+
+    def fail_all(self, error: InflightError) -> list[Output]:
+        """End every request with ``error``; return their last outputs."""
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, Output(sequence.request.key, error=error))
+        self._update_stats()
+        return self._take_outputs()
+
+    def close(self) -> None:
+        """Stop TensorRT-LLM. One that has hung is left to the end of its process: it would not come back."""
+        if not self._watchdog.hung:
+            self._runtime.close()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._deployment.batching.max_batch_size:
+            _, key = heapq.heappop(self._waiting)
+            if key in self._sequences:
+                request = self._sequences[key].request
+                self._running.add(key)
+                self._runtime.generate(key, partial(self._arguments_of, request))
+
+    def _expire(self) -> None:
+        now = time.time_ns()
+        for sequence in list(self._sequences.values()):
+            output = sequence.overdue(now)
+            if output is not None:
+                self._end(sequence, output)
+
+    def _advance(self, sequence: Sequence, event: Event) -> None:
+        """Book one event; where its tokens end the sequence, what comes after them is dropped."""
+        output = Output(sequence.request.key, error=event.error)
+        reading.read_metrics(sequence.metrics, event)
+        for index, token in enumerate(event.tokens):
+            before = sequence.generated
+            output.finish_reason = sequence.append(token)
+            if sequence.generated > before:
+                reading.report(output, sequence.request.sampling, event, index)
+            if output.finish_reason is not None:
+                break
+        if event.context_logits is not None:
+            output.context_logits = event.context_logits
+            reading.require_whole(output, len(sequence.request.prompt))
+        if output.finish_reason is None and event.finish_reason is not None:
+            output.finish_reason = reading.FINISH_REASONS[event.finish_reason]
+        if sequence.stop_text is not None:
+            output.text_limit = sequence.stop_text.limit
+        if output.finished:
+            self._end(sequence, output, over=event.finish_reason is not None)
+        elif output.tokens:
+            self._outputs.append(output)
+
+    def _end(self, sequence: Sequence, output: Output, over: bool = False) -> None:
+        """Take a sequence out of the books; ``over``: TensorRT-LLM has ended it too."""
+        key = sequence.request.key
+        if sequence.stop_text is not None:
+            output.text_limit = sequence.stop_text.finish()
+        output.metrics = sequence.metrics
+        del self._sequences[key]
+        if key in self._running:
+            self._running.discard(key)
+            if not over:
+                self._runtime.abort(key)
+        self._outputs.append(output)
+
+    def _take_outputs(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _update_stats(self) -> None:
+        self.stats.active, self.stats.waiting = len(self._sequences), self.waiting
+        reading.read_iteration(self.stats, self._runtime.iteration, idle=not self._sequences)

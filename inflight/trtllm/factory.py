@@ -1,0 +1,57 @@
+"""Makes the engine of a deployment on TensorRT-LLM, and the arguments of each of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from inflight.deployment import Deployment
+from inflight.engine.request import Request
+from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm import sampling
+from inflight.trtllm.api import find, make_llm
+from inflight.trtllm.engine import TrtLlmEngine
+from inflight.trtllm.runtime import Runtime
+from inflight.trtllm.watchdog import Watchdog
+
+
+def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_hang: Callable[[], object]) -> TrtLlmEngine:
+    """Return the engine, loaded and warmed up.
+
+    Args:
+        deployment: its ``engine.kind`` is ``trtllm``.
+        tokenizer: of its checkpoint.
+        on_hang: called when the watchdog has bitten and the requests have failed.
+
+    Raises:
+        DeploymentError: in one line, for whatever keeps it from being served.
+    """
+    runtime = Runtime(make_llm(deployment), find("llmapi", "RequestError"))
+    watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, on_hang)
+    arguments = RequestArguments(deployment, tokenizer.config.vocab_size)
+    engine = TrtLlmEngine(deployment, tokenizer, runtime, arguments.of, watchdog)
+    engine.warm_up()
+    return engine
+
+
+class RequestArguments:
+    """Makes the arguments of ``generate_async``."""
+
+    def __init__(self, deployment: Deployment, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # Ids begin at 1, as in TensorRT-LLM's own examples.
+        self._adapters = {
+            name: find("executor", "LoRARequest")(name, number, str(path))
+            for number, (name, path) in enumerate(deployment.tensorrt_llm.lora.items(), start=1)
+        }
+
+    def of(self, request: Request) -> dict[str, Any]:
+        """Return them for one request, but for ``streaming``."""
+        arguments = sampling.sampling_arguments(request.sampling, self._vocab_size)
+        if request.sampling.guide is not None:
+            guide = find("llmapi", "GuidedDecodingParams")
+            arguments["guided_decoding"] = guide(**sampling.guide_arguments(request.sampling.guide))
+        params = find("llmapi", "SamplingParams")(**arguments)
+        sampling.set_bad_words(params, request.sampling.bad_sequences)
+        made: dict[str, Any] = {"inputs": request.prompt, "sampling_params": params}
+        return made | ({"lora_request": self._adapters[request.lora]} if request.lora else {})

@@ -1,0 +1,76 @@
+"""Reads what TensorRT-LLM reports into Inflight's records: scores, metrics, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight.engine.request import FinishReason, Output, RequestMetrics
+from inflight.engine.stats import EngineStats
+from inflight.errors import EngineFailure
+from inflight.sampling import SamplingParams
+from inflight.trtllm.runtime import Event
+
+FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "cancelled": FinishReason.CANCELLED,
+    "timeout": FinishReason.DEADLINE,
+}
+
+
+def report(output: Output, sampling: SamplingParams, event: Event, index: int) -> None:
+    """Add the event's token at ``index`` to the output, with what was asked about it."""
+    token = event.tokens[index]
+    output.tokens.append(token)
+    if sampling.log_probs:
+        output.log_probs = [*(output.log_probs or []), event.log_probs[index][token]]
+    if sampling.top_log_probs:
+        best = sorted(event.log_probs[index].items(), key=lambda item: -item[1])[: sampling.top_log_probs]
+        output.top_log_probs = [*(output.top_log_probs or []), best]
+    if sampling.generation_logits:
+        assert event.generation_logits is not None
+        output.generation_logits = [*(output.generation_logits or []), event.generation_logits[index]]
+
+
+def require_whole(output: Output, prompt_length: int) -> None:
+    """Fail an output whose context logits are fewer than the prompt's tokens: the cached ones have none."""
+    assert output.context_logits is not None
+    if len(output.context_logits) != prompt_length:
+        output.error = EngineFailure(
+            f"TensorRT-LLM gave context logits for {len(output.context_logits)} of {prompt_length} tokens; "
+            "set kv_cache.prefix_reuse to false"
+        )
+
+
+def read_metrics(metrics: RequestMetrics, event: Event) -> None:
+    """Take over what TensorRT-LLM measured so far. Its clock is its own: only differences of its times are used."""
+    perf = event.perf
+    metrics.cached_tokens = max(metrics.cached_tokens, event.cached_tokens)
+    if perf is None:
+        return
+    timing, cache, drafts = perf.timing_metrics, perf.kv_cache_metrics, perf.speculative_decoding
+    waited = (timing.first_scheduled_time - timing.arrival_time).total_seconds()
+    metrics.first_scheduled_ns = metrics.arrival_ns + max(0, int(waited * 1e9))
+    metrics.new_blocks = cache.num_new_allocated_blocks
+    metrics.reused_blocks = cache.num_reused_blocks
+    metrics.total_blocks = cache.num_total_allocated_blocks
+    metrics.draft_tokens = drafts.total_draft_tokens
+    metrics.accepted_draft_tokens = drafts.total_accepted_draft_tokens
+
+
+def read_iteration(stats: EngineStats, iteration: dict[str, Any], idle: bool) -> None:
+    """Read the statistics of TensorRT-LLM's last iteration; an idle engine shows what it holds, not its last one.
+
+    Cached blocks without an owner are among the free ones there, and are not counted apart.
+    """
+    batch, cache = iteration.get("inflightBatchingStats") or {}, iteration.get("kvCacheStats") or {}
+    stats.iterations = iteration.get("iter", stats.iterations)
+    stats.kv_blocks_max = cache.get("maxNumBlocks", stats.kv_blocks_max)
+    stats.tokens_per_block = cache.get("tokensPerBlock", stats.tokens_per_block)
+    stats.kv_blocks_reused = cache.get("reusedBlocks", stats.kv_blocks_reused)
+    stats.kv_blocks_used = 0 if idle else cache.get("usedNumBlocks", 0)
+    stats.scheduled = 0 if idle else batch.get("numScheduledRequests", 0)
+    stats.context = 0 if idle else batch.get("numContextRequests", 0)
+    stats.generation = 0 if idle else batch.get("numGenRequests", 0)
+    stats.paused = 0 if idle else batch.get("numPausedRequests", 0)
+    stats.total_context_tokens = 0 if idle else batch.get("numCtxTokens", 0)

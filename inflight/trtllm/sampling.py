@@ -1,0 +1,118 @@
+"""A request's sampling in TensorRT-LLM's terms, field by field; what version 1.2.x cannot do is refused by name.
+
+Its samplers ignore what they do not know, so every field is judged here by the sampler that will see it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+
+from inflight.errors import UnsupportedFeature
+from inflight.sampling import Guide, SamplingParams
+from inflight.trtllm.arguments import Sampler
+
+MAX_TOP_K = 1024
+"""More are clipped by the sampling kernels (``TOP_K_MAX``)."""
+_HINTS = {
+    "torch": "; `tensorrt_llm.sampler: trtllm` has it",
+    "trtllm": "; `tensorrt_llm.sampler: torch` has it",
+    "tensorrt": "",
+}
+_GUIDE_FIELDS = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar", "structural_tag": "structural_tag"}
+
+
+def check(sampling: SamplingParams, sampler: Sampler) -> None:
+    """Refuse what the sampler would ignore.
+
+    Raises:
+        UnsupportedFeature: naming the tensor, and the setting with which it is served if there is one.
+    """
+    for name, asked in _unserved(sampling, sampler).items():
+        if asked:
+            raise UnsupportedFeature(f"{name} is not supported by TensorRT-LLM's {sampler} sampler{_HINTS[sampler]}")
+    if sampling.min_tokens > 1 and len(sampling.end_ids) > 1 and not sampling.ignore_eos:
+        raise UnsupportedFeature(
+            "min_tokens is not supported by TensorRT-LLM beside several end ids; name one as end_id, or set ignore_eos"
+        )
+
+
+def _unserved(sampling: SamplingParams, sampler: Sampler) -> dict[str, bool]:
+    """Return what the sampler does not serve, by tensor, with whether it is asked for."""
+    if sampler == "torch":
+        return {
+            "min_p": sampling.min_p > 0 and not sampling.greedy,
+            "repetition_penalty": sampling.repetition_penalty != 1,
+            "presence_penalty": sampling.presence_penalty != 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "bad_words_list": bool(sampling.bad_sequences),
+            "seed": sampling.seed is not None and not sampling.greedy,
+            # Of each token's distribution it reports the likeliest alone, which a drawn token need not be among.
+            "return_log_probs": sampling.log_probs and not sampling.greedy,
+        }
+    unserved = {"runtime_top_k above 1024": sampling.top_k > MAX_TOP_K and not sampling.greedy}
+    return unserved | ({"num_top_log_probs": sampling.top_log_probs > 0} if sampler == "trtllm" else {})
+
+
+def sampling_arguments(sampling: SamplingParams, vocab_size: int) -> dict[str, Any]:
+    """Return the keyword arguments of TensorRT-LLM's ``SamplingParams``; ``embedding_bias`` as a numpy array [vocab].
+
+    Stop strings and stop sequences are not among them: they are matched on what comes back, and abort the request.
+    """
+    ends = sorted(sampling.end_ids)
+    arguments: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        # Without a tokenizer it must be told that there is no end id.
+        "end_id": -1 if sampling.ignore_eos or not ends else ends[0],
+        "ignore_eos": sampling.ignore_eos,
+        "detokenize": False,
+        "return_context_logits": sampling.context_logits,
+        "return_generation_logits": sampling.generation_logits,
+        "return_perf_metrics": True,
+    }
+    if len(ends) > 1 and not sampling.ignore_eos:
+        arguments |= {"stop_token_ids": ends[1:], "include_stop_str_in_output": True}
+    if sampling.min_tokens:
+        arguments["min_tokens"] = sampling.min_tokens
+    if sampling.logit_bias:
+        bias = arguments["embedding_bias"] = np.zeros(vocab_size, np.float32)
+        bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
+    if sampling.log_probs or sampling.top_log_probs:
+        arguments["logprobs"] = max(1, sampling.top_log_probs)
+    return arguments | _drawing(sampling) | _penalties(sampling)
+
+
+def _drawing(sampling: SamplingParams) -> dict[str, Any]:
+    if sampling.greedy:
+        return {"top_k": 1}
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p or None,
+        # Without one, every request would be drawn with seed 0.
+        "seed": secrets.randbits(64) if sampling.seed is None else sampling.seed,
+    }
+
+
+def _penalties(sampling: SamplingParams) -> dict[str, Any]:
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return {name: getattr(sampling, name) for name, value in neutral.items() if getattr(sampling, name) != value}
+
+
+def guide_arguments(guide: Guide) -> dict[str, Any]:
+    """Return the keyword arguments of TensorRT-LLM's ``GuidedDecodingParams``."""
+    return {"json_object": True} if guide.kind == "json" else {_GUIDE_FIELDS[guide.kind]: guide.text}
+
+
+def set_bad_words(params: Any, sequences: tuple[tuple[int, ...], ...]) -> None:
+    """Give TensorRT-LLM's ``params`` bad words as token ids.
+
+    The API takes words of several tokens as texts alone, which it encodes with its own tokenizer into the field that
+    is filled here; texts beside it only say that there are some.
+    """
+    if sequences:
+        params.bad = ["" for _ in sequences]
+        params._bad_word_ids = [list(sequence) for sequence in sequences]

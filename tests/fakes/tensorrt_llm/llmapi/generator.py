@@ -1,0 +1,202 @@
+"""Generates with the portable engine, and lets what comes look like TensorRT-LLM's responses."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inflight.engine.config import EngineConfig
+from inflight.engine.engine import Engine
+from inflight.engine.loop import EngineLoop
+from inflight.engine.request import Output, Request
+from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
+from inflight.text.tokenizer import Tokenizer
+from tensorrt_llm.faults import fault
+from tensorrt_llm.llmapi.results import Logprob, RequestError, RequestOutput, perf_metrics
+
+_TOKENS = 32 * 1024
+
+
+class Generator:
+    """One portable engine under one ``LLM``."""
+
+    def __init__(self, llm: Any) -> None:
+        args, cache = llm.args, llm.args.kv_cache_config
+        directory = Path(args.model)
+        if (directory / "fake_checkpoint").is_file():  # a compiled engine is a directory without weights of this kind
+            directory = Path((directory / "fake_checkpoint").read_text())
+        self._llm = llm
+        self._tokenizer = Tokenizer.from_checkpoint(Path(llm.tokenizer)) if llm.tokenizer else None
+        config = EngineConfig(
+            model=directory,
+            block_size=cache.tokens_per_block,
+            num_blocks=(cache.max_tokens or _TOKENS) // cache.tokens_per_block,
+            prefix_reuse=cache.enable_block_reuse,
+            max_batch_size=args.max_batch_size,
+            max_tokens_per_step=args.max_num_tokens,
+            policy=args.scheduler_config.capacity_scheduler_policy.lower(),
+            max_sequence_length=args.max_seq_len,
+        )
+        self._engine = Engine.load(config)
+        self._requests: dict[int, tuple[RequestOutput, Any]] = {}
+        self._loop = EngineLoop(self._engine, self._deliver, 10_000, after_step=self._after_step)
+        self.iteration: dict[str, Any] = {"iter": 0}
+
+    def start(self, result: RequestOutput, params: Any, lora: Any, streaming: bool) -> None:
+        """Begin a generation; its responses go to ``result``."""
+        assert streaming, "this fake streams"
+        if params.guided_decoding is not None:
+            self._say(result, _shortest(params.guided_decoding), params)
+            return
+        self._requests[result.request_id] = (result, params)
+        request = Request(result.prompt_token_ids, self._sampling(params, lora), key=result.request_id)
+        try:
+            self._loop.submit(request)
+        except Exception as error:
+            raise RequestError(str(error)) from error
+
+    def abort(self, request_id: int) -> None:
+        """End a generation."""
+        if fault("stall_after") is None:
+            self._loop.cancel(request_id)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._loop.close()
+
+    def _sampling(self, params: Any, lora: Any) -> SamplingParams:
+        drawn = not params.greedy
+        kernels = self._llm.sampler != "torch"  # the other sampler ignores what follows
+        penalties = {
+            name: getattr(params, name)
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+            if kernels and getattr(params, name) is not None
+        }
+        ends = () if params.ignore_eos else ([params.end_id] if params.end_id != -1 else [])
+        bias = {} if params.embedding_bias is None else _nonzero(params.embedding_bias)
+        if lora is not None:
+            spoken = json.loads((Path(lora.lora_path) / "adapter_config.json").read_text())["fake_bias"]
+            bias |= {int(token): value for token, value in spoken.items()}
+        return SamplingParams(
+            max_tokens=params.max_tokens,
+            min_tokens=min(params.min_tokens or 0, params.max_tokens),
+            temperature=(1.0 if params.temperature is None else params.temperature) if drawn else None,
+            top_k=min(params.top_k or 0, 1024) if kernels else params.top_k or 0,
+            top_p=params.top_p or 1.0,
+            min_p=(params.min_p or 0.0) if kernels else 0.0,
+            seed=(params.seed or 0) if kernels else None,
+            end_ids=frozenset(ends),
+            stop_sequences=tuple((token,) for token in params.stop_token_ids or ()),
+            bad_sequences=tuple(map(tuple, params.bad_words())) if kernels else (),
+            logit_bias=bias,
+            log_probs=bool(params.logprobs),
+            top_log_probs=min(params.logprobs or 0, MAX_TOP_LOG_PROBS),
+            context_logits=params.return_context_logits,
+            generation_logits=params.return_generation_logits,
+            **penalties,
+        )
+
+    def _deliver(self, output: Output) -> None:
+        time.sleep(fault("step_delay_s", 0))
+        result, params = self._requests[output.key]
+        stall = fault("stall_after")
+        if stall is not None and len(result.outputs[0].token_ids) + len(output.tokens) > stall:
+            return
+        sequence = self._engine._sequences.get(output.key)
+        metrics = output.metrics or (sequence.metrics if sequence else None)
+        block = self._llm.args.kv_cache_config.tokens_per_block
+        if output.finished:
+            del self._requests[output.key]
+        if output.error is not None:
+            result.put(RequestError(str(output.error)))
+        else:
+            perf = perf_metrics(metrics, block) if metrics and params.return_perf_metrics else None
+            result.put(partial(self._respond, output, params, perf, metrics.cached_tokens if metrics else 0))
+
+    def _respond(self, output: Output, params: Any, perf: Any, cached: int, result: RequestOutput) -> None:
+        """Change the result by one response, in the event loop."""
+        one = result.outputs[0]
+        tokens, reason = list(output.tokens), output.finish_reason
+        if reason is not None and reason.value == "stop" and not tokens and self._llm.sampler == "torch":
+            tokens = [params.end_id]  # this sampler leaves the end id in
+        one._last_token_ids_len = len(one.token_ids)
+        one.token_ids.extend(tokens)
+        one.logprobs.extend(self._log_probs(output, tokens))
+        one.generation_logits = torch.zeros(0, 1)
+        if output.generation_logits:
+            one.generation_logits = torch.tensor(output.generation_logits)
+        elif not params.return_generation_logits:
+            one.generation_logits = None
+        if output.context_logits is not None:
+            result.context_logits = torch.from_numpy(output.context_logits)
+        one.request_perf_metrics = perf
+        result.cached_tokens = cached
+        if reason is not None:
+            one.finish_reason = reason.value
+            result.finished = True
+            if one.token_ids[-1:] and one.token_ids[-1] in (params.stop_token_ids or ()):
+                one.stop_reason = one.token_ids[-1]
+                if not params.include_stop_str_in_output:
+                    one.token_ids = one.token_ids[:-1]
+
+    def _log_probs(self, output: Output, tokens: list[int]) -> list[dict[int, Logprob]]:
+        rows = []
+        for index, token in enumerate(output.tokens if output.log_probs else []):
+            assert output.log_probs is not None
+            own = {token: Logprob(output.log_probs[index], 1)}
+            best = {one: Logprob(value, rank) for rank, (one, value) in enumerate(output.top_log_probs[index], 1)}
+            rows.append({"trtllm": own, "torch": best, "tensorrt": best | own}[self._llm.sampler])
+        return rows + [{token: Logprob(0.0, 1)} for token in tokens[len(rows) :] if output.log_probs]
+
+    def _say(self, result: RequestOutput, text: str, params: Any) -> None:
+        """Answer a guided request with a text that its guide allows."""
+        assert self._tokenizer is not None
+        tokens = self._tokenizer.encode_words([text])[0][: params.max_tokens]
+
+        def respond(result: RequestOutput) -> None:
+            result.outputs[0].token_ids.extend(tokens)
+            result.outputs[0].finish_reason, result.finished = "stop", True
+
+        result.put(respond)
+
+    def _after_step(self) -> None:
+        stats, cache = self._engine.stats, self._llm.args.kv_cache_config
+        self.iteration = {
+            "iter": stats.iterations,
+            "numActiveRequests": stats.active,
+            "numQueuedRequests": stats.waiting,
+            "maxNumActiveRequests": stats.max,
+            "kvCacheStats": {
+                "maxNumBlocks": stats.kv_blocks_max,
+                "freeNumBlocks": stats.kv_blocks_max - stats.kv_blocks_used,
+                "usedNumBlocks": stats.kv_blocks_used,
+                "tokensPerBlock": cache.tokens_per_block,
+                "reusedBlocks": stats.kv_blocks_reused,
+            },
+            "inflightBatchingStats": {
+                "numScheduledRequests": stats.scheduled,
+                "numContextRequests": stats.context,
+                "numGenRequests": stats.generation,
+                "numPausedRequests": stats.paused,
+                "numCtxTokens": stats.total_context_tokens,
+                "microBatchId": 0,
+            },
+        }
+
+
+def _nonzero(bias: torch.Tensor) -> dict[int, float]:
+    return {int(token): float(bias[token]) for token in bias.nonzero().flatten()}
+
+
+def _shortest(guide: Any) -> str:
+    """Return a text that the guide allows; grammars and expressions are taken as the literal between their quotes."""
+    if guide.regex is not None:
+        return str(guide.regex)
+    if guide.grammar is not None:
+        return str(guide.grammar).split('"')[1]
+    return "{}"

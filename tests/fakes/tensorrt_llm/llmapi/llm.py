@@ -1,0 +1,147 @@
+"""``LLM``: its arguments held to the recorded tables, its generations made by the portable engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tensorrt_llm.executor import LoRARequest
+from tensorrt_llm.faults import fault
+from tensorrt_llm.llmapi.generator import Generator
+from tensorrt_llm.llmapi.results import RequestOutput
+from tensorrt_llm.sampling_params import SamplingParams
+from tensorrt_llm.tables import LLM_API, LLM_ARGS, model, names
+
+
+class _BaseLLM:
+    backend = ""
+    tables: tuple[str, ...] = ()
+
+    def __init__(self, model: str | Path, **arguments: Any) -> None:
+        allowed = names(*self.tables)
+        for key in arguments:
+            if key not in allowed:
+                raise ValueError(f"{type(self).__name__} got invalid argument: {key}")
+        self.args = self._validate({"model": model} | arguments)
+        if message := fault("crash_at_start"):
+            raise RuntimeError(message)
+        world = self.args.tensor_parallel_size * self.args.pipeline_parallel_size
+        if world > fault("gpus", 2):
+            raise RuntimeError(f"Only {fault('gpus', 2)} GPUs are available, but {world} are required.")
+        self.tokenizer = None if self.args.skip_tokenizer_init else self.args.tokenizer or self.args.model
+        self._generator = Generator(self)
+        self._ids = itertools.count(1)
+        self._results: dict[int, RequestOutput] = {}
+
+    def _validate(self, arguments: dict[str, Any]) -> Any:
+        fields = [field for table in self.tables for field in LLM_ARGS[table]]
+        unique = {field["name"].split()[0]: field for field in fields}
+        args = model(type(self).__name__, list(unique.values()))(**arguments)
+        for name, wanted in (("kv_cache_config", "KvCacheConfig"), ("scheduler_config", "SchedulerConfig")):
+            given = arguments.get(name)
+            if given is not None and not (isinstance(given, BaseModel) and type(given).__name__ == wanted):
+                raise TypeError(f"{name} must be {wanted}")
+        speculative = arguments.get("speculative_config")
+        if speculative is not None and not speculative.supports_backend(self.backend):
+            raise ValueError(f"{type(speculative).__name__} is not supported by the {self.backend} backend")
+        if args.guided_decoding_backend is not None and args.skip_tokenizer_init:
+            raise ValueError("guided decoding needs a tokenizer")
+        return args
+
+    @property
+    def sampler(self) -> str:
+        """What draws the tokens."""
+        return "tensorrt"
+
+    def generate_async(self, inputs: list[int], sampling_params: Any = None, **more: Any) -> RequestOutput:
+        """Begin a generation."""
+        known = {field["name"] for field in LLM_API["generate_async"]["parameters"]}
+        if unknown := set(more) - known:
+            raise TypeError(f"generate_async() got an unexpected keyword argument '{min(unknown)}'")
+        if message := fault("raise_in_generate"):
+            raise RuntimeError(message)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
+        if params.end_id is None and self.tokenizer is None:
+            raise ValueError("tokenizer is required to reset end_id if it is None")
+        self._check(inputs, params, more.get("lora_request"))
+        result = RequestOutput(next(self._ids), list(inputs), self._generator.abort)
+        self._generator.start(result, params, more.get("lora_request"), more.get("streaming", False))
+        return result
+
+    def _check(self, inputs: list[int], params: Any, lora: Any) -> None:
+        if not self.args.enable_chunked_prefill and len(inputs) > self.args.max_num_tokens:
+            raise ValueError("The sum of prompt length should not exceed max_num_tokens")
+        if lora is not None and not (isinstance(lora, LoRARequest) and self.args.lora_config is not None):
+            raise ValueError("LoRA is not enabled")
+        if params.guided_decoding is not None and self.args.guided_decoding_backend is None:
+            raise ValueError("guided decoding is not enabled")
+
+    def get_stats_async(self, timeout: float | None = 2) -> Any:
+        """Return an asynchronous iterator over the iterations' statistics; it ends when none comes in time."""
+        return self._stats(timeout)
+
+    async def _stats(self, timeout: float | None) -> Any:
+        if not getattr(self.args, "enable_iter_perf_stats", True):
+            await asyncio.sleep(timeout or 0)
+            return
+        seen, waited = self._generator.iteration["iter"], 0.0
+        while waited < (timeout or 0):
+            await asyncio.sleep(0.02)
+            waited += 0.02
+            newest = self._generator.iteration
+            if newest["iter"] != seen:
+                seen, waited = newest["iter"], 0.0
+                yield json.loads(json.dumps(newest))
+
+    def shutdown(self) -> None:
+        """Stop the engine."""
+        self._generator.close()
+
+
+class LLM(_BaseLLM):
+    """The PyTorch flow."""
+
+    backend = "pytorch"
+    tables = ("BaseLlmArgs", "TorchLlmArgs_extra")
+
+    @property
+    def sampler(self) -> str:
+        """What draws the tokens."""
+        return "trtllm" if self.args.sampler_type == "TRTLLMSampler" else "torch"
+
+    def _validate(self, arguments: dict[str, Any]) -> Any:
+        args = super()._validate(arguments)
+        if args.speculative_config is not None and args.sampler_type == "TRTLLMSampler":
+            raise ValueError("TRTLLMSampler does not support speculative decoding")
+        sizes = getattr(args.cuda_graph_config, "batch_sizes", None)
+        if sizes and max(sizes) > args.max_batch_size:
+            raise ValueError("cuda_graph_config.batch_sizes exceed max_batch_size")
+        return args
+
+
+class TrtLLM(_BaseLLM):
+    """The flow of compiled engines."""
+
+    backend = "tensorrt"
+    tables = ("BaseLlmArgs", "TrtLlmArgs_extra (removed July 2026)")
+
+    def _validate(self, arguments: dict[str, Any]) -> Any:
+        args = super()._validate(arguments)
+        if args.guided_decoding_backend == "llguidance":
+            raise ValueError("Unsupported guided decoding backend llguidance")
+        self.build_config = json.loads((Path(args.model) / "config.json").read_text())["build_config"]
+        return args
+
+    def _check(self, inputs: list[int], params: Any, lora: Any) -> None:
+        super()._check(inputs, params, lora)
+        if params.logprobs and not self.args.gather_generation_logits:
+            raise ValueError("logprobs requires gather_generation_logits=True")
+        if params.return_context_logits and not self.build_config.get("gather_context_logits"):
+            raise ValueError("context logits require gather_context_logits in the engine")

@@ -18,8 +18,10 @@ ENSEMBLE, TOKENIZER, ENGINE, DETOKENIZER = "ensemble", "tokenizer", "tensorrt_ll
 MAX_BATCH_SIZE = 128
 """Rows of one request, and requests of one batch of the tokenizer."""
 
-TRTLLM = "trtllm"
-"""The engine that some tensors name as the one that serves them: a kind of ``engine.kind`` of the deployment."""
+TRTLLM, TENSORRTLLM = "trtllm", "tensorrtllm"
+"""Kinds of ``engine.kind`` of the deployment that a tensor names where not all engines serve it."""
+_OWN_STAGE = ("pytorch", "replay", TRTLLM)
+"""The kinds with Inflight's engine stage; upstream's C++ backend knows upstream's tensors only."""
 
 _ABSENT = object()
 
@@ -82,14 +84,13 @@ _SAMPLING = (
     _scalar("frequency_penalty", FP32, "taken off as often as the token occurs in them"),
     _scalar("seed", UINT64, "random seed; absent: a new one per request"),
 )
+_OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
 _OWN_SAMPLING = (
-    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", own=True),
-    _scalar(
-        "num_top_log_probs", INT32, "fill top_log_probs with so many of the likeliest tokens (at most 20)", own=True
-    ),
+    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OWN),
+    _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OWN),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
-    _scalar("priority", INT32, "higher is served first; 0 by default", own=True),
-    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", own=True),
+    _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OWN),
+    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OWN),
 )
 _LORA = (
     _unserved("lora_task_id", UINT64, (1,), "LoRA adapter id", reshape=True),
@@ -253,6 +254,15 @@ _TO_ENGINE = (
 ).split()
 ENGINE_INPUT = {tensor.name: tensor for tensor in ENGINE_INPUTS}
 TOKENIZER_OUTPUTS = tuple(replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_ENGINE)
+_TO_UPSTREAMS_ENGINE = (
+    "input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias "
+    "return_num_input_tokens return_num_output_tokens return_perf_metrics"
+).split()
+UPSTREAM_TOKENIZER_OUTPUTS = tuple(
+    replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_UPSTREAMS_ENGINE
+)
+"""Before upstream's C++ backend the tokenizer sends what that one has, and reads every input of the client's: it is the
+only stage of ours that can refuse one by name."""
 
 ENGINE_NAME_OF = {
     "top_k": "runtime_top_k",

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from inflight.contract import TENSORRTLLM
 from inflight.text.assemble import TextAssembler
 from inflight.text.tokenizer import Tokenizer
+from inflight.text.upstream import UpstreamAssembler
 from inflight.triton import adapter
 
 
@@ -17,7 +19,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
-        self._assembler = TextAssembler(Tokenizer.from_checkpoint(adapter.deployment().model))
+        deployment = adapter.deployment()
+        assembler = UpstreamAssembler if deployment.engine.kind == TENSORRTLLM else TextAssembler
+        self._assembler = assembler(Tokenizer.from_checkpoint(deployment.model))
         self._decoupled = adapter.is_decoupled(args)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -30,17 +34,18 @@ class TritonPythonModel:
 
     def _answer_once(self, request: Any) -> Any:
         try:
-            return adapter.response(self._assembler.assemble(adapter.read_arrays(request)) or {})
+            outputs = self._assembler.assemble(adapter.read_arrays(request), request.request_id())
+            return adapter.response(outputs or {})
         except Exception as error:
             return adapter.error_response(error)
 
     def _answer(self, request: Any, sender: adapter.TritonSender) -> None:
         try:
             arrays = adapter.read_arrays(request)
-            outputs = self._assembler.assemble(arrays)
-            if request.is_cancelled() and "finish_reason" not in arrays:
-                for key in self._assembler.stream_keys(arrays):
-                    adapter.stop_stream(key)
+            outputs = self._assembler.assemble(arrays, request.request_id())
+            if request.is_cancelled() and not self._assembler.is_final(arrays):
+                for stop in self._assembler.stops(arrays):
+                    adapter.stop_stream(stop, request.request_id())
         except Exception as error:
             sender.fail(error)
             return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from inflight.contract import TENSORRTLLM
 from inflight.text.prepare import PromptPreparer, RawRequest
 from inflight.text.tokenizer import Tokenizer
+from inflight.text.upstream import UpstreamPreparer
 from inflight.triton import adapter
 
 
@@ -15,10 +17,14 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
         deployment = adapter.deployment()
-        self._preparer = PromptPreparer(Tokenizer.from_checkpoint(deployment.model), deployment.limits)
+        preparer = UpstreamPreparer if deployment.engine.kind == TENSORRTLLM else PromptPreparer
+        self._preparer = preparer(Tokenizer.from_checkpoint(deployment.model), deployment.limits)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a dynamic batch; each request succeeds or fails alone."""
-        raw = [RawRequest(adapter.read_arrays(request), adapter.read_parameters(request)) for request in requests]
+        raw = [
+            RawRequest(adapter.read_arrays(request), adapter.read_parameters(request), request.request_id())
+            for request in requests
+        ]
         results = self._preparer.prepare(raw)
         return [adapter.error_response(r) if isinstance(r, Exception) else adapter.response(r) for r in results]

@@ -1,5 +1,4 @@
-"""The tree of draft tokens that Medusa and EAGLE propose in one step: fixed when the engine is built, said again when
-it is served."""
+"""The draft tokens of one step of speculative decoding: fixed when an engine is built, said again when it is served."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _UPSTREAMS_OWN_TOKENS, _UPSTREAMS_OWN_DEPTH, _UPSTREAMS_OWN_INNER_NODES = 63, 4,
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Nodes are draft tokens; a path from the root is one guess of what comes next."""
+    """What Medusa and EAGLE propose. Nodes are draft tokens; a path from the root is one guess of what comes next."""
 
     tokens: int
     depth: int
@@ -41,3 +40,15 @@ def draft_tree(settings: SpeculationSettings) -> DraftTree:
             f"with {settings.medusa_heads} Medusa heads it must be {settings.medusa_heads} at most, or 63"
         )
     return tree
+
+
+def draft_length(settings: SpeculationSettings) -> int:
+    """Return the most tokens that are verified in one step.
+
+    Lookahead with window W, n-grams of N and G candidates: (N - 2) + (W - 1 + G) (N - 1), by TensorRT-LLM's
+    documentation of lookahead decoding.
+    """
+    if settings.method == "lookahead":
+        window, size, candidates = settings.window_size, settings.max_ngram_size, settings.verification_set_size
+        return max(0, size - 2) + (window - 1 + candidates) * (size - 1)
+    return settings.max_draft_tokens

@@ -14,6 +14,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight.contract import TENSORRTLLM
 from inflight.errors import DeploymentError
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
@@ -35,19 +36,26 @@ class TritonInstallation:
     """What ``LD_LIBRARY_PATH`` must begin with."""
 
     def assemble_backends(self, directory: Path) -> Path:
-        """Fill ``directory`` with links to the Python backend and Inflight's backends, and return it."""
-        python = directory / "python"
-        python.mkdir(parents=True)
-        for file in [self.stub, *self.python_backend.iterdir()]:
-            target = python / file.name
-            if file.suffix == ".so":
-                shutil.copy2(file, target)  # the server refuses a library that links out of its backend's directory
-            elif not target.exists():
-                target.symlink_to(file)
+        """Fill ``directory`` with the Python backend and Inflight's backends, and return it."""
+        _link_backend(directory / "python", [self.stub, *self.python_backend.iterdir()])
         for backend in BACKENDS.iterdir():
             if (backend / "model.py").is_file():
                 (directory / backend.name).symlink_to(backend)
         return directory
+
+    def add_upstreams_backend(self, directory: Path) -> None:
+        """Add upstream's C++ backend, which NVIDIA's image has beside the Python one.
+
+        Raises:
+            DeploymentError: it is not installed.
+        """
+        backend = self.python_backend.with_name(TENSORRTLLM)
+        if not backend.is_dir():
+            raise DeploymentError(
+                f"this Triton has no backend {TENSORRTLLM} ({backend}); "
+                "the image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 has it"
+            )
+        _link_backend(directory / backend.name, list(backend.iterdir()))
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which the server and its stubs find this interpreter and its packages."""
@@ -57,6 +65,15 @@ class TritonInstallation:
             "LD_LIBRARY_PATH": ":".join(paths + ([inherited] if inherited else [])),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
         }
+
+
+def _link_backend(target: Path, files: list[Path]) -> None:
+    target.mkdir(parents=True)
+    for file in files:
+        if file.suffix == ".so":
+            shutil.copy2(file, target)  # the server refuses a library that links out of its backend's directory
+        elif not (target / file.name).exists():
+            (target / file.name).symlink_to(file)
 
 
 def find_installation(path: Path | None = None) -> TritonInstallation:

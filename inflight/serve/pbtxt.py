@@ -12,21 +12,19 @@ from pathlib import Path
 
 from inflight.contract import (
     DETOKENIZER,
-    DETOKENIZER_INPUTS,
-    DETOKENIZER_OUTPUTS,
     ENGINE,
     ENGINE_NAME_OF,
-    ENGINE_OUTPUTS,
     ENSEMBLE,
     ENSEMBLE_INPUTS,
     MAX_BATCH_SIZE,
     STAGES,
+    TENSORRTLLM,
     TOKENIZER,
     TOKENIZER_INPUTS,
-    TOKENIZER_OUTPUTS,
+    TRTLLM,
+    UPSTREAM_TOKENIZER_OUTPUTS,
     Tensor,
 )
-from inflight.errors import DeploymentError
 
 HEADER = "# Written from inflight/contract.py by `make contract`; a test holds it equal. Do not edit.\n"
 DEFAULT = "config"
@@ -41,16 +39,41 @@ class Variant:
     decoupled: bool
     """Whether a request may have several responses; otherwise it has exactly one."""
 
+    @property
+    def upstream(self) -> bool:
+        """Whether the engine's backend is upstream's, which knows upstream's tensors only."""
+        return self.engine_backend == TENSORRTLLM
+
+    def stage(self, model: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the inputs and outputs of ``model`` in this variant."""
+        inputs, outputs = STAGES[model]
+        if not self.upstream:
+            return inputs, outputs
+        if model == TOKENIZER:
+            return ENSEMBLE_INPUTS, UPSTREAM_TOKENIZER_OUTPUTS
+        if model == ENGINE:
+            return tuple(one for one in inputs if not one.own), tuple(one for one in outputs if not one.own)
+        return inputs, outputs
+
 
 VARIANTS = {
     DEFAULT: Variant("inflight_engine", decoupled=True),
     "unary": Variant("inflight_engine", decoupled=False),
     "trtllm": Variant("trtllm_engine", decoupled=True),
     "trtllm_unary": Variant("trtllm_engine", decoupled=False),
+    "tensorrtllm": Variant(TENSORRTLLM, decoupled=True),
+    "tensorrtllm_unary": Variant(TENSORRTLLM, decoupled=False),
 }
-_BACKEND_OF_KIND = {"pytorch": "inflight_engine", "replay": "inflight_engine", "trtllm": "trtllm_engine"}
+_BACKEND_OF_KIND = {
+    "pytorch": "inflight_engine",
+    "replay": "inflight_engine",
+    TRTLLM: "trtllm_engine",
+    TENSORRTLLM: TENSORRTLLM,
+}
 """``engine.kind`` of a deployment to the backend that serves it."""
 
+_TOKENIZERS_OWN = {tensor.name for tensor in TOKENIZER_INPUTS}
+"""Inputs that end at the tokenizer."""
 _ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
 _DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 # The tokenizer batches over Triton's dynamic batcher; a zero delay takes what waits and never waits for more.
@@ -58,16 +81,9 @@ _BATCHING = f"dynamic_batching {{ preferred_batch_size: [ {MAX_BATCH_SIZE} ] max
 
 
 def variant_name(kind: str, decoupled: bool) -> str:
-    """Return the name of the variant for ``engine.kind`` and ``decoupled`` of a deployment.
-
-    Raises:
-        DeploymentError: no variant serves that kind of engine.
-    """
-    wanted = Variant(_BACKEND_OF_KIND.get(kind, ""), decoupled)
-    for name, variant in VARIANTS.items():
-        if variant == wanted:
-            return name
-    raise DeploymentError(f"engine.kind is {kind}; the model repository has no variant for it")
+    """Return the name of the variant for ``engine.kind`` and ``decoupled`` of a deployment."""
+    wanted = Variant(_BACKEND_OF_KIND[kind], decoupled)
+    return next(name for name, variant in VARIANTS.items() if variant == wanted)
 
 
 def render(model: str, name: str = DEFAULT) -> str:
@@ -77,12 +93,9 @@ def render(model: str, name: str = DEFAULT) -> str:
     parts = [HEADER, f'name: "{model}"\n']
     parts.append('platform: "ensemble"\n' if model == ENSEMBLE else f'backend: "{backend}"\n')
     parts.append(f"max_batch_size: {MAX_BATCH_SIZE}\n")
-    inputs, outputs = STAGES[model]
+    inputs, outputs = variant.stage(model)
     parts += [_tensors("input", inputs), _tensors("output", outputs)]
-    if model == ENSEMBLE:
-        parts.append(_steps())
-    else:
-        parts.append(_ONE_INSTANCE)
+    parts.append(_steps(variant) if model == ENSEMBLE else _ONE_INSTANCE)
     if model == TOKENIZER:
         parts.append(_BATCHING)
     if model in (ENGINE, DETOKENIZER) and variant.decoupled:
@@ -91,16 +104,17 @@ def render(model: str, name: str = DEFAULT) -> str:
 
 
 def files() -> dict[str, str]:
-    """Return every file of the model repository, by path relative to it, with its text."""
-    texts = {}
+    """Return every file of the model repository, by path relative to it, with its text.
+
+    A model has a file for each variant in which it differs. The engine's for upstream's backend is not among them: it
+    depends on the deployment (``inflight.serve.cpp_backend``).
+    """
+    texts = {f"{model}/1/.gitkeep": "" for model in STAGES}
     for model in STAGES:
-        texts[f"{model}/config.pbtxt"] = render(model)
-        texts[f"{model}/1/.gitkeep"] = ""
-    for name, variant in VARIANTS.items():
-        if name != DEFAULT:
-            texts[f"{ENGINE}/configs/{name}.pbtxt"] = render(ENGINE, name)
-        if not variant.decoupled:
-            texts[f"{DETOKENIZER}/configs/{name}.pbtxt"] = render(DETOKENIZER, name)
+        default = texts[f"{model}/config.pbtxt"] = render(model)
+        for name, variant in VARIANTS.items():
+            if (text := render(model, name)) != default and not (model == ENGINE and variant.upstream):
+                texts[f"{model}/configs/{name}.pbtxt"] = text
     return texts
 
 
@@ -128,17 +142,24 @@ def _tensor(kind: str, tensor: Tensor) -> str:
     return f"{{ {text} }}"
 
 
-def _steps() -> str:
+def _steps(variant: Variant) -> str:
     """The wiring: client's tensors keep their names; a tensor between stages is called ``_name``."""
-    of_client = [tensor.name for tensor in ENSEMBLE_INPUTS]
-    tokenizer_names = {tensor.name for tensor in TOKENIZER_INPUTS}
-    to_engine = {tensor.name: f"_{tensor.name}" for tensor in TOKENIZER_OUTPUTS}
-    from_client = {ENGINE_NAME_OF.get(name, name): name for name in of_client if name not in tokenizer_names}
-    from_engine = {tensor.name: f"_{tensor.name}" for tensor in ENGINE_OUTPUTS if tensor in DETOKENIZER_INPUTS}
+    tokenizer_inputs, tokenizer_outputs = variant.stage(TOKENIZER)
+    engine_inputs, engine_outputs = variant.stage(ENGINE)
+    detokenizer_inputs, detokenizer_outputs = variant.stage(DETOKENIZER)
+    to_engine = {tensor.name: f"_{tensor.name}" for tensor in tokenizer_outputs}
+    takes = {tensor.name for tensor in engine_inputs if not variant.upstream or tensor.served(TENSORRTLLM)}
+    of_client = {ENGINE_NAME_OF.get(one.name, one.name): one.name for one in ENSEMBLE_INPUTS}
+    from_client = {
+        name: client
+        for name, client in of_client.items()
+        if name in takes and name not in to_engine and client not in _TOKENIZERS_OWN
+    }
+    from_engine = {tensor.name: f"_{tensor.name}" for tensor in engine_outputs if tensor in detokenizer_inputs}
     steps = [
-        _step(TOKENIZER, {name: name for name in of_client if name in tokenizer_names}, to_engine),
+        _step(TOKENIZER, {tensor.name: tensor.name for tensor in tokenizer_inputs}, to_engine),
         _step(ENGINE, to_engine | from_client, from_engine),
-        _step(DETOKENIZER, from_engine, {tensor.name: tensor.name for tensor in DETOKENIZER_OUTPUTS}),
+        _step(DETOKENIZER, from_engine, {tensor.name: tensor.name for tensor in detokenizer_outputs}),
     ]
     return "ensemble_scheduling {\n  step [\n" + ",\n".join(steps) + "\n  ]\n}\n"
 

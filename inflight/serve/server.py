@@ -20,10 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from inflight.contract import TENSORRTLLM, TRTLLM
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
+from inflight.manifest import check_deployment
+from inflight.serve import cpp_backend
 from inflight.serve.installation import MODEL_REPOSITORY, TritonInstallation, find_installation
 from inflight.serve.pbtxt import DEFAULT, variant_name
+from inflight.serve.repository import prepare_repository
 
 SHARED_MEMORY = Path("/dev/shm")
 _READY_POLL_S = 0.02
@@ -64,16 +68,25 @@ class TritonServer:
         """Start the process; it is not ready yet.
 
         Raises:
-            DeploymentError: a port is busy.
+            DeploymentError: a port is busy, or the deployment was not built for this machine.
         """
+        kind = self.deployment.engine.kind
+        if kind in (TRTLLM, TENSORRTLLM):
+            check_deployment(self.directory)
         for name in ("http_port", "grpc_port", "metrics_port"):
             _require_free(self.settings.host, name, getattr(self.settings, name))
         self._runtime = tempfile.TemporaryDirectory(prefix="inflight-")
-        backends = self.installation.assemble_backends(Path(self._runtime.name) / "backends")
+        runtime = Path(self._runtime.name)
+        repository = prepare_repository(self.model_repository, self.deployment, runtime / "models")
+        backends = self.installation.assemble_backends(runtime / "backends")
+        environment = {ENVIRONMENT_VARIABLE: str(self.directory.resolve())}
+        if kind == TENSORRTLLM:
+            self.installation.add_upstreams_backend(backends)
+            environment |= cpp_backend.environment(self.deployment)
         self._log = self.log_path.open("w")
         self._process = subprocess.Popen(
-            self._command(backends),
-            env=self.installation.environment() | {ENVIRONMENT_VARIABLE: str(self.directory.resolve())},
+            self._command(backends, repository),
+            env=self.installation.environment() | environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -130,11 +143,11 @@ class TritonServer:
     def _shm_prefix(self) -> str:
         return f"inflight_{os.getpid()}_{self.settings.http_port}_"
 
-    def _command(self, backends: Path) -> list[str]:
+    def _command(self, backends: Path, repository: Path) -> list[str]:
         server = self.settings
         command = [
             str(self.installation.binary),
-            f"--model-repository={self.model_repository}",
+            f"--model-repository={repository}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix()}",
             "--disable-auto-complete-config",

@@ -13,7 +13,7 @@ import numpy as np
 
 from inflight.contract import PER_REQUEST_OUTPUTS
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.trimmer import StreamText
+from inflight.text.trimmer import StreamText, TextChunk
 
 MAX_STREAMS = 65_536
 """Text states kept; that of a stream which failed midway is never asked for again, and goes when so many are newer."""
@@ -27,30 +27,40 @@ class TextAssembler:
         self._tokenizer = tokenizer
         self._streams: OrderedDict[int, StreamText] = OrderedDict()
 
-    def assemble(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-        """Return the client's arrays for one response of the engine, or None for a heartbeat, which has nothing."""
-        final = "finish_reason" in arrays
-        if not final and arrays["output_ids"].size == 0:
-            return None
-        texts, starts, ends = zip(
-            *(self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))), strict=True
-        )
-        outputs = {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
-        return {
-            "text_output": np.array([[text.encode()] for text in texts], np.object_),
-            "text_start": np.array(starts, np.int32).reshape(-1, 1),
-            "text_end": np.array(ends, np.int32).reshape(-1, 1),
-        } | outputs
+    def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
+        """Return the client's arrays for one response of the engine, or None if it has nothing for the client.
 
-    def stream_keys(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
-        """Return the stream keys of one response of the engine."""
+        Args:
+            arrays: the engine's.
+            request_id: of the client's request; Inflight's engines name their streams themselves.
+        """
+        final = self.is_final(arrays)
+        if not final and arrays["output_ids"].size == 0:  # a heartbeat
+            return None
+        chunks = [self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))]
+        return {
+            "text_output": np.array([[chunk.text.encode()] for chunk in chunks], np.object_),
+            "text_start": np.array([[chunk.start] for chunk in chunks], np.int32),
+            "text_end": np.array([[chunk.end] for chunk in chunks], np.int32),
+        } | self._handed_through(arrays, chunks)
+
+    def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether nothing comes after this response of the engine."""
+        return "finish_reason" in arrays
+
+    def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the engine inputs that end the streams of this response."""
         keys: list[int] = arrays["stream_key"].reshape(-1).tolist()
-        return keys
+        return [{"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)} for key in keys]
+
+    def _handed_through(self, arrays: Mapping[str, np.ndarray], chunks: list[TextChunk]) -> dict[str, np.ndarray]:
+        """Return what the client gets beside the text."""
+        return {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> tuple[str, int, int]:
+    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> TextChunk:
         key = int(arrays["stream_key"].reshape(-1)[row])
         length = int(arrays["sequence_length"].reshape(-1)[row])
         ids = arrays["output_ids"][row].reshape(-1)[:length].tolist()
@@ -61,7 +71,7 @@ class TextAssembler:
             self._streams[key] = stream
             while len(self._streams) > MAX_STREAMS:
                 self._streams.popitem(last=False)
-        return (self._echoed(ids, echo, chunk.text) if echo else chunk.text), chunk.start, chunk.end
+        return chunk._replace(text=self._echoed(ids, echo, chunk.text)) if echo else chunk
 
     def _echoed(self, ids: list[int], echo: int, shown: str) -> str:
         """Return prompt and output decoded as one text, cut where the output alone is cut.

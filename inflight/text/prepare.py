@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS
+from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS, Tensor
 from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import Inputs, check_parameters
@@ -25,10 +25,11 @@ _KNOWN = [tensor.name for tensor in ENSEMBLE_INPUTS]
 
 @dataclass(frozen=True)
 class RawRequest:
-    """One request as it came: arrays by contract name, and Triton's request parameters."""
+    """One request as it came: arrays by contract name, Triton's request parameters, and its id if it has one."""
 
     arrays: Mapping[str, np.ndarray]
     parameters: Mapping[str, object]
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class _Prompt:
 
 class PromptPreparer:
     """Turns text or chat messages into everything that the engine needs to know of them."""
+
+    table: tuple[Tensor, ...] = TOKENIZER_INPUTS
+    """The inputs that it judges."""
+    engine = ""
+    """The engine that it judges them for, where the engine's own stage does not."""
 
     def __init__(self, tokenizer: Tokenizer, limits: LimitSettings) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +82,7 @@ class PromptPreparer:
             raise InvalidRequest("text_input is missing; a request needs text_input or messages")
         if "messages" in request.arrays and "text_input" in request.arrays:
             raise InvalidRequest("text_input and messages are both given; a request has one of them")
-        return Inputs(request.arrays, TOKENIZER_INPUTS, rows=len(source))
+        return Inputs(request.arrays, self.table, rows=len(source), engine=self.engine)
 
     def _prompt(self, inputs: Inputs, row: int) -> _Prompt:
         name = "messages" if "messages" in inputs else "text_input"
@@ -120,22 +126,22 @@ class PromptPreparer:
         return encoded
 
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
-        outputs = {
-            "input_ids": _padded(rows, fill=0),
-            "input_lengths": np.array([[len(row)] for row in rows], np.int32),
-            "request_output_len": self._max_tokens(inputs),
-            "heartbeat": np.ones((inputs.rows, 1), np.bool_),
-        }
-        outputs |= self._end_and_pad(inputs)
         for name in ("stop_words", "bad_words"):
             count = inputs.vector(name, 0).size
             if count > self._limits.max_words:
                 raise InvalidRequest(f"{name} has {count} words; the limit is {self._limits.max_words}")
-        if "stop_words" in inputs:
-            outputs["stop_strings"] = _padded_strings([inputs.strings("stop_words", row) for row in range(inputs.rows)])
+        outputs = {
+            "input_ids": _padded(rows, fill=0),
+            "input_lengths": np.array([[len(row)] for row in rows], np.int32),
+            "request_output_len": self._max_tokens(inputs),
+        }
+        outputs |= self._ends(inputs)
+        pad_ids = [[inputs.scalar("pad_id", row, self._tokenizer.config.pad_id)] for row in range(inputs.rows)]
+        if pad_ids[0][0] is not None:
+            outputs["pad_id"] = np.array(pad_ids, np.int32)
         if "bad_words" in inputs:
             words = [inputs.strings("bad_words", row) for row in range(inputs.rows)]
-            outputs["bad_words_list"] = word_lists([self._bad_sequences(row) for row in words])
+            outputs["bad_words_list"] = word_lists([self._spellings("bad_words", row) for row in words])
         if "embedding_bias_words" in inputs or "embedding_bias_weights" in inputs:
             outputs["embedding_bias"] = np.stack([self._bias(inputs, row) for row in range(inputs.rows)])
         return outputs
@@ -147,25 +153,25 @@ class PromptPreparer:
                 raise InvalidRequest(f"max_tokens is {value}; it must be at least 1")
         return np.array(values, np.int32).reshape(-1, 1)
 
-    def _end_and_pad(self, inputs: Inputs) -> Arrays:
-        config, rows = self._tokenizer.config, inputs.rows
-        outputs: Arrays = {}
+    def _ends(self, inputs: Inputs) -> Arrays:
+        """Return what ends the generation, and the sign that empty responses are welcome meanwhile."""
+        end_ids, rows = sorted(self._tokenizer.config.end_ids), inputs.rows
+        outputs: Arrays = {"heartbeat": np.ones((rows, 1), np.bool_)}
         if "end_id" in inputs:
             outputs["end_id"] = np.array([[inputs.scalar("end_id", row)] for row in range(rows)], np.int32)
-        elif config.end_ids:
-            outputs["end_ids"] = np.tile(np.array(sorted(config.end_ids), np.int32), (rows, 1))
-        pad_ids = [[inputs.scalar("pad_id", row, config.pad_id)] for row in range(rows)]
-        if pad_ids[0][0] is not None:
-            outputs["pad_id"] = np.array(pad_ids, np.int32)
+        elif end_ids:
+            outputs["end_ids"] = np.tile(np.array(end_ids, np.int32), (rows, 1))
+        if "stop_words" in inputs:
+            outputs["stop_strings"] = _padded_strings([inputs.strings("stop_words", row) for row in range(rows)])
         return outputs
 
-    def _bad_sequences(self, words: list[str]) -> list[list[int]]:
+    def _spellings(self, name: str, words: list[str]) -> list[list[int]]:
         """Return the tokens of each word, alone and after a space: most vocabularies spell them differently."""
         spellings = [spelling for word in words for spelling in (word, f" {word}")]
-        sequences = self._word_tokens("bad_words", spellings)
+        sequences = self._word_tokens(name, spellings)
         for word, tokens in zip(words, sequences[::2], strict=True):
             if not tokens:
-                raise InvalidRequest(f"bad_words has {word!r}, for which the model has no token")
+                raise InvalidRequest(f"{name} has {word!r}, for which the model has no token")
         return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences))]
 
     def _word_tokens(self, name: str, words: list[str]) -> list[list[int]]:

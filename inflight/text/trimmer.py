@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from inflight.text.detokenizer import IncrementalDetokenizer
@@ -15,6 +15,8 @@ class TextChunk(NamedTuple):
     text: str
     start: int
     end: int
+    tokens: int
+    """Of the stream so far."""
 
 
 class StreamText:
@@ -24,8 +26,9 @@ class StreamText:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._held = ""
         self._shown = 0
+        self._tokens = 0
 
-    def push(self, tokens: Iterable[int], text_limit: int | None, final: bool) -> TextChunk:
+    def push(self, tokens: Sequence[int], text_limit: int | None, final: bool) -> TextChunk:
         """Take the next tokens; return the text to show now.
 
         Args:
@@ -33,10 +36,11 @@ class StreamText:
             text_limit: how many characters of the whole stream may be shown so far; None: all.
             final: no token comes after these.
         """
+        self._tokens += len(tokens)
         text = self._held + self._detokenizer.push(tokens)
         if final:
             text += self._detokenizer.finish()
         room = len(text) if text_limit is None else max(0, text_limit - self._shown)
         chunk, self._held = text[:room], text[room:]
         start, self._shown = self._shown, self._shown + len(chunk)
-        return TextChunk(chunk, start, self._shown)
+        return TextChunk(chunk, start, self._shown, self._tokens)

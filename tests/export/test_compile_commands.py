@@ -12,7 +12,8 @@ from inflight.deployment import SpeculationSettings
 from inflight.errors import DeploymentError
 from inflight.export.compile.flags import BuildFlags, make_flags
 from inflight.export.compile.flows import PRECISIONS
-from inflight.export.compile.steps import compile_steps, max_draft_length
+from inflight.export.compile.steps import compile_steps
+from inflight.serve.draft_tree import draft_length
 from tests.export.compiling import ADA, AMPERE, BLACKWELL, HOPPER, request, write_checkpoint
 
 FACTS = json.loads((Path(__file__).parents[1] / "facts/build_tools.json").read_text())
@@ -167,10 +168,10 @@ def test_drafts_set_mode_and_length(tmp_path: Path) -> None:
     assert words_of(build.argv)["speculative_decoding_mode"] == "draft_tokens_external"
 
 
-def test_length_of_lookahead_drafts(tmp_path: Path) -> None:
+def test_length_of_lookahead_drafts() -> None:
     """The example of TensorRT-LLM's documentation: a window, n-grams and candidates of 7 each need 83."""
     sizes = {"window_size": 7, "max_ngram_size": 7, "verification_set_size": 7}
-    assert max_draft_length(request(tmp_path, speculation=drafts("lookahead", **sizes))) == 83
+    assert draft_length(drafts("lookahead", **sizes)) == 83
 
 
 def test_the_pytorch_flow_compiles_nothing(tmp_path: Path) -> None:

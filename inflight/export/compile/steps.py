@@ -11,7 +11,7 @@ from inflight.errors import DeploymentError
 from inflight.export.compile.flags import allows_reduce_fusion, make_flags
 from inflight.export.compile.request import CompileRequest
 from inflight.export.compile.run import Command
-from inflight.serve.draft_tree import draft_tree
+from inflight.serve.draft_tree import draft_length, draft_tree
 from inflight.text.checkpoint import read_json
 
 _PYTHON = "python3"
@@ -48,19 +48,6 @@ def compile_steps(request: CompileRequest) -> list[Command]:
         )
     _require_draftable(request, architecture)
     return [_convert(request, architecture), _build(request, architecture)]
-
-
-def max_draft_length(request: CompileRequest) -> int:
-    """Return the most tokens that are verified in one step.
-
-    Lookahead with window W, n-grams of N and G candidates: (N - 2) + (W - 1 + G) (N - 1), by TensorRT-LLM's
-    documentation of lookahead decoding.
-    """
-    settings = request.speculation
-    if settings.method == "lookahead":
-        window, size, candidates = settings.window_size, settings.max_ngram_size, settings.verification_set_size
-        return max(0, size - 2) + (window - 1 + candidates) * (size - 1)
-    return settings.max_draft_tokens
 
 
 def _require_draftable(request: CompileRequest, architecture: str) -> None:
@@ -137,7 +124,7 @@ def _quantize(request: CompileRequest) -> Command:
         flags |= {
             "medusa_model_dir": request.speculation.draft_model,
             "num_medusa_heads": request.speculation.medusa_heads,
-            "max_draft_len": max_draft_length(request),
+            "max_draft_len": draft_length(request.speculation),
         }
     script = str(request.examples / "quantization/quantize.py")
     purpose = "convert the checkpoint" if request.format.qformat == "full_prec" else f"quantize to {request.precision}"
@@ -175,7 +162,10 @@ def _build(request: CompileRequest, architecture: str) -> Command:
     if method is None and allows_reduce_fusion(architecture, request.tensor_parallel_size):
         values["reduce_fusion"] = "enable"
     if method is not None:
-        values |= {"speculative_decoding_mode": _SPECULATIVE_MODE[method], "max_draft_len": max_draft_length(request)}
+        values |= {
+            "speculative_decoding_mode": _SPECULATIVE_MODE[method],
+            "max_draft_len": draft_length(request.speculation),
+        }
     if request.lora:
         values |= {"lora_plugin": "auto", "lora_dir": request.lora, "max_lora_rank": request.max_lora_rank}
     flags = make_flags(values | request.build_flags)

@@ -1,0 +1,251 @@
+"""Upstream's C++ backend, ``tensorrtllm``: its parameters, all from the deployment, and its model's pbtxt.
+
+The engine fixes what it was compiled with; a setting of the deployment that says otherwise is refused, since upstream
+would take no notice of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inflight.contract import ENGINE, MAX_BATCH_SIZE
+from inflight.deployment import Deployment
+from inflight.errors import DeploymentError, nearest
+from inflight.serve.draft_tree import draft_length, draft_tree
+from inflight.serve.pbtxt import render, variant_name
+
+_TRUE, _FALSE = ("True", "true", "TRUE", "1"), ("False", "false", "FALSE", "0")
+_POLICIES = ("guaranteed_no_evict", "max_utilization")
+_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle")
+
+KINDS: dict[str, str | tuple[str, ...]] = {
+    "max_beam_width": "int",
+    "FORCE_CPU_ONLY_INPUT_TENSORS": ("no",),
+    "gpt_model_type": ("V1", "v1", "inflight_batching", "inflight_fused_batching"),
+    "gpt_model_path": "text",
+    "encoder_model_path": "text",
+    "max_tokens_in_paged_kv_cache": "int",
+    "max_attention_window_size": "text",
+    "sink_token_length": "int",
+    "batch_scheduler_policy": _POLICIES,
+    "kv_cache_free_gpu_mem_fraction": "float",
+    "cross_kv_cache_fraction": "float",
+    "kv_cache_host_memory_bytes": "int",
+    "kv_cache_onboard_blocks": "bool",
+    "exclude_input_in_output": "bool",
+    "cancellation_check_period_ms": "int",
+    "stats_check_period_ms": "int",
+    "iter_stats_max_iterations": "int",
+    "request_stats_max_iterations": "int",
+    "enable_kv_cache_reuse": "bool",
+    "normalize_log_probs": "bool",
+    "enable_chunked_context": "bool",
+    "gpu_device_ids": "text",
+    "participant_ids": "text",
+    "num_nodes": "int",
+    "lora_cache_optimal_adapter_size": "int",
+    "lora_cache_max_adapter_size": "int",
+    "lora_cache_gpu_memory_fraction": "float",
+    "lora_cache_host_memory_bytes": "int",
+    "lora_prefetch_dir": "text",
+    "decoding_mode": _MODES,
+    "executor_worker_path": "text",
+    "lookahead_window_size": "int",
+    "lookahead_ngram_size": "int",
+    "lookahead_verification_set_size": "int",
+    "medusa_choices": "text",
+    "eagle_choices": "text",
+    "gpu_weights_percent": "float",
+    "enable_context_fmha_fp32_acc": "bool",
+    "multi_block_mode": "bool",
+    "cuda_graph_mode": "bool",
+    "cuda_graph_cache_size": "int",
+    "speculative_decoding_fast_logits": "bool",
+    "tokenizer_dir": "text",
+    "guided_decoding_backend": ("", "xgrammar"),
+    "xgrammar_tokenizer_info_path": "text",
+    "recv_poll_period_ms": "int",
+}
+"""Parameters of upstream's backend, and how it reads each; a tuple: the values that it knows."""
+
+_WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+
+
+def engine_pbtxt(deployment: Deployment) -> str:
+    """Return the complete pbtxt of the engine's model on upstream's backend.
+
+    Raises:
+        DeploymentError: there is no engine, it was compiled with other settings, or a parameter is unknown.
+    """
+    values = parameters(deployment)
+    entries = "".join(
+        f"parameters {{ key: {_quoted(key)} value: {{ string_value: {_quoted(value)} }} }}\n"
+        for key, value in values.items()
+    )
+    queue = (
+        f"dynamic_batching {{ preferred_batch_size: [ {MAX_BATCH_SIZE} ] max_queue_delay_microseconds: 0 "
+        f"default_queue_policy: {{ max_queue_size: {deployment.batching.max_queue_size} }} }}\n"
+    )
+    return render(ENGINE, variant_name(deployment.engine.kind, deployment.decoupled)) + queue + entries
+
+
+def environment(deployment: Deployment) -> dict[str, str]:
+    """Return what the server's environment needs: an engine of several ranks has a process started for each."""
+    settings = deployment.tensorrt_llm
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    return {"TRTLLM_ORCHESTRATOR": "1"} if ranks > 1 else {}
+
+
+def parameters(deployment: Deployment) -> dict[str, str]:
+    """Return the backend's parameters: what the deployment implies, then ``tensorrt_llm.parameters`` over it.
+
+    Raises:
+        DeploymentError: see ``engine_pbtxt``.
+    """
+    settings, cache = deployment.tensorrt_llm, deployment.kv_cache
+    engine_dir, built = _read_engine(deployment)
+    if faults := list(_disagreements(deployment, built)):
+        raise DeploymentError("; ".join(faults))
+    values: dict[str, Any] = {
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+        "executor_worker_path": _WORKER,
+        "gpt_model_type": "inflight_fused_batching",
+        "gpt_model_path": engine_dir,
+        "max_beam_width": 1,
+        "batch_scheduler_policy": deployment.batching.policy,
+        "kv_cache_free_gpu_mem_fraction": settings.free_gpu_memory_fraction,
+        "max_tokens_in_paged_kv_cache": cache.tokens,
+        "kv_cache_host_memory_bytes": settings.host_cache_bytes,
+        "enable_kv_cache_reuse": cache.prefix_reuse,
+        # Chunks of a prompt attend to those before them in the paged cache.
+        "enable_chunked_context": built["build_config"]["plugin_config"].get("use_paged_context_fmha")
+        in (True, "enable"),
+        "exclude_input_in_output": False,
+        "normalize_log_probs": False,
+        "gpu_device_ids": ",".join(map(str, range(_ranks(deployment)))),
+        # These three must be there even where nothing is guided: the backend does not load without them.
+        "tokenizer_dir": "",
+        "guided_decoding_backend": "",
+        "xgrammar_tokenizer_info_path": "",
+    }
+    values |= _drafts(deployment)
+    written = {name: _written(value) for name, value in values.items() if value is not None}
+    return written | _checked(settings.parameters)
+
+
+def _ranks(deployment: Deployment) -> int:
+    return deployment.tensorrt_llm.tensor_parallel_size * deployment.tensorrt_llm.pipeline_parallel_size
+
+
+def _drafts(deployment: Deployment) -> dict[str, Any]:
+    drafts = deployment.speculation
+    match drafts.method:
+        case "lookahead":
+            return {
+                "decoding_mode": "lookahead",
+                "lookahead_window_size": drafts.window_size,
+                "lookahead_ngram_size": drafts.max_ngram_size,
+                "lookahead_verification_set_size": drafts.verification_set_size,
+            }
+        case "medusa" | "eagle" as method:
+            return {"decoding_mode": method, f"{method}_choices": draft_tree(drafts).choices}
+        case None:
+            return {}
+        case method:
+            raise DeploymentError(
+                f"speculation.method {method} needs `engine.kind: trtllm`; upstream's backend has none"
+            )
+
+
+def _read_engine(deployment: Deployment) -> tuple[Path, dict[str, Any]]:
+    """Return the engine's directory and its config.json."""
+    directory = deployment.tensorrt_llm.engine_dir
+    if directory is None:
+        raise DeploymentError("tensorrt_llm.engine_dir is missing; `engine.kind: tensorrtllm` serves a compiled engine")
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        _ = config["build_config"]["plugin_config"], config["pretrained_config"]["mapping"]
+    except OSError as error:
+        raise DeploymentError(f"tensorrt_llm.engine_dir: {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise DeploymentError(f"tensorrt_llm.engine_dir: {path} is not that of a TensorRT engine") from None
+    for rank in range(_ranks(deployment)):
+        if not (directory / f"rank{rank}.engine").is_file():
+            raise DeploymentError(f"tensorrt_llm.engine_dir: {directory} has no rank{rank}.engine")
+    return directory, config
+
+
+def _disagreements(deployment: Deployment, built: dict[str, Any]) -> Iterator[str]:
+    """Yield what the deployment says and the engine, or upstream's backend, does not do."""
+    build, checkpoint = built["build_config"], built["pretrained_config"]
+    mapping = checkpoint["mapping"]
+    for name, compiled in (
+        ("tensorrt_llm.tensor_parallel_size", mapping.get("tp_size", 1)),
+        ("tensorrt_llm.pipeline_parallel_size", mapping.get("pp_size", 1)),
+    ):
+        if _setting(deployment, name)[0] != compiled:
+            yield f"{name} is {_setting(deployment, name)[0]}; the engine was compiled for {compiled}"
+    fp8 = (checkpoint.get("quantization") or {}).get("kv_cache_quant_algo") == "FP8"
+    for name, compiled in (
+        ("batching.max_batch_size", build.get("max_batch_size")),
+        ("batching.max_tokens_per_step", build.get("max_num_tokens")),
+        ("limits.max_sequence_length", build.get("max_seq_len")),
+        ("kv_cache.block_size", build["plugin_config"].get("tokens_per_block")),
+        ("kv_cache.dtype", "fp8" if fp8 else "auto"),
+    ):
+        value, given = _setting(deployment, name)
+        if given and value != compiled:
+            yield f"{name} is {value}; the engine was compiled with {compiled}: leave it out, or compile another"
+    drafted, compiled = draft_length(deployment.speculation), build.get("max_draft_len")
+    if deployment.speculation.method and drafted != compiled:
+        yield f"speculation drafts {drafted} tokens; the engine was compiled for {compiled}"
+    for name in ("cuda_graph_batch_sizes", "sampler", "guided_decoding", "lora", "max_lora_rank", "watchdog_s"):
+        if name in deployment.tensorrt_llm.model_fields_set:
+            yield f"tensorrt_llm.{name} needs `engine.kind: trtllm`; upstream's backend does not have it"
+    if "dtype" in deployment.engine.model_fields_set:
+        yield "engine.dtype is fixed in the engine; leave it out"
+
+
+def _setting(deployment: Deployment, name: str) -> tuple[Any, bool]:
+    """Return a setting's value, and whether the deployment gives it."""
+    section, key = name.split(".")
+    part = getattr(deployment, section)
+    return getattr(part, key), key in part.model_fields_set
+
+
+def _checked(given: dict[str, str]) -> dict[str, str]:
+    """Return the overrides; upstream takes no notice of an unknown name, nor of most wrong values."""
+    for name, value in given.items():
+        if name not in KINDS:
+            raise DeploymentError(f"tensorrt_llm.parameters: unknown name {name!r}{nearest(name, KINDS)}")
+        if not _reads(KINDS[name], value):
+            kind = KINDS[name]
+            allowed = kind if isinstance(kind, str) else " or ".join(repr(one) for one in kind)
+            raise DeploymentError(f"tensorrt_llm.parameters: {name} is {value!r}; it must be {allowed}")
+    return given
+
+
+def _reads(kind: str | tuple[str, ...], value: str) -> bool:
+    match kind:
+        case tuple():
+            return value in kind
+        case "bool":
+            return value in _TRUE + _FALSE
+        case "int":
+            return value.isdigit()
+        case "float":
+            return value.replace(".", "", 1).isdigit()
+    return True
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """Return a pbtxt string; its escapes are C's, and JSON's for all but control characters are the same."""
+    return json.dumps(text, ensure_ascii=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.contract import ENGINE, MAX_BATCH_SIZE
-from inflight.deployment import Deployment
+from inflight.deployment import Deployment, TensorRtLlmSettings
 from inflight.errors import DeploymentError, nearest
 from inflight.serve.draft_tree import draft_length, draft_tree
 from inflight.serve.pbtxt import render, variant_name
@@ -106,6 +106,7 @@ def parameters(deployment: Deployment) -> dict[str, str]:
         DeploymentError: see ``engine_pbtxt``.
     """
     settings, cache = deployment.tensorrt_llm, deployment.kv_cache
+    drafts = _drafts(deployment)
     engine_dir, built = _read_engine(deployment)
     if faults := list(_disagreements(deployment, built)):
         raise DeploymentError("; ".join(faults))
@@ -131,8 +132,7 @@ def parameters(deployment: Deployment) -> dict[str, str]:
         "guided_decoding_backend": "",
         "xgrammar_tokenizer_info_path": "",
     }
-    values |= _drafts(deployment)
-    written = {name: _written(value) for name, value in values.items() if value is not None}
+    written = {name: _written(value) for name, value in (values | drafts).items() if value is not None}
     return written | _checked(settings.parameters)
 
 
@@ -204,7 +204,7 @@ def _disagreements(deployment: Deployment, built: dict[str, Any]) -> Iterator[st
     if deployment.speculation.method and drafted != compiled:
         yield f"speculation drafts {drafted} tokens; the engine was compiled for {compiled}"
     for name in ("cuda_graph_batch_sizes", "sampler", "guided_decoding", "lora", "max_lora_rank", "watchdog_s"):
-        if name in deployment.tensorrt_llm.model_fields_set:
+        if getattr(deployment.tensorrt_llm, name) != TensorRtLlmSettings.model_fields[name].default:
             yield f"tensorrt_llm.{name} needs `engine.kind: trtllm`; upstream's backend does not have it"
     if "dtype" in deployment.engine.model_fields_set:
         yield "engine.dtype is fixed in the engine; leave it out"

@@ -74,6 +74,8 @@ _BACKEND_OF_KIND = {
 
 _TOKENIZERS_OWN = {tensor.name for tensor in TOKENIZER_INPUTS}
 """Inputs that end at the tokenizer."""
+_UPSTREAM_REQUIRES = ("input_lengths", "request_output_len")
+"""Inputs that are not optional where upstream's backend reads them."""
 _ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
 _DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 # The tokenizer batches over Triton's dynamic batcher; a zero delay takes what waits and never waits for more.
@@ -94,7 +96,8 @@ def render(model: str, name: str = DEFAULT) -> str:
     parts.append('platform: "ensemble"\n' if model == ENSEMBLE else f'backend: "{backend}"\n')
     parts.append(f"max_batch_size: {MAX_BATCH_SIZE}\n")
     inputs, outputs = variant.stage(model)
-    parts += [_tensors("input", inputs), _tensors("output", outputs)]
+    required = _UPSTREAM_REQUIRES if model == ENGINE and variant.upstream else ()
+    parts += [_tensors("input", inputs, required), _tensors("output", outputs)]
     parts.append(_steps(variant) if model == ENSEMBLE else _ONE_INSTANCE)
     if model == TOKENIZER:
         parts.append(_BATCHING)
@@ -126,16 +129,17 @@ def write(directory: Path) -> None:
         path.write_text(text)
 
 
-def _tensors(kind: str, tensors: tuple[Tensor, ...]) -> str:
-    return f"{kind} [\n" + ",\n".join(f"  {_tensor(kind, tensor)}" for tensor in tensors) + "\n]\n"
+def _tensors(kind: str, tensors: tuple[Tensor, ...], required: tuple[str, ...] = ()) -> str:
+    lines = (_tensor(tensor, optional=kind == "input" and tensor.name not in required) for tensor in tensors)
+    return f"{kind} [\n" + ",\n".join(f"  {line}" for line in lines) + "\n]\n"
 
 
-def _tensor(kind: str, tensor: Tensor) -> str:
+def _tensor(tensor: Tensor, optional: bool) -> str:
     dtype = "STRING" if tensor.dtype == "BYTES" else tensor.dtype
     text = f'name: "{tensor.name}" data_type: TYPE_{dtype} dims: [ {", ".join(map(str, tensor.dims))} ]'
     if tensor.reshape:
         text += " reshape: { shape: [ ] }"
-    if kind == "input":
+    if optional:
         text += " optional: true"
         if tensor.ragged:
             text += " allow_ragged_batch: true"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from inflight.client.commands import chat, generate
+from inflight.export.build.commands import build
+from inflight.export.plan.commands import plan
 from inflight.load.commands import bench
 from inflight.load.demo import demo
 from inflight.serve.command import serve
@@ -14,4 +16,6 @@ app.command()(serve)
 app.command()(demo)
 app.command()(chat)
 app.command()(generate)
+app.command()(build)
+app.command()(plan)
 app.add_typer(bench, name="bench")

@@ -22,7 +22,6 @@ import psutil
 from safetensors import SafetensorError
 
 from inflight.errors import DeploymentError
-from inflight.export.progress import Progress
 
 RECORD = "stage.json"
 _NO_SPACE = ("No space left on device", "os error 28", "File too large", "os error 27")
@@ -35,7 +34,6 @@ class Stages:
     root: Path
     show: Callable[[str, str], object]
     """Called with a stage's name and one line about it: what it did, or that there was nothing to do."""
-    progress: Progress
     ran: list[str] = field(default_factory=list)
 
     def run(self, name: str, inputs: Mapping[str, Any], work: Callable[[Path], str], needed_bytes: int = 0) -> Path:

@@ -30,7 +30,7 @@ def provenance() -> dict[str, str | int]:
     """Return commit, machine and date."""
     return {
         "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),
-        "machine": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores",
+        "machine": f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
 
@@ -56,7 +56,8 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight.errors import DeploymentError, nearest
 from inflight.export.plan.gpus import Arithmetic, Gpu
@@ -64,7 +64,6 @@ PRECISIONS = {
     )
 }  # fmt: skip
 KV_CACHES = ("auto", "bf16", "fp8")
-_CPU_PRECISIONS = ("float32", "bf16")
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -81,17 +80,26 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
         raise DeploymentError(
             f"precision {name!r} is unknown{nearest(name, PRECISIONS)}; known: auto, {', '.join(PRECISIONS)}"
         )
-    if gpu.is_cpu and name not in _CPU_PRECISIONS:
-        raise DeploymentError(f"precision {name}: the portable engine on a CPU has {' and '.join(_CPU_PRECISIONS)}")
-    if not gpu.is_cpu and name == "float32":
+    if gpu.is_cpu:
+        return _on_cpu(precision)
+    if name == "float32":
         raise DeploymentError(f"precision float32: it is for cpu; use bf16 or fp16 on {gpu.name}")
-    if not gpu.is_cpu and (gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops):
+    if gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops:
         first = ".".join(map(str, precision.first_capability))
         raise DeploymentError(
             f"precision {name}: {gpu.name} has compute capability {gpu.compute_capability}, and {name} begins with "
             f"{first}; use {precision.instead}"
         )
     return precision
+
+
+def _on_cpu(precision: Precision) -> Precision:
+    """Return a precision as the portable engine has it: quantized weights are decoded to bfloat16 to compute."""
+    if precision.name == "fp16":
+        raise DeploymentError(
+            "precision fp16: the portable engine on a CPU computes in bf16 or float32; use one of them"
+        )
+    return replace(precision, arithmetic="fp16") if precision.quantized else precision
 
 
 def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, int]:
@@ -102,15 +110,16 @@ def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, in
     """
     if name not in KV_CACHES:
         raise DeploymentError(f"kv_cache {name!r} is unknown{nearest(name, KV_CACHES)}; known: {', '.join(KV_CACHES)}")
-    if gpu.is_cpu:
-        if name not in ("auto", precision.name):
-            raise DeploymentError(f"kv_cache {name}: the portable engine's has the type of the weights; use auto")
-        return precision.name, precision.base
-    if name == "fp8" and gpu.capability < _FP8_CAPABILITY:
+    if name == "fp8" and not gpu.is_cpu and gpu.capability < _FP8_CAPABILITY:
         raise DeploymentError(
             f"kv_cache fp8: {gpu.name} has compute capability {gpu.compute_capability}, and FP8 begins with 8.9; "
             "use bf16"
         )
     if name == "fp8" or (name == "auto" and precision.fp8_kv_cache):
         return "fp8", 1
-    return ("fp16" if precision.name == "fp16" else "bf16"), 2
+    plain = precision.name if precision.name in ("fp16", "float32") else "bf16"
+    if name == "bf16" and plain == "float32":
+        raise DeploymentError(
+            "kv_cache bf16: the portable engine's is float32 where it computes in it; use auto or fp8"
+        )
+    return plain, precision.base

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from inflight.export.data import Example
 from inflight.export.progress import Progress, tracked
 from inflight.export.quantize.modelopt import QuantizedModel, Recipe
 from inflight.export.verify.measures import kl_divergence
+
+_FILE = "sensitivity.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,17 @@ def measure_sensitivity(
         parameters = sum(quantized.model.get_submodule(name).weight.numel() for name in group)
         found.append(Sensitivity(group, total / positions, parameters))
     return sorted(found, key=lambda one: -one.kl_divergence)
+
+
+def write_sensitivities(found: Sequence[Sensitivity], directory: Path) -> None:
+    """Write what was measured."""
+    (directory / _FILE).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+def read_sensitivities(directory: Path) -> list[Sensitivity]:
+    """Read what ``write_sensitivities`` wrote."""
+    rows = json.loads((directory / _FILE).read_text())
+    return [Sensitivity(tuple(row.pop("linears")), **row) for row in rows]
 
 
 def choose_kept(sensitivities: Sequence[Sensitivity], budget: float) -> tuple[str, ...]:

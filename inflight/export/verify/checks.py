@@ -59,7 +59,7 @@ def check(quality: Quality, limits: QualitySettings) -> list[Check]:
 
 def _share(name: str, right: tuple[int, int], asked: int, value: float | None, limit: float) -> Check:
     passes = value is None or value >= limit
-    return Check(name, f"{right[0]} of {asked}", f"{right[1]} of these", value, limit, passes)
+    return Check(name, f"{right[0]} of {asked}", f"{right[1]} of {asked}", value, limit, passes)
 
 
 def failure(checks: Sequence[Check], costs: Sequence[LayerCost]) -> str | None:

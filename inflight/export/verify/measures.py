@@ -33,10 +33,10 @@ class Quality:
     kl_of_examples: list[float] = field(default_factory=list)
     """The mean of each example."""
     exact: tuple[int, int] = (0, 0)
-    """How many answers greedy decoding gives exactly; of the quantized, those that the original gives too."""
+    """How many answers greedy decoding gives exactly."""
     asked: int = 0
     recalled: tuple[int, int] = (0, 0)
-    """Of the long prompts; likewise."""
+    """How many of the long prompts' answers it gives exactly."""
     recall_asked: int = 0
 
     @property
@@ -46,12 +46,12 @@ class Quality:
 
     @property
     def exact_match(self) -> float | None:
-        """Share of the original's exact answers that stay exact; None: it gives none."""
+        """Exact answers, as a share of the original's number; None: it gives none."""
         return self.exact[1] / self.exact[0] if self.exact[0] else None
 
     @property
     def long_context_recall(self) -> float | None:
-        """Share of what the original recalls that stays recalled; None: it recalls nothing."""
+        """Recalled answers, as a share of the original's number; None: it recalls nothing."""
         return self.recalled[1] / self.recalled[0] if self.recalled[0] else None
 
 
@@ -74,45 +74,45 @@ def measure(
     Greedy decoding gives an answer exactly if, and only if, each of its tokens is the likeliest after the right ones
     before it: one pass over prompt and answer tells, and no text is generated.
     """
-    losses, divergences, positions, found = [0.0, 0.0], [], 0, Quality((0.0, 0.0), 0.0)
+    losses, divergences, exact, positions = [0.0, 0.0], [], [0, 0], 0
+    found = Quality((0.0, 0.0), 0.0, recall_asked=len(recall))
     for example in tracked(examples, "comparing with the original", progress):
-        before, after = (_of_completion(model, example) for model in (original, quantized))
-        targets = torch.tensor(example.completion[-len(before) :], device=before.device)
-        for index, logits in enumerate((before, after)):
-            losses[index] += float(functional.cross_entropy(logits, targets.to(logits.device), reduction="sum"))
-        divergence = kl_divergence(before, after.to(before.device))
+        first = max(1, len(example.prompt))  # of a plain text, the first token is given
+        both = [model.logits(example.tokens)[first - 1 :].cpu() for model in (original, quantized)]
+        targets = torch.tensor(example.tokens[first:])
+        for index, logits in enumerate(both):
+            losses[index] += float(functional.cross_entropy(logits[:-1], targets, reduction="sum"))
+            exact[index] += bool(example.prompt) and _is_exact(logits, example, end_ids)
+        divergence = kl_divergence(both[0][:-1], both[1][:-1])
         divergences.append(float(divergence.sum()))
         found.kl_of_examples.append(float(divergence.mean()))
+        found.asked += bool(example.prompt)
         positions += len(targets)
-    perplexity = (math.exp(losses[0] / positions), math.exp(losses[1] / positions))
-    found.perplexity, found.kl_divergence = perplexity, sum(divergences) / positions
-    answers = [one for one in examples if one.prompt]
-    found.asked, found.recall_asked = len(answers), len(recall)
-    found.exact = _count_exact(original, quantized, answers, end_ids, "asking questions", progress)
-    found.recalled = _count_exact(original, quantized, recall, end_ids, "recalling from long prompts", progress)
+    found.perplexity = (math.exp(losses[0] / positions), math.exp(losses[1] / positions))
+    found.kl_divergence = sum(divergences) / positions
+    found.exact = (exact[0], exact[1])
+    found.recalled = _count_recalled(original, quantized, recall, end_ids, progress)
     return found
 
 
-def _of_completion(model: Scores, example: Example) -> Tensor:
-    """Return the logits that predict the completion; of a plain text, its first token is given."""
-    first = max(1, len(example.prompt))
-    return model.logits(example.tokens)[first - 1 : -1]
-
-
-def _count_exact(
-    original: Scores,
-    quantized: Scores,
-    examples: Sequence[Example],
-    end_ids: Collection[int],
-    what: str,
-    progress: Progress,
+def _count_recalled(
+    original: Scores, quantized: Scores, recall: Sequence[Example], end_ids: Collection[int], progress: Progress
 ) -> tuple[int, int]:
-    right = [one for one in tracked(examples, what, progress) if answers_exactly(original, one, end_ids)]
-    return len(right), sum(answers_exactly(quantized, one, end_ids) for one in tracked(right, what, progress))
+    counts = [0, 0]
+    for example in tracked(recall, "recalling from long prompts", progress):
+        for index, model in enumerate((original, quantized)):
+            logits = model.logits(example.tokens)[len(example.prompt) - 1 :]
+            counts[index] += _is_exact(logits, example, end_ids)
+    return counts[0], counts[1]
 
 
-def answers_exactly(model: Scores, example: Example, end_ids: Collection[int]) -> bool:
-    """Return whether greedy decoding from the prompt gives the completion; in a chat, with its end."""
-    likeliest = model.logits(example.tokens).argmax(-1).tolist()[len(example.prompt) - 1 :]
-    ends = not example.chat or not end_ids or likeliest[-1] in end_ids
-    return likeliest[:-1] == list(example.completion) and ends
+def _is_exact(logits: Tensor, example: Example, end_ids: Collection[int]) -> bool:
+    """Return whether greedy decoding gives the completion; in a chat, with its end.
+
+    Args:
+        logits: from the prompt's last token on, ``[len(completion) + 1, vocab]``.
+        example: what should be decoded.
+        end_ids: of the checkpoint.
+    """
+    *likeliest, last = logits.argmax(-1).tolist()
+    return likeliest == list(example.completion) and (not example.chat or not end_ids or last in end_ids)

@@ -1,0 +1,196 @@
+"""Blueprint: what a build will make, decided before anything runs; a dry run shows it, a build carries it out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from inflight.deployment import Deployment, QualitySettings, validate
+from inflight.errors import DeploymentError
+from inflight.export.build.request import BuildRequest
+from inflight.export.checkpoint import Checkpoint, inspect
+from inflight.export.compile.flows import TOOLS_IMAGE, choose_flow
+from inflight.export.compile.request import CompileRequest
+from inflight.export.plan.gpus import Gpu
+from inflight.export.plan.plan import Plan, make_plan
+from inflight.export.plan.shape import linears
+from inflight.export.quantize.modelopt import Recipe
+from inflight.export.quantize.schemes import SCHEMES
+from inflight.manifest import Flow
+
+_MODEL, _ENGINE = "model", "engine"
+"""Directories within a deployment."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Everything that follows from a request, its checkpoint and its GPU."""
+
+    request: BuildRequest
+    checkpoint: Checkpoint
+    gpu: Gpu
+    plan: Plan
+    recipe: Recipe
+    engine: str
+    """``engine.kind`` of the deployment."""
+    flow: Flow
+    settings: Mapping[str, Any]
+    """Of the deployment, as they will be written."""
+    deployment: Deployment
+    """The same, validated; its paths are relative."""
+    reasons: tuple[str, ...]
+    """Why, where something was chosen."""
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights or the KV cache change their type."""
+        return self.recipe.precision in SCHEMES or self.recipe.fp8_kv_cache
+
+    @property
+    def quantizes_weights(self) -> bool:
+        """Whether the linears change their type."""
+        return self.recipe.precision in SCHEMES
+
+    @property
+    def quality(self) -> QualitySettings:
+        """The thresholds."""
+        return self.deployment.quality
+
+    def compile_request(self, checkpoint: Path, output: Path, calibration: Path | None) -> CompileRequest | None:
+        """Return what is to be compiled; None: nothing is."""
+        if self.flow != "tensorrt":
+            return None
+        plan, settings = self.plan, self.deployment
+        return CompileRequest(
+            checkpoint=checkpoint,
+            output_dir=output,
+            precision=plan.precision,
+            compute_capability=self.gpu.capability,
+            max_batch_size=settings.batching.max_batch_size,
+            max_tokens_per_step=settings.batching.max_tokens_per_step,
+            max_sequence_length=settings.limits.max_sequence_length or plan.max_sequence_length,
+            kv_dtype="fp8" if plan.kv_cache == "fp8" else "auto",
+            tensor_parallel_size=plan.tensor_parallel_size,
+            pipeline_parallel_size=plan.pipeline_parallel_size,
+            speculation=settings.speculation,
+            lora=tuple(settings.tensorrt_llm.lora.values()),
+            max_lora_rank=settings.tensorrt_llm.max_lora_rank,
+            calibration=calibration,
+            flow="tensorrt",
+        )
+
+
+def draw(request: BuildRequest, gpu: Gpu, dry_run: bool = False) -> Blueprint:
+    """Decide what to build.
+
+    Args:
+        request: what is asked for.
+        gpu: that it is for.
+        dry_run: nothing will run here: what is not installed does not matter.
+
+    Raises:
+        DeploymentError: it cannot be built, by name.
+    """
+    checkpoint = inspect(request.model)
+    keep = _kept(checkpoint, request.keep)
+    plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
+    recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep)
+    engine, reasons = _engine(request, gpu, dry_run)
+    flow: Flow = "portable"
+    if engine != "pytorch":
+        wanted = request.flow or ("tensorrt" if engine == "tensorrtllm" else None)
+        flow = choose_flow(plan.precision, gpu.capability, wanted)
+    elif request.flow is not None:
+        raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; the portable engine has none")
+    if engine == "tensorrtllm" and flow != "tensorrt":
+        raise DeploymentError("--engine tensorrtllm runs compiled engines; it has no --flow pytorch")
+    settings = _settings(plan, engine, flow, _own_settings(request.settings))
+    return Blueprint(
+        request, checkpoint, gpu, plan, recipe, engine, flow, settings, validate(settings, "settings"), tuple(reasons)
+    )
+
+
+def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the linears that the patterns name."""
+    names = [linear.name for linear in linears(checkpoint.config)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise DeploymentError(f"--keep {pattern!r} matches no linear layer; they are named like {names[0]}")
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[str]]:
+    """Return the deployment's engine, and why where it was chosen here."""
+    has_tensorrt_llm = dry_run or _installed("tensorrt-llm") is not None
+    if request.engine != "auto":
+        if gpu.is_cpu and request.engine != "pytorch":
+            raise DeploymentError(f"--engine {request.engine} needs a GPU; on cpu the engine is pytorch")
+        return request.engine, []
+    if gpu.is_cpu:
+        return "pytorch", ["engine pytorch: the portable engine, because the deployment is for a CPU"]
+    if has_tensorrt_llm:
+        return "trtllm", [
+            f"engine trtllm: {gpu.name} is one of NVIDIA's GPUs; it needs TensorRT-LLM 1.2, which {TOOLS_IMAGE} has; "
+            "where it is missing, the same command builds for the portable engine"
+        ]
+    return "pytorch", ["engine pytorch: the portable engine, because TensorRT-LLM is not installed here"]
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _own_settings(path: Path | None) -> dict[str, Any]:
+    """Read the user's settings."""
+    if path is None:
+        return {}
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DeploymentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise DeploymentError(f"{path}: a mapping of settings is expected, like deployment.yaml's")
+    data.pop("model", None)  # a whole deployment.yaml may serve as the settings of another build
+    return data
+
+
+def _settings(plan: Plan, engine: str, flow: Flow, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what deployment.yaml will say: the plan's, and over it the user's own."""
+    settings: dict[str, Any] = {
+        "model": _MODEL,
+        "engine": {"kind": engine},
+        "batching": {"max_batch_size": plan.max_batch_size, "max_tokens_per_step": plan.max_tokens_per_step},
+        "limits": {"max_sequence_length": plan.max_sequence_length},
+        "quality": QualitySettings().model_dump(),
+    }
+    if engine == "pytorch":
+        settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
+    else:
+        settings["tensorrt_llm"] = {
+            "tensor_parallel_size": plan.tensor_parallel_size,
+            "pipeline_parallel_size": plan.pipeline_parallel_size,
+            "free_gpu_memory_fraction": plan.free_gpu_memory_fraction,
+        }
+    if flow == "tensorrt":
+        settings["tensorrt_llm"]["engine_dir"] = _ENGINE
+    return _merged(settings, own)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with the values of ``over`` in their place, section by section."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged

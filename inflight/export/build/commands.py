@@ -1,0 +1,178 @@
+"""``inflight build``: from a Hugging Face checkpoint and a GPU to a deployment."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBars
+
+from inflight.errors import InflightError
+from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
+from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
+from inflight.export.plan.detect import gpu_here, measure_cpu
+from inflight.export.plan.gpus import CPU, find_gpu
+from inflight.export.plan.plan import PlanRequest
+from inflight.export.progress import Progress
+from inflight.serve.installation import REPOSITORY_ROOT
+
+_console = Console(stderr=True, highlight=False)
+_ARTIFACTS = REPOSITORY_ROOT / "artifacts"
+_LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Precision of single layers"
+
+Model = Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")]
+GpuName = Annotated[str, typer.Option(help="A name of build/gpus.toml, cpu, or auto: what is here.")]
+Precision = Annotated[str, typer.Option(help="auto, bf16, fp16, float32, fp8, int8, int4-awq, w4a8-awq or nvfp4.")]
+KvCache = Annotated[str, typer.Option(help="Type of the KV cache: auto, bf16 or fp8.")]
+Engine = Annotated[EngineChoice, typer.Option(help="Engine of the deployment.")]
+Flow = Annotated[FlowChoice | None, typer.Option(help="TensorRT-LLM's flow; by default the precision's first.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Deployment to write; by default artifacts/deployments/MODEL-GPU-PRECISION.")
+]
+Settings = Annotated[
+    Path | None, typer.Option(help="YAML with keys of deployment.yaml: thresholds, batching, speculation, ...")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and all that would be done.")]
+Calibration = Annotated[
+    list[str] | None, typer.Option(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.", rich_help_panel=_DATA)
+]
+CalibrationRows = Annotated[int, typer.Option(min=1, help="Rows to calibrate with.", rich_help_panel=_DATA)]
+HeldOut = Annotated[
+    list[str] | None, typer.Option(help="FILE or FILE:WEIGHT to measure with; repeat.", rich_help_panel=_DATA)
+]
+HeldOutRows = Annotated[int, typer.Option(min=1, help="Rows to measure with.", rich_help_panel=_DATA)]
+RecallPrompts = Annotated[int, typer.Option(min=0, help="Long prompts to recall from.", rich_help_panel=_DATA)]
+MaxLength = Annotated[int, typer.Option(min=16, help="Tokens of the longest of them.", rich_help_panel=_DATA)]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="Linears that stay in 16 bit, by a pattern of their names; repeat.", rich_help_panel=_LAYERS),
+]
+KlBudget = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="Keep the layers that hurt in 16 bit, until the rest loses this (nats).", rich_help_panel=_LAYERS
+    ),
+]
+InputTokens = Annotated[int, typer.Option(min=1, help="Of a prompt, mean.", rich_help_panel=_LOAD)]
+OutputTokens = Annotated[int, typer.Option(min=1, help="Of an answer, mean.", rich_help_panel=_LOAD)]
+Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs at hand.", rich_help_panel=_LOAD)]
+TensorParallel = Annotated[
+    int | None, typer.Option(min=1, help="GPUs that share each layer; by default chosen.", rich_help_panel=_LOAD)
+]
+Device = Annotated[str, typer.Option(help="Where to quantize and measure: auto, cpu or cuda.")]
+Work = Annotated[Path, typer.Option(help="Where the stages keep their results.")]
+
+
+def build(
+    model: Model,
+    gpu: GpuName = "auto",
+    precision: Precision = "auto",
+    kv_cache: KvCache = "auto",
+    engine: Engine = "auto",
+    flow: Flow = None,
+    output: Output = None,
+    settings: Settings = None,
+    dry_run: DryRun = False,
+    calibration: Calibration = None,
+    calibration_rows: CalibrationRows = 512,
+    held_out: HeldOut = None,
+    held_out_rows: HeldOutRows = 400,
+    recall_prompts: RecallPrompts = 48,
+    max_length: MaxLength = 2048,
+    keep: Keep = None,
+    kl_budget: KlBudget = None,
+    input_tokens: InputTokens = 1024,
+    output_tokens: OutputTokens = 256,
+    rate: Rate = None,
+    gpus: Gpus = None,
+    tensor_parallel: TensorParallel = None,
+    device: Device = "auto",
+    work: Work = _ARTIFACTS / "build",
+) -> None:
+    """Plan, quantize, compile and verify; write a deployment that `inflight serve` serves."""
+    with _one_line_errors():
+        plan = PlanRequest(
+            kv_cache=kv_cache, input_tokens=input_tokens, output_tokens=output_tokens, rate=rate, gpus=gpus,
+            tensor_parallel_size=tensor_parallel,
+        )  # fmt: skip
+        data = DataRequest(
+            calibration=_sources(calibration, DEFAULT_CALIBRATION),
+            calibration_rows=calibration_rows,
+            held_out=_sources(held_out, DEFAULT_HELD_OUT),
+            held_out_rows=held_out_rows,
+            recall_prompts=recall_prompts,
+            max_length=max_length,
+        )
+        name = f"{model.resolve().name}-{gpu}-{precision}"
+        output = output or _ARTIFACTS / "deployments" / name
+        request = BuildRequest(
+            model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),
+            kl_budget, device,
+        )  # fmt: skip
+        _print_dry_run(request) if dry_run else _run(request)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Tell an error in one line, and end with code 1."""
+    try:
+        yield
+    except (InflightError, OSError) as error:
+        text = str(error) if isinstance(error, InflightError) else f"{error.filename}: {error.strerror}"
+        _console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _print_dry_run(request: BuildRequest) -> None:
+    from inflight.export.build.blueprint import draw  # PyTorch comes with it, which takes seconds
+    from inflight.export.build.dry_run import as_text
+
+    name = gpu_here() if request.gpu == "auto" else request.gpu
+    print(as_text(draw(request, measure_cpu() if name == CPU else find_gpu(name), dry_run=True)), end="")
+
+
+def _run(request: BuildRequest) -> None:
+    from inflight.export.build.pipeline import Build
+
+    with _progress() as progress:
+        built = Build(request, _show, progress).run()
+    if not built.ran:
+        _console.print("nothing to do: every stage was done before", markup=False)
+
+
+def _show(stage: str, line: str) -> None:
+    _console.print(f"{stage:<11} {line}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show a bar for what is being done now."""
+    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with ProgressBars(*columns, console=_console, transient=True) as bars:
+        task = bars.add_task("", visible=False)
+
+        def show(what: str, done: int, total: int) -> None:
+            bars.update(
+                task, description=what[-80:], completed=done, total=total or None, visible=done < total or not total
+            )
+
+        yield show
+
+
+def _sources(texts: list[str] | None, default: Path) -> tuple[Source, ...]:
+    return tuple(Source.parse(text) for text in texts) if texts else (Source(default),)
+
+
+def _command() -> str:
+    """Return the command line, as a shell would take it; what a deployment is rebuilt with."""
+    program, *arguments = sys.argv
+    name = Path(program).name
+    return shlex.join([*(("python", f"build/{name}") if name.endswith(".py") else (name,)), *arguments])

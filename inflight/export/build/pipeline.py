@@ -1,0 +1,180 @@
+"""A build: plan, quantize, compile, verify, write. Each stage finds what an earlier run has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inflight.errors import DeploymentError
+from inflight.export.build import steps
+from inflight.export.build.blueprint import draw
+from inflight.export.build.request import BuildRequest
+from inflight.export.build.write import Parts, write_deployment
+from inflight.export.checkpoint import fingerprint
+from inflight.export.data import DEFAULT_DESCRIPTION, DataSet
+from inflight.export.plan.detect import cpu_threads, gpu_here
+from inflight.export.plan.gpus import CPU, Gpu, find_gpu
+from inflight.export.progress import Progress
+from inflight.export.quantize.sensitivity import choose_kept, read_sensitivities
+from inflight.export.stages import Stages
+from inflight.machine import Machine
+from inflight.report.results import cpu_model
+from inflight.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Built:
+    """Where the deployment is, and which stages ran."""
+
+    directory: Path
+    ran: tuple[str, ...]
+
+
+class Build:
+    """One build; ``run`` carries it out."""
+
+    def __init__(self, request: BuildRequest, show: Callable[[str, str], object], progress: Progress) -> None:
+        """
+        Args:
+            request: what is asked for.
+            show: told each stage's name and one line about it.
+            progress: told how far a stage is.
+
+        Raises:
+            DeploymentError: it cannot be built, by name; nothing has run yet.
+        """
+        self._show, self._progress = show, progress
+        torch.set_num_threads(cpu_threads())  # a thread that waits for a busy core would stall every layer
+        self._stages = Stages(request.work, show)
+        self._gpu = self._find_gpu(request.gpu)
+        self._blueprint = draw(request, self._gpu)
+        self._source = self._blueprint.checkpoint
+        self._source.require_weights()
+        tokenizer = Tokenizer.from_checkpoint(self._source.directory)
+        data = request.data
+        calibration = DataSet(data.calibration, data.calibration_rows)
+        held_out = DataSet(data.held_out, data.held_out_rows)
+        self._materials = steps.Materials(tokenizer, calibration, held_out, data, _device(request.device))
+        for reason in self._blueprint.reasons:
+            show("plan", reason)
+        if data.is_default and self._blueprint.quantizes:
+            show("plan", f"calibrating and measuring with {DEFAULT_DESCRIPTION}")
+
+    def run(self) -> Built:
+        """Run the stages that have not been run, and return the deployment.
+
+        Raises:
+            DeploymentError: a stage failed, the quality falls short, or there is no room; nothing half-made is left.
+        """
+        files = sorted(path for path in self._source.directory.iterdir() if path.is_file())
+        known = self._blueprint.request.work / "fingerprints.json"
+        self._inputs: dict[str, Any] = {"checkpoint": fingerprint(files, known, self._progress)}
+        self._choose_kept()
+        planned = self._plan()
+        quantized = self._quantize()
+        compiled = self._compile(quantized)
+        verified = self._verify(quantized)
+        parts = Parts(planned, quantized, compiled, verified)
+        directory, line = write_deployment(self._blueprint, parts, self._inputs, self._materials)
+        self._show("write", line)
+        return Built(directory, tuple(self._stages.ran))
+
+    def _find_gpu(self, name: str) -> Gpu:
+        """Return what to build for. A CPU is measured once: the next build must find the same figures."""
+        name = gpu_here() if name == "auto" else name
+        if name != CPU:
+            return find_gpu(name)
+        inputs = {"cpu": cpu_model(), "threads": cpu_threads()}
+        return steps.read_machine(self._stages.run("machine", inputs, steps.measure_machine))
+
+    def _choose_kept(self) -> None:
+        """With a budget: measure what each layer loses, and draw the plan again with those that hurt in 16 bit."""
+        request, recipe = self._blueprint.request, self._blueprint.recipe
+        if request.kl_budget is None:
+            return
+        if not self._blueprint.quantizes_weights:
+            raise DeploymentError(f"--kl-budget: {recipe.precision} quantizes no layer")
+        inputs = self._calibrated({"recipe": asdict(recipe), "probes": steps.PROBES})
+        found = self._stages.run(
+            "sensitivity",
+            inputs,
+            lambda out: steps.measure_layers(self._blueprint, self._materials, out, self._progress),
+        )
+        kept = choose_kept(read_sensitivities(found), request.kl_budget)
+        self._show("sensitivity", f"{len(kept)} linears stay in 16 bit, for a budget of {request.kl_budget:g} nats")
+        self._blueprint = draw(replace(request, keep=(*request.keep, *kept)), self._gpu)
+
+    def _plan(self) -> Path:
+        plan = self._blueprint.plan
+        return self._stages.run("plan", {"plan": plan.as_dict()}, lambda out: steps.write_plan(plan, out))
+
+    def _quantize(self) -> Path:
+        blueprint = self._blueprint
+        inputs = self._inputs
+        if blueprint.quantizes:
+            inputs = self._calibrated({"recipe": asdict(blueprint.recipe)})
+        return self._stages.run(
+            "quantize",
+            inputs,
+            lambda out: steps.quantize(blueprint, self._materials, out, self._progress),
+            needed_bytes=self._source.size,
+        )
+
+    def _compile(self, quantized: Path) -> Path | None:
+        blueprint = self._blueprint
+        if blueprint.flow != "tensorrt":
+            why = "the portable engine runs" if blueprint.flow == "portable" else "TensorRT-LLM's PyTorch flow runs"
+            self._show("compile", f"nothing to do: {why} the checkpoint as it is")
+            return None
+        machine = Machine.detect()
+        inputs = self._calibrated(
+            {
+                "commands": [str(command) for command in steps.commands(blueprint, Path("OUTPUT"))],
+                "machine": asdict(machine) | {"versions": machine.versions.model_dump()},
+            }
+        )
+        return self._stages.run(
+            "compile",
+            inputs,
+            lambda out: steps.compile_engine(blueprint, self._materials, out, self._progress),
+            needed_bytes=2 * self._source.size,
+        )
+
+    def _verify(self, quantized: Path) -> Path | None:
+        blueprint, materials = self._blueprint, self._materials
+        if not blueprint.quantizes:
+            self._show("verify", "nothing to do: nothing was quantized")
+            return None
+        inputs = {
+            "quantized": quantized.name,
+            "held out": materials.held_out.sha256,
+            "recall prompts": materials.request.recall_prompts,
+            "max length": materials.request.max_length,
+            "dtype": blueprint.deployment.engine.dtype,
+            "kv cache": blueprint.deployment.kv_cache.dtype,
+        }
+        measured = self._stages.run(
+            "verify", inputs, lambda out: steps.verify(blueprint, materials, quantized, out, self._progress)
+        )
+        steps.require_quality(blueprint, materials, quantized, measured)
+        return measured
+
+    def _calibrated(self, more: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs of a stage that uses the calibration data."""
+        data = self._materials
+        length = data.request.calibration_length
+        versions = Machine.detect().versions
+        own = {"calibration": data.calibration.sha256, "length": length, "modelopt": versions.modelopt}
+        return self._inputs | own | more
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeploymentError("--device cuda: PyTorch finds no CUDA device")
+    return name

@@ -1,0 +1,62 @@
+"""BuildRequest: what a build is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
+from inflight.export.plan.plan import PlanRequest
+
+EngineChoice = Literal["auto", "pytorch", "trtllm", "tensorrtllm"]
+FlowChoice = Literal["pytorch", "tensorrt"]
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Which data, and how much of it."""
+
+    calibration: tuple[Source, ...] = (Source(DEFAULT_CALIBRATION),)
+    calibration_rows: int = 512
+    calibration_length: int = 512
+    """Tokens of a row, at most."""
+    held_out: tuple[Source, ...] = (Source(DEFAULT_HELD_OUT),)
+    held_out_rows: int = 400
+    recall_prompts: int = 48
+    max_length: int = 2048
+    """Tokens of a held-out row or a long prompt, at most; the model's own limit holds too."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether any of it is Inflight's own, in place of the user's."""
+        paths = {source.path for source in (*self.calibration, *self.held_out)}
+        return bool(paths & {DEFAULT_CALIBRATION, DEFAULT_HELD_OUT})
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One deployment to build."""
+
+    model: Path
+    gpu: str
+    """A name of the table, ``cpu``, or ``auto``: this machine's GPU if it has one, else its CPU."""
+    precision: str
+    command: str
+    """What rebuilds it."""
+    output: Path
+    work: Path
+    """Where the stages keep their results."""
+    engine: EngineChoice = "auto"
+    flow: FlowChoice | None = None
+    """Of TensorRT-LLM; None: the precision's first."""
+    plan: PlanRequest = field(default_factory=PlanRequest)
+    data: DataRequest = field(default_factory=DataRequest)
+    settings: Path | None = None
+    """A YAML file with keys of deployment.yaml that take the place of what the plan says."""
+    keep: tuple[str, ...] = ()
+    """Patterns of the names of linears that stay in 16 bit."""
+    kl_budget: float | None = None
+    """Mixed precision: the most sensitive layers stay in 16 bit until the others lose no more than this, in nats."""
+    device: str = "auto"
+    """Where quantization and measurement run: cpu, cuda, or auto."""

@@ -27,14 +27,15 @@ class Scorer:
     def __init__(
         self,
         directory: Path,
-        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto",
         kv_dtype: Literal["auto", "fp8"] = "auto",
         device: str = "auto",
     ) -> None:
         """
         Args:
             directory: the checkpoint's.
-            dtype: of the computation, as ``engine.dtype`` of a deployment.
+            dtype: of the computation, as ``engine.dtype`` of a deployment; or float64, to hold one implementation of
+                quantized arithmetic to another without the noise of sums.
             kv_dtype: as ``kv_cache.dtype`` of a deployment.
             device: as ``engine.device`` of a deployment.
 
@@ -44,7 +45,7 @@ class Scorer:
         config = load_config(directory)
         self._device = resolve_device(device)
         self.max_length = config.max_position_embeddings
-        computed_in = resolve_dtype(dtype, config)
+        computed_in = torch.float64 if dtype == "float64" else resolve_dtype(dtype, config)
         self._loaded = load_model(
             directory, config, computed_in, self._device, self.max_length, kv_dtype, separate=True
         )

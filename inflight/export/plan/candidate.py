@@ -15,7 +15,7 @@ LARGEST_BATCH = 1024
 LARGEST_STEP = 8192
 """TensorRT-LLM's own default of max_num_tokens; more only delays the decodes that share the step."""
 SMALLEST_STEP = 256
-_WORTHWHILE = 1.02
+_WORTHWHILE = 1.05
 """A batch is doubled while that brings so many times the throughput; beyond, it only adds latency."""
 _LONGEST_GAP = 2
 """Times the objective for the mean ITL that a step full of prompt tokens may take."""

@@ -1,0 +1,184 @@
+"""Calibration: the efficiencies of the rooflines, fitted to measured steps, and checked against others.
+
+The model of a step is ``roofline.Roofline``'s:
+
+    step = step_overhead + samples x sequence_overhead + sum over linear layers, attention and lm_head of
+           max(bytes / (bandwidth x share), flops / (peak x share))
+
+with five unknowns: two overheads, and the shares of bandwidth for weights, of bandwidth for keys and values, and of the
+peak. They are fitted by least squares on the relative error, so that a step of a millisecond counts as much as one of a
+hundred. A share that no measured step depends on stays as assumed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inflight.engine.models.config import read_model_config
+from inflight.errors import DeploymentError
+from inflight.export.plan.gpus import Gpu
+from inflight.export.plan.placement import Parallel, Shape
+from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
+from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency, Roofline, Step
+
+FITTED = ("step_overhead_s", "sequence_overhead_s", "bandwidth", "kv_bandwidth", "compute")
+_ITERATIONS = 100
+_NUDGE = 1e-4
+"""Of a parameter's logarithm, for its derivative."""
+_LOWER = np.log(1e-9)
+"""Of a parameter's logarithm: below, it is as good as none."""
+_UPPER = np.array([np.inf, np.inf, 0.0, 0.0, 0.0])
+"""Shares are at most 1: a small model's weights may come out of a cache, faster than memory, but a larger one's will
+not."""
+
+
+class Measured(BaseModel):
+    """One row of a measurement: a kind of step, and its median time."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    streams: int = Field(ge=0)
+    """Sequences that decode."""
+    context: int = Field(ge=0)
+    """Mean tokens of each."""
+    prompt_tokens: int = Field(ge=0)
+    """Of a prompt that is computed meanwhile."""
+    prompt_steps: int = Field(ge=0)
+    """Steps that it takes; the time is their mean."""
+    step_ms: Annotated[float, Field(gt=0)]
+
+    @property
+    def step(self) -> Step:
+        """The work of the step."""
+        if not self.prompt_tokens:
+            return Step(self.streams, self.context)
+        return Step(
+            decodes=self.streams,
+            context=self.context,
+            prefill_tokens=self.prompt_tokens / self.prompt_steps,
+            prefill_context=self.prompt_tokens / 2,
+            prefill_ends=1 / self.prompt_steps,
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all streams together; for a prompt alone, prompt tokens."""
+        tokens = self.streams or self.prompt_tokens / self.prompt_steps
+        return tokens / self.step_ms * 1000
+
+
+class Measurement(BaseModel):
+    """A results file: measured steps, and with what they were measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: str
+    commit: str
+    machine: str
+    date: str
+    model: str
+    config: Mapping[str, Any]
+    """The model's ``config.json``."""
+    precision: str
+    gpu: Gpu
+    """With the peaks that the shares refer to."""
+    rows: tuple[Measured, ...] = Field(min_length=len(FITTED))
+
+    @property
+    def shape(self) -> Shape:
+        """The model that was measured, in its precision."""
+        config = read_model_config(self.config)
+        precision = resolve_precision(self.precision, self.gpu, config.dtype)
+        kv_cache, kv_bytes = resolve_kv_cache("auto", self.gpu, precision)
+        return Shape(config, precision, kv_cache, kv_bytes, windows_free_blocks=not self.gpu.is_cpu)
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read a results file.
+
+    Raises:
+        DeploymentError: it cannot be read, or a key is wrong; the first is named.
+    """
+    try:
+        return Measurement.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValidationError, UnicodeDecodeError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "not text"
+        raise DeploymentError(f"{path}: not a measurement of `inflight plan --measure`: {fault}") from None
+
+
+def fit(measurement: Measurement) -> Efficiency:
+    """Return the efficiencies with which the rooflines come closest to a measurement.
+
+    It is Gauss-Newton on the parameters' logarithms, damped as Levenberg and Marquardt do (Marquardt, J.
+    SIAM 11(2), 1963).
+    """
+    shape = measurement.shape
+    steps = [row.step for row in measurement.rows]
+    measured = np.array([row.step_ms / 1000 for row in measurement.rows])
+    start = ASSUMED_CPU if measurement.gpu.is_cpu else ASSUMED_GPU
+    logs = np.log([getattr(start, name) for name in FITTED])
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        return predicted_seconds(_efficiency(start, logs), measurement.gpu, shape, steps) / measured - 1
+
+    damping, current = 1e-2, errors(logs)
+    for _ in range(_ITERATIONS):
+        nudged = [errors(logs + _NUDGE * unit) for unit in np.eye(len(logs))]
+        slopes = np.stack([(one - current) / _NUDGE for one in nudged], axis=1)
+        downhill = -slopes.T @ current
+        free = ~((logs >= _UPPER) & (downhill > 0))  # a share that is 1 and wants more stays where it is
+        normal = slopes.T @ slopes + damping * np.diag(np.sum(slopes**2, axis=0) + 1e-9)
+        move = np.zeros_like(logs)
+        move[free] = np.linalg.solve(normal[np.ix_(free, free)], downhill[free])
+        trial = np.clip(logs + np.clip(move, -1, 1), _LOWER, _UPPER)
+        tried = errors(trial)
+        if tried @ tried < current @ current:
+            logs, current, damping = trial, tried, damping / 3
+        else:
+            damping *= 4
+    return _efficiency(start, logs)
+
+
+def predicted_seconds(efficiency: Efficiency, gpu: Gpu, shape: Shape, steps: Sequence[Step]) -> np.ndarray:
+    """Return the seconds of steps on one GPU."""
+    hidden_bytes = shape.config.hidden_size * shape.precision.base
+    roofline = Roofline(shape.stages(Parallel()), gpu, Parallel(), efficiency, hidden_bytes)
+    return np.array([roofline.time(step).total for step in steps])
+
+
+def _efficiency(start: Efficiency, logs: np.ndarray) -> Efficiency:
+    return replace(start, **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measured row beside what the plan says of it."""
+
+    row: Measured
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Of the predicted throughput, as a fraction of the measured one: above 0 is too fast."""
+        return self.row.step_ms / self.predicted_ms - 1
+
+
+def compare(measurement: Measurement, efficiency: Efficiency, gpu: Gpu) -> list[Comparison]:
+    """Return each row of a measurement beside what ``efficiency`` and the peaks of ``gpu`` predict of it."""
+    seconds = predicted_seconds(efficiency, gpu, measurement.shape, [row.step for row in measurement.rows])
+    return [Comparison(row, 1000 * float(time)) for row, time in zip(measurement.rows, seconds, strict=True)]

@@ -1,0 +1,228 @@
+"""``inflight plan``: what a model needs, and what it does, on any GPU of the table or on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.errors import DeploymentError, InflightError
+from inflight.export.plan.calibration import Comparison, Measurement, compare, fit, read_measurement
+from inflight.export.plan.detect import find_or_measure, gpu_here
+from inflight.export.plan.gpus import CPU, Gpu, known_gpus
+from inflight.export.plan.plan import Plan, PlanRequest, make_plan
+from inflight.export.plan.precision import resolve_precision
+from inflight.export.plan.ranking import Ranking, rank
+from inflight.export.plan.roofline import Efficiency
+from inflight.export.plan.show import show_comparison, show_plan, show_ranking
+from inflight.report.results import provenance
+from inflight.text.checkpoint import read_json
+
+_errors = Console(stderr=True, highlight=False)
+_LOAD, _MEASURE, _OUTPUT = "Load and objectives", "Measuring", "Output"
+
+
+Model = Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")]
+GpuNames = Annotated[
+    list[str] | None, typer.Option(help="A name of build/gpus.toml, auto, or cpu; repeat for several.")
+]
+Precision = Annotated[str, typer.Option(help="auto, float32, bf16, fp16, fp8, int8, int4-awq, w4a8-awq or nvfp4.")]
+KvCache = Annotated[str, typer.Option(help="Type of the KV cache: auto, bf16 or fp8.")]
+Exclude = Annotated[
+    list[str] | None, typer.Option(help="Pattern of linear layers that stay at 16 bits; repeat for several.")
+]
+AtHand = Annotated[int | None, typer.Option(help="GPUs at hand; by default as many as needed.")]
+TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share each layer; by default chosen.")]
+InputTokens = Annotated[int, typer.Option(help="Mean prompt.", rich_help_panel=_LOAD)]
+OutputTokens = Annotated[int, typer.Option(help="Mean answer.", rich_help_panel=_LOAD)]
+P95Input = Annotated[int | None, typer.Option(help="P95 prompt; by default the mean.", rich_help_panel=_LOAD)]
+P95Output = Annotated[int | None, typer.Option(help="P95 answer; by default the mean.", rich_help_panel=_LOAD)]
+Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)]
+HitRate = Annotated[float, typer.Option(help="Share of prompt tokens in the prefix cache.", rich_help_panel=_LOAD)]
+SloTtft = Annotated[float | None, typer.Option(help="Time to first token, at most.", rich_help_panel=_LOAD)]
+SloItl = Annotated[float | None, typer.Option(help="Mean time between tokens, at most.", rich_help_panel=_LOAD)]
+Price = Annotated[float | None, typer.Option(help="USD per hour of one of the GPUs named.", rich_help_panel=_LOAD)]
+Measure = Annotated[
+    Path | None, typer.Option(help="Measure the portable engine here, into this file.", rich_help_panel=_MEASURE)
+]
+Rounds = Annotated[int, typer.Option(min=1, help="How often, with --measure.", rich_help_panel=_MEASURE)]
+Calibrate = Annotated[
+    Path | None, typer.Option(help="Fit the efficiencies to this measurement.", rich_help_panel=_MEASURE)
+]
+Check = Annotated[Path | None, typer.Option(help="Compare the plan with this measurement.", rich_help_panel=_MEASURE)]
+Json = Annotated[str | None, typer.Option("--json", help="FILE, or - for stdout.", rich_help_panel=_OUTPUT)]
+Html = Annotated[Path | None, typer.Option(help="Write a page.", rich_help_panel=_OUTPUT)]
+
+
+def plan(
+    model: Model,
+    gpu: GpuNames = None,
+    precision: Precision = "auto",
+    kv_cache: KvCache = "auto",
+    exclude: Exclude = None,
+    gpus: AtHand = None,
+    tensor_parallel: TensorParallel = None,
+    input_tokens: InputTokens = 1024,
+    output_tokens: OutputTokens = 256,
+    p95_input: P95Input = None,
+    p95_output: P95Output = None,
+    rate: Rate = None,
+    cache_hit_rate: HitRate = 0.0,
+    slo_ttft_ms: SloTtft = None,
+    slo_itl_ms: SloItl = None,
+    price: Price = None,
+    measure: Measure = None,
+    rounds: Rounds = 5,
+    calibrate: Calibrate = None,
+    check: Check = None,
+    as_json: Json = None,
+    html: Html = None,
+) -> None:
+    """Plan how to serve a model: what fits, how fast it is, what it costs."""
+    try:
+        request = PlanRequest(
+            precision=precision,
+            kv_cache=kv_cache,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            p95_input_tokens=p95_input,
+            p95_output_tokens=p95_output,
+            rate=rate,
+            cache_hit_rate=cache_hit_rate,
+            slo_ttft_ms=slo_ttft_ms,
+            slo_itl_ms=slo_itl_ms,
+            price=price,
+            gpus=gpus,
+            tensor_parallel_size=tensor_parallel,
+            excluded=tuple(exclude or ()),
+        )
+        names = gpu or [gpu_here()]
+        if measure is not None:
+            _measure(model, names, precision, rounds, measure)
+        _report(model, _plan(model, names, request, calibrate, check), as_json, html)
+    except InflightError as error:
+        _errors.print(f"inflight: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    plans: tuple[Plan, ...]
+    ranking: Ranking
+    comparisons: tuple[Comparison, ...]
+    measurements: tuple[Measurement, ...]
+
+    def as_dict(self, model: str) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "model": model,
+            "plans": [plan.as_dict() for plan in self.plans],
+            "ranking": [plan.as_dict() for plan in self.ranking.plans],
+            "refused": dict(self.ranking.refused),
+            "check": [
+                one.row.model_dump() | {"predicted_ms": round(one.predicted_ms, 4), "error": round(one.error, 4)}
+                for one in self.comparisons
+            ],
+        }
+
+
+def _plan(
+    model: Path, names: Sequence[str], request: PlanRequest, calibrate: Path | None, check: Path | None
+) -> _Answer:
+    config = _read_config(model)
+    fitted = read_measurement(calibrate) if calibrate else None
+    checked = read_measurement(check) if check else None
+    found = [_calibrated(name, fitted, config, request) for name in names]
+    for measurement in (fitted, checked):
+        if measurement is not None and measurement.gpu.name not in [gpu.name for gpu, _ in found]:
+            raise DeploymentError(f"the measurement is of {measurement.gpu.name}; plan for it too, with --gpu")
+    plans = tuple(make_plan(config, gpu, request, efficiency) for gpu, efficiency in found)
+    comparisons: list[Comparison] = []
+    if checked is not None:
+        planned = next(plan for plan in plans if plan.gpu.name == checked.gpu.name)
+        comparisons = compare(checked, planned.efficiency, planned.gpu)
+    ranking = rank(config, known_gpus().values(), request)
+    measurements = tuple(one for one in (fitted, checked) if one is not None)
+    return _Answer(plans, ranking, tuple(comparisons), measurements)
+
+
+def _calibrated(
+    name: str, measurement: Measurement | None, config: ModelConfig, request: PlanRequest
+) -> tuple[Gpu, Efficiency | None]:
+    """Return the GPU of a name, and its efficiencies where the measurement is of it."""
+    gpu = find_or_measure(name)
+    if measurement is None or measurement.gpu.name != gpu.name:
+        return gpu, None
+    precision = resolve_precision(request.precision, gpu, config.dtype).name
+    if measurement.precision != precision:
+        raise DeploymentError(f"the measurement is in {measurement.precision}, and the plan in {precision}")
+    # The shares refer to the peaks of their own day.
+    peaks = {name: getattr(measurement.gpu, name) for name in ("bandwidth_gb_s", "dense_tflops")}
+    return gpu.model_copy(update=peaks), fit(measurement)
+
+
+def _read_config(model: Path) -> ModelConfig:
+    return read_model_config(read_json(model / "config.json"))
+
+
+def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, path: Path) -> None:
+    """Measure the portable engine on this machine's CPU, with progress, and write the file."""
+    if CPU not in names:
+        raise DeploymentError("--measure runs the portable engine on this machine's processor: add --gpu cpu")
+    from inflight.export.plan.measure import measure
+
+    gpu, config = find_or_measure(CPU), read_json(model / "config.json")
+    resolved = resolve_precision(precision, gpu, read_model_config(config).dtype).name
+    dtype = {"float32": "float32", "bf16": "bfloat16"}.get(resolved)
+    if dtype is None:
+        raise DeploymentError(f"--measure: precision {resolved}; only float32 and bf16 are measured")
+    with Progress(console=_errors, transient=True) as bar:
+        task = bar.add_task("measuring", total=None)
+        rows = measure(model, dtype, rounds, lambda done, total: bar.update(task, completed=done, total=total))
+    command = f"inflight plan {model} --gpu cpu --precision {resolved} --rounds {rounds} --measure {path}"
+    Measurement.model_validate(
+        {"command": command, **provenance(), "model": model.name, "config": config}
+        | {"precision": resolved, "gpu": gpu.model_dump(), "rows": rows}
+    ).write(path)
+
+
+def _report(model: Path, answer: _Answer, as_json: str | None, html: Path | None) -> None:
+    name = model.resolve().name if model.resolve().name != "model" else f"{model.resolve().parent.name}/model"
+    text = json.dumps(answer.as_dict(name), indent=1) + "\n"
+    if as_json == "-":
+        sys.stdout.write(text)
+    else:
+        _show(answer)
+    if as_json not in (None, "-"):
+        Path(as_json).write_text(text)
+    if html is not None:
+        html.write_text(_page(name, answer))
+
+
+def _show(answer: _Answer) -> None:
+    console = Console()
+    console = Console(width=max(console.width, 110), highlight=False)
+    for plan in answer.plans:
+        show_plan(console, plan)
+    if answer.comparisons:
+        show_comparison(console, answer.comparisons)
+    show_ranking(console, answer.ranking)
+
+
+def _page(name: str, answer: _Answer) -> str:
+    try:
+        from inflight.export.plan.page import plan_page
+    except ImportError:
+        raise DeploymentError("--html draws with matplotlib; install the extra `build`") from None
+    footer = "; ".join(
+        f"measured: {one.command} (commit {one.commit}, {one.machine}, {one.date})" for one in answer.measurements
+    )
+    return plan_page(name, answer.plans, answer.ranking, answer.comparisons, footer)

@@ -1,0 +1,125 @@
+"""Parameters, weights and KV cache, from ``config.json`` alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.decoder import make_model
+from inflight.errors import DeploymentError
+from inflight.export.plan.placement import Parallel, Shape
+from inflight.export.plan.precision import PRECISIONS
+from inflight.export.plan.shape import count_parameters, kv_bytes, kv_bytes_per_token, linears, split_excluded
+from tests.export.planning import GIB, SHAPES, shape
+
+MODELS = sorted(path.name for path in SHAPES.iterdir())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_of_the_model_itself(name: str) -> None:
+    config = shape(name)
+    model = make_model(config, served_length=128)
+    tensors = {key: tensor for key, tensor in model.named_parameters() if key.startswith(("model.", "lm_head"))}
+    if config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    assert count_parameters(config).total == sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.55),
+        ("llama-2-7b", 6.74),
+        ("mistral-7b-v0.1", 7.24),
+        ("qwen3-8b", 8.19),
+        ("gemma-3-1b", 1.00),
+    ],
+)
+def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    assert round(count_parameters(shape(name)).total / 1e9, 2) == billions
+
+
+def test_parameters_by_kind_of_llama_8b() -> None:
+    parameters = count_parameters(shape("llama-3.1-8b"))
+    assert parameters.embedding == parameters.lm_head == 128_256 * 4096
+    assert parameters.attention == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    assert parameters.mlp == 32 * 3 * 4096 * 14_336
+    assert parameters.norms == 65 * 4096
+    assert count_parameters(shape("gemma-3-1b")).lm_head == 0
+
+
+def test_kv_cache_of_known_models_at_4096_tokens() -> None:
+    assert kv_bytes(shape("llama-3-8b"), 2, 4096) == 512 * 2**20
+    assert kv_bytes(shape("llama-3.1-70b"), 2, 4096) == 1.25 * GIB  # grouped: 8 of 64 heads
+    assert kv_bytes(shape("llama-2-7b"), 2, 4096) == 2 * GIB  # every head has its own
+    assert kv_bytes_per_token(shape("llama-3-8b"), 1) == 64 * 1024
+
+
+def test_a_window_caps_the_kv_cache() -> None:
+    mistral = shape("mistral-7b-v0.1")
+    assert kv_bytes(mistral, 2, 4096) == kv_bytes(mistral, 2, 32_768) == 512 * 2**20
+    assert kv_bytes(mistral, 2, 32_768, windows=False) == 4 * GIB  # the portable engine keeps it all
+    gemma = shape("gemma-3-1b")  # 22 layers with windows of 512, 4 that see everything; one KV head of 256
+    assert kv_bytes(gemma, 2, 8192) == 2 * 256 * 2 * (22 * 512 + 4 * 8192)
+
+
+def _weights(config: ModelConfig, precision: str, excluded: tuple[str, ...] = ()) -> int:
+    stage = Shape(config, PRECISIONS[precision], "bf16", 2, excluded).stages(Parallel())[0]
+    return stage.weight_bytes
+
+
+def test_weights_of_llama_8b_by_precision() -> None:
+    config = shape("llama-3.1-8b")
+    quantized = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
+    rest = 2 * (2 * 128_256 * 4096 + 65 * 4096)
+    inputs = 32 * (3 * 4096 + 4096 + 2 * 4096 + 14_336)
+    outputs = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14_336 + 4096)
+    assert _weights(config, "bf16") == 2 * quantized + rest == 16_060_522_496
+    assert _weights(config, "fp8") == quantized + rest + 32 * 7 * 8
+    assert _weights(config, "int4-awq") == quantized // 2 + quantized // 128 * 2 + 2 * inputs + rest
+    assert _weights(config, "w4a8-awq") == _weights(config, "int4-awq") + 32 * 7 * 8
+    assert _weights(config, "nvfp4") == quantized // 2 + quantized // 16 + 32 * 7 * 8 + rest
+    assert _weights(config, "int8") == quantized + 4 * outputs + 2 * inputs + 4 * 32 * 7 + rest
+    assert _weights(config, "float32") == 2 * _weights(config, "bf16")
+
+
+def test_layers_that_are_left_out_stay_at_16_bits() -> None:
+    config = shape("llama-3.1-8b")
+    more = _weights(config, "fp8", ("*.down_proj",)) - _weights(config, "fp8")
+    assert more == 32 * (4096 * 14_336 - 8)
+    quantized, kept = split_excluded(config, ("model.layers.0.*", "*.o_proj"))
+    assert (len(quantized), len(kept)) == (32 * 7 - 7 - 31, 7 + 31)
+    with pytest.raises(
+        DeploymentError, match=r"exclude '\*.experts' matches no linear layer; they are named like model"
+    ):
+        split_excluded(config, ("*.experts",))
+
+
+def test_phi3_s_fused_layers_have_the_names_of_its_checkpoints() -> None:
+    config = shape("llama-3.1-8b")
+    phi = ModelConfig(**{**vars(config), "architecture": "Phi3ForCausalLM"})
+    assert {one.name.rsplit(".", 1)[1] for one in linears(phi)} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    assert count_parameters(phi) == count_parameters(config)
+
+
+def test_parallel_parts_add_up() -> None:
+    shape_of = Shape(shape("llama-3.1-70b"), PRECISIONS["bf16"], "bf16", 2)
+    whole = shape_of.stages(Parallel())[0]
+    halves = shape_of.stages(Parallel(tensor=2))[0]
+    norms = (2 * 80 + 1) * 8192 * 2
+    assert 2 * halves.weight_bytes == whole.weight_bytes + norms  # norms are on every GPU
+    stages = shape_of.stages(Parallel(pipeline=3))
+    assert [len(stage.windows) for stage in stages] == [27, 27, 26]
+    assert sum(stage.weight_bytes for stage in stages) == whole.weight_bytes
+    assert [stage.head_bytes > 0 for stage in stages] == [False, False, True]
+
+
+def test_tensor_parallelism_divides_heads_channels_and_groups() -> None:
+    def sizes(name: str, precision: str) -> list[int]:
+        return Shape(shape(name), PRECISIONS[precision], "bf16", 2).tensor_parallel_sizes(8)
+
+    assert sizes("llama-3.1-8b", "bf16") == [1, 2, 4, 8]
+    assert sizes("gemma-3-1b", "bf16") == [1]  # one KV head
+    assert sizes("llama-2-7b", "bf16") == [1, 2, 4, 8]
+    assert sizes("llama-2-7b", "int4-awq") == [1, 2]  # 11,008 / 4 channels are no whole groups of 128

@@ -1,4 +1,8 @@
-"""Real servers for the tests: one streaming and one unary, each with the demo deployment, on free ports."""
+"""Real servers for the tests, on free ports: streaming and unary, with the demo deployment on either engine.
+
+What takes ``server`` or ``unary_server`` runs twice: on the portable engine and, against the fake TensorRT-LLM, on
+``trtllm``.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from inflight.deployment import load_deployment
 from inflight.serve.command import DEMO, override_server
+from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
+from tests.trtllm.fake import InstallationWithFake
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,11 @@ class Running:
     grpc_port: int
     metrics_port: int
     server: TritonServer
+
+    @property
+    def engine(self) -> str:
+        """``engine.kind`` of what it serves."""
+        return self.server.deployment.engine.kind
 
     @property
     def http(self) -> str:
@@ -46,17 +58,33 @@ def run(directory: Path = DEMO, **settings: object) -> Iterator[Running]:
         load_deployment(directory),
         {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": 10},
     )
-    server = TritonServer(directory, deployment.model_copy(update=settings))
+    deployment = deployment.model_copy(update=settings)
+    installation = InstallationWithFake.find() if deployment.engine.kind == "trtllm" else find_installation()
+    server = TritonServer(directory, deployment, installation)
     with server:
         server.wait_ready(60)
         yield Running(http, grpc, metrics, server)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Running]:
-    yield from run()
+def on_engine(kind: str, directory: Path, **settings: object) -> Path:
+    """Write the demo deployment for an engine, with more settings, into ``directory``; return it."""
+    data = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(DEMO / "model")} | settings
+    data["engine"] |= {"kind": kind}
+    (directory / "deployment.yaml").write_text(yaml.safe_dump(data))
+    return directory
+
+
+@pytest.fixture(scope="session", params=["pytorch", pytest.param("trtllm", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest) -> str:
+    """``engine.kind`` of the servers."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def unary_server() -> Iterator[Running]:
-    yield from run(decoupled=False)
+def server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from run(on_engine(engine, tmp_path_factory.mktemp(engine)))
+
+
+@pytest.fixture(scope="session")
+def unary_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from run(on_engine(engine, tmp_path_factory.mktemp(engine)), decoupled=False)

@@ -87,7 +87,11 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"length_penalty": 0.5}, UNSUPPORTED, "length_penalty"),
     ({"lora_task_id": 7}, UNSUPPORTED, "lora_task_id"),
     ({"guided_decoding_guide_type": "json"}, UNSUPPORTED, "guided_decoding_guide_type"),
-    ({"guided_decoding_guide": "{}"}, UNSUPPORTED, "guided_decoding_guide"),
+    (
+        {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a"},
+        UNSUPPORTED,
+        "guided_decoding_guide",
+    ),
     ({"prompt_vocab_size": 5}, UNSUPPORTED, "prompt_vocab_size"),
     ({"prompt_table_extra_id": 5}, UNSUPPORTED, "prompt_table_extra_id"),
     ({"decoder_text_input": "x"}, UNSUPPORTED, "decoder_text_input"),

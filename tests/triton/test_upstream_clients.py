@@ -39,8 +39,8 @@ def reference(server: Running, prompt: list[int]) -> list[int]:
 
 
 @pytest.fixture(params=["streaming", "unary"])
-def mode(request: pytest.FixtureRequest) -> tuple[Running, dict[str, Any]]:
-    """A deployment, and the option that its users start the programs with."""
+def mode(request: pytest.FixtureRequest, engine: str) -> tuple[Running, dict[str, Any]]:
+    """A deployment on ``engine``, and the option that its users start the programs with."""
     if request.param == "streaming":
         return request.getfixturevalue("server"), {"streaming": True}
     return request.getfixturevalue("unary_server"), {}

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from inflight.engine.config import EngineConfig
@@ -34,6 +35,7 @@ class Generator:
         self._tokenizer = Tokenizer.from_checkpoint(Path(llm.tokenizer)) if llm.tokenizer else None
         config = EngineConfig(
             model=directory,
+            dtype=args.dtype,
             block_size=cache.tokens_per_block,
             num_blocks=(cache.max_tokens or _TOKENS) // cache.tokens_per_block,
             prefix_reuse=cache.enable_block_reuse,
@@ -129,7 +131,7 @@ class Generator:
         one.logprobs.extend(self._log_probs(output, tokens))
         one.generation_logits = torch.zeros(0, 1)
         if output.generation_logits:
-            one.generation_logits = torch.tensor(output.generation_logits)
+            one.generation_logits = torch.from_numpy(np.stack(output.generation_logits))
         elif not params.return_generation_logits:
             one.generation_logits = None
         if output.context_logits is not None:

@@ -1,0 +1,80 @@
+"""The fake TensorRT-LLM, and engines on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.deployment import Deployment, resolve
+from inflight.engine.request import Output, Request
+from inflight.sampling import SamplingParams
+from inflight.serve.command import DEMO
+from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm.engine import TrtLlmEngine
+from inflight.trtllm.factory import make_engine
+from tests.trtllm.fake import importable
+
+Settings = dict[str, Any]
+
+
+def deployment(directory: Path = DEMO, **settings: Any) -> Deployment:
+    """Return the demo deployment on TensorRT-LLM, with more settings; their paths are relative to ``directory``."""
+    data = {"model": str(DEMO / "model"), "engine": {"kind": "trtllm", "dtype": "float32"}}
+    return resolve(data | settings, directory, "test")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_checkpoint(DEMO / "model")
+
+
+@pytest.fixture
+def fake() -> Iterator[None]:
+    with importable():
+        yield
+
+
+@pytest.fixture
+def set_fault(fake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that sets the fake's faults, all at once."""
+    path = tmp_path / "faults.json"
+    path.write_text("{}")
+    monkeypatch.setenv("FAKE_TENSORRT_LLM", str(path))
+    return lambda **faults: path.write_text(json.dumps(faults)) and None
+
+
+@pytest.fixture
+def start(fake: None, tokenizer: Tokenizer) -> Iterator[Callable[..., TrtLlmEngine]]:
+    """Returns a function that makes an engine; it ends with the test."""
+    engines = []
+
+    def make(given: Deployment, on_hang: Callable[[], object] = lambda: None) -> TrtLlmEngine:
+        engines.append(make_engine(given, tokenizer, on_hang))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def ask(prompt: list[int], **sampling: Any) -> Request:
+    """Return a request; ``max_tokens`` is 16 unless given."""
+    return Request(prompt, SamplingParams(**{"max_tokens": 16} | sampling))
+
+
+def run(engine: Any, *requests: Request) -> list[Output]:
+    """Run requests to their ends; return one whole output of each, in order."""
+    from inflight.triton.responses import join
+
+    whole: dict[int, Output | None] = {request.key: None for request in requests}
+    for request in requests:
+        engine.validate(request)
+        engine.submit(request)
+    while engine.busy:
+        for output in engine.step():
+            whole[output.key] = join(whole[output.key], output)
+    return [output for output in whole.values() if output is not None]

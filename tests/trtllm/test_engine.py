@@ -1,0 +1,225 @@
+"""The engine on the fake: the same tokens as the portable engine, each end for its reason, and its faults."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.engine.config import EngineConfig
+from inflight.engine.engine import Engine
+from inflight.engine.request import FinishReason, Output, Request
+from inflight.errors import DeadlineExceeded, DeploymentError, EngineFailure, InvalidRequest, UnsupportedFeature
+from inflight.sampling import Guide
+from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm.engine import TrtLlmEngine
+from tests.trtllm.conftest import ask, deployment, run
+from tests.trtllm.test_arguments import engine_dir
+
+Start = Callable[..., TrtLlmEngine]
+QUESTIONS = [f"What is {what}?" for what in ("a paged KV cache", "TTFT", "FP8", "in-flight batching", "a prefix cache")]
+
+
+@pytest.fixture
+def prompt(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode_batch(["What is a paged KV cache?"], add_special_tokens=True)[0]
+
+
+@pytest.fixture(scope="module")
+def portable(tokenizer: Tokenizer) -> Engine:
+    return Engine.load(EngineConfig.of(deployment()), tokenizer)
+
+
+def _told(output: Output) -> tuple[Any, ...]:
+    return output.tokens, output.finish_reason, output.text_limit, output.error
+
+
+@pytest.mark.parametrize("sampler", ["trtllm", "torch"])
+def test_the_same_tokens_as_the_portable_engine(
+    start: Start, tokenizer: Tokenizer, portable: Engine, sampler: str
+) -> None:
+    prompts = tokenizer.encode_batch([text for text in QUESTIONS for _ in range(4)], add_special_tokens=True)
+    settings: dict[str, Any] = {"max_tokens": 48, "end_ids": tokenizer.config.end_ids}
+
+    def requests() -> list[Request]:
+        made = [
+            ask(prompt, **settings, stop_strings=(" and", ". ")[: index % 3]) for index, prompt in enumerate(prompts)
+        ]
+        if sampler == "trtllm":
+            drawn = {"temperature": 1.2, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.1}
+            made += [ask(prompt, **settings, **drawn, seed=seed) for seed, prompt in enumerate(prompts)]
+            made += [
+                ask(prompt, **settings, bad_sequences=((prompt[-1],),), logit_bias={9: 3.0}) for prompt in prompts[::4]
+            ]
+        return made
+
+    engine = start(deployment(tensorrt_llm={"sampler": sampler}))
+    theirs, ours = run(engine, *requests()), run(portable, *requests())
+    assert [_told(output) for output in theirs] == [_told(output) for output in ours]
+    assert {output.finish_reason for output in ours} == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_scores(start: Start, portable: Engine, prompt: list[int]) -> None:
+    def request() -> Request:
+        return ask(prompt, max_tokens=6, log_probs=True, top_log_probs=3, context_logits=True, generation_logits=True)
+
+    engine = start(deployment(tensorrt_llm={"sampler": "torch"}))
+    [theirs], [ours] = run(engine, request()), run(portable, request())
+    assert theirs.tokens == ours.tokens
+    assert theirs.log_probs == pytest.approx(ours.log_probs, abs=1e-4)
+    assert theirs.top_log_probs is not None
+    assert ours.top_log_probs is not None
+    assert [[token for token, _ in row] for row in theirs.top_log_probs] == [
+        [token for token, _ in row] for row in ours.top_log_probs
+    ]
+    assert theirs.context_logits is not None
+    np.testing.assert_allclose(theirs.context_logits, ours.context_logits, atol=1e-3)
+    np.testing.assert_allclose(
+        np.stack(theirs.generation_logits or []), np.stack(ours.generation_logits or []), atol=1e-3
+    )
+
+
+def test_metrics_of_a_request_and_reuse(start: Start, tokenizer: Tokenizer) -> None:
+    engine = start(deployment())
+    prompt = tokenizer.encode_batch(["word " * 60], add_special_tokens=True)[0]
+    run(engine, ask(prompt))
+    [output] = run(engine, ask(prompt))
+    metrics = output.metrics
+    assert metrics is not None
+    assert metrics.arrival_ns <= metrics.first_scheduled_ns <= metrics.first_token_ns < metrics.last_token_ns
+    assert metrics.reused_blocks >= 1
+    assert metrics.total_blocks == metrics.new_blocks + metrics.reused_blocks
+    assert metrics.cached_tokens >= 32
+    assert metrics.generated_tokens == 16
+    time.sleep(0.2)
+    engine.step()
+    assert engine.stats.kv_blocks_max > 0
+    assert engine.stats.kv_blocks_used == engine.stats.active == 0
+    assert engine.stats.iterations > 16
+
+
+def test_priorities_deadlines_and_cancels(start: Start, prompt: list[int], set_fault: Callable[..., None]) -> None:
+    set_fault(step_delay_s=0.005)
+    engine = start(deployment(batching={"max_batch_size": 1}))
+    first, late, urgent, hopeless = (ask(prompt, max_tokens=40) for _ in range(4))
+    urgent.priority = 5
+    hopeless.deadline_ns = time.time_ns() + 50_000_000
+    order = []
+    engine.submit(first)
+    engine.step()
+    for request in (late, urgent, hopeless):
+        engine.submit(request)
+    ended: dict[int, Output] = {}
+    while engine.busy:
+        for output in engine.step():
+            order += [output.key] if output.key not in order else []
+            if output.finished:
+                ended[output.key] = output
+        if urgent.key in order and first.key in ended:
+            engine.cancel(urgent.key)
+    assert [key for key in order if key != hopeless.key] == [first.key, urgent.key, late.key]
+    assert isinstance(ended[hopeless.key].error, DeadlineExceeded)
+    assert ended[urgent.key].finish_reason is FinishReason.CANCELLED
+    assert ended[late.key].finish_reason is FinishReason.LENGTH
+
+
+def test_a_deadline_after_the_first_token(start: Start, prompt: list[int], set_fault: Callable[..., None]) -> None:
+    set_fault(step_delay_s=0.02)
+    engine = start(deployment())
+    request = ask(prompt, max_tokens=500)
+    request.deadline_ns = time.time_ns() + 300_000_000
+    [output] = run(engine, request)
+    assert output.finish_reason is FinishReason.DEADLINE
+    assert 0 < len(output.tokens) < 100
+
+
+def test_guided_decoding(start: Start, tokenizer: Tokenizer, prompt: list[int]) -> None:
+    engine = start(deployment(tensorrt_llm={"guided_decoding": "xgrammar"}))
+    [output] = run(engine, ask(prompt, guide=Guide("regex", "yes or no")))
+    assert tokenizer.decode(output.tokens).strip() == "yes or no"
+    with pytest.raises(UnsupportedFeature, match=r"guided_decoding_guide_type .* set tensorrt_llm.guided_decoding"):
+        start(deployment()).validate(ask(prompt, guide=Guide("json")))
+
+
+def test_lora_by_name(start: Start, tmp_path: Path, prompt: list[int]) -> None:
+    (tmp_path / "adapter").mkdir()
+    config = {"r": 8, "target_modules": ["q_proj"], "fake_bias": {"42": 1000.0}}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    engine = start(deployment(tmp_path, tensorrt_llm={"lora": {"answer": "adapter"}}))
+    plain, adapted, wrong = ask(prompt, max_tokens=3), ask(prompt, max_tokens=3), ask(prompt)
+    adapted.lora, wrong.lora = "answer", "anwser"
+    outputs = run(engine, plain, adapted)
+    assert outputs[1].tokens == [42, 42, 42] != outputs[0].tokens
+    with pytest.raises(InvalidRequest, match=r"lora_name is 'anwser'; .* answer \(did you mean 'answer'"):
+        engine.validate(wrong)
+
+
+def test_a_compiled_engine(start: Start, tmp_path: Path, prompt: list[int]) -> None:
+    settings = {"engine": {"kind": "trtllm"}, "tensorrt_llm": {"engine_dir": engine_dir(tmp_path)}}
+    engine = start(deployment(tmp_path, **settings))
+    [output] = run(engine, ask(prompt, log_probs=True, top_log_probs=2))
+    assert len(output.tokens) == len(output.log_probs or ()) == 16
+    assert all(len(row) == 2 for row in output.top_log_probs or ())
+    with pytest.raises(UnsupportedFeature, match="return_context_logits needs an engine built with"):
+        engine.validate(ask(prompt, context_logits=True))
+
+
+def test_a_hang_fails_what_runs_and_refuses_what_comes(
+    start: Start, prompt: list[int], set_fault: Callable[..., None]
+) -> None:
+    hung: list[float] = []
+    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.4}), lambda: hung.append(time.monotonic()))
+    set_fault(stall_after=5)
+    began = time.monotonic()
+    outputs = run(engine, ask(prompt), ask(prompt))
+    assert 0.3 < time.monotonic() - began < 3
+    for output in outputs:
+        assert len(output.tokens) == 5
+        assert isinstance(output.error, EngineFailure)
+        assert "no progress for 0.4 s" in str(output.error)
+    with pytest.raises(EngineFailure, match="must be started again"):
+        engine.validate(ask(prompt))
+    assert not hung, "the errors get time to reach their clients"
+    time.sleep(1.3)
+    assert len(hung) == 1
+
+
+def test_an_error_in_generate_is_one_requests_own(
+    start: Start, prompt: list[int], set_fault: Callable[..., None]
+) -> None:
+    engine = start(deployment())
+    set_fault(raise_in_generate="CUDA error: an illegal memory access")
+    [output] = run(engine, ask(prompt))
+    assert isinstance(output.error, EngineFailure)
+    assert "CUDA" not in str(output.error), "details are for the log"
+    set_fault()
+    [output] = run(engine, ask(prompt))
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("faults", "settings", "said"),
+    [
+        ({"version": "1.3.0rc1"}, {}, r"TensorRT-LLM 1.3.0rc1 is installed, 1.2.x is served; use the image nvcr.io"),
+        ({"crash_at_start": "out of memory"}, {}, "cannot serve this deployment: RuntimeError: out of memory"),
+        ({"gpus": 1}, {"tensorrt_llm": {"tensor_parallel_size": 2}}, "needs 2 GPUs, here are 1"),
+    ],
+)
+def test_starts_that_fail_say_why_in_one_line(
+    start: Start, set_fault: Callable[..., None], faults: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    set_fault(**faults)
+    with pytest.raises(DeploymentError, match=said):
+        start(deployment(**settings))
+
+
+def test_without_tensorrt_llm(tokenizer: Tokenizer) -> None:
+    from inflight.trtllm.factory import make_engine
+
+    with pytest.raises(DeploymentError, match=r"cannot be imported .* use the image nvcr.io/nvidia/tritonserver"):
+        make_engine(deployment(), tokenizer, lambda: None)

@@ -72,6 +72,9 @@ def fingerprint(files: Sequence[Path], known: Path, progress: Progress) -> dict[
         known: a file that keeps what was computed, by path, size and time of change; so that a large checkpoint is
             read once.
         progress: told about each file.
+
+    Raises:
+        DeploymentError: ``known`` cannot be written.
     """
     memory = read_json(known, optional=True)
     found = {}
@@ -81,8 +84,11 @@ def fingerprint(files: Sequence[Path], known: Path, progress: Progress) -> dict[
         if key not in memory:
             memory[key] = _sha256(file)
         found[file.name] = memory[key]
-    known.parent.mkdir(parents=True, exist_ok=True)
-    known.write_text(json.dumps(memory, indent=1))
+    try:
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text(json.dumps(memory, indent=1))
+    except OSError as error:
+        raise DeploymentError(f"{known}: cannot be written: {error.strerror}") from None
     return found
 
 

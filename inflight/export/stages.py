@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,6 +88,16 @@ def fresh_directory(target: Path) -> Iterator[Path]:
         raise DeploymentError(_explain(error, target)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_writable(parent: Path) -> None:
+    """Raise DeploymentError where nothing can be written to ``parent``, before hours of work; it is made."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise DeploymentError(_explain(error, parent)) from None
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:

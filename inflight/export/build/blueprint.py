@@ -14,7 +14,7 @@ import yaml
 from inflight.deployment import Deployment, QualitySettings, validate
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
-from inflight.export.checkpoint import Checkpoint, inspect
+from inflight.export.checkpoint import Checkpoint
 from inflight.export.compile.flows import TOOLS_IMAGE, choose_flow
 from inflight.export.compile.request import CompileRequest
 from inflight.export.plan.gpus import Gpu
@@ -86,18 +86,18 @@ class Blueprint:
         )
 
 
-def draw(request: BuildRequest, gpu: Gpu, dry_run: bool = False) -> Blueprint:
+def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool = False) -> Blueprint:
     """Decide what to build.
 
     Args:
         request: what is asked for.
+        checkpoint: that it is made from.
         gpu: that it is for.
         dry_run: nothing will run here: what is not installed does not matter.
 
     Raises:
         DeploymentError: it cannot be built, by name.
     """
-    checkpoint = inspect(request.model)
     keep = _kept(checkpoint, request.keep)
     plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
     recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep)

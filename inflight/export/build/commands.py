@@ -134,9 +134,11 @@ def _one_line_errors() -> Iterator[None]:
 def _print_dry_run(request: BuildRequest) -> None:
     from inflight.export.build.blueprint import draw  # PyTorch comes with it, which takes seconds
     from inflight.export.build.dry_run import as_text
+    from inflight.export.checkpoint import inspect
 
     name = gpu_here() if request.gpu == "auto" else request.gpu
-    print(as_text(draw(request, measure_cpu() if name == CPU else find_gpu(name), dry_run=True)), end="")
+    gpu = measure_cpu() if name == CPU else find_gpu(name)
+    print(as_text(draw(request, inspect(request.model), gpu, dry_run=True)), end="")
 
 
 def _run(request: BuildRequest) -> None:

@@ -14,13 +14,13 @@ from inflight.export.build import steps
 from inflight.export.build.blueprint import draw
 from inflight.export.build.request import BuildRequest
 from inflight.export.build.write import Parts, write_deployment
-from inflight.export.checkpoint import fingerprint
+from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet
 from inflight.export.plan.detect import cpu_threads, gpu_here
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu
 from inflight.export.progress import Progress
 from inflight.export.quantize.sensitivity import choose_kept, read_sensitivities
-from inflight.export.stages import Stages
+from inflight.export.stages import Stages, require_writable
 from inflight.machine import Machine
 from inflight.report.results import cpu_model
 from inflight.text.tokenizer import Tokenizer
@@ -50,10 +50,12 @@ class Build:
         self._show, self._progress = show, progress
         torch.set_num_threads(cpu_threads())  # a thread that waits for a busy core would stall every layer
         self._stages = Stages(request.work, show)
-        self._gpu = self._find_gpu(request.gpu)
-        self._blueprint = draw(request, self._gpu)
-        self._source = self._blueprint.checkpoint
+        self._source = inspect(request.model)
         self._source.require_weights()
+        for directory in (request.work, request.output.absolute().parent):
+            require_writable(directory)
+        self._gpu = self._find_gpu(request.gpu)
+        self._blueprint = draw(request, self._source, self._gpu)
         tokenizer = Tokenizer.from_checkpoint(self._source.directory)
         data = request.data
         calibration = DataSet(data.calibration, data.calibration_rows)
@@ -104,9 +106,14 @@ class Build:
             inputs,
             lambda out: steps.measure_layers(self._blueprint, self._materials, out, self._progress),
         )
-        kept = choose_kept(read_sensitivities(found), request.kl_budget)
+        sensitivities = read_sensitivities(found)
+        kept = choose_kept(sensitivities, request.kl_budget)
         self._show("sensitivity", f"{len(kept)} linears stay in 16 bit, for a budget of {request.kl_budget:g} nats")
-        self._blueprint = draw(replace(request, keep=(*request.keep, *kept)), self._gpu)
+        if len(kept) == sum(len(one.linears) for one in sensitivities):
+            raise DeploymentError(
+                f"--kl-budget {request.kl_budget:g}: every layer loses more; nothing would be quantized"
+            )
+        self._blueprint = draw(replace(request, keep=(*request.keep, *kept)), self._source, self._gpu)
 
     def _plan(self) -> Path:
         plan = self._blueprint.plan

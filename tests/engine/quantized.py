@@ -94,7 +94,14 @@ def calibration() -> list[list[int]]:
     return torch.randint(1, VOCAB, (8, 48), generator=generator).tolist()
 
 
-def quantize(model: Any, config: Any, directory: Path, prompts: list[list[int]], fp8_kv_cache: bool = False) -> Any:
+def quantize(
+    model: Any,
+    config: Any,
+    directory: Path,
+    prompts: list[list[int]],
+    fp8_kv_cache: bool = False,
+    round_scales: bool = True,
+) -> Any:
     """Quantize ``model``, export it to ``directory`` and return ModelOpt's simulation of it."""
     config = copy.deepcopy(config)
     if fp8_kv_cache:
@@ -103,7 +110,8 @@ def quantize(model: Any, config: Any, directory: Path, prompts: list[list[int]],
         warnings.simplefilter("ignore")
         model = mtq.quantize(model, config, lambda model: [model(torch.tensor([prompt])) for prompt in prompts])
         requantize_resmooth_fused_llm_layers(model)  # the export does it first: it aligns scales of fused projections
-        _make_scales_powers_of_two(model)
+        if round_scales:
+            _make_scales_powers_of_two(model)
         simulation = copy.deepcopy(model).double()
         export_hf_checkpoint(model, export_dir=directory)
     for module in simulation.modules():

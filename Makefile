@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve demo test test-fast lint contract train-demo clean
+.PHONY: setup serve demo engine test test-fast lint contract train-demo clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,12 @@ serve: setup
 
 demo: setup
 	@exec $(BIN)/inflight demo
+
+# make engine MODEL=path/to/checkpoint GPU=h100 PRECISION=fp8 ARGS="--kl-budget 0.01"
+MODEL ?= deployments/demo/model
+engine: setup
+	@$(BIN)/python build/build_engine.py --model $(MODEL) $(if $(GPU),--gpu $(GPU)) \
+	    $(if $(PRECISION),--precision $(PRECISION)) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -27,6 +27,11 @@ class Checkpoint:
     """Its safetensors files; none if only the shape is there, which is enough for a plan."""
 
     @property
+    def name(self) -> str:
+        """The directory's own name."""
+        return self.directory.resolve().name
+
+    @property
     def size(self) -> int:
         """Bytes of the weights."""
         return sum(file.stat().st_size for file in self.weights)
@@ -46,7 +51,7 @@ def inspect(directory: Path) -> Checkpoint:
     data = read_json(directory / "config.json")
     if "quantization_config" in data or (directory / "hf_quant_config.json").is_file():
         raise DeploymentError(f"{directory} is quantized already; build from the original, or serve it as it is")
-    return Checkpoint(directory.resolve(), read_model_config(data), tuple(_weights(directory)))
+    return Checkpoint(directory, read_model_config(data), tuple(_weights(directory)))
 
 
 def _weights(directory: Path) -> list[Path]:

@@ -19,7 +19,7 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
     checkpoint, recipe = blueprint.checkpoint, blueprint.recipe
     return {
         "build": {
-            "model": checkpoint.directory.name,
+            "model": checkpoint.name,
             "weights": f"{checkpoint.size / 1e9:.2f} GB" if checkpoint.weights else "not here: a build needs them",
             "gpu": blueprint.gpu.title,
             "precision": recipe.precision,

@@ -111,7 +111,7 @@ class Build:
         self._show("sensitivity", f"{len(kept)} linears stay in 16 bit, for a budget of {request.kl_budget:g} nats")
         if len(kept) == sum(len(one.linears) for one in sensitivities):
             raise DeploymentError(
-                f"--kl-budget {request.kl_budget:g}: every layer loses more; nothing would be quantized"
+                f"--kl-budget {request.kl_budget:g}: every layer loses more; nothing is left to quantize"
             )
         self._blueprint = draw(replace(request, keep=(*request.keep, *kept)), self._source, self._gpu)
 

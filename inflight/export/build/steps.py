@@ -158,7 +158,7 @@ def require_quality(blueprint: Blueprint, materials: Materials, quantized: Path,
     checks = check(quality, blueprint.quality)
     original = blueprint.checkpoint
     page = quality_page(
-        f"{original.directory.name} in {blueprint.recipe.precision}",
+        f"{original.name} in {blueprint.recipe.precision}",
         {
             "held-out data": materials.held_out.describe(),
             "calibration data": materials.calibration.describe(),

@@ -82,7 +82,7 @@ def _is_current(output: Path, settings: str) -> bool:
 
 
 def _yaml(blueprint: Blueprint) -> str:
-    what = f"{blueprint.checkpoint.directory.name} in {blueprint.plan.precision} for {blueprint.gpu.name}"
+    what = f"{blueprint.checkpoint.name} in {blueprint.plan.precision} for {blueprint.gpu.name}"
     head = f"# {what}; written by:\n#   {blueprint.request.command}\n"
     return head + yaml.safe_dump(dict(blueprint.settings), sort_keys=False)
 
@@ -101,7 +101,7 @@ def _manifest(
         command=blueprint.request.command,
         engine=blueprint.engine,
         flow=blueprint.flow,
-        model=blueprint.checkpoint.directory.name,
+        model=blueprint.checkpoint.name,
         precision=plan.precision,
         inputs=Inputs(
             checkpoint=_digest(inputs["checkpoint"]),

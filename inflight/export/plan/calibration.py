@@ -12,7 +12,6 @@ hundred. A share that no measured step depends on stays as assumed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +101,7 @@ class Measurement(BaseModel):
     def write(self, path: Path) -> None:
         """Write the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+        path.write_text(self.model_dump_json(indent=1) + "\n")
 
 
 def read_measurement(path: Path) -> Measurement:

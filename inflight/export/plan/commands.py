@@ -169,6 +169,12 @@ def _calibrated(
     return gpu.model_copy(update=peaks), fit(measurement)
 
 
+def _name(model: Path) -> str:
+    """Return a checkpoint's name; that of a deployment too, where the directory is just called ``model``."""
+    path = model.resolve()
+    return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
+
+
 def _read_config(model: Path) -> ModelConfig:
     return read_model_config(read_json(model / "config.json"))
 
@@ -189,22 +195,29 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
         rows = measure(model, dtype, rounds, lambda done, total: bar.update(task, completed=done, total=total))
     command = f"inflight plan {model} --gpu cpu --precision {resolved} --rounds {rounds} --measure {path}"
     Measurement.model_validate(
-        {"command": command, **provenance(), "model": model.name, "config": config}
+        {"command": command, **provenance(), "model": _name(model), "config": config}
         | {"precision": resolved, "gpu": gpu.model_dump(), "rows": rows}
     ).write(path)
 
 
 def _report(model: Path, answer: _Answer, as_json: str | None, html: Path | None) -> None:
-    name = model.resolve().name if model.resolve().name != "model" else f"{model.resolve().parent.name}/model"
+    name = _name(model)
     text = json.dumps(answer.as_dict(name), indent=1) + "\n"
     if as_json == "-":
         sys.stdout.write(text)
     else:
         _show(answer)
-    if as_json not in (None, "-"):
-        Path(as_json).write_text(text)
+    if as_json is not None and as_json != "-":
+        _write(Path(as_json), text)
     if html is not None:
-        html.write_text(_page(name, answer))
+        _write(html, _page(name, answer))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _show(answer: _Answer) -> None:

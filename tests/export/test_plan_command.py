@@ -1,0 +1,120 @@
+"""``inflight plan``, as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from inflight.cli import app
+from inflight.serve.installation import REPOSITORY_ROOT
+from tests.export.planning import SHAPES
+
+RESULTS = REPOSITORY_ROOT / "docs/results/plan"
+DEMO = REPOSITORY_ROOT / "deployments/demo/model"
+LLAMA = str(SHAPES / "llama-3.1-8b")
+
+
+def _run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_the_terminal_shows_memory_states_and_prices() -> None:
+    text = _run(LLAMA, "--gpu", "h100", "--gpu", "l4", "--precision", "fp8", "--rate", "10").stdout
+    assert "NVIDIA H100 SXM5 80 GB" in text
+    assert "NVIDIA L4 24 GB" in text
+    assert "██ weights 8.46 GiB" in text
+    assert "10 requests/s" in text
+    assert "GPUs by price" in text
+    assert "a100-80  precision fp8: a100-80 has compute capability 8.0" in text
+
+
+def test_a_memory_bar_has_its_width_whatever_is_in_it() -> None:
+    for gpu in ("l4", "b200"):
+        lines = _run(LLAMA, "--gpu", gpu).stdout.splitlines()
+        bars = [line for line in lines if line.startswith("█") and "GiB" not in line]
+        assert [len(bar) for bar in bars] == [72]
+
+
+def test_json_on_stdout_is_json_alone() -> None:
+    answer = json.loads(_run(LLAMA, "--gpu", "b200", "--precision", "nvfp4", "--rate", "50", "--json", "-").stdout)
+    assert answer["model"] == "llama-3.1-8b"
+    assert answer["plans"][0]["precision"] == "nvfp4"
+    assert answer["plans"][0]["load"]["requests_per_second"] * answer["plans"][0]["fleet"]["replicas"] == 50
+    hourly = [plan["fleet"]["usd_per_hour"] for plan in answer["ranking"]]
+    assert hourly == sorted(hourly)
+    assert "begins with 10.0" in answer["refused"]["h100"]
+
+
+def test_every_option_changes_the_plan() -> None:
+    def first(*options: str) -> dict[str, object]:
+        found: dict[str, object] = json.loads(_run(LLAMA, "--gpu", "h100", *options, "--json", "-").stdout)["plans"][0]
+        return {key: value for key, value in found.items() if key != "request"}
+
+    plain = first()
+    options = [
+        "--precision fp8", "--kv-cache fp8", "--tensor-parallel 2", "--gpus 2", "--input-tokens 4000",
+        "--output-tokens 1000", "--p95-input 8000", "--p95-output 4000", "--rate 7", "--cache-hit-rate 0.5",
+        "--slo-ttft-ms 35", "--slo-itl-ms 7", "--price 9",
+    ]  # fmt: skip
+    for option in options:
+        assert first(*option.split()) != plain, option
+    assert first("--precision", "fp8", "--exclude", "*.down_proj") != first("--precision", "fp8")
+
+
+def test_calibrated_and_checked_with_the_committed_files(tmp_path: Path) -> None:
+    calibrate, check = ["--calibrate", str(RESULTS / "calibration.json")], ["--check", str(RESULTS / "check.json")]
+    page, data = tmp_path / "plan.html", tmp_path / "plan.json"
+    text = _run(str(DEMO), "--gpu", "cpu", *calibrate, *check, "--html", str(page), "--json", str(data)).stdout
+    assert "fitted:" in text
+    assert "Measured and predicted" in text
+    errors = [row["error"] for row in json.loads(data.read_text())["check"] if not row["prompt_tokens"]]
+    assert len(errors) == 12
+    assert max(map(abs, errors)) < 0.25
+    html = page.read_text()
+    for heading in ("Plan: demo/model", "Memory of one GPU", "Throughput and latency", "Measured on this machine"):
+        assert heading in html
+    assert html.count("<svg") == 4
+
+
+def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
+    from tests.engine.checkpoints import checkpoint
+
+    path = tmp_path / "measured.json"
+    arguments = ("--gpu", "cpu", "--input-tokens", "100", "--output-tokens", "50")
+    text = _run(str(checkpoint("llama")), *arguments, "--rounds", "1", "--measure", str(path), "--calibrate", str(path))
+    assert "fitted:" in text.stdout
+    written = json.loads(path.read_text())
+    assert {"command", "commit", "machine", "date", "rows"} <= set(written)
+    assert written["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("missing",), "config.json"),
+        ((LLAMA, "--gpu", "h1000"), "did you mean 'h100'"),
+        ((LLAMA, "--gpu", "a100-80", "--precision", "fp8"), "use int8 or int4-awq"),
+        ((LLAMA, "--gpu", "h100", "--rate", "-1"), "rate is -1.0; it must be above 0"),
+        ((LLAMA, "--gpu", "h100", "--measure", "x.json"), "add --gpu cpu"),
+        ((LLAMA, "--gpu", "h100", "--calibrate", str(RESULTS / "calibration.json")), "the measurement is of cpu"),
+        ((LLAMA, "--gpu", "h100", "--check", str(RESULTS / "check.json")), "the measurement is of cpu"),
+        (
+            (str(DEMO), "--gpu", "cpu", "--precision", "bf16", "--calibrate", str(RESULTS / "calibration.json")),
+            "the measurement is in float32, and the plan in bf16",
+        ),
+        ((str(DEMO), "--gpu", "cpu", "--precision", "int8", "--measure", "x.json"), "only float32 and bf16"),
+        ((LLAMA, "--gpu", "h100", "--json", "/missing/x.json"), "/missing/x.json: cannot be written"),
+        ((LLAMA, "--gpu", "h100", "--html", "/missing/x.html"), "/missing/x.html: cannot be written"),
+    ],
+)
+def test_a_fault_is_one_line(arguments: tuple[str, ...], fault: str) -> None:
+    result = _run(*arguments, code=1)
+    assert result.stderr.startswith("inflight: ")
+    assert fault in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

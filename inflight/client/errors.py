@@ -1,7 +1,7 @@
 """Errors as a client meets them: the server's own, rebuilt from their text, and two that only a client can have.
 
-The first word of every message of Inflight is the gRPC name of its status, so the text alone is enough; a status code
-that came beside it only counts for messages that Triton itself wrote. Knows nothing of transports.
+The first word of every message of Inflight is the gRPC name of its status, so the text alone is enough; messages that
+Triton itself wrote are known by a status code beside them, or by their words. Knows nothing of transports.
 """
 
 from __future__ import annotations
@@ -41,6 +41,16 @@ _CLASSES: dict[str, type[InflightError]] = {
     for kind in (InvalidRequest, UnsupportedFeature, NotFound, RequestCancelled, DeadlineExceeded, EngineFailure)
 }
 _PREFIX = re.compile(rf"\b({'|'.join([*_CLASSES, QueueFull.status])}): ")
+_TRITONS_WORDS = {
+    "unknown model": "NOT_FOUND",
+    "not ready": "UNAVAILABLE",
+    "no available versions": "UNAVAILABLE",
+    "queue size": "UNAVAILABLE",
+    "unexpected inference": "INVALID_ARGUMENT",
+    "unexpected shape": "INVALID_ARGUMENT",
+    "timeout expired": "DEADLINE_EXCEEDED",
+}
+"""What tells the status of Triton's own errors on a gRPC stream, which come without one."""
 _STATUS_OF_HTTP = {
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
@@ -70,6 +80,8 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
     found = _PREFIX.search(message)
     if found:
         status, message = found[1], message[found.end() :]
+    elif status == "INTERNAL":
+        status = next((name for words, name in _TRITONS_WORDS.items() if words in message), status)
     if status == "UNAVAILABLE":
         return _unavailable(message, from_server=found is not None)
     return _CLASSES.get(status, EngineFailure)(message)

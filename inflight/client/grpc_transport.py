@@ -20,7 +20,6 @@ from inflight.client.answer import Outputs
 from inflight.client.errors import from_wire
 from inflight.client.request import INPUTS, NUMPY_TYPES, Request
 
-_METADATA = (("triton_grpc_error", "true"),)  # else Triton's errors on a stream come without a status
 _LENGTH = struct.Struct("<I")
 
 
@@ -49,7 +48,9 @@ class GrpcTransport:
         Raises:
             InflightError: the server's error, or ServerUnreachable.
         """
-        call = self._stub().ModelStreamInfer([encode_request(request, self._model)], metadata=_METADATA)
+        # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
+        # server (2.51) crashes after a few errors on streams, by SIGSEGV or SIGABRT.
+        call = self._stub().ModelStreamInfer([encode_request(request, self._model)])
         try:
             async for message in call:
                 if message.error_message:

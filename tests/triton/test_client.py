@@ -103,3 +103,17 @@ async def test_many_at_once(server: Any, kind: type[AsyncClient] | type[AsyncHtt
         alone = await client.generate(PROMPT, GREEDY)
         together = await asyncio.gather(*(client.generate(PROMPT, GREEDY) for _ in range(16)))
     assert {answer.text for answer in together} == {alone.text}
+
+
+def test_errors_on_streams_leave_the_server_standing(server: Any) -> None:
+    """With the header `triton_grpc_error`, which the client does not send, a few of them bring it down."""
+    refused = GenerateOptions(max_tokens=4, stop_words=["x"] * 300)
+    for _ in range(40):
+        with (
+            Client(f"127.0.0.1:{server.grpc_port}") as client,
+            pytest.raises(errors.InvalidRequest, match="stop_words"),
+        ):
+            client.generate(PROMPT, refused)
+    with Client(f"127.0.0.1:{server.grpc_port}", model="nothing") as client, pytest.raises(errors.NotFound):
+        client.generate(PROMPT, GREEDY)
+    assert server.server.process.poll() is None

@@ -104,7 +104,7 @@ def test_sequences_and_log_probs(blocking: Make) -> None:
 def test_grpc_asks_for_status_codes(fake: FakeServer) -> None:
     with Client(f"grpc://127.0.0.1:{fake.grpc_port}") as client:
         client.generate("Hi")
-    assert fake.metadata[0]["triton_grpc_error"] == "true"
+    assert "triton_grpc_error" not in fake.metadata[0], "the server crashes after a few errors on such streams"
 
 
 @pytest.mark.parametrize("after", [0, 2])

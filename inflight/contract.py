@@ -201,7 +201,7 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("total_draft_tokens", INT32, "draft tokens proposed"),
     _output("num_input_tokens", INT32, "tokens of the prompt"),
     _output("num_output_tokens", INT32, "tokens generated so far"),
-    _output("finish_reason", BYTES, "with the last response: stop, length, cancelled or deadline", own=True),
+    _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),
     _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
 )

@@ -79,7 +79,7 @@ class UpstreamPreparer(PromptPreparer):
 
 
 class UpstreamAssembler(TextAssembler):
-    """The detokenizer stage. The reason for which a request ended is not known: upstream does not send it."""
+    """The detokenizer stage. Why a request ended is unknown: upstream does not send it."""
 
     def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
         """Return the client's arrays for one response of upstream's engine."""
@@ -89,7 +89,9 @@ class UpstreamAssembler(TextAssembler):
 
     def _handed_through(self, arrays: Mapping[str, np.ndarray], chunks: list[TextChunk]) -> dict[str, np.ndarray]:
         outputs = super()._handed_through(arrays, chunks)
-        if not self.is_final(arrays):
+        if self.is_final(arrays):
+            outputs["finish_reason"] = np.full((len(chunks), 1), b"unknown", np.object_)
+        else:
             outputs = {name: array for name, array in outputs.items() if name not in _ONLY_WITH_THE_LAST}
         # Upstream counts those of each response alone, the prompt's included.
         return outputs | {"num_output_tokens": np.array([[chunk.tokens] for chunk in chunks], np.int32)}

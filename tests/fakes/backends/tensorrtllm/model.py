@@ -1,0 +1,189 @@
+"""Stands in for upstream's C++ backend ``tensorrtllm``: its tensors, its parameters, its manners; our tokens.
+
+It reads its parameters as the C++ one does, but where that one warns and goes on, this one refuses to load. What it
+generates comes from the portable engine, on the checkpoint of the deployment.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inflight.engine.factory import make_engine
+from inflight.engine.loop import EngineLoop
+from inflight.engine.request import FinishReason, Output
+from inflight.text.tokenizer import Tokenizer
+from inflight.triton import adapter
+from inflight.triton.engine_inputs import Delivery, Part, read_request
+
+FACTS = json.loads((Path(__file__).resolve().parents[3] / "facts/tensorrt_llm_model.json").read_text())
+REQUIRED = (
+    "gpt_model_type",
+    "gpt_model_path",
+    "tokenizer_dir",
+    "guided_decoding_backend",
+    "xgrammar_tokenizer_info_path",
+)
+
+
+@dataclass
+class Running:
+    """One request, until its last response."""
+
+    sender: adapter.TritonSender
+    delivery: Delivery
+    parts: dict[int, Part]
+    arrival_ns: int
+    request_id: str
+    made: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens of each sequence that are not sent yet."""
+
+
+def read_parameters(config: dict[str, Any]) -> dict[str, str]:
+    """Return the parameters, each checked against the recorded table."""
+    values = {name: entry["string_value"] for name, entry in config["parameters"].items()}
+    for name in REQUIRED:
+        if name not in values:
+            raise ValueError(f"parameter {name} is missing")
+    for name, value in values.items():
+        fact = FACTS["parameters"].get(name)
+        if fact is None:
+            raise ValueError(f"unknown parameter {name}")
+        if "${" in value:
+            raise ValueError(f"parameter {name} is a placeholder: {value}")
+        if "choices" in fact and value not in fact["choices"] and not fact.get("key_must_exist"):
+            raise ValueError(f"Invalid {name}: {value}")
+        parse(name, fact["value_type"], value)
+    if not (Path(values["gpt_model_path"]) / "config.json").is_file():
+        raise ValueError(f"no engine in {values['gpt_model_path']}")
+    return values
+
+
+def parse(name: str, kind: str, value: str) -> None:
+    """Read a value as the C++ backend does."""
+    word = kind.split(" ")[0]
+    accepted = FACTS["parameter_parsing"]["bool_accepts"]
+    if word == "bool" and value not in accepted["true"] + accepted["false"]:
+        raise ValueError(f"{name}: not a bool: {value}")
+    if word in ("int", "uint"):
+        int(value)
+    if word == "float":
+        float(value)
+    if kind.startswith("csv ints"):
+        [int(part) for part in value.replace(";", ",").split(",")]
+
+
+class TritonPythonModel:
+    """The engine's model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the parameters, and load the checkpoint in place of the engine."""
+        self._parameters = read_parameters(json.loads(args["model_config"]))
+        deployment = adapter.deployment()
+        # The demo computes in float32 where it is served; a compiled engine has its own type.
+        deployment = deployment.model_copy(update={"engine": deployment.engine.model_copy(update={"dtype": "float32"})})
+        self._limits, self._decoupled = deployment.limits, adapter.is_decoupled(args)
+        tokenizer = Tokenizer.from_checkpoint(deployment.model)
+        self._vocab_size = tokenizer.config.vocab_size
+        self._lock = threading.Lock()
+        self._running: dict[int, Running] = {}
+        self._loop = EngineLoop(make_engine(deployment, tokenizer), self._deliver, deployment.batching.max_queue_size)
+
+    def finalize(self) -> None:
+        """Stop the engine."""
+        self._loop.close()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; answers come later."""
+        for request in requests:
+            sender = adapter.TritonSender(request)
+            try:
+                self._accept(request, sender)
+            except Exception as error:
+                sender.fail(error)
+
+    def _accept(self, request: Any, sender: adapter.TritonSender) -> None:
+        arrays, request_id = adapter.read_arrays(request), request.request_id()
+        if "stop" in arrays and arrays["stop"].any():
+            if not request_id:
+                raise RuntimeError("Trying to stop a request but the request ID is not provided")
+            with self._lock:
+                keys = [key for key, one in self._running.items() if one.request_id == request_id]
+            for key in keys:
+                self._loop.cancel(key)
+            sender.end(self._decoupled)
+            return
+        if len(arrays["input_ids"]) > 1 and not self._decoupled:
+            raise RuntimeError("Batch > 1 requires the tensorrt_llm backend to be using decoupled transaction policy")
+        kind = "pytorch"  # what stands in; the tensors that it has and upstream has not are in no pbtxt of this model
+        delivery, parts = read_request(arrays, request_id, self._limits, self._vocab_size, self._decoupled, engine=kind)
+        running = Running(sender, delivery, {one.request.key: one for one in parts}, time.monotonic_ns(), request_id)
+        with self._lock:
+            self._running |= dict.fromkeys(running.parts, running)
+        self._loop.submit(*(part.request for part in parts))
+
+    def _deliver(self, output: Output) -> None:
+        running = self._running[output.key]
+        tokens = running.made.setdefault(output.key, [])
+        tokens += output.tokens
+        if not (running.delivery.streaming or output.finished):
+            return
+        part = running.parts[output.key]
+        if output.finished:
+            with self._lock:
+                del self._running[output.key], running.parts[output.key]
+        if output.error is not None:
+            running.sender.fail(output.error)
+            return
+        running.made[output.key] = []
+        whole = running.delivery.streaming or running.delivery.exclude_input
+        running.sender.send(
+            self._response(running, part, output, tokens if whole else part.request.prompt + tokens),
+            final=not running.parts,
+        )
+
+    def _response(self, running: Running, part: Part, output: Output, ids: list[int]) -> adapter.Arrays:
+        delivery = running.delivery
+        arrays: adapter.Arrays = {
+            "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
+            "sequence_length": np.array([[len(ids)]], np.int32),
+        }
+        if delivery.log_probs:
+            arrays["output_log_probs"] = np.array(output.log_probs or [], np.float32).reshape(1, 1, -1)
+        if delivery.batch_size > 1:
+            arrays["batch_index"] = np.array([[part.batch_index]], np.int32)
+        if delivery.sequences > 1:
+            arrays["sequence_index"] = np.array([[part.sequence_index]], np.int32)
+        if delivery.num_input_tokens:
+            arrays["num_input_tokens"] = np.array([[len(part.request.prompt)]], np.int32)
+        if delivery.num_output_tokens:
+            arrays["num_output_tokens"] = np.array([[len(ids)]], np.int32)
+        if delivery.perf_metrics:
+            # A request that was stopped ends without the time of a last token.
+            ended = output.finished and output.finish_reason is not FinishReason.CANCELLED
+            arrays |= self._perf_metrics(running, ended)
+        return arrays
+
+    def _perf_metrics(self, running: Running, finished: bool) -> adapter.Arrays:
+        """They come with every response; the last token's time is set at the end."""
+        now = time.monotonic_ns()
+        times = {
+            "arrival_time_ns": running.arrival_ns,
+            "first_scheduled_time_ns": now,
+            "first_token_time_ns": now,
+            "last_token_time_ns": now if finished else 0,
+        }
+        counts = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks")
+        drafts = ("total_accepted_draft_tokens", "total_draft_tokens")
+        return (
+            {name: np.array([[value]], np.int64) for name, value in times.items()}
+            | {name: np.ones((1, 1), np.int32) for name in counts}
+            | {name: np.zeros((1, 1), np.int32) for name in drafts}
+            | {"acceptance_rate": np.zeros((1, 1), np.float32)}
+        )

@@ -1,0 +1,225 @@
+"""The ensemble on upstream's C++ backend, with a stand-in: the portable engine's text, in upstream's tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as grpc_aio
+
+from inflight.client import AsyncClient, Client, GenerateOptions
+from inflight.errors import EngineFailure, UnsupportedFeature
+from tests.triton.conftest import Running
+from tests.triton.conftest import run as serve_portable
+from tests.triton.upstream_backend import serve, write_deployment
+
+PROMPTS = ["What is in-flight batching?", "What is a paged KV cache?", "Naïve café 🙂", "List three metrics."]
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from serve(write_deployment(tmp_path_factory.mktemp("decoupled")), tmp_path_factory.mktemp("triton"))
+
+
+@pytest.fixture(scope="module")
+def portable() -> Iterator[Running]:
+    yield from serve_portable()
+
+
+def test_streams_are_the_portable_engines(upstream: Running, portable: Running) -> None:
+    options = GenerateOptions(max_tokens=40)
+    with Client(upstream.grpc) as here, Client(portable.grpc) as there:
+        for index, prompt in enumerate(PROMPTS):
+            with here.stream(prompt, options, request_id=f"stream-{index}") as stream:
+                chunks = [chunk.text for chunk in stream]
+            assert len(chunks) > 3
+            assert "".join(chunks) == there.generate(prompt, options).text
+
+
+def test_whole_answers_are_the_portable_engines(upstream: Running, portable: Running) -> None:
+    for prompt in PROMPTS:
+        for exclude in (True, False):
+            body = {"text_input": prompt, "max_tokens": 24, "exclude_input_in_output": exclude}
+            texts = {
+                httpx.post(f"{server.http}/v2/models/ensemble/generate", json=body, timeout=60).json()["text_output"]
+                for server in (upstream, portable)
+            }
+            assert len(texts) == 1
+            assert texts.pop().startswith(prompt) is not exclude
+
+
+def test_many_streams_at_once_stay_apart(upstream: Running, portable: Running) -> None:
+    options = GenerateOptions(max_tokens=24, ignore_eos=True)
+    prompts = [f"Request {index}: what is {PROMPTS[index % 3]}" for index in range(40)]
+
+    async def one(client: AsyncClient, index: int) -> str:
+        return "".join(
+            [chunk.text async for chunk in client.stream(prompts[index], options, request_id=f"many-{index}")]
+        )
+
+    async def all_of_them() -> list[str]:
+        async with AsyncClient(upstream.grpc) as client:
+            return await asyncio.gather(*(one(client, index) for index in range(len(prompts))))
+
+    texts = asyncio.run(all_of_them())
+    with Client(portable.grpc) as there:
+        for index in range(0, len(prompts), 7):
+            assert texts[index] == there.generate(prompts[index], options).text
+
+
+def test_streams_of_one_id_stay_apart(upstream: Running, portable: Running) -> None:
+    options = GenerateOptions(max_tokens=24)
+
+    async def both() -> list[str]:
+        async with AsyncClient(upstream.grpc) as client:
+
+            async def one(prompt: str) -> str:
+                return await _join(client.stream(prompt, options, request_id="same"))
+
+            return await asyncio.gather(*map(one, PROMPTS[:2]))
+
+    texts = asyncio.run(both())
+    with Client(portable.grpc) as there:
+        assert texts == [there.generate(prompt, options).text for prompt in PROMPTS[:2]]
+
+
+def test_a_stop_word_ends_the_answer(upstream: Running) -> None:
+    """Upstream leaves it in the text, and so it does here."""
+    with Client(upstream.grpc) as client:
+        whole = client.generate(PROMPTS[1], GenerateOptions(max_tokens=40)).text
+        word = whole.split()[4].strip(".,")
+        text = client.generate(PROMPTS[1], GenerateOptions(max_tokens=40, stop_words=[word])).text
+    assert whole.startswith(text)
+    assert len(text) < len(whole)
+    assert text.endswith(word)
+
+
+def test_counts_and_log_probs(upstream: Running) -> None:
+    options = GenerateOptions(max_tokens=9, ignore_eos=True, return_num_output_tokens=True, return_log_probs=True)
+    with Client(upstream.grpc) as client, client.stream(PROMPTS[0], options, request_id="counts") as stream:
+        list(stream)
+        answer = stream.completion()
+    assert answer.usage.output_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"min_p": 0.5}, "min_p"),
+        ({"priority": 3}, "priority"),
+        ({"deadline_ms": 500}, "deadline_ms"),
+        ({"num_top_log_probs": 2}, "num_top_log_probs"),
+    ],
+)
+def test_what_upstream_has_not_is_refused_by_name(upstream: Running, options: dict[str, Any], name: str) -> None:
+    with Client(upstream.grpc) as client, pytest.raises(UnsupportedFeature, match=name):
+        client.generate("Hi", GenerateOptions(max_tokens=4, **options))
+
+
+def test_beams_and_too_many_sequences_are_refused(upstream: Running) -> None:
+    url = f"{upstream.http}/v2/models/ensemble/generate"
+    for extra, name in (
+        ({"beam_width": 2}, "beam_width"),
+        ({"num_return_sequences": 99}, "num_return_sequences is 99"),
+    ):
+        answer = httpx.post(url, json={"text_input": "Hi", "max_tokens": 4} | extra, timeout=60)
+        assert name in answer.text
+        assert answer.status_code == 400
+
+
+def test_a_stream_without_an_id_is_refused(upstream: Running) -> None:
+    body = {"text_input": "Hi", "max_tokens": 4, "stream": True}
+    answer = httpx.post(f"{upstream.http}/v2/models/ensemble/generate_stream", json=body, timeout=60)
+    assert "the request id is missing" in answer.text
+    with_id = httpx.post(f"{upstream.http}/v2/models/ensemble/generate_stream", json=body | {"id": "a"}, timeout=60)
+    assert "error" not in with_id.text
+
+
+def finished(server: Running) -> float:
+    """Return how many requests the engine's model has answered to their end."""
+    page = httpx.get(server.metrics).text
+    return sum(map(float, re.findall(r'nv_inference_request_success\{model="tensorrt_llm",version="1"\} (\d+)', page)))
+
+
+LONG = GenerateOptions(max_tokens=900, ignore_eos=True)
+
+
+def test_a_stop_by_id_ends_the_stream(upstream: Running) -> None:
+    """Upstream marks the end of a stopped request by nothing but its end, so our client says that it was cut."""
+
+    async def run() -> int:
+        async with AsyncClient(upstream.grpc) as client, grpc_aio.InferenceServerClient(upstream.grpc) as other:
+            stream = client.stream("Tell me", LONG, request_id="to-stop")
+            reader = asyncio.create_task(_join(stream))
+            await asyncio.sleep(0.4)
+
+            async def stop() -> Any:
+                yield {"model_name": "tensorrt_llm", "inputs": _stop_inputs(), "request_id": "to-stop"}
+
+            async for _, error in other.stream_infer(stop()):
+                assert error is None
+                break
+            with pytest.raises(EngineFailure, match="ended before its last response"):
+                await asyncio.wait_for(reader, 5)
+            return stream.completion().usage.output_tokens or 0
+
+    assert 0 < asyncio.run(run()) < 900
+
+
+def test_a_client_that_goes_away_ends_its_stream(upstream: Running) -> None:
+    """The detokenizer notices, and stops the engine by the request's id: one request and one stop are answered."""
+    before = finished(upstream)
+
+    async def run() -> None:
+        async with AsyncClient(upstream.grpc) as client:
+            stream = client.stream("Tell me", LONG, request_id="to-cancel")
+            reader = asyncio.create_task(_join(stream))
+            await asyncio.sleep(0.4)
+            await stream.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            for _ in range(40):
+                if finished(upstream) >= before + 2:
+                    return
+                await asyncio.sleep(0.1)
+        raise AssertionError("the request runs on")
+
+    asyncio.run(run())
+
+
+async def _join(stream: Any) -> str:
+    return "".join([chunk.text async for chunk in stream])
+
+
+def _stop_inputs() -> list[grpc_aio.InferInput]:
+    """Return upstream's stop, with the two inputs that it requires of every request."""
+    inputs = []
+    for name, kind, array in (
+        ("stop", "BOOL", np.array([[True]])),
+        ("input_lengths", "INT32", np.array([[1]], np.int32)),
+        ("request_output_len", "INT32", np.array([[1]], np.int32)),
+    ):
+        tensor = grpc_aio.InferInput(name, [1, 1], kind)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+def test_unary(tmp_path: Path, portable: Running) -> None:
+    (tmp_path / "triton").mkdir()
+    server = serve(write_deployment(tmp_path, decoupled=False), tmp_path / "triton")
+    unary = next(server)
+    url = f"{unary.http}/v2/models/ensemble/generate"
+    body = {"text_input": PROMPTS[0], "max_tokens": 24}
+    same = {
+        httpx.post(f"{one.http}/v2/models/ensemble/generate", json=body, timeout=60).json()["text_output"]
+        for one in (unary, portable)
+    }
+    assert len(same) == 1
+    assert "Streaming is only supported" in httpx.post(url, json=body | {"stream": True, "id": "a"}, timeout=60).text
+    server.close()

@@ -16,9 +16,27 @@ from torch import Tensor, nn
 from inflight.engine.attention.paged import PagedAttention, Span
 from inflight.engine.checkpoint import checkpoint_name, load_config, load_model, resolve_dtype
 from inflight.engine.model_runner import resolve_device
+from inflight.engine.models.layers import Attend
+from inflight.engine.quant.kv_cache import KvScales
 from inflight.engine.quant.linears import QuantizedLinear
 
 _BLOCK_SIZE = 64
+
+
+class _Ranges:
+    """Attention that notes the largest keys and values, layer after layer."""
+
+    def __init__(self, attend: Attend) -> None:
+        self._attend = attend
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+    ) -> Tensor:
+        self.keys.append(key.float().abs().max())
+        self.values.append(value.float().abs().max())
+        return self._attend(layer, query, key, value, window, scale)
 
 
 class Scorer:
@@ -88,16 +106,49 @@ class Scorer:
         Raises:
             ValueError: there are no tokens, or more than ``max_length``.
         """
+        return self._loaded.model.logits(self._hidden(tokens, self._attend(tokens)))
+
+    @torch.inference_mode()
+    def kv_ranges(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the largest absolute key and value of each layer, float32 ``[layers]`` each.
+
+        Raises:
+            ValueError: as ``logits``.
+        """
+        seen = _Ranges(self._attend(tokens))
+        self._hidden(tokens, seen)
+        return torch.stack(seen.keys), torch.stack(seen.values)
+
+    @property
+    def kv_scales(self) -> KvScales | None:
+        """Scales of the FP8 KV cache; None: it is not quantized."""
+        return self._loaded.kv_scales
+
+    @contextmanager
+    def rescaled(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> Iterator[None]:
+        """Compute with other scales of one layer's KV cache for a while; without effect where it is not quantized."""
+        scales = self._loaded.kv_scales
+        tensors = (scales.keys, scales.values) if scales is not None else ()
+        kept = [one[layer].clone() for one in tensors]
+        try:
+            for one, scale in zip(tensors, (key_scale, value_scale), strict=False):
+                one[layer] = scale
+            yield
+        finally:
+            for one, scale in zip(tensors, kept, strict=True):
+                one[layer] = scale
+
+    def _attend(self, tokens: Sequence[int]) -> PagedAttention:
+        """Return attention over an empty cache that has room for ``tokens``."""
         if not 0 < len(tokens) <= self.max_length:
             raise ValueError(f"{len(tokens)} tokens; there must be 1 to {self.max_length}")
         blocks = range(-(-len(tokens) // _BLOCK_SIZE))
         kv = self._loaded.make_kv_tensors(len(blocks), _BLOCK_SIZE)
-        hidden = self.model(
-            torch.tensor(tokens, device=self._device),
-            torch.arange(len(tokens), device=self._device),
-            PagedAttention(kv, [Span(0, 0, len(tokens), blocks)], _BLOCK_SIZE),
-        )
-        return self._loaded.model.logits(hidden)
+        return PagedAttention(kv, [Span(0, 0, len(tokens), blocks)], _BLOCK_SIZE)
+
+    def _hidden(self, tokens: Sequence[int], attend: Attend) -> Tensor:
+        device = self._device
+        return self.model(torch.tensor(tokens, device=device), torch.arange(len(tokens), device=device), attend)
 
     @contextmanager
     def replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:

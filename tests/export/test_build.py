@@ -118,26 +118,39 @@ def test_other_thresholds_only_write_again(
     assert load_deployment(again.directory).quality.max_kl_divergence == 7
 
 
+@pytest.mark.parametrize(
+    ("tensor", "factor", "named"),
+    [
+        ("model.layers.1.mlp.down_proj.weight_scale", 4.0, "differ most in down_proj, by 300"),
+        ("model.layers.1.self_attn.v_proj.weight_scale", 0.25, "differ most in v_proj, by 75"),
+        ("model.layers.1.mlp.gate_proj.input_scale", 0.25, ""),
+        ("model.layers.1.self_attn.v_proj.v_scale", 0.25, r"its KV cache holds only 0\.2"),
+    ],
+)
 def test_a_damaged_scale_fails_and_the_layer_is_named(
-    built: Built, request_of: Callable[..., BuildRequest], ground: Path, tmp_path: Path
+    built: Built,
+    request_of: Callable[..., BuildRequest],
+    ground: Path,
+    tmp_path: Path,
+    tensor: str,
+    factor: float,
+    named: str,
 ) -> None:
     work = tmp_path / "work"
     shutil.copytree(ground / "work", work)
     stage = next(work.glob("quantize-*"))
     for left in work.glob("verify-*"):
         shutil.rmtree(left)
-    scale_tensor(stage / "model", "model.layers.1.mlp.down_proj.weight_scale", 4.0)
+    scale_tensor(stage / "model", tensor, factor)
     settings = tmp_path / "settings.yaml"
-    settings.write_text(
-        yaml.safe_dump({"engine": {"dtype": "float32"}, "quality": LENIENT | {"max_kl_divergence": 1e-4}})
-    )
-    with pytest.raises(
-        DeploymentError, match=r"max_kl_divergence .*cost most: model\.layers\.1 .*down_proj"
-    ) as failure:
+    strict = LENIENT | {"max_kl_divergence": 1e-5}
+    settings.write_text(yaml.safe_dump({"engine": {"dtype": "float32"}, "quality": strict}))
+    message = rf"max_kl_divergence .*most: model\.layers\.1 \([^)]*{named}"
+    with pytest.raises(DeploymentError, match=message) as failure:
         run(request_of(settings=settings, work=work, output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     page = Path(str(failure.value).rpartition("The report: ")[2])
-    assert "model.layers.1.mlp.down_proj" in page.read_text()
+    assert "model.layers.1" in page.read_text()
 
 
 def test_an_interrupted_build_resumes(

@@ -11,6 +11,8 @@ from inflight.export.verify.measures import Quality
 
 NAMED = 3
 """Layers that a failed build names."""
+CUT_OFF = 0.8
+"""Below this, a cache's range is named as a fault: the largest value of other data may be a little larger."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,14 @@ def failure(checks: Sequence[Check], costs: Sequence[LayerCost]) -> str | None:
     short = [f"{one.name} is {one.limit:g} and {one.value:.4g} was measured" for one in checks if not one.passes]
     if not short:
         return None
-    layers = ", ".join(
-        f"{cost.layer} (restoring it takes {cost.kl_saved:.4f} nats off the KL divergence; its weights differ most in "
-        f"{cost.worst_linear.rpartition('.')[2]}, by {cost.weight_error:.1%})"
-        for cost in costs[:NAMED]
-    )
+    layers = ", ".join(_named(cost) for cost in costs[:NAMED])
     return f"the quantized checkpoint falls short: {'; '.join(short)}. The layers that cost most: {layers}"
+
+
+def _named(cost: LayerCost) -> str:
+    linear = cost.worst_linear.rpartition(".")[2]
+    text = f"restoring it takes {cost.kl_saved:.4f} nats off the KL divergence; its weights differ most in {linear}, "
+    text += f"by {cost.weight_error:.1%}"
+    if cost.kv_range is not None and cost.kv_range < CUT_OFF:
+        text += f", and its KV cache holds only {cost.kv_range:.2f} of the largest value"
+    return f"{cost.layer} ({text})"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inflight.engine.models.layers import RmsNorm
+from inflight.engine.quant.formats import E4M3_MAX
 from inflight.engine.scoring import Scorer
 from inflight.export.data import Example
 from inflight.export.progress import Progress, tracked
@@ -38,6 +39,9 @@ class LayerCost:
     worst_linear: str
     weight_error: float
     """Of the worst linear: the norm of the difference from the original's weight, relative to that weight's norm."""
+    kv_range: float | None
+    """The largest key or value that an FP8 cache holds, as a multiple of the largest of the original: below 1, values
+    are cut off. None: the cache is not quantized."""
 
 
 def layer_costs(
@@ -45,8 +49,8 @@ def layer_costs(
 ) -> list[LayerCost]:
     """Return what each decoder layer costs, the dearest first.
 
-    A layer is put back as it is in the original, the others stay quantized; the distributions are then that much closer
-    to the original's.
+    A layer is put back as it is in the original, the scales of its cache too; the others stay quantized. The
+    distributions are then that much closer to the original's.
     """
     probes = sorted(examples, key=lambda one: len(one.tokens), reverse=True)[:PROBES]
     expected = [original.logits(example.tokens) for example in probes]
@@ -59,13 +63,25 @@ def layer_costs(
         ]
         return float(torch.cat(rows).mean())
 
+    keys, values = _kv_ranges(original, probes)
     whole, costs = divergence(), []
-    for layer in tracked(_layers(quantized), "finding the layers that cost most", progress):
-        with quantized.replaced({layer: original.model.get_submodule(layer)}):
+    for index, layer in enumerate(tracked(_layers(quantized), "finding the layers that cost most", progress)):
+        restored = quantized.replaced({layer: original.model.get_submodule(layer)})
+        with restored, quantized.rescaled(index, keys[index] / E4M3_MAX, values[index] / E4M3_MAX):
             saved = whole - divergence()
         worst = max((name for name in errors if name.startswith(f"{layer}.")), key=errors.__getitem__)
-        costs.append(LayerCost(layer, saved, worst, errors[worst]))
+        scales = quantized.kv_scales
+        kv_range = None
+        if scales is not None:
+            kv_range = E4M3_MAX * float(min(scales.keys[index] / keys[index], scales.values[index] / values[index]))
+        costs.append(LayerCost(layer, saved, worst, errors[worst], kv_range))
     return sorted(costs, key=lambda cost: -cost.kl_saved)
+
+
+def _kv_ranges(scorer: Scorer, probes: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Return the largest absolute key and value of each layer over all probes."""
+    keys, values = zip(*(scorer.kv_ranges(example.tokens) for example in probes), strict=True)
+    return torch.stack(keys).amax(0), torch.stack(values).amax(0)
 
 
 def weight_errors(original: Scorer, quantized: Scorer) -> dict[str, float]:

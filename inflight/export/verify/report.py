@@ -58,6 +58,7 @@ def quality_page(
             "KL saved by restoring it (nats)": round(cost.kl_saved, 7),
             "weights differ most in": cost.worst_linear,
             "by (relative norm)": round(cost.weight_error, 4),
+            "range of its KV cache": cost.kv_range and round(cost.kv_range, 2),
         }
         for cost in costs
     ]
@@ -72,7 +73,8 @@ def quality_page(
             Section(
                 "What each layer costs",
                 "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
-                "are compared with the scales that AWQ and SmoothQuant move out of them.",
+                "are compared with the scales that AWQ and SmoothQuant move out of them. The range of an FP8 KV cache "
+                "is a multiple of the largest value of the original.",
                 layer_rows,
                 _layers(costs),
             ),

@@ -135,8 +135,9 @@ def _make_scales_powers_of_two(model: Any) -> None:
 def random_model(kind: str = "Llama", **special: Any) -> Any:
     """Return a small model in float32; its projections' largest weights differ, as those of trained models do."""
     torch.manual_seed(len(kind) + len(special))
-    config = getattr(transformers, f"{kind}Config")(**(_SIZE | special), architectures=[f"{kind}ForCausalLM"])
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    model_class = f"{kind.removesuffix('Text')}ForCausalLM"  # Gemma3Text is the only one whose names differ
+    config = getattr(transformers, f"{kind}Config")(**(_SIZE | special), architectures=[model_class])
+    model = getattr(transformers, model_class)(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:

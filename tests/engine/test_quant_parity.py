@@ -59,8 +59,9 @@ def test_a_checkpoint_that_is_fused_itself(scheme: str) -> None:
     _check(quantized(scheme, "Phi3"))
 
 
-def test_a_norm_of_the_query_and_the_key() -> None:
-    _check(quantized("W4A8", "Qwen3", fp8_kv_cache=True))
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma3Text"])
+def test_norms_of_queries_and_keys(kind: str) -> None:
+    _check(quantized("W4A8", kind, fp8_kv_cache=True))
 
 
 def test_schemes_mixed_within_one_projection() -> None:

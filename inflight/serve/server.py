@@ -167,6 +167,7 @@ class TritonServer:
         lines = self.log_path.read_text(errors="replace").splitlines()
         for pattern in (
             r"DeploymentError: (.*)",
+            r" ERROR inflight[\w.]*: (.*)",
             r"\| (\w+ +\| \d+ +\| UNAVAILABLE: .*)\|$",
             r"E\d{4} [^\]]*\] (.*)",
             "(.+)",

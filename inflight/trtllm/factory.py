@@ -7,6 +7,7 @@ from typing import Any
 
 from inflight.deployment import Deployment
 from inflight.engine.request import Request
+from inflight.errors import DeploymentError, InflightError
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import sampling
 from inflight.trtllm.api import find, make_llm
@@ -30,7 +31,10 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_hang: Callable[
     watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, on_hang)
     arguments = RequestArguments(deployment, tokenizer.config.vocab_size)
     engine = TrtLlmEngine(deployment, tokenizer, runtime, arguments.of, watchdog)
-    engine.warm_up()
+    try:
+        engine.warm_up()
+    except InflightError as error:
+        raise DeploymentError(f"the first generation of TensorRT-LLM failed: {error}") from error
     return engine
 
 

@@ -207,6 +207,11 @@ def test_an_error_in_generate_is_one_requests_own(
     [
         ({"version": "1.3.0rc1"}, {}, r"TensorRT-LLM 1.3.0rc1 is installed, 1.2.x is served; use the image nvcr.io"),
         ({"crash_at_start": "out of memory"}, {}, "cannot serve this deployment: RuntimeError: out of memory"),
+        (
+            {"raise_in_generate": "illegal instruction"},
+            {},
+            "first generation of TensorRT-LLM failed",
+        ),
         ({"gpus": 1}, {"tensorrt_llm": {"tensor_parallel_size": 2}}, "needs 2 GPUs, here are 1"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class Generator:
         )
         self._engine = Engine.load(config)
         self._requests: dict[int, tuple[RequestOutput, Any]] = {}
+        self._given: Counter[int] = Counter()
+        """Tokens handed over, by request."""
         self._loop = EngineLoop(self._engine, self._deliver, 10_000, after_step=self._after_step)
         self.iteration: dict[str, Any] = {"iter": 0}
 
@@ -106,9 +109,10 @@ class Generator:
     def _deliver(self, output: Output) -> None:
         time.sleep(fault("step_delay_s", 0))
         result, params = self._requests[output.key]
-        stall = fault("stall_after")
-        if stall is not None and len(result.outputs[0].token_ids) + len(output.tokens) > stall:
+        stall, given = fault("stall_after"), self._given[output.key]
+        if stall is not None and (given >= stall or given + len(output.tokens) > stall):
             return
+        self._given[output.key] += len(output.tokens)
         sequence = self._engine._sequences.get(output.key)
         metrics = output.metrics or (sequence.metrics if sequence else None)
         block = self._llm.args.kv_cache_config.tokens_per_block

@@ -1,0 +1,135 @@
+"""What only the engine ``trtllm`` does, through a real server: guides, adapters, faults at the start, the watchdog."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from inflight import errors
+from inflight.client import Client, GenerateOptions
+from inflight.engine.config import EngineConfig
+from inflight.engine.engine import Engine
+from inflight.errors import DeploymentError
+from inflight.text.tokenizer import Tokenizer
+from tests.triton.conftest import Running, on_engine, run
+from tests.triton.metrics_page import read_metric
+from tests.trtllm.conftest import ask, deployment
+from tests.trtllm.conftest import run as generate
+
+pytestmark = pytest.mark.slow
+
+QUESTION = "What is a paged KV cache?"
+
+
+@pytest.fixture(scope="module")
+def guided_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("guided")
+    (directory / "adapter").mkdir()
+    config = {"r": 8, "target_modules": ["q_proj"], "fake_bias": {"42": 1000.0}}
+    (directory / "adapter/adapter_config.json").write_text(json.dumps(config))
+    settings = {"guided_decoding": "xgrammar", "lora": {"answer": "adapter"}, "sampler": "torch"}
+    yield from run(on_engine("trtllm", directory, tensorrt_llm=settings))
+
+
+def test_text_is_the_portable_engines(guided_server: Running) -> None:
+    given = deployment()
+    tokenizer = Tokenizer.from_checkpoint(given.model)
+    portable = Engine.load(EngineConfig.of(given), tokenizer)
+    questions = [QUESTION, "What is TTFT?", "What is FP8?", "Name three uses of a prefix cache.", "Hi"]
+    prompts = tokenizer.encode_batch(questions, add_special_tokens=True)
+    requests = [ask(prompt, max_tokens=40, end_ids=tokenizer.config.end_ids) for prompt in prompts]
+    expected = [tokenizer.decode(output.tokens) for output in generate(portable, *requests)]
+    with Client(guided_server.grpc) as client:
+        assert [client.generate(text, GenerateOptions(max_tokens=40)).text for text in questions] == expected
+
+
+def test_guides_and_adapters(guided_server: Running) -> None:
+    guide = GenerateOptions(guided_decoding_guide_type="ebnf_grammar", guided_decoding_guide='root ::= "yes, it is"')
+    with Client(guided_server.grpc) as client:
+        assert client.generate(QUESTION, guide).text.strip() == "yes, it is"
+        plain = client.generate(QUESTION, GenerateOptions(max_tokens=4)).text
+        assert client.generate(QUESTION, GenerateOptions(max_tokens=4, lora_name="answer")).text != plain
+        with pytest.raises(errors.InvalidRequest, match="this deployment has: answer"):
+            client.generate(QUESTION, GenerateOptions(lora_name="other"))
+
+
+def test_what_the_sampler_would_ignore_is_refused(guided_server: Running) -> None:
+    with Client(guided_server.grpc) as client:
+        with pytest.raises(errors.UnsupportedFeature, match=r"repetition_penalty .* `tensorrt_llm.sampler: trtllm`"):
+            client.generate(QUESTION, GenerateOptions(repetition_penalty=1.2))
+        tops = client.generate(QUESTION, GenerateOptions(max_tokens=3, num_top_log_probs=2))
+        assert [len(row) for row in tops.top_log_probs] == [2, 2, 2]
+
+
+def test_without_the_settings_both_are_refused_by_name(server: Running) -> None:
+    guide, adapter = GenerateOptions(guided_decoding_guide_type="json"), GenerateOptions(lora_name="answer")
+    refusal, text = errors.UnsupportedFeature, "lora_name is not supported by this engine"
+    if server.engine == "trtllm":
+        refusal, text = errors.InvalidRequest, "lora_name is 'answer'; this deployment has: none"
+    with Client(server.grpc) as client:
+        with pytest.raises(errors.UnsupportedFeature, match="guided_decoding_guide_type is not supported by this"):
+            client.generate(QUESTION, guide)
+        with pytest.raises(refusal, match=text):
+            client.generate(QUESTION, adapter)
+
+
+def test_a_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faults.json").write_text('{"version": "1.1.0"}')
+    monkeypatch.setenv("FAKE_TENSORRT_LLM", str(tmp_path / "faults.json"))
+    with pytest.raises(DeploymentError, match=r"TensorRT-LLM 1.1.0 is installed, 1.2.x is served; use the image"):
+        next(run(on_engine("trtllm", tmp_path)))
+
+
+def test_a_hang_fails_the_requests_and_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = tmp_path / "faults.json"
+    faults.write_text("{}")
+    monkeypatch.setenv("FAKE_TENSORRT_LLM", str(faults))
+    serving = run(on_engine("trtllm", tmp_path, tensorrt_llm={"watchdog_s": 1}))
+    server = next(serving)
+    assert httpx.get(f"{server.http}/v2/health/ready").status_code == 200
+    faults.write_text('{"stall_after": 3}')
+    ends: list[str] = []
+
+    def ask_and_fail() -> None:
+        with Client(server.grpc) as client, pytest.raises(errors.EngineFailure, match="no progress for 1 s"):
+            list(client.stream(QUESTION, GenerateOptions(max_tokens=50)))
+        ends.append(server.log)
+
+    threads = [threading.Thread(target=ask_and_fail) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(ends) == 4, "each request ends with the error"
+    with pytest.raises(httpx.TransportError):
+        _until(lambda: httpx.get(f"{server.http}/v2/health/ready").status_code != 200, 10)
+    server.server.process.wait(30)
+    assert "no progress for 1 s" in server.log
+    serving.close()
+
+
+def _until(holds: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def test_shutdown_is_clean(tmp_path: Path) -> None:
+    serving = run(on_engine("trtllm", tmp_path))
+    server = next(serving)
+    with Client(server.grpc) as client:
+        client.generate(QUESTION, GenerateOptions(max_tokens=4))
+    assert read_metric(server.metrics, "inflight_requests_total", outcome="length") == 1
+    began = time.monotonic()
+    server.server.process.send_signal(signal.SIGTERM)
+    server.server.process.wait(30)
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in server.log
+    serving.close()

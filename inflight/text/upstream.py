@@ -108,7 +108,7 @@ class UpstreamAssembler(TextAssembler):
 
 def _stream_keys(arrays: Mapping[str, np.ndarray], request_id: str) -> np.ndarray:
     """Return a key for each row of a response, int64 [rows, 1]."""
-    names = ("arrival_time_ns", "batch_index", "sequence_index")
-    columns = [arrays[name].reshape(-1).tolist() for name in names if name in arrays]
     rows = range(len(arrays["output_ids"]))
+    names = ("arrival_time_ns", "batch_index", "sequence_index")
+    columns = [arrays[name].reshape(-1).tolist() if name in arrays else [0 for _ in rows] for name in names]
     return np.array([[hash((request_id, *(column[row] for column in columns)))] for row in rows], np.int64)

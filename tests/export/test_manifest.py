@@ -18,7 +18,6 @@ from inflight.manifest import (
     Inputs,
     Manifest,
     check_deployment,
-    hash_directory,
     read_manifest,
     record_files,
     require_files,
@@ -62,15 +61,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert written.files["checkpoint/weights"].bytes == 3
     assert written.files["checkpoint/weights"].sha256.startswith("ba7816bf")  # SHA-256 of "abc", FIPS 180-2
     assert record_files(tmp_path) == written.files, "the manifest is not among its own files"
-
-
-def test_a_directorys_hash_is_of_names_and_contents(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("same")
-    assert hash_directory(tmp_path / "a") == hash_directory(tmp_path / "b")
-    (tmp_path / "b/file").rename(tmp_path / "b/other")
-    assert hash_directory(tmp_path / "a") != hash_directory(tmp_path / "b")
 
 
 @pytest.mark.parametrize("flow", ["tensorrt", "pytorch"])

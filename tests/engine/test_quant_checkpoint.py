@@ -79,6 +79,11 @@ def test_other_quantization_methods_are_refused(method: str | None) -> None:
         (lambda data: data.update(quant_algo="MIXED_PRECISION"), ("quantized_layers names no layer",)),
         (lambda data: data.update(quant_algo=None), ("no place",)),
         (lambda data: data["exclude_modules"].append(LINEAR), (LINEAR,)),
+        (lambda data: data.update(exclude_modules="lm_head"), ("exclude_modules is 'lm_head'",)),
+        (
+            lambda data: data.update(quant_algo="MIXED_PRECISION", quantized_layers={LINEAR: "FP8"}),
+            (f"{LINEAR}: 'FP8' is not an object",),
+        ),
         (lambda data: data.update(exclude_modules=[]), ("lm_head",)),
     ],
 )

@@ -150,14 +150,14 @@ def test_each_layer_has_scales_of_its_own(kind: str, layer: int) -> None:
     """One that is far too small saturates, and only there."""
     scorer = Scorer(quantized("FP8", fp8_kv_cache=True).directory, "float64", device="cpu")
     right = scorer.logits(TOKENS)
-    scales = getattr(scorer._loaded.kv_scales, kind)
+    scales = getattr(scorer.kv_scales, kind)
     scales[layer] /= 256
     assert (scorer.logits(TOKENS) - right).abs().max() > 1e-2
 
 
 def test_a_cache_without_scales_has_ones() -> None:
     scorer = Scorer(quantized("none").directory, "float64", "fp8", device="cpu")
-    scales = scorer._loaded.kv_scales
+    scales = scorer.kv_scales
     assert scales is not None
     assert (scales.keys.tolist(), scales.values.tolist()) == ([1.0] * 3, [1.0] * 3)
     plain = Scorer(quantized("none").directory, "float64", device="cpu").logits(TOKENS)

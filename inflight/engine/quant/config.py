@@ -100,6 +100,9 @@ def _read(data: Any, source: str) -> Quantization:
     kv_cache = data.get("kv_cache_quant_algo")
     if kv_cache not in (None, "FP8"):
         raise DeploymentError(f"{source}: kv_cache_quant_algo {kv_cache!r} is not supported; supported: FP8")
+    for name, kind in (("exclude_modules", list), ("quantized_layers", dict)):
+        if not isinstance(data.get(name) or kind(), kind):
+            raise DeploymentError(f"{source}: {name} is {data[name]!r}; a {kind.__name__} is expected")
     mixed = data.get("quant_algo") == MIXED
     layers = data.get("quantized_layers") or {} if mixed else {}
     if mixed and not layers:
@@ -112,7 +115,9 @@ def _read(data: Any, source: str) -> Quantization:
     )
 
 
-def _read_layer(data: Mapping[str, Any], source: str) -> LayerQuantization:
+def _read_layer(data: Any, source: str) -> LayerQuantization:
+    if not isinstance(data, dict):
+        raise DeploymentError(f"{source}: {data!r} is not an object with a quant_algo")
     algorithm = str(data.get("quant_algo"))
     if algorithm not in SCHEMES:
         raise DeploymentError(

@@ -23,7 +23,7 @@ from tests.export.planning import SHAPES, shape
 RESULTS = REPOSITORY_ROOT / "docs/results/plan"
 CPU = cpu_gpu(16_384, 30.0, {"float32": 0.1, "fp16": 0.2})
 TRUTHS = [
-    Efficiency(0.7, 0.1, 0.5, step_overhead_s=3e-3, sequence_overhead_s=1e-4),
+    Efficiency(0.4, 0.3, 0.9, step_overhead_s=6e-3, sequence_overhead_s=2e-4),
     Efficiency(0.9, 0.05, 0.8, step_overhead_s=1e-3, sequence_overhead_s=3e-5),
     Efficiency(0.5, 0.3, 0.3, step_overhead_s=0.5e-3, sequence_overhead_s=4e-4),
 ]

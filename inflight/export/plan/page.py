@@ -71,7 +71,7 @@ def _verdict(plan: Plan) -> Section:
 
 
 def _facts(plan: Plan) -> list[dict[str, object]]:
-    return [{"what": name, "value": text} for name, text in summary(plan)]
+    return [{"": name, " ": text} for name, text in summary(plan)]
 
 
 def _checked(comparisons: Sequence[Comparison]) -> Section:

@@ -52,8 +52,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("sequences that fit", f"{plan.fitting_sequences:,} of {request.longest:,} tokens (P95 prompt and answer)"),
         ("max_batch_size", f"{plan.max_batch_size:,}: {_LIMITS[plan.batch_limit]}"),
-        ("max_tokens_per_step", f"{plan.max_tokens_per_step:,}"),
-        ("max_sequence_length", f"{plan.max_sequence_length:,}"),
+        ("max_tokens_per_step", f"{plan.max_tokens_per_step:,} tokens, prefill and decode together"),
+        ("max_sequence_length", f"{plan.max_sequence_length:,} tokens"),
         ("a request alone", _latency(plan.unloaded)),
         ("one replica, full", f"{_latency(plan.capacity)}, {plan.capacity.requests_per_second:.3g} requests/s"),
     ]
@@ -149,7 +149,7 @@ def comparison_rows(comparisons: Iterable[Comparison]) -> list[Row]:
             "measured, ms": _short(one.row.step_ms),
             "predicted, ms": _short(one.predicted_ms),
             "measured, tokens/s": _short(one.row.tokens_per_second),
-            "error": f"{one.error:+.0%}",
+            "error": f"{round(100 * one.error):+d}%",
         }
         for one in comparisons
     ]

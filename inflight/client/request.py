@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -96,7 +97,7 @@ class Request:
 
 
 def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, request_id: str = "") -> Request:
-    """Return the request for ``prompt``.
+    """Return the request for ``prompt``; a stream gets an id of its own if it has none, since some engines need one.
 
     Raises:
         InvalidRequest: naming the field, for a value that its tensor cannot carry. Ranges are the server's to judge.
@@ -114,6 +115,8 @@ def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, req
             inputs[option.name] = _values(option.name, value)
     inputs["stream"] = [stream]
     checked = {name: [_checked(name, value) for value in values] for name, values in inputs.items() if values}
+    if stream and not request_id:
+        request_id = uuid4().hex
     return Request(checked, request_id, options.num_return_sequences or 1, options.num_top_log_probs or 0)
 
 

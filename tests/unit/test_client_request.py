@@ -179,3 +179,10 @@ def test_pauses_grow_and_end() -> None:
         assert pause is not None
         assert most / 2 <= pause <= most
     assert list(Retry(attempts=1).pauses()) == [None]
+
+
+def test_a_stream_has_an_id_of_its_own() -> None:
+    ids = {build_request("a", GenerateOptions(), stream=True).id for _ in range(3)}
+    assert len(ids) == 3
+    assert "" not in ids
+    assert build_request("a", GenerateOptions(), stream=False).id == ""

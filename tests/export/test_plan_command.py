@@ -109,6 +109,7 @@ def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
             "the measurement is in float32, and the plan in bf16",
         ),
         ((str(DEMO), "--gpu", "cpu", "--precision", "int8", "--measure", "x.json"), "only float32 and bf16"),
+        ((str(DEMO), "--gpu", "cpu", "--measure", "/missing/x.json"), "/missing/x.json: cannot be written"),
         ((LLAMA, "--gpu", "h100", "--json", "/missing/x.json"), "/missing/x.json: cannot be written"),
         ((LLAMA, "--gpu", "h100", "--html", "/missing/x.html"), "/missing/x.html: cannot be written"),
     ],

@@ -98,11 +98,6 @@ class Measurement(BaseModel):
         kv_cache, kv_bytes = resolve_kv_cache("auto", self.gpu, precision)
         return Shape(config, precision, kv_cache, kv_bytes, windows_free_blocks=not self.gpu.is_cpu)
 
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.model_dump_json(indent=1) + "\n")
-
 
 def read_measurement(path: Path) -> Measurement:
     """Read a results file.

@@ -190,14 +190,16 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     dtype = {"float32": "float32", "bf16": "bfloat16"}.get(resolved)
     if dtype is None:
         raise DeploymentError(f"--measure: precision {resolved}; only float32 and bf16 are measured")
+    _write(path, "")  # better now than after the measurement
     with Progress(console=_errors, transient=True) as bar:
         task = bar.add_task("measuring", total=None)
         rows = measure(model, dtype, rounds, lambda done, total: bar.update(task, completed=done, total=total))
     command = f"inflight plan {model} --gpu cpu --precision {resolved} --rounds {rounds} --measure {path}"
-    Measurement.model_validate(
+    measurement = Measurement.model_validate(
         {"command": command, **provenance(), "model": _name(model), "config": config}
         | {"precision": resolved, "gpu": gpu.model_dump(), "rows": rows}
-    ).write(path)
+    )
+    _write(path, measurement.model_dump_json(indent=1) + "\n")
 
 
 def _report(model: Path, answer: _Answer, as_json: str | None, html: Path | None) -> None:

@@ -35,7 +35,9 @@ class EngineSettings(_Section):
     replay_step_ms: float = Field(0, ge=0, description="how long a step of the replay engine takes")
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="weights; auto: the checkpoint's own type, float16 as float32"
+        "auto",
+        description="of the computation, and of weights that are not quantized; auto: the checkpoint's own type, "
+        "float16 as float32",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
 
@@ -138,10 +140,13 @@ class QualitySettings(_Section):
         0.05, ge=0, description="mean over positions of the next token's distribution from the original's, in nats"
     )
     min_exact_match: float = Field(
-        0.9, ge=0, le=1, description="share of the held-out answers that the original gives exactly and that stay exact"
+        0.9,
+        ge=0,
+        le=1,
+        description="held-out answers that greedy decoding gives exactly, as a share of the original's number",
     )
     min_long_context_recall: float = Field(
-        0.9, ge=0, le=1, description="share of the facts recalled from long prompts by the original that stay recalled"
+        0.8, ge=0, le=1, description="answers recalled from long prompts, as a share of the original's number"
     )
 
 

@@ -1,13 +1,9 @@
-"""Builds, from end to end: what is made, what is found again, and what is left when something goes wrong."""
+"""Builds, from end to end: what is made, what is found again, what is refused."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,66 +17,13 @@ from inflight.engine.quant.linears import QuantizedLinear
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build import pipeline, steps
-from inflight.export.build.pipeline import Build, Built
-from inflight.export.build.request import BuildRequest, DataRequest
-from inflight.export.data import Source
+from inflight.export.build.pipeline import Built
+from inflight.export.build.request import BuildRequest
 from inflight.export.plan.plan import PlanRequest
-from inflight.export.progress import silent
 from inflight.export.quantize.sensitivity import read_sensitivities
 from inflight.manifest import read_manifest
-from tests.export.tiny import make_checkpoint, make_data, scale_tensor
-
-ROOT = Path(__file__).parents[2]
-LENIENT = {
-    "max_perplexity_increase": 1e6,
-    "max_kl_divergence": 1e6,
-    "min_exact_match": 0,
-    "min_long_context_recall": 0,
-}
-
-
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint, data and lenient thresholds, for all tests of this module."""
-    directory = tmp_path_factory.mktemp("build")
-    make_checkpoint(directory / "tiny")
-    make_data(directory / "data.jsonl")
-    (directory / "settings.yaml").write_text(yaml.safe_dump({"engine": {"dtype": "float32"}, "quality": LENIENT}))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def request_of(ground: Path) -> Callable[..., BuildRequest]:
-    """Make requests; ``changes`` are fields of BuildRequest."""
-
-    def make(**changes: Any) -> BuildRequest:
-        data = DataRequest((Source(ground / "data.jsonl"),), 12, 64, (Source(ground / "data.jsonl"),), 12, 3, 256)
-        fields: dict[str, Any] = {
-            "model": ground / "tiny",
-            "gpu": "cpu",
-            "precision": "fp8",
-            "command": "inflight build --model tiny --gpu cpu --precision fp8",
-            "output": ground / "out",
-            "work": ground / "work",
-            "plan": PlanRequest(input_tokens=64, output_tokens=32),
-            "data": data,
-            "settings": ground / "settings.yaml",
-        }
-        return BuildRequest(**fields | changes)
-
-    return make
-
-
-def run(request: BuildRequest) -> tuple[Built, list[str]]:
-    """Build, and return what was shown."""
-    lines: list[str] = []
-    return Build(request, lambda stage, line: lines.append(f"{stage}: {line}"), silent).run(), lines
-
-
-@pytest.fixture(scope="module")
-def built(request_of: Callable[..., BuildRequest]) -> Built:
-    """The FP8 build that several tests look at."""
-    return run(request_of())[0]
+from tests.export.building import LENIENT, run
+from tests.export.tiny import scale_tensor
 
 
 def test_a_build_is_a_deployment_with_its_manifest_and_report(built: Built, ground: Path) -> None:
@@ -151,91 +94,6 @@ def test_a_damaged_scale_fails_and_the_layer_is_named(
     assert not (tmp_path / "out").exists()
     page = Path(str(failure.value).rpartition("The report: ")[2])
     assert "model.layers.1" in page.read_text()
-
-
-def test_an_interrupted_build_resumes(
-    request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_of(work=tmp_path / "work", output=tmp_path / "out", precision="int8")
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(steps, "measure", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(request)
-    assert not (tmp_path / "out").exists()
-    assert not list((tmp_path / "work").glob(".*partial*"))
-    again, lines = run(request)
-    assert "quantize" not in again.ran
-    assert "verify" in again.ran
-    assert any(line.startswith("quantize: nothing to do") for line in lines)
-
-
-def test_a_killed_build_leaves_nothing_that_is_taken_for_a_result(
-    request_of: Callable[..., BuildRequest], tmp_path: Path
-) -> None:
-    request = request_of(work=tmp_path / "work", output=tmp_path / "out")
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    stage = Build(request, lambda *_: None, silent)
-    target = stage._stages.directory("plan", {"plan": stage._blueprint.plan.as_dict()})
-    left = target.with_name(f".{target.name}.partial-{gone.pid}")
-    left.mkdir(parents=True)
-    (left / "plan.json").write_text("{")
-    stage.run()
-    assert not left.exists()
-    assert json.loads((target / "plan.json").read_text())["precision"] == "fp8"
-
-
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(
-    built: Built, request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(built.directory, output)
-    before = sorted(path.name for path in output.rglob("*"))
-    settings = tmp_path / "settings.yaml"
-    settings.write_text(
-        yaml.safe_dump({"engine": {"dtype": "float32"}, "quality": LENIENT, "limits": {"max_words": 9}})
-    )
-
-    def full(_source: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
-
-    monkeypatch.setattr(steps, "link_or_copy", full)
-    with pytest.raises(DeploymentError, match="the disk is full; nothing was written"):
-        run(request_of(settings=settings, output=output))
-    assert sorted(path.name for path in output.rglob("*")) == before
-    assert [path.name for path in tmp_path.iterdir()].count("out") == 1
-    assert not list(tmp_path.glob(".out*"))
-
-
-def test_too_little_space_is_said_before_work_begins(
-    request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(DeploymentError, match=r"GB are needed and 0\.0 GB are free"):
-        run(request_of(work=tmp_path / "work", output=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("place", ["work", "output"])
-def test_a_read_only_folder_is_one_line(request_of: Callable[..., BuildRequest], place: str) -> None:
-    nobody_writes_here = Path("/sys/inflight")  # root is refused there too
-    with pytest.raises(DeploymentError, match="^/sys.*cannot be written: ") as failure:
-        run(request_of(**{place: nobody_writes_here / "folder"}))
-    assert "\n" not in str(failure.value)
-
-
-def test_a_missing_shard_is_named(request_of: Callable[..., BuildRequest], tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "sharded", shards=True)
-    shard = sorted(checkpoint.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    with pytest.raises(DeploymentError, match=f"{shard.name} is missing"):
-        run(request_of(model=checkpoint, work=tmp_path / "work", output=tmp_path / "out"))
-    assert not (tmp_path / "work").exists()
 
 
 def test_what_a_build_did_not_make_is_not_replaced(request_of: Callable[..., BuildRequest], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from inflight.export.verify.checks import Check, failure
 from inflight.export.verify.layers import LayerCost
 from inflight.export.verify.measures import Quality
-from inflight.report.page import Section, render_page
+from inflight.report.page import Row, Section, render_page
 
 _BLUE, _RED, _GREY = "#2563a8", "#b3261e", "#9aa5b1"
 _MEANING = {
@@ -40,7 +40,30 @@ def quality_page(
     """
     short = failure(checks, costs)
     verdict = short or "All thresholds hold."
-    rows = [
+    size_rows = [{"checkpoint": name, "weights (MB)": round(size / 1e6, 2)} for name, size in sizes.items()]
+    return render_page(
+        title,
+        "A quantized checkpoint beside the original, on data that neither calibration nor training of scales has seen.",
+        [
+            Section(text=verdict, verdict=short is None),
+            Section("Quality", table=_check_rows(checks)),
+            Section("Size", table=size_rows, figure=_sizes(sizes)),
+            Section("Divergence of each held-out example", figure=_divergences(quality)),
+            Section(
+                "What each layer costs",
+                "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
+                "are compared with the scales that AWQ and SmoothQuant move out of them. The range of an FP8 KV cache "
+                "is a multiple of the largest value of the original.",
+                _layer_rows(costs),
+                _layers(costs),
+            ),
+            Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
+        ],
+    )
+
+
+def _check_rows(checks: Sequence[Check]) -> list[Row]:
+    return [
         {
             "measurement": _MEANING[one.name],
             "original": one.original,
@@ -51,8 +74,10 @@ def quality_page(
         }
         for one in checks
     ]
-    size_rows = [{"checkpoint": name, "weights (MB)": round(size / 1e6, 2)} for name, size in sizes.items()]
-    layer_rows = [
+
+
+def _layer_rows(costs: Sequence[LayerCost]) -> list[Row]:
+    return [
         {
             "layer": cost.layer,
             "KL saved by restoring it (nats)": round(cost.kl_saved, 7),
@@ -62,25 +87,6 @@ def quality_page(
         }
         for cost in costs
     ]
-    return render_page(
-        title,
-        "A quantized checkpoint beside the original, on data that neither calibration nor training of scales has seen.",
-        [
-            Section(text=verdict, verdict=short is None),
-            Section("Quality", table=rows),
-            Section("Size", table=size_rows, figure=_sizes(sizes)),
-            Section("Divergence of each held-out example", figure=_divergences(quality)),
-            Section(
-                "What each layer costs",
-                "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
-                "are compared with the scales that AWQ and SmoothQuant move out of them. The range of an FP8 KV cache "
-                "is a multiple of the largest value of the original.",
-                layer_rows,
-                _layers(costs),
-            ),
-            Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
-        ],
-    )
 
 
 def _sizes(sizes: Mapping[str, int]) -> Figure:

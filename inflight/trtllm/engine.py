@@ -67,6 +67,7 @@ class TrtLlmEngine:
         self._running: set[int] = set()
         self._waiting: list[tuple[tuple[int, int], int]] = []
         """A heap of (rank, key); the keys of sequences that have ended are left in it."""
+        self._with_deadline: set[int] = set()
         self._outputs: list[Output] = []
         self._orders = itertools.count()
         self.stats = EngineStats(max=deployment.batching.max_batch_size)
@@ -131,6 +132,8 @@ class TrtLlmEngine:
         stops = StopTextLimit(self._tokenizer, stop_strings) if stop_strings else None
         sequence = Sequence(request, next(self._orders), 0, self._max_length, stops)
         self._sequences[request.key] = sequence
+        if request.deadline_ns is not None:
+            self._with_deadline.add(request.key)
         heapq.heappush(self._waiting, (sequence.rank, request.key))
 
     def cancel(self, key: int) -> None:
@@ -175,10 +178,10 @@ class TrtLlmEngine:
 
     def _expire(self) -> None:
         now = time.time_ns()
-        for sequence in list(self._sequences.values()):
-            output = sequence.overdue(now)
+        for key in list(self._with_deadline):
+            output = self._sequences[key].overdue(now)
             if output is not None:
-                self._end(sequence, output)
+                self._end(self._sequences[key], output)
 
     def _advance(self, sequence: Sequence, event: Event) -> None:
         """Book one event; where its tokens end the sequence, what comes after them is dropped."""
@@ -210,6 +213,7 @@ class TrtLlmEngine:
             output.text_limit = sequence.stop_text.finish()
         output.metrics = sequence.metrics
         del self._sequences[key]
+        self._with_deadline.discard(key)
         if key in self._running:
             self._running.discard(key)
             if not over:

@@ -21,6 +21,8 @@ from inflight.errors import EngineFailure, InflightError, InvalidRequest
 log = logging.getLogger(__name__)
 
 _STATS_TIMEOUT_S = 0.5
+_STATS_PAUSE_S = 0.1
+"""Between two reads of the statistics: before its first request TensorRT-LLM answers at once, with none."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Runtime:
             while True:
                 async for iteration in self._llm.get_stats_async(timeout=_STATS_TIMEOUT_S):
                     self.iteration = iteration
-                await asyncio.sleep(0)
+                await asyncio.sleep(_STATS_PAUSE_S)
         except Exception:
             log.exception("TensorRT-LLM gives no statistics; the metrics of its iterations stay as they are")
 

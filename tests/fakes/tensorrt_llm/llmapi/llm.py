@@ -36,7 +36,7 @@ class _BaseLLM:
         self.tokenizer = None if self.args.skip_tokenizer_init else self.args.tokenizer or self.args.model
         self._generator = Generator(self)
         self._ids = itertools.count(1)
-        self._results: dict[int, RequestOutput] = {}
+        self._asked = False
 
     def _validate(self, arguments: dict[str, Any]) -> Any:
         fields = [field for table in self.tables for field in LLM_ARGS[table]]
@@ -71,6 +71,7 @@ class _BaseLLM:
         if params.end_id is None and self.tokenizer is None:
             raise ValueError("tokenizer is required to reset end_id if it is None")
         self._check(inputs, params, more.get("lora_request"))
+        self._asked = True
         result = RequestOutput(next(self._ids), list(inputs), self._generator.abort)
         self._generator.start(result, params, more.get("lora_request"), more.get("streaming", False))
         return result
@@ -88,8 +89,7 @@ class _BaseLLM:
         return self._stats(timeout)
 
     async def _stats(self, timeout: float | None) -> Any:
-        if not getattr(self.args, "enable_iter_perf_stats", True):
-            await asyncio.sleep(timeout or 0)
+        if not getattr(self.args, "enable_iter_perf_stats", True) or not self._asked:
             return
         seen, waited = self._generator.iteration["iter"], 0.0
         while waited < (timeout or 0):

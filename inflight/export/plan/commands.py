@@ -190,7 +190,7 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     dtype = {"float32": "float32", "bf16": "bfloat16"}.get(resolved)
     if dtype is None:
         raise DeploymentError(f"--measure: precision {resolved}; only float32 and bf16 are measured")
-    _write(path, "")  # better now than after the measurement
+    _write(path, "", mode="a")  # a path that cannot be written is better found now; what is in the file stays
     with Progress(console=_errors, transient=True) as bar:
         task = bar.add_task("measuring", total=None)
         rows = measure(model, dtype, rounds, lambda done, total: bar.update(task, completed=done, total=total))
@@ -215,9 +215,10 @@ def _report(model: Path, answer: _Answer, as_json: str | None, html: Path | None
         _write(html, _page(name, answer))
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -28,8 +28,9 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The directory's own name."""
-        return self.directory.resolve().name
+        """The directory's name; its parent's where it is just called model."""
+        path = self.directory.resolve()
+        return path.parent.name if path.name == "model" else path.name
 
     @property
     def size(self) -> int:

@@ -166,7 +166,7 @@ class TritonServer:
         """Return the line of the log that says best why a start failed."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         for pattern in (
-            r"DeploymentError: (.*)",
+            r"DeploymentError: (.*?)(?:\\n\\nAt:|$)",  # the stub puts a traceback, its line ends escaped, behind it
             r" ERROR inflight[\w.]*: (.*)",
             r"\| (\w+ +\| \d+ +\| UNAVAILABLE: .*)\|$",
             r"E\d{4} [^\]]*\] (.*)",

@@ -13,6 +13,7 @@ import pytest
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
+from inflight.engine.replay import ReplayEngine
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.errors import DeadlineExceeded, DeploymentError, EngineFailure, InvalidRequest, UnsupportedFeature
 from inflight.sampling import Guide
@@ -144,6 +145,16 @@ def test_guided_decoding(start: Start, tokenizer: Tokenizer, prompt: list[int]) 
     assert tokenizer.decode(output.tokens).strip() == "yes or no"
     with pytest.raises(UnsupportedFeature, match=r"guided_decoding_guide_type .* set tensorrt_llm.guided_decoding"):
         start(deployment()).validate(ask(prompt, guide=Guide("json")))
+
+
+def test_engines_that_serve_neither_refuse_guides_and_adapters(portable: Engine, prompt: list[int]) -> None:
+    guided, adapted = ask(prompt, guide=Guide("json")), ask(prompt)
+    adapted.lora = "answer"
+    for engine in (portable, ReplayEngine(EngineConfig.of(deployment()), 0)):
+        with pytest.raises(UnsupportedFeature, match="guided_decoding_guide_type is not supported by the"):
+            engine.validate(guided)
+        with pytest.raises(UnsupportedFeature, match="lora_name is not supported by the"):
+            engine.validate(adapted)
 
 
 def test_lora_by_name(start: Start, tmp_path: Path, prompt: list[int]) -> None:

@@ -111,9 +111,12 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
     if engine == "tensorrtllm" and flow != "tensorrt":
         raise DeploymentError("--engine tensorrtllm runs compiled engines; it has no --flow pytorch")
     settings = _settings(plan, engine, flow, _own_settings(request.settings))
-    return Blueprint(
-        request, checkpoint, gpu, plan, recipe, engine, flow, settings, validate(settings, "settings"), tuple(reasons)
-    )
+    deployment = validate(settings, "settings")
+    if flow == "tensorrt" and deployment.speculation.method == "draft_target":
+        raise DeploymentError(
+            "speculation.method draft_target: no compiled engine drafts for itself; use --flow pytorch"
+        )
+    return Blueprint(request, checkpoint, gpu, plan, recipe, engine, flow, settings, deployment, tuple(reasons))
 
 
 def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -162,7 +165,24 @@ def _own_settings(path: Path | None) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DeploymentError(f"{path}: a mapping of settings is expected, like deployment.yaml's")
     data.pop("model", None)  # a whole deployment.yaml may serve as the settings of another build
+    _resolve_paths(data, path)
     return data
+
+
+def _resolve_paths(data: dict[str, Any], path: Path) -> None:
+    """Make paths absolute: they are relative to the file that has them, and go into another directory."""
+    speculation, tensorrt_llm = data.get("speculation"), data.get("tensorrt_llm")
+    if isinstance(speculation, dict) and isinstance(draft := speculation.get("draft_model"), str):
+        speculation["draft_model"] = _present(path, draft)
+    if isinstance(tensorrt_llm, dict) and isinstance(adapters := tensorrt_llm.get("lora"), dict):
+        tensorrt_llm["lora"] = {name: _present(path, str(place)) for name, place in adapters.items()}
+
+
+def _present(path: Path, place: str) -> str:
+    found = (path.parent / place).resolve()
+    if not found.is_dir():
+        raise DeploymentError(f"{path}: {place} is not a directory beside it")
+    return str(found)
 
 
 def _settings(plan: Plan, engine: str, flow: Flow, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
@@ -27,6 +28,7 @@ from inflight.export.verify.layers import LayerCost, layer_costs
 from inflight.export.verify.measures import Quality, measure
 from inflight.export.verify.recall import recall_examples
 from inflight.export.verify.report import quality_page
+from inflight.report.results import provenance
 from inflight.text.tokenizer import Tokenizer
 
 PROBES = 16
@@ -130,7 +132,13 @@ def verify(blueprint: Blueprint, materials: Materials, quantized: Path, out: Pat
     recall = recall_examples(materials.held_out, materials.tokenizer, length, materials.request.recall_prompts)
     quality = measure(original, other, examples, recall, materials.tokenizer.config.end_ids, progress)
     costs = layer_costs(original, other, examples, progress)
-    record = {"quality": asdict(quality), "costs": [asdict(cost) for cost in costs]}
+    record: dict[str, Any] = {
+        **provenance(),
+        "command": blueprint.request.command,
+        "precision": blueprint.recipe.precision,
+    }
+    record |= {"bytes": {"original": blueprint.checkpoint.size, "quantized": weight_bytes(quantized / MODEL)}}
+    record |= {"quality": asdict(quality), "costs": [asdict(cost) for cost in costs]}
     (out / QUALITY).write_text(json.dumps(record, indent=1) + "\n")
     (before, after), (right, still), (recalled, again) = quality.perplexity, quality.exact, quality.recalled
     return (
@@ -139,13 +147,14 @@ def verify(blueprint: Blueprint, materials: Materials, quantized: Path, out: Pat
     )
 
 
-def read_quality(measured: Path) -> tuple[Quality, list[LayerCost]]:
-    """Return what the verify stage found."""
+def read_quality(measured: Path) -> tuple[Quality, list[LayerCost], str]:
+    """Return what the verify stage found, and one line about where and when."""
     record = json.loads((measured / QUALITY).read_text())
+    source = f"{record['command']}; commit {record['commit']}, {record['machine']}, {record['date']}"
     quality = record["quality"]
     for name in ("perplexity", "exact", "recalled"):
         quality[name] = tuple(quality[name])
-    return Quality(**quality), [LayerCost(**cost) for cost in record["costs"]]
+    return Quality(**quality), [LayerCost(**cost) for cost in record["costs"]], source
 
 
 def require_quality(blueprint: Blueprint, materials: Materials, quantized: Path, measured: Path) -> None:
@@ -154,7 +163,7 @@ def require_quality(blueprint: Blueprint, materials: Materials, quantized: Path,
     Raises:
         DeploymentError: what falls short, the layers that cost most, and where the report is.
     """
-    quality, costs = read_quality(measured)
+    quality, costs, source = read_quality(measured)
     checks = check(quality, blueprint.quality)
     original = blueprint.checkpoint
     page = quality_page(
@@ -170,6 +179,7 @@ def require_quality(blueprint: Blueprint, materials: Materials, quantized: Path,
         quality,
         checks,
         costs,
+        source,
     )
     (measured / PAGE).write_text(page, encoding="utf-8")
     if short := failure(checks, costs):

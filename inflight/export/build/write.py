@@ -121,7 +121,7 @@ def _manifest(
 def _measured(blueprint: Blueprint, parts: Parts) -> dict[str, float]:
     if parts.verified is None:
         return {}
-    quality, _ = steps.read_quality(parts.verified)
+    quality, *_ = steps.read_quality(parts.verified)
     return {one.name: one.value for one in check(quality, blueprint.quality) if one.value is not None}
 
 

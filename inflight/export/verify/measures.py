@@ -85,7 +85,7 @@ def measure(
             exact[index] += bool(example.prompt) and _is_exact(logits, example, end_ids)
         divergence = kl_divergence(both[0][:-1], both[1][:-1])
         divergences.append(float(divergence.sum()))
-        found.kl_of_examples.append(float(divergence.mean()))
+        found.kl_of_examples.append(float(f"{float(divergence.mean()):.3g}"))
         found.asked += bool(example.prompt)
         positions += len(targets)
     found.perplexity = (math.exp(losses[0] / positions), math.exp(losses[1] / positions))

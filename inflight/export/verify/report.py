@@ -27,6 +27,7 @@ def quality_page(
     quality: Quality,
     checks: Sequence[Check],
     costs: Sequence[LayerCost],
+    source: str,
 ) -> str:
     """Return the page.
 
@@ -37,13 +38,14 @@ def quality_page(
         quality: the measurements.
         checks: and their thresholds.
         costs: of the layers.
+        source: command, commit, machine and date.
     """
     short = failure(checks, costs)
     verdict = short or "All thresholds hold."
     size_rows = [{"checkpoint": name, "weights (MB)": round(size / 1e6, 2)} for name, size in sizes.items()]
     return render_page(
         title,
-        "A quantized checkpoint beside the original, on data that neither calibration nor training of scales has seen.",
+        "A quantized checkpoint beside the original, on data that calibration has not seen.",
         [
             Section(text=verdict, verdict=short is None),
             Section("Quality", table=_check_rows(checks)),
@@ -59,6 +61,7 @@ def quality_page(
             ),
             Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
         ],
+        source,
     )
 
 
@@ -68,12 +71,22 @@ def _check_rows(checks: Sequence[Check]) -> list[Row]:
             "measurement": _MEANING[one.name],
             "original": one.original,
             "quantized": one.quantized,
-            "value": "not measurable" if one.value is None else one.value,
-            "threshold": f"{one.name}: {one.limit:g}",
+            "measured": _value(one.name, one.value),
+            "threshold": _value(one.name, one.limit),
+            "key of the threshold": one.name,
             "holds": one.passes,
         }
         for one in checks
     ]
+
+
+def _value(name: str, value: float | None) -> str:
+    """Return a measurement, or its threshold, in its unit."""
+    if value is None:
+        return "not measurable"
+    if name == "max_kl_divergence":
+        return f"{value:.2g} nats"
+    return f"{value:+.2%}" if name == "max_perplexity_increase" else f"{value:.1%}"
 
 
 def _layer_rows(costs: Sequence[LayerCost]) -> list[Row]:

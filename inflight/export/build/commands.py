@@ -125,8 +125,11 @@ def _one_line_errors() -> Iterator[None]:
     """Tell an error in one line, and end with code 1."""
     try:
         yield
-    except (InflightError, OSError) as error:
-        text = str(error) if isinstance(error, InflightError) else f"{error.filename}: {error.strerror}"
+    except (InflightError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError):
+            text = f"{error.name} is not installed; a build needs the extras `engine` and `build`"
+        else:
+            text = str(error) if isinstance(error, InflightError) else f"{error.filename}: {error.strerror}"
         _console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
 

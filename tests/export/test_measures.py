@@ -1,0 +1,97 @@
+"""Quality, measured on models whose answers are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from inflight.deployment import QualitySettings
+from inflight.export.data import Example
+from inflight.export.progress import silent
+from inflight.export.quantize.sensitivity import Sensitivity, choose_kept
+from inflight.export.verify.checks import check, failure
+from inflight.export.verify.layers import LayerCost
+from inflight.export.verify.measures import Quality, kl_divergence, measure
+
+VOCAB, END = 8, 7
+
+
+class Counting:
+    """A model that says with ``confidence`` that the next token is one more, and the end after 5."""
+
+    def __init__(self, confidence: float, forgets_after: int = 10**6) -> None:
+        self._confidence, self._forgets_after = confidence, forgets_after
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        rest = (1 - self._confidence) / (VOCAB - 1)
+        rows = torch.full((len(tokens), VOCAB), rest)
+        for position, token in enumerate(tokens):
+            likely = (END if token == 5 else token + 1) if position < self._forgets_after else 0
+            rows[position, likely] = self._confidence
+        return rows.log()
+
+
+EXAMPLES = [Example((1, 2), (3, 4, 5), True), Example((2,), (3, 4, 5), True), Example((), (1, 2, 3, 4), False)]
+
+
+def test_perplexity_and_divergence_are_those_of_the_distributions() -> None:
+    found = measure(Counting(0.8), Counting(0.5), EXAMPLES, [], {END}, silent)
+    assert found.perplexity == (pytest.approx(1 / 0.8), pytest.approx(1 / 0.5))
+    expected = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log((0.2 / 7) / (0.5 / 7))
+    assert found.kl_divergence == pytest.approx(expected, rel=1e-4)
+    assert found.kl_of_examples == pytest.approx([expected] * 3, rel=1e-2)
+    assert (found.exact, found.asked) == ((2, 2), 2)
+
+
+def test_equal_models_differ_in_nothing() -> None:
+    found = measure(Counting(0.6), Counting(0.6), EXAMPLES, EXAMPLES[:1], {END}, silent)
+    assert found.kl_divergence == pytest.approx(0, abs=1e-6)
+    assert found.perplexity_increase == pytest.approx(0)
+    assert (found.exact_match, found.long_context_recall) == (1, 1)
+    assert failure(check(found, QualitySettings()), []) is None
+
+
+def test_an_answer_is_exact_only_with_its_end_and_within_memory() -> None:
+    unended = Example((1, 2), (3, 4), True)
+    found = measure(Counting(0.9), Counting(0.9, forgets_after=1), [unended], EXAMPLES[:1], {END}, silent)
+    assert found.exact == (0, 0)
+    assert found.exact_match is None
+    assert found.recalled == (1, 0)
+
+
+def test_what_falls_short_is_named_with_its_layers() -> None:
+    found = measure(Counting(0.8), Counting(0.3, forgets_after=3), EXAMPLES, EXAMPLES[:1], {END}, silent)
+    costs = [
+        LayerCost("model.layers.3", 0.5, "model.layers.3.mlp.up_proj", 3.0, 0.25),
+        LayerCost("model.layers.0", 0.1, "model.layers.0.mlp.up_proj", 0.03, 1.1),
+    ]
+    line = failure(check(found, QualitySettings()), costs)
+    assert line is not None
+    assert "max_perplexity_increase is 0.05 and" in line
+    assert "min_exact_match is 0.9 and 0 was measured" in line
+    assert "model.layers.3 (restoring it takes 0.5000 nats" in line
+    assert "differ most in up_proj, by 300.0%, and its KV cache holds only 0.25" in line
+    assert line.index("model.layers.3") < line.index("model.layers.0")
+    assert "\n" not in line
+
+
+def test_what_the_original_cannot_do_is_not_held_against_the_other() -> None:
+    nothing = Quality((2.0, 2.0), 0.0, exact=(0, 0), asked=5, recalled=(0, 0), recall_asked=5)
+    assert all(one.passes for one in check(nothing, QualitySettings()))
+
+
+def test_divergence_is_zero_only_between_equal_rows() -> None:
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(kl_divergence(logits, logits + 3.0), torch.zeros(4), atol=1e-6)
+    assert (kl_divergence(logits, logits.flip(0)) > 0.01).all()
+
+
+def test_the_most_sensitive_layers_are_kept_until_the_rest_fits() -> None:
+    found = [Sensitivity((f"l{loss}",), loss, 10) for loss in (0.4, 0.1, 0.3, 0.2)]
+    assert choose_kept(found, 1.0) == ()
+    assert choose_kept(found, 0.65) == ("l0.4",)
+    assert choose_kept(found, 0.3) == ("l0.3", "l0.4")
+    assert choose_kept(found, 0.0) == ("l0.1", "l0.2", "l0.3", "l0.4")

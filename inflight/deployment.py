@@ -215,6 +215,15 @@ def load_deployment(directory: Path) -> Deployment:
         DeploymentError: one line that names the file, the key, the value and what is allowed.
     """
     path = directory / FILE_NAME
+    return resolve(read_settings(path), directory, str(path))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings; they are not validated.
+
+    Raises:
+        DeploymentError: one line that names the file and what is wrong with it.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -222,8 +231,8 @@ def load_deployment(directory: Path) -> Deployment:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DeploymentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise DeploymentError(f"{path}: a mapping of settings is expected, with at least `model:`")
-    return resolve(data, directory, str(path))
+        raise DeploymentError(f"{path}: a mapping of settings is expected")
+    return data
 
 
 def validate(data: dict[str, Any], source: str) -> Deployment:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from inflight.deployment import Deployment, QualitySettings, validate
+from inflight.deployment import Deployment, QualitySettings, read_settings, validate
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import Checkpoint
@@ -22,6 +19,7 @@ from inflight.export.plan.plan import Plan, make_plan
 from inflight.export.plan.shape import linears
 from inflight.export.quantize.modelopt import Recipe
 from inflight.export.quantize.schemes import SCHEMES
+from inflight.machine import Machine
 from inflight.manifest import Flow
 
 _MODEL, _ENGINE = "model", "engine"
@@ -130,7 +128,7 @@ def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[str]]:
     """Return the deployment's engine, and why where it was chosen here."""
-    has_tensorrt_llm = dry_run or _installed("tensorrt-llm") is not None
+    has_tensorrt_llm = dry_run or Machine.detect().versions.tensorrt_llm is not None
     if request.engine != "auto":
         if gpu.is_cpu and request.engine != "pytorch":
             raise DeploymentError(f"--engine {request.engine} needs a GPU; on cpu the engine is pytorch")
@@ -145,25 +143,11 @@ def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[s
     return "pytorch", ["engine pytorch: the portable engine, because TensorRT-LLM is not installed here"]
 
 
-def _installed(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _own_settings(path: Path | None) -> dict[str, Any]:
     """Read the user's settings."""
     if path is None:
         return {}
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DeploymentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise DeploymentError(f"{path}: a mapping of settings is expected, like deployment.yaml's")
+    data = read_settings(path)
     data.pop("model", None)  # a whole deployment.yaml may serve as the settings of another build
     _resolve_paths(data, path)
     return data

@@ -7,6 +7,7 @@ This module knows the names and limits of settings, not what they do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from inflight.errors import DeploymentError, nearest
+from inflight.speculation import SpeculationSettings
 
 FILE_NAME = "deployment.yaml"
 ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
@@ -52,9 +54,12 @@ class EngineSettings(_Section):
 class KvCacheSettings(_Section):
     """The paged KV cache."""
 
-    block_size: int = Field(16, ge=1, le=256, description="tokens per block")
+    block_size: int = Field(16, ge=1, le=256, description="tokens per block; unset, TensorRT-LLM's or its engine's own")
     tokens: int | None = Field(
-        None, ge=1, description="capacity in tokens; null: enough for a full batch of 1,024 each"
+        None,
+        ge=1,
+        description="capacity in tokens; null: enough for a full batch of 1,024 each; with TensorRT-LLM, "
+        "tensorrt_llm.free_gpu_memory_fraction alone decides",
     )
     dtype: Literal["auto", "fp8"] = Field(
         "auto", description="auto: FP8 where the checkpoint was calibrated for it, else the type of the computation"
@@ -86,50 +91,13 @@ class TensorRtLlmSettings(_Section):
         None, description="what enforces JSON schemas, regular expressions and grammars; null: refused"
     )
     lora: dict[str, Path] = Field({}, description="LoRA adapters by name, relative to the deployment")
-    max_lora_rank: int = Field(64, ge=1, description="largest rank among them")
+    max_lora_rank: int = Field(64, ge=1, description="largest rank among them; unset, a compiled engine's")
     watchdog_s: float = Field(
         60, gt=0, description="without progress for so long while requests run, they fail and the server is not ready"
     )
     parameters: dict[str, str] = Field(
         {}, description="parameters of upstream's C++ backend that take the place of what the deployment implies"
     )
-
-
-class SpeculationSettings(_Section):
-    """Speculative decoding, by TensorRT-LLM."""
-
-    method: Literal["draft_target", "eagle", "medusa", "lookahead", "ngram"] | None = Field(
-        None, description="null: none"
-    )
-    draft_model: Path | None = Field(
-        None, description="checkpoint of the draft model, or of EAGLE's or Medusa's heads, relative to the deployment"
-    )
-    max_draft_tokens: int = Field(4, ge=1, description="tokens drafted per step")
-    max_ngram_size: int = Field(3, ge=1, description="ngram and lookahead: longest n-gram")
-    window_size: int = Field(4, ge=1, description="lookahead: window")
-    verification_set_size: int = Field(4, ge=1, description="lookahead: candidates checked per step")
-    medusa_heads: int = Field(4, ge=1, description="medusa: heads")
-
-    @model_validator(mode="after")
-    def _only_what_the_method_reads(self) -> SpeculationSettings:
-        reads = _READ_BY_METHOD[self.method]
-        for name in self.model_fields_set - {"method"} - reads:
-            users = ", ".join(method for method, names in _READ_BY_METHOD.items() if method and name in names)
-            raise ValueError(f"`{name}` needs `method:` {users}; it is {self.method or 'null'}")
-        if "draft_model" in reads and self.draft_model is None:
-            raise ValueError(f"`method: {self.method}` needs `draft_model`")
-        return self
-
-
-_READ_BY_METHOD: dict[str | None, set[str]] = {
-    None: set(),
-    "draft_target": {"draft_model", "max_draft_tokens"},
-    "eagle": {"draft_model", "max_draft_tokens"},
-    "medusa": {"draft_model", "max_draft_tokens", "medusa_heads"},
-    "lookahead": {"max_ngram_size", "window_size", "verification_set_size"},
-    "ngram": {"max_draft_tokens", "max_ngram_size"},
-}
-"""Method of speculative decoding to the settings that it reads."""
 
 
 class QualitySettings(_Section):
@@ -153,8 +121,14 @@ class QualitySettings(_Section):
 class BatchingSettings(_Section):
     """The scheduler."""
 
-    max_batch_size: int = Field(32, ge=1, le=4096, description="sequences that run at once")
-    max_tokens_per_step: int = Field(512, ge=1, description="token budget of one step, prefill and decode together")
+    max_batch_size: int = Field(
+        32, ge=1, le=4096, description="sequences that run at once; unset, a compiled engine's or TensorRT-LLM's own"
+    )
+    max_tokens_per_step: int = Field(
+        512,
+        ge=1,
+        description="tokens of one step, prefill and decode; unset, a compiled engine's or TensorRT-LLM's own",
+    )
     policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
         "guaranteed_no_evict", description="reserve a request's blocks at admission, or preempt when they run out"
     )
@@ -164,7 +138,9 @@ class BatchingSettings(_Section):
 class LimitSettings(_Section):
     """Limits on requests."""
 
-    max_sequence_length: int | None = Field(None, ge=2, description="prompt and output; null: the model's own limit")
+    max_sequence_length: int | None = Field(
+        None, ge=2, description="prompt and output; null: the model's own, or a compiled engine's"
+    )
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")
     max_prompt_bytes: int = Field(4 << 20, ge=1, description="bytes of text_input or messages")
     max_words: int = Field(256, ge=1, description="stop_words of a request, and bad_words of a request")
@@ -197,15 +173,40 @@ class Deployment(_Section):
 
     @model_validator(mode="after")
     def _only_what_the_engine_reads(self) -> Deployment:
-        kind = self.engine.kind
-        tensorrt_llm = kind in ("trtllm", "tensorrtllm")
-        if not tensorrt_llm:
-            for name in ("tensorrt_llm", "speculation"):
-                if given := getattr(self, name).model_fields_set:
-                    raise ValueError(f"`{name}.{min(given)}` needs `engine.kind:` trtllm or tensorrtllm; it is {kind}")
-        elif given := self.engine.model_fields_set & {"device", "threads"}:
-            raise ValueError(f"`engine.{min(given)}` needs `engine.kind:` pytorch; it is {kind}")
+        for name, needs in _unread(self):
+            raise ValueError(f"`{name}` needs {needs}")
         return self
+
+
+_TRTLLM_ONLY = {"cuda_graph_batch_sizes", "sampler", "guided_decoding", "lora", "max_lora_rank", "watchdog_s"}
+"""Settings of TensorRT-LLM that its LLM API reads, and upstream's C++ backend does not."""
+
+
+def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Yield the settings that are given and would have no effect, each with what it needs."""
+    kind, settings = deployment.engine.kind, deployment.tensorrt_llm
+    portable, given = deployment.engine.model_fields_set, sorted(settings.model_fields_set)
+    if kind not in ("trtllm", "tensorrtllm"):
+        for name in given + sorted(deployment.speculation.model_fields_set):
+            section = "tensorrt_llm" if name in given else "speculation"
+            yield f"{section}.{name}", f"`engine.kind:` trtllm or tensorrtllm; it is {kind}"
+        return
+    for name in sorted(portable & {"device", "threads"}):
+        yield f"engine.{name}", f"`engine.kind:` pytorch; it is {kind}"
+    for name in given:
+        owner = "trtllm" if name in _TRTLLM_ONLY else "tensorrtllm" if name == "parameters" else kind
+        if owner != kind:
+            yield f"tensorrt_llm.{name}", f"`engine.kind:` {owner}; it is {kind}"
+    if kind == "tensorrtllm" or settings.engine_dir is not None:
+        for section, name in (
+            ("engine", "dtype"),
+            ("tensorrt_llm", "cuda_graph_batch_sizes"),
+            ("tensorrt_llm", "sampler"),
+        ):
+            if name in getattr(deployment, section).model_fields_set:
+                yield f"{section}.{name}", "the PyTorch flow; a compiled engine has its own"
+    if "max_lora_rank" in given and not settings.lora:
+        yield "tensorrt_llm.max_lora_rank", "adapters in `tensorrt_llm.lora`"
 
 
 def load_deployment(directory: Path) -> Deployment:

@@ -28,6 +28,8 @@ MINIMUM_COMPUTE_CAPABILITY: dict[str, ComputeCapability] = {"fp8": (8, 9), "w4a8
 """Precisions that need arithmetic which older chips lack. w4a8-awq multiplies in FP8."""
 TENSORRT_LLM_LINE = "1.2"
 """The versions of TensorRT-LLM, major and minor, whose PyTorch flow and engines are served."""
+TENSORRT_LLM_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+"""Has Triton, its backends, and TensorRT-LLM of that line with its tools and examples."""
 
 
 class _Part(BaseModel):

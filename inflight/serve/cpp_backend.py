@@ -1,21 +1,20 @@
 """Upstream's C++ backend, ``tensorrtllm``: its parameters, all from the deployment, and its model's pbtxt.
 
-The engine fixes what it was compiled with; a setting of the deployment that says otherwise is refused, since upstream
-would take no notice of it.
+What upstream would take no notice of is refused: a setting that the engine fixes otherwise, an unknown parameter, most
+wrong values.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from inflight.compiled_engine import agreed_engine
 from inflight.contract import ENGINE, MAX_BATCH_SIZE
-from inflight.deployment import Deployment, TensorRtLlmSettings
+from inflight.deployment import Deployment
 from inflight.errors import DeploymentError, nearest
-from inflight.serve.draft_tree import draft_length, draft_tree
 from inflight.serve.pbtxt import render, variant_name
+from inflight.speculation import SpeculationSettings, draft_tree
 
 _TRUE, _FALSE = ("True", "true", "TRUE", "1"), ("False", "false", "FALSE", "0")
 _POLICIES = ("guaranteed_no_evict", "max_utilization")
@@ -94,9 +93,7 @@ def engine_pbtxt(deployment: Deployment) -> str:
 
 def environment(deployment: Deployment) -> dict[str, str]:
     """Return what the server's environment needs: an engine of several ranks has a process started for each."""
-    settings = deployment.tensorrt_llm
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    return {"TRTLLM_ORCHESTRATOR": "1"} if ranks > 1 else {}
+    return {"TRTLLM_ORCHESTRATOR": "1"} if _ranks(deployment) > 1 else {}
 
 
 def parameters(deployment: Deployment) -> dict[str, str]:
@@ -106,24 +103,20 @@ def parameters(deployment: Deployment) -> dict[str, str]:
         DeploymentError: see ``engine_pbtxt``.
     """
     settings, cache = deployment.tensorrt_llm, deployment.kv_cache
-    drafts = _drafts(deployment)
-    engine_dir, built = _read_engine(deployment)
-    if faults := list(_disagreements(deployment, built)):
-        raise DeploymentError("; ".join(faults))
+    drafts = _drafts(deployment.speculation)
+    engine = agreed_engine(deployment)
     values: dict[str, Any] = {
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
         "executor_worker_path": _WORKER,
         "gpt_model_type": "inflight_fused_batching",
-        "gpt_model_path": engine_dir,
+        "gpt_model_path": engine.directory,
         "max_beam_width": 1,
         "batch_scheduler_policy": deployment.batching.policy,
         "kv_cache_free_gpu_mem_fraction": settings.free_gpu_memory_fraction,
         "max_tokens_in_paged_kv_cache": cache.tokens,
         "kv_cache_host_memory_bytes": settings.host_cache_bytes,
-        "enable_kv_cache_reuse": cache.prefix_reuse,
-        # Chunks of a prompt attend to those before them in the paged cache.
-        "enable_chunked_context": built["build_config"]["plugin_config"].get("use_paged_context_fmha")
-        in (True, "enable"),
+        "enable_kv_cache_reuse": engine.reuses_prefixes(deployment),
+        "enable_chunked_context": engine.attends_to_cached_blocks,
         "exclude_input_in_output": False,
         "normalize_log_probs": False,
         "gpu_device_ids": ",".join(map(str, range(_ranks(deployment)))),
@@ -140,8 +133,7 @@ def _ranks(deployment: Deployment) -> int:
     return deployment.tensorrt_llm.tensor_parallel_size * deployment.tensorrt_llm.pipeline_parallel_size
 
 
-def _drafts(deployment: Deployment) -> dict[str, Any]:
-    drafts = deployment.speculation
+def _drafts(drafts: SpeculationSettings) -> dict[str, Any]:
     match drafts.method:
         case "lookahead":
             return {
@@ -151,70 +143,15 @@ def _drafts(deployment: Deployment) -> dict[str, Any]:
                 "lookahead_verification_set_size": drafts.verification_set_size,
             }
         case "medusa" | "eagle" as method:
-            return {"decoding_mode": method, f"{method}_choices": draft_tree(drafts).choices}
+            paths = draft_tree(drafts).paths
+            choices = paths and ", ".join("{" + ", ".join(map(str, path)) + "}" for path in paths)
+            return {"decoding_mode": method, f"{method}_choices": choices}
         case None:
             return {}
         case method:
             raise DeploymentError(
                 f"speculation.method {method} needs `engine.kind: trtllm`; upstream's backend has none"
             )
-
-
-def _read_engine(deployment: Deployment) -> tuple[Path, dict[str, Any]]:
-    """Return the engine's directory and its config.json."""
-    directory = deployment.tensorrt_llm.engine_dir
-    if directory is None:
-        raise DeploymentError("tensorrt_llm.engine_dir is missing; `engine.kind: tensorrtllm` serves a compiled engine")
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text())
-        _ = config["build_config"]["plugin_config"], config["pretrained_config"]["mapping"]
-    except OSError as error:
-        raise DeploymentError(f"tensorrt_llm.engine_dir: {path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise DeploymentError(f"tensorrt_llm.engine_dir: {path} is not that of a TensorRT engine") from None
-    for rank in range(_ranks(deployment)):
-        if not (directory / f"rank{rank}.engine").is_file():
-            raise DeploymentError(f"tensorrt_llm.engine_dir: {directory} has no rank{rank}.engine")
-    return directory, config
-
-
-def _disagreements(deployment: Deployment, built: dict[str, Any]) -> Iterator[str]:
-    """Yield what the deployment says and the engine, or upstream's backend, does not do."""
-    build, checkpoint = built["build_config"], built["pretrained_config"]
-    mapping = checkpoint["mapping"]
-    for name, compiled in (
-        ("tensorrt_llm.tensor_parallel_size", mapping.get("tp_size", 1)),
-        ("tensorrt_llm.pipeline_parallel_size", mapping.get("pp_size", 1)),
-    ):
-        if _setting(deployment, name)[0] != compiled:
-            yield f"{name} is {_setting(deployment, name)[0]}; the engine was compiled for {compiled}"
-    fp8 = (checkpoint.get("quantization") or {}).get("kv_cache_quant_algo") == "FP8"
-    for name, compiled in (
-        ("batching.max_batch_size", build.get("max_batch_size")),
-        ("batching.max_tokens_per_step", build.get("max_num_tokens")),
-        ("limits.max_sequence_length", build.get("max_seq_len")),
-        ("kv_cache.block_size", build["plugin_config"].get("tokens_per_block")),
-        ("kv_cache.dtype", "fp8" if fp8 else "auto"),
-    ):
-        value, given = _setting(deployment, name)
-        if given and value != compiled:
-            yield f"{name} is {value}; the engine was compiled with {compiled}: leave it out, or compile another"
-    drafted, compiled = draft_length(deployment.speculation), build.get("max_draft_len")
-    if deployment.speculation.method and drafted != compiled:
-        yield f"speculation drafts {drafted} tokens; the engine was compiled for {compiled}"
-    for name in ("cuda_graph_batch_sizes", "sampler", "guided_decoding", "lora", "max_lora_rank", "watchdog_s"):
-        if getattr(deployment.tensorrt_llm, name) != TensorRtLlmSettings.model_fields[name].default:
-            yield f"tensorrt_llm.{name} needs `engine.kind: trtllm`; upstream's backend does not have it"
-    if "dtype" in deployment.engine.model_fields_set:
-        yield "engine.dtype is fixed in the engine; leave it out"
-
-
-def _setting(deployment: Deployment, name: str) -> tuple[Any, bool]:
-    """Return a setting's value, and whether the deployment gives it."""
-    section, key = name.split(".")
-    part = getattr(deployment, section)
-    return getattr(part, key), key in part.model_fields_set
 
 
 def _checked(given: dict[str, str]) -> dict[str, str]:

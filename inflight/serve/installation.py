@@ -16,6 +16,7 @@ from pathlib import Path
 
 from inflight.contract import TENSORRTLLM
 from inflight.errors import DeploymentError
+from inflight.manifest import TENSORRT_LLM_IMAGE
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = REPOSITORY_ROOT / "backends"
@@ -52,8 +53,7 @@ class TritonInstallation:
         backend = self.python_backend.with_name(TENSORRTLLM)
         if not backend.is_dir():
             raise DeploymentError(
-                f"this Triton has no backend {TENSORRTLLM} ({backend}); "
-                "the image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 has it"
+                f"this Triton has no backend {TENSORRTLLM} ({backend}); the image {TENSORRT_LLM_IMAGE} has it"
             )
         _link_backend(directory / backend.name, list(backend.iterdir()))
 

@@ -8,13 +8,10 @@ from typing import Any
 
 from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
-from inflight.manifest import TENSORRT_LLM_LINE
+from inflight.manifest import TENSORRT_LLM_IMAGE, TENSORRT_LLM_LINE
 from inflight.trtllm.arguments import check_adapters, flow, llm_arguments
 
 log = logging.getLogger(__name__)
-
-IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
-"""Has Triton and TensorRT-LLM of the served line."""
 
 _CONFIG_CLASSES = {
     "kv_cache_config": ("llmapi", "KvCacheConfig"),
@@ -23,14 +20,6 @@ _CONFIG_CLASSES = {
     "lora_config": ("lora_helper", "LoraConfig"),
 }
 """Keyword of ``LLM`` to the module and the class of its value."""
-_SPECULATIVE_CLASSES = {
-    "DraftTarget": "DraftTargetDecodingConfig",
-    "Eagle": "EagleDecodingConfig",
-    "Medusa": "MedusaDecodingConfig",
-    "Lookahead": "LookaheadDecodingConfig",
-    "NGram": "NGramDecodingConfig",
-}
-"""``decoding_type`` to its class in ``llmapi``."""
 
 
 def require_tensorrt_llm() -> Any:
@@ -42,11 +31,14 @@ def require_tensorrt_llm() -> Any:
     try:
         package = importlib.import_module("tensorrt_llm")
     except Exception as error:  # its native libraries raise much beside ImportError
-        raise DeploymentError(f"tensorrt_llm cannot be imported ({_one_line(error)}); use the image {IMAGE}") from error
+        cause = _one_line(error)
+        raise DeploymentError(
+            f"tensorrt_llm cannot be imported ({cause}); use the image {TENSORRT_LLM_IMAGE}"
+        ) from error
     version = str(package.__version__)
     if version.split(".")[:2] != TENSORRT_LLM_LINE.split("."):
         raise DeploymentError(
-            f"TensorRT-LLM {version} is installed, {TENSORRT_LLM_LINE}.x is served; use the image {IMAGE}"
+            f"TensorRT-LLM {version} is installed, {TENSORRT_LLM_LINE}.x is served; use the image {TENSORRT_LLM_IMAGE}"
         )
     return package
 
@@ -77,7 +69,7 @@ def classes(arguments: dict[str, Any]) -> dict[str, Any]:
             made[name] = find(module, class_name)(**_with_enums(made[name]))
     if "speculative_config" in made:
         config = dict(made["speculative_config"])
-        made["speculative_config"] = find("llmapi", _SPECULATIVE_CLASSES[config.pop("decoding_type")])(**config)
+        made["speculative_config"] = find("llmapi", config.pop("class"))(**config)
     return made
 
 

@@ -7,11 +7,13 @@ Everything is decided here, without TensorRT-LLM: ``inflight build --dry-run`` s
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from inflight.compiled_engine import CompiledEngine, agreed_engine, read_engine
 from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
+from inflight.speculation import draft_tree
 from inflight.text.checkpoint import read_json
 
 Sampler = Literal["torch", "trtllm", "tensorrt"]
@@ -19,13 +21,16 @@ Sampler = Literal["torch", "trtllm", "tensorrt"]
 
 _POLICIES = {"guaranteed_no_evict": "GUARANTEED_NO_EVICT", "max_utilization": "MAX_UTILIZATION"}
 _SAMPLER_TYPES = {"torch": "TorchSampler", "trtllm": "TRTLLMSampler"}
-_DECODING_TYPES = {
-    "draft_target": "DraftTarget",
-    "eagle": "Eagle",
-    "medusa": "Medusa",
-    "lookahead": "Lookahead",
-    "ngram": "NGram",
+_DECODING_CONFIGS = {
+    "draft_target": "DraftTargetDecodingConfig",
+    "eagle": "EagleDecodingConfig",
+    "medusa": "MedusaDecodingConfig",
+    "lookahead": "LookaheadDecodingConfig",
+    "ngram": "NGramDecodingConfig",
 }
+"""Method to its class in ``llmapi``."""
+_OWN_MAX_BATCH_SIZE = 2048
+"""Default of ``LLM``'s ``max_batch_size``."""
 _FLOWS_OF_METHOD = {
     "draft_target": ("pytorch",),
     "ngram": ("pytorch",),
@@ -54,28 +59,35 @@ def llm_arguments(deployment: Deployment) -> dict[str, Any]:
     Raises:
         DeploymentError: names a setting that TensorRT-LLM 1.2.x does not have, and what to use in its place.
     """
-    settings, batching = deployment.tensorrt_llm, deployment.batching
-    compiled = flow(deployment) == "tensorrt"
+    settings = deployment.tensorrt_llm
+    drafts = _speculation(deployment)
+    engine = agreed_engine(deployment) if flow(deployment) == "tensorrt" else None
     arguments: dict[str, Any] = {
-        "model": str(settings.engine_dir if compiled else deployment.model),
+        "model": str(engine.directory if engine else deployment.model),
         "skip_tokenizer_init": settings.guided_decoding is None,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
-        "kv_cache_config": _kv_cache(deployment),
-        "scheduler_config": {"capacity_scheduler_policy": _POLICIES[batching.policy]},
-        "max_batch_size": batching.max_batch_size,
-        "max_num_tokens": batching.max_tokens_per_step,
+        "kv_cache_config": _kv_cache(deployment, engine),
+        "scheduler_config": {"capacity_scheduler_policy": _POLICIES[deployment.batching.policy]},
+        **_sizes(deployment, engine),
         "max_seq_len": max_sequence_length(deployment),
-        "enable_chunked_prefill": True,
+        "enable_chunked_prefill": engine is None or engine.attends_to_cached_blocks,
         "return_perf_metrics": True,
     }
     if settings.guided_decoding is not None:
         arguments |= {"guided_decoding_backend": settings.guided_decoding, "tokenizer": str(deployment.model)}
     if settings.lora:
         arguments |= {"enable_lora": True, "lora_config": _lora(deployment)}
-    if deployment.speculation.method:
-        arguments["speculative_config"] = _speculation(deployment)
-    return arguments | (_tensorrt_flow(deployment) if compiled else _pytorch_flow(deployment))
+    if drafts is not None:
+        arguments["speculative_config"] = drafts
+    return arguments | (_pytorch_flow(deployment) if engine is None else _tensorrt_flow(deployment))
+
+
+def max_batch_size(deployment: Deployment) -> int:
+    """Return how many sequences run at once: as the deployment says, or the engine, or else TensorRT-LLM itself."""
+    if "max_batch_size" in deployment.batching.model_fields_set:
+        return deployment.batching.max_batch_size
+    return read_engine(deployment).build["max_batch_size"] if flow(deployment) == "tensorrt" else _OWN_MAX_BATCH_SIZE
 
 
 def max_sequence_length(deployment: Deployment) -> int:
@@ -91,17 +103,22 @@ def max_sequence_length(deployment: Deployment) -> int:
     return min(known)
 
 
-def build_config(deployment: Deployment) -> dict[str, Any]:
+def build_config(deployment: Deployment) -> Mapping[str, Any]:
     """Return what the compiled engine was built with.
 
     Raises:
         DeploymentError: ``tensorrt_llm.engine_dir`` is not an engine's directory.
     """
-    config = read_json(Path(deployment.tensorrt_llm.engine_dir or "") / "config.json")
-    build = config.get("build_config")
-    if not isinstance(build, dict):
-        raise DeploymentError(f"{deployment.tensorrt_llm.engine_dir}: not a TensorRT engine (no build_config in it)")
-    return build
+    return read_engine(deployment).build
+
+
+def _sizes(deployment: Deployment, engine: CompiledEngine | None) -> dict[str, Any]:
+    """Return the sizes that are set: the defaults of a deployment are the portable engine's."""
+    batching, given = deployment.batching, deployment.batching.model_fields_set
+    names = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_tokens_per_step"}
+    if engine is not None:
+        return {name: engine.build[name] for name in names}
+    return {name: getattr(batching, key) for name, key in names.items() if key in given}
 
 
 def _own_limit(deployment: Deployment) -> int | None:
@@ -113,23 +130,19 @@ def _own_limit(deployment: Deployment) -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def _kv_cache(deployment: Deployment) -> dict[str, Any]:
+def _kv_cache(deployment: Deployment, engine: CompiledEngine | None) -> dict[str, Any]:
     cache, settings = deployment.kv_cache, deployment.tensorrt_llm
     config: dict[str, Any] = {
-        "enable_block_reuse": cache.prefix_reuse,
+        "enable_block_reuse": cache.prefix_reuse if engine is None else engine.reuses_prefixes(deployment),
         "free_gpu_memory_fraction": settings.free_gpu_memory_fraction,
     }
     if cache.tokens is not None:
         config["max_tokens"] = cache.tokens
     if settings.host_cache_bytes:
         config["host_cache_size"] = settings.host_cache_bytes
-    given = cache.model_fields_set & {"block_size", "dtype"}
-    if flow(deployment) == "tensorrt":
-        if given:
-            name = "block_size" if "block_size" in given else "dtype"
-            raise DeploymentError(f"kv_cache.{name} is part of a compiled engine; leave it out beside engine_dir")
+    if engine is not None:
         return config
-    if "block_size" in given:  # TensorRT-LLM's own default is another one than the portable engine's
+    if "block_size" in cache.model_fields_set:  # TensorRT-LLM's own default is another one than the portable engine's
         if cache.block_size & (cache.block_size - 1):
             raise DeploymentError(f"kv_cache.block_size is {cache.block_size}; TensorRT-LLM takes powers of two")
         config["tokens_per_block"] = cache.block_size
@@ -146,7 +159,7 @@ def _pytorch_flow(deployment: Deployment) -> dict[str, Any]:
     if deployment.speculation.method and "sampler" in settings.model_fields_set and settings.sampler != "torch":
         raise DeploymentError("tensorrt_llm.sampler is trtllm, which TensorRT-LLM 1.2 lacks beside speculation")
     if sizes is not None:
-        most = deployment.batching.max_batch_size
+        most = max_batch_size(deployment)
         if not sizes or not all(1 <= size <= most for size in sizes):
             raise DeploymentError(
                 f"tensorrt_llm.cuda_graph_batch_sizes is {sizes}; each must be between 1 and batching.max_batch_size, "
@@ -157,29 +170,22 @@ def _pytorch_flow(deployment: Deployment) -> dict[str, Any]:
 
 
 def _tensorrt_flow(deployment: Deployment) -> dict[str, Any]:
-    settings, built = deployment.tensorrt_llm, build_config(deployment)
-    for section, name in (("engine", "dtype"), ("tensorrt_llm", "cuda_graph_batch_sizes"), ("tensorrt_llm", "sampler")):
-        if name in getattr(deployment, section).model_fields_set:
-            raise DeploymentError(f"{section}.{name} is for the PyTorch flow; leave it out beside engine_dir")
-    if settings.guided_decoding == "llguidance":
+    if deployment.tensorrt_llm.guided_decoding == "llguidance":
         raise DeploymentError("tensorrt_llm.guided_decoding is llguidance; a compiled engine has xgrammar only")
-    for name, wanted in (
-        ("max_batch_size", deployment.batching.max_batch_size),
-        ("max_num_tokens", deployment.batching.max_tokens_per_step),
-    ):
-        if isinstance(limit := built.get(name), int) and wanted > limit:
-            raise DeploymentError(f"batching: {wanted} is more than the engine's {name}, {limit}")
     return {"gather_generation_logits": True}
 
 
-def _speculation(deployment: Deployment) -> dict[str, Any]:
+def _speculation(deployment: Deployment) -> dict[str, Any] | None:
+    """Return the configuration of the drafts; ``class`` names what it is for."""
     speculation, here = deployment.speculation, flow(deployment)
-    method = speculation.method or ""
+    method = speculation.method
+    if method is None:
+        return None
     if here not in _FLOWS_OF_METHOD[method]:
         others = ", ".join(name for name, flows in _FLOWS_OF_METHOD.items() if here in flows)
         where = "the PyTorch flow" if here == "pytorch" else "compiled engines"
         raise DeploymentError(f"speculation.method is {method}, which TensorRT-LLM 1.2 lacks in {where}; use {others}")
-    config: dict[str, Any] = {"decoding_type": _DECODING_TYPES[method]}
+    config: dict[str, Any] = {"class": _DECODING_CONFIGS[method]}
     if method == "lookahead":
         return config | {
             "max_window_size": speculation.window_size,
@@ -190,7 +196,17 @@ def _speculation(deployment: Deployment) -> dict[str, Any]:
     if method == "ngram":
         return config | {"max_matching_ngram_size": speculation.max_ngram_size}
     config["speculative_model_dir"] = str(speculation.draft_model)
-    return config | ({"num_medusa_heads": speculation.medusa_heads} if method == "medusa" else {})
+    return config | (_tree(deployment) if here == "tensorrt" else {})
+
+
+def _tree(deployment: Deployment) -> dict[str, Any]:
+    """Return the tree that the engine was built for; upstream's own goes without paths."""
+    method, tree = deployment.speculation.method, draft_tree(deployment.speculation)
+    paths = {} if tree.paths is None else {f"{method}_choices": [list(path) for path in tree.paths]}
+    if method == "medusa":
+        return paths | {"num_medusa_heads": deployment.speculation.medusa_heads}
+    inner = tree.most_inner_nodes_of_a_layer
+    return paths | {"num_eagle_layers": tree.depth, "max_non_leaves_per_layer": inner}
 
 
 def _lora(deployment: Deployment) -> dict[str, Any]:
@@ -198,10 +214,15 @@ def _lora(deployment: Deployment) -> dict[str, Any]:
     settings = deployment.tensorrt_llm
     return {
         "lora_dir": [str(next(iter(settings.lora.values())))],
-        "max_lora_rank": settings.max_lora_rank,
+        "max_lora_rank": _max_lora_rank(deployment),
         "max_loras": len(settings.lora),
         "max_cpu_loras": len(settings.lora),
     }
+
+
+def _max_lora_rank(deployment: Deployment) -> int:
+    compiled = read_engine(deployment).max_lora_rank if flow(deployment) == "tensorrt" else None
+    return compiled or deployment.tensorrt_llm.max_lora_rank
 
 
 def check_adapters(deployment: Deployment) -> None:
@@ -210,15 +231,13 @@ def check_adapters(deployment: Deployment) -> None:
     Raises:
         DeploymentError: names the adapter and what is wrong with it.
     """
-    settings = deployment.tensorrt_llm
+    settings, most = deployment.tensorrt_llm, _max_lora_rank(deployment)
     targets: dict[str, str] = {}
     for name, path in settings.lora.items():
         config = read_json(path / "adapter_config.json")
         rank = config.get("r")
-        if not isinstance(rank, int) or rank > settings.max_lora_rank:
-            raise DeploymentError(
-                f"tensorrt_llm.lora.{name} has rank {rank}; max_lora_rank is {settings.max_lora_rank}"
-            )
+        if not isinstance(rank, int) or rank > most:
+            raise DeploymentError(f"tensorrt_llm.lora.{name} has rank {rank}; max_lora_rank is {most}")
         modules = config.get("target_modules")
         targets[name] = json.dumps(sorted(modules) if isinstance(modules, list) else modules)
     if len(set(targets.values())) > 1:

@@ -8,12 +8,11 @@ from typing import Any, get_args
 
 import pytest
 
-from inflight.deployment import SpeculationSettings
 from inflight.errors import DeploymentError
 from inflight.export.compile.flags import BuildFlags, make_flags
 from inflight.export.compile.flows import PRECISIONS
 from inflight.export.compile.steps import compile_steps
-from inflight.serve.draft_tree import draft_length
+from inflight.speculation import SpeculationSettings, draft_length
 from tests.export.compiling import ADA, AMPERE, BLACKWELL, HOPPER, request, write_checkpoint
 
 FACTS = json.loads((Path(__file__).parents[1] / "facts/build_tools.json").read_text())

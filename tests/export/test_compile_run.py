@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from inflight.deployment import SpeculationSettings
 from inflight.errors import DeploymentError
 from inflight.export.compile.run import Command, run_commands
 from inflight.export.compile.steps import compile_steps
+from inflight.speculation import SpeculationSettings
 from tests.export.compiling import BLACKWELL, install_tools, request, write_checkpoint
 from tests.fakes.upstream_tool import FAULT, SM
 

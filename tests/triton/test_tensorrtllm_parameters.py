@@ -124,7 +124,7 @@ def test_parameters_follow_the_deployment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("tokens", "choices"), [(2, "{0}, {0, 0}"), (63, None)])
 def test_the_tree_of_drafts_is_said_again(tmp_path: Path, tokens: int, choices: str | None) -> None:
     write_deployment(tmp_path, speculation={"method": "medusa", "draft_model": "heads", "max_draft_tokens": tokens})
-    write_engine(tmp_path / "engine", max_draft_len=tokens)
+    write_engine(tmp_path / "engine", heads={"num_medusa_heads": 4}, max_draft_len=tokens)
     values = parameters(load_deployment(tmp_path))
     assert values["decoding_mode"] == "medusa"
     assert values.get("medusa_choices") == choices
@@ -135,14 +135,17 @@ def test_the_tree_of_drafts_is_said_again(tmp_path: Path, tokens: int, choices: 
     [
         ({"tensorrt_llm": {}}, "tensorrt_llm.engine_dir is missing"),
         ({"tensorrt_llm": {"engine_dir": "nowhere"}}, "nowhere/config.json cannot be read"),
-        ({"tensorrt_llm": {"engine_dir": "engine", "tensor_parallel_size": 2}}, "has no rank1.engine"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; the engine was compiled for 1"),
         ({"batching": {"max_batch_size": 8}}, "batching.max_batch_size is 8; the engine was compiled with 32"),
         (
             {"limits": {"max_sequence_length": 64}},
             "limits.max_sequence_length is 64; the engine was",
         ),
         ({"kv_cache": {"dtype": "fp8"}}, "kv_cache.dtype is fp8; the engine was compiled with auto"),
-        ({"engine": {"kind": "tensorrtllm", "dtype": "float32"}}, "engine.dtype is fixed in the engine"),
+        (
+            {"engine": {"kind": "tensorrtllm", "dtype": "float32"}},
+            "`engine.dtype` needs the PyTorch flow; a compiled engine has its own",
+        ),
         ({"speculation": {"method": "ngram"}}, "ngram needs `engine.kind: trtllm`"),
         ({"speculation": {"method": "lookahead"}}, "speculation drafts 15 tokens; the engine was compiled for 0"),
         ({"parameters": {"max_beam_widht": "2"}}, "unknown name 'max_beam_widht' .did you mean 'max_beam_width'"),
@@ -150,8 +153,11 @@ def test_the_tree_of_drafts_is_said_again(tmp_path: Path, tokens: int, choices: 
         ({"parameters": {"max_beam_width": "two"}}, "max_beam_width is 'two'; it must be int"),
         ({"parameters": {"enable_kv_cache_reuse": "yes"}}, "it must be bool"),
         ({"parameters": {"batch_scheduler_policy": "greedy"}}, "'guaranteed_no_evict' or 'max_utilization'"),
-        ({"guided_decoding": "xgrammar"}, "tensorrt_llm.guided_decoding needs `engine.kind: trtllm`"),
-        ({"watchdog_s": 5}, "tensorrt_llm.watchdog_s needs"),
+        (
+            {"guided_decoding": "xgrammar"},
+            "`tensorrt_llm.guided_decoding` needs `engine.kind:` trtllm; it is tensorrtllm",
+        ),
+        ({"watchdog_s": 5}, "`tensorrt_llm.watchdog_s` needs"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -163,6 +169,21 @@ def test_a_deployment_that_the_engine_does_not_follow_is_refused(
     with pytest.raises(DeploymentError, match=reason) as caught:
         engine_pbtxt(load_deployment(write_deployment(tmp_path, **settings)))
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_engine_cannot_is_off_where_nothing_is_said(tmp_path: Path) -> None:
+    write_deployment(tmp_path)
+    write_engine(tmp_path / "engine", use_paged_context_fmha=False)
+    values = parameters(load_deployment(tmp_path))
+    assert values["enable_chunked_context"] == values["enable_kv_cache_reuse"] == "false"
+
+
+def test_the_file_of_every_rank_must_be_there(tmp_path: Path) -> None:
+    write_deployment(tmp_path, tensorrt_llm={"engine_dir": "engine", "tensor_parallel_size": 2})
+    write_engine(tmp_path / "engine", 2)
+    (tmp_path / "engine/rank1.engine").unlink()
+    with pytest.raises(DeploymentError, match=r"tensorrt_llm.engine_dir: .*engine has no rank1.engine"):
+        parameters(load_deployment(tmp_path))
 
 
 def test_without_the_backend_the_image_is_named(tmp_path: Path) -> None:

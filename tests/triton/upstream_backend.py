@@ -19,12 +19,18 @@ from tests.triton.conftest import Running
 BACKEND = Path(__file__).parents[1] / "fakes/backends/tensorrtllm"
 
 
-def write_engine(directory: Path, ranks: int = 1, **build: Any) -> Path:
-    """Write an engine's directory, as trtllm-build leaves it, without code."""
+def write_engine(
+    directory: Path,
+    ranks: int = 1,
+    heads: dict[str, int] | None = None,
+    use_paged_context_fmha: bool = True,
+    **build: Any,
+) -> Path:
+    """Write an engine's directory, as trtllm-build leaves it, without code; ``heads`` are those of its drafts."""
     directory.mkdir(parents=True, exist_ok=True)
     build_config = {"max_batch_size": 32, "max_num_tokens": 512, "max_seq_len": 1024, "max_draft_len": 0} | build
-    build_config["plugin_config"] = {"use_paged_context_fmha": True, "tokens_per_block": 32}
-    pretrained = {"mapping": {"world_size": ranks, "tp_size": ranks, "pp_size": 1}, "quantization": {}}
+    build_config["plugin_config"] = {"use_paged_context_fmha": use_paged_context_fmha, "tokens_per_block": 32}
+    pretrained = {"mapping": {"world_size": ranks, "tp_size": ranks, "pp_size": 1}, "quantization": {}} | (heads or {})
     config = {"version": "1.2.1", "pretrained_config": pretrained, "build_config": build_config}
     (directory / "config.json").write_text(json.dumps(config))
     for rank in range(ranks):

@@ -12,7 +12,7 @@ from inflight.deployment import Deployment, QualitySettings, read_settings, vali
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import Checkpoint
-from inflight.export.compile.flows import TOOLS_IMAGE, choose_flow
+from inflight.export.compile.flows import choose_flow
 from inflight.export.compile.request import CompileRequest
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan, make_plan
@@ -20,7 +20,7 @@ from inflight.export.plan.shape import linears
 from inflight.export.quantize.modelopt import Recipe
 from inflight.export.quantize.schemes import SCHEMES
 from inflight.machine import Machine
-from inflight.manifest import Flow
+from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
 
 _MODEL, _ENGINE = "model", "engine"
 """Directories within a deployment."""
@@ -81,6 +81,7 @@ class Blueprint:
             max_lora_rank=settings.tensorrt_llm.max_lora_rank,
             calibration=calibration,
             flow="tensorrt",
+            examples=self.request.examples,
         )
 
 
@@ -137,8 +138,8 @@ def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[s
         return "pytorch", ["engine pytorch: the portable engine, because the deployment is for a CPU"]
     if has_tensorrt_llm:
         return "trtllm", [
-            f"engine trtllm: {gpu.name} is one of NVIDIA's GPUs; it needs TensorRT-LLM 1.2, which {TOOLS_IMAGE} has; "
-            "where it is missing, the same command builds for the portable engine"
+            f"engine trtllm: {gpu.name} is one of NVIDIA's GPUs; it needs TensorRT-LLM 1.2, which "
+            f"{TENSORRT_LLM_IMAGE} has; where it is missing, the same command builds for the portable engine"
         ]
     return "pytorch", ["engine pytorch: the portable engine, because TensorRT-LLM is not installed here"]
 

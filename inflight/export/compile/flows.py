@@ -14,8 +14,6 @@ from inflight.machine import ComputeCapability
 from inflight.manifest import require_precision
 
 Flow = Literal["pytorch", "tensorrt"]
-TOOLS_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
-"""The image that has TensorRT-LLM 1.2.1 with its tools and examples."""
 
 
 @dataclass(frozen=True)

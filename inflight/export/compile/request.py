@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from inflight.deployment import SpeculationSettings
 from inflight.export.compile.flows import PRECISIONS, Flow, Precision, choose_flow
 from inflight.machine import ComputeCapability
+from inflight.speculation import SpeculationSettings
 
 EXAMPLES = Path("/app/examples")
 """Where the image has TensorRT-LLM's example scripts."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from inflight.errors import DeploymentError
-from inflight.export.compile.flows import TOOLS_IMAGE
+from inflight.manifest import TENSORRT_LLM_IMAGE
 
 _SAYS_WHY = re.compile(r"\b(\w*(?:Error|Exception)\b|error:|\[E\]|No space left|out of memory)", re.IGNORECASE)
 _TERMINATE_S = 10
@@ -48,7 +48,7 @@ def run_commands(commands: Sequence[Command], log_dir: Path, progress: Callable[
             should: one line, with the line of its log that says why.
     """
     for command in commands:
-        _require_tools(command)
+        require_tools(command)
     log_dir.mkdir(parents=True, exist_ok=True)
     for number, command in enumerate(commands, 1):
         log = log_dir / f"{number}-{Path(_tool(command)).stem}.log"
@@ -66,13 +66,14 @@ def _tool(command: Command) -> str:
     return next(word for word in command.argv if not Path(word).name.startswith("python"))
 
 
-def _require_tools(command: Command) -> None:
+def require_tools(command: Command) -> None:
+    """Raise DeploymentError where the program, or the script that Python is to run, is not here."""
     program, tool = command.argv[0], _tool(command)
     missing = program if shutil.which(program) is None else tool
     if missing == tool != program and Path(tool).is_file():
         return
     if missing != tool or shutil.which(tool) is None:
-        raise DeploymentError(f"{missing} is not here, to {command.purpose}; the image {TOOLS_IMAGE} has it")
+        raise DeploymentError(f"{missing} is not here, to {command.purpose}; the image {TENSORRT_LLM_IMAGE} has it")
 
 
 def _run(command: Command, log: Path, progress: Callable[[str], None]) -> None:

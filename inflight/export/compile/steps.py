@@ -11,7 +11,7 @@ from inflight.errors import DeploymentError
 from inflight.export.compile.flags import allows_reduce_fusion, make_flags
 from inflight.export.compile.request import CompileRequest
 from inflight.export.compile.run import Command
-from inflight.serve.draft_tree import draft_length, draft_tree
+from inflight.speculation import draft_length, draft_tree
 from inflight.text.checkpoint import read_json
 
 _PYTHON = "python3"

@@ -16,6 +16,7 @@ from rich.progress import Progress as ProgressBars
 
 from inflight.errors import InflightError
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
+from inflight.export.compile.request import EXAMPLES
 from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
 from inflight.export.plan.detect import gpu_here, measure_cpu
 from inflight.export.plan.gpus import CPU, find_gpu
@@ -68,6 +69,7 @@ TensorParallel = Annotated[
     int | None, typer.Option(min=1, help="GPUs that share each layer; by default chosen.", rich_help_panel=_LOAD)
 ]
 Device = Annotated[str, typer.Option(help="Where to quantize and measure: auto, cpu or cuda.")]
+Examples = Annotated[Path, typer.Option(help="TensorRT-LLM's example scripts, for its TensorRT flow.")]
 Work = Annotated[Path, typer.Option(help="Where the stages keep their results.")]
 
 
@@ -94,6 +96,7 @@ def build(
     rate: Rate = None,
     gpus: Gpus = None,
     tensor_parallel: TensorParallel = None,
+    examples: Examples = EXAMPLES,
     device: Device = "auto",
     work: Work = _ARTIFACTS / "build",
 ) -> None:
@@ -115,7 +118,7 @@ def build(
         output = output or _ARTIFACTS / "deployments" / name
         request = BuildRequest(
             model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),
-            kl_budget, device,
+            kl_budget, examples, device,
         )  # fmt: skip
         _print_dry_run(request) if dry_run else _run(request)
 

@@ -15,6 +15,7 @@ from inflight.export.build.blueprint import draw
 from inflight.export.build.request import BuildRequest
 from inflight.export.build.write import Parts, write_deployment
 from inflight.export.checkpoint import fingerprint, inspect
+from inflight.export.compile.run import require_tools
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet
 from inflight.export.plan.detect import cpu_threads, gpu_here
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu
@@ -56,6 +57,8 @@ class Build:
             require_writable(directory)
         self._gpu = self._find_gpu(request.gpu)
         self._blueprint = draw(request, self._source, self._gpu)
+        for command in steps.commands(self._blueprint, Path("OUTPUT")):
+            require_tools(command)  # before hours of work
         tokenizer = Tokenizer.from_checkpoint(self._source.directory)
         data = request.data
         calibration = DataSet(data.calibration, data.calibration_rows)
@@ -74,7 +77,10 @@ class Build:
         """
         files = sorted(path for path in self._source.directory.iterdir() if path.is_file())
         known = self._blueprint.request.work / "fingerprints.json"
-        self._inputs: dict[str, Any] = {"checkpoint": fingerprint(files, known, self._progress)}
+        self._inputs: dict[str, Any] = {
+            "inflight": Machine.detect().versions.inflight,
+            "checkpoint": fingerprint(files, known, self._progress),
+        }
         self._choose_kept()
         planned = self._plan()
         quantized = self._quantize()

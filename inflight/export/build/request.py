@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from inflight.export.compile.request import EXAMPLES
 from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
 from inflight.export.plan.plan import PlanRequest
 
@@ -58,5 +59,7 @@ class BuildRequest:
     """Patterns of the names of linears that stay in 16 bit."""
     kl_budget: float | None = None
     """Mixed precision: the most sensitive layers stay in 16 bit until the others lose no more than this, in nats."""
+    examples: Path = EXAMPLES
+    """TensorRT-LLM's example scripts, for its TensorRT flow."""
     device: str = "auto"
     """Where quantization and measurement run: cpu, cuda, or auto."""

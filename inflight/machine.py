@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -45,13 +46,26 @@ class Machine:
     versions: Versions
     gpus: tuple[str, ...] = ()
     compute_capabilities: tuple[ComputeCapability, ...] = ()
+    blindness: str | None = None
+    """Why the driver could not be asked; None: it was."""
 
     @classmethod
     def detect(cls) -> Machine:
         """Ask the driver and the installed packages; nothing heavy is imported."""
-        gpus, capabilities, driver, cuda = _ask_driver()
-        versions = {name: _installed_version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
-        return cls(Versions(**versions, cuda=cuda, driver=driver), gpus, capabilities)
+        found = {name: _installed_version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
+        versions = Versions(**found)
+        try:
+            import pynvml
+        except ImportError:
+            return cls(
+                versions, blindness="NVML's Python binding is missing; install it with: pip install nvidia-ml-py"
+            )
+        try:
+            pynvml.nvmlInit()
+        except Exception as error:  # no driver, or one that does not answer: no GPU can be used
+            return cls(versions, blindness=f"NVML says: {error}")
+        gpus, capabilities, driver, cuda = _ask_driver(pynvml)
+        return cls(versions.model_copy(update={"driver": driver, "cuda": cuda}), gpus, capabilities)
 
 
 def _installed_version(distribution: str) -> str | None:
@@ -61,14 +75,8 @@ def _installed_version(distribution: str) -> str | None:
         return None
 
 
-def _ask_driver() -> tuple[tuple[str, ...], tuple[ComputeCapability, ...], str | None, str | None]:
+def _ask_driver(pynvml: Any) -> tuple[tuple[str, ...], tuple[ComputeCapability, ...], str, str]:
     """Return the GPUs' names and compute capabilities, the driver's version and the CUDA version that it has."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no binding, no driver: no GPU
-        return (), (), None, None
     try:
         indices = _visible(range(pynvml.nvmlDeviceGetCount()))
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]

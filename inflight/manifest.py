@@ -1,7 +1,7 @@
 """manifest.json: what a deployment was built from, by what, for which machine; and whether this machine is one.
 
 It lies beside deployment.yaml. ``inflight build`` writes it, ``inflight serve`` and the engine hold it against the
-machine. It knows versions and files; not how an engine is built or served.
+deployment and the machine. It knows versions and files; not how an engine is built or served.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from inflight.deployment import FILE_NAME as DEPLOYMENT
+from inflight.deployment import Deployment, load_deployment
 from inflight.errors import DeploymentError
 from inflight.machine import ComputeCapability, Machine, Versions
 
@@ -107,14 +109,15 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_deployment(directory: Path) -> None:
-    """Hold the manifest in ``directory``, where there is one, against its files and this machine.
+    """Hold the manifest in ``directory``, where there is one, against its files, deployment.yaml and this machine.
 
     Raises:
-        DeploymentError: see ``require_files`` and ``require_fit``.
+        DeploymentError: see ``require_files``, ``require_same`` and ``require_fit``.
     """
     if (directory / FILE_NAME).exists():
         manifest = read_manifest(directory)
         require_files(manifest, directory)
+        require_same(manifest, load_deployment(directory), directory)
         require_fit(manifest, Machine.detect())
 
 
@@ -134,15 +137,54 @@ def require_files(manifest: Manifest, directory: Path) -> None:
             )
 
 
+def require_same(manifest: Manifest, deployment: Deployment, directory: Path) -> None:
+    """Require that ``directory``'s deployment.yaml still serves what was built.
+
+    A compiled engine may be served by either of its engine kinds: the flow is what must agree, not the kind.
+
+    Raises:
+        DeploymentError: says what was edited away from the build, and the command that rebuilds it.
+    """
+    settings = deployment.tensorrt_llm
+    flow = _flow(deployment)
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    differences = []
+    if flow != manifest.flow:
+        kind = deployment.engine.kind
+        differences.append(f"built for {_NAMES[manifest.flow]}, served by {_NAMES[flow]} (engine.kind {kind})")
+    elif flow != "portable" and ranks != manifest.gpu_count:
+        sizes = f"tensor_parallel_size {settings.tensor_parallel_size} x {settings.pipeline_parallel_size} stages"
+        differences.append(f"built for {manifest.gpu_count} GPUs, served on {ranks} ({sizes})")
+    if flow == manifest.flow == "tensorrt" and settings.engine_dir is not None:
+        engine = settings.engine_dir / "config.json"
+        if engine not in {(directory / name).resolve() for name in manifest.files}:
+            differences.append(f"tensorrt_llm.engine_dir {settings.engine_dir} is not what was built")
+    if differences:
+        raise DeploymentError(
+            f"{directory / DEPLOYMENT} is not what its {FILE_NAME} describes: {'; '.join(differences)}; "
+            f"rebuild it with: {manifest.command}"
+        )
+
+
+def _flow(deployment: Deployment) -> Flow:
+    kind = deployment.engine.kind
+    if kind not in ("trtllm", "tensorrtllm"):
+        return "portable"
+    return "pytorch" if kind == "trtllm" and deployment.tensorrt_llm.engine_dir is None else "tensorrt"
+
+
 def require_fit(manifest: Manifest, machine: Machine) -> None:
     """Require that this machine can serve what the manifest describes.
 
     A compiled engine is bound to compute capability, TensorRT and TensorRT-LLM versions, the number of GPUs, and a
-    driver that is not older; the PyTorch flow to TensorRT-LLM's line, and a chip that has the precision.
+    driver that is not older; the PyTorch flow to TensorRT-LLM's line, and a chip that has the precision. The CUDA
+    version that is recorded is the driver's: a driver that is not older has one that is not older.
 
     Raises:
-        DeploymentError: says all that differs, and the command that rebuilds it.
+        DeploymentError: says all that differs, and the command that rebuilds it; or why the GPUs cannot be seen.
     """
+    if machine.blindness is not None and manifest.flow != "portable":
+        raise DeploymentError(f"the GPUs of this machine cannot be seen: {machine.blindness}")
     differences = list(_differences(manifest, machine))
     if differences:
         raise DeploymentError(
@@ -183,6 +225,7 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+_NAMES = {"portable": "the portable engine", "tensorrt": "a TensorRT engine", "pytorch": "TensorRT-LLM's PyTorch flow"}
 _WHAT = {"portable": "deployment", "tensorrt": "TensorRT engine", "pytorch": "TensorRT-LLM checkpoint"}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from inflight.deployment import Deployment, resolve
 from inflight.errors import DeploymentError
 from inflight.machine import Machine, Versions
 from inflight.manifest import (
@@ -22,8 +23,10 @@ from inflight.manifest import (
     record_files,
     require_files,
     require_fit,
+    require_same,
     write_manifest,
 )
+from inflight.serve.command import DEMO
 
 HASH = "0" * 64
 BUILT = Versions(tensorrt_llm="1.2.1", tensorrt="10.14.1.48", driver="590.44.01", cuda="13.1", inflight="0.1.0")
@@ -166,6 +169,56 @@ def test_a_deployment_without_a_manifest_is_not_held_to_one(tmp_path: Path) -> N
     check_deployment(tmp_path)
 
 
+def deployed(directory: Path, kind: str, **tensorrt_llm: Any) -> Deployment:
+    """Return a deployment with an engine in ``directory/engine``, that a build has written."""
+    settings = {"tensorrt_llm": tensorrt_llm} if tensorrt_llm else {}
+    return resolve({"model": str(DEMO / "model"), "engine": {"kind": kind}} | settings, directory, "test")
+
+
+ENGINE = {"engine/config.json": FileRecord(bytes=2, sha256=HASH)}
+
+
+def test_what_was_built_is_what_is_served(tmp_path: Path) -> None:
+    require_same(manifest("tensorrt", files=ENGINE), deployed(tmp_path, "trtllm", engine_dir="engine"), tmp_path)
+    require_same(manifest("tensorrt", files=ENGINE), deployed(tmp_path, "tensorrtllm", engine_dir="engine"), tmp_path)
+    require_same(manifest("pytorch", gpu_count=4), deployed(tmp_path, "trtllm", tensor_parallel_size=4), tmp_path)
+    require_same(manifest("portable", gpu_count=0), deployed(tmp_path, "pytorch"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("built", "kind", "settings", "reason"),
+    [
+        ("portable", "trtllm", {}, r"built for the portable engine, served by TensorRT-LLM's PyTorch flow"),
+        ("pytorch", "trtllm", {"engine_dir": "engine"}, "served by a TensorRT engine .engine.kind trtllm"),
+        ("tensorrt", "trtllm", {"tensor_parallel_size": 1}, "built for a TensorRT engine, served by TensorRT-LLM's"),
+        ("tensorrt", "trtllm", {"engine_dir": "other"}, "engine_dir .*other is not what was built"),
+        ("pytorch", "trtllm", {"tensor_parallel_size": 2}, "built for 1 GPUs, served on 2"),
+        (
+            "tensorrt",
+            "tensorrtllm",
+            {"engine_dir": "engine", "pipeline_parallel_size": 3},
+            "built for 1 GPUs, served on 3",
+        ),
+    ],
+)
+def test_a_deployment_that_was_edited_away_from_its_build(
+    tmp_path: Path, built: str, kind: str, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(DeploymentError, match=reason) as caught:
+        require_same(manifest(built, files=ENGINE), deployed(tmp_path, kind, **settings), tmp_path)
+    assert str(caught.value).endswith(f"rebuild it with: {REBUILD}")
+
+
+def test_the_check_reads_the_deployment(tmp_path: Path) -> None:
+    settings = f"model: {DEMO / 'model'}\nengine: {{kind: trtllm}}\n"
+    (tmp_path / "deployment.yaml").write_text(settings)
+    write_manifest(manifest("portable", compute_capability=None, gpu_count=0), tmp_path)
+    with pytest.raises(DeploymentError, match=r"deployment.yaml is not what its manifest.json describes"):
+        check_deployment(tmp_path)
+    (tmp_path / "deployment.yaml").write_text(settings.replace("trtllm", "pytorch"))
+    check_deployment(tmp_path)
+
+
 class Driver(ModuleType):
     """A stand-in for NVML: two chips."""
 
@@ -209,3 +262,14 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     here = Machine.detect()
     assert (here.gpus, here.versions.driver) == ((), None)
     assert here.versions.inflight
+    with pytest.raises(DeploymentError, match=r"cannot be seen: NVML's Python binding is missing; .* nvidia-ml-py$"):
+        require_fit(manifest(), here)
+    require_fit(manifest("portable", compute_capability=None, gpu_count=0), here)
+
+
+def test_a_driver_that_does_not_answer_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(Driver, "nvmlInit", lambda self: (_ for _ in ()).throw(RuntimeError("Driver Not Loaded")))
+    with pytest.raises(DeploymentError, match="cannot be seen: NVML says: Driver Not Loaded"):
+        require_fit(manifest(), Machine.detect())

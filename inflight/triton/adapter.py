@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,22 @@ class TritonSender:
         return bool(self._sender.is_cancelled())
 
 
-def end_server() -> None:
-    """Ask the server, this process's parent, to end: it is not ready any more, and whoever runs it starts another.
+def server_ender() -> Callable[[], None]:
+    """Return what asks the server to end: it is not ready any more, and whoever runs it starts another.
 
-    Nothing less works: a stage's process that dies leaves the server, and its model, as ready as before (measured on
-    2.51: both endpoints answer 200, and every request fails).
+    The server is this process's parent as of now. Nothing less works: a stage's process that dies leaves the server,
+    and its model, as ready as before (measured on 2.51: both endpoints answer 200, and every request fails).
     """
-    log.error("ending the server")
-    os.kill(os.getppid(), signal.SIGTERM)
+    server = os.getppid()
+
+    def end() -> None:
+        if os.getppid() != server:  # an orphan's new parent is none of its business
+            log.error("the server has ended already")
+            return
+        log.error("ending the server")
+        os.kill(server, signal.SIGTERM)
+
+    return end
 
 
 def stop_stream(inputs: Arrays, request_id: str) -> None:

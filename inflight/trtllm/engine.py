@@ -63,6 +63,11 @@ class TrtLlmEngine:
         self._watchdog = watchdog
         self._sampler = sampler(deployment)
         self._max_length = max_sequence_length(deployment)
+        self._has_context_logits = flow(deployment) == "pytorch" or bool(
+            build_config(deployment).get("gather_context_logits")
+        )
+        self._iteration: Any = None
+        """The newest iteration that was seen; another is progress."""
         self._sequences: dict[int, Sequence] = {}
         self._running: set[int] = set()
         self._waiting: list[tuple[tuple[int, int], int]] = []
@@ -73,7 +78,7 @@ class TrtLlmEngine:
         self.stats = EngineStats(max=deployment.batching.max_batch_size)
 
     def warm_up(self) -> None:
-        """Generate a few tokens for real.
+        """Generate a few tokens for real; from then on the watchdog is armed.
 
         Raises:
             InflightError: what the generation ended with.
@@ -83,11 +88,12 @@ class TrtLlmEngine:
             for output in self.step():
                 if output.error is not None:
                     raise output.error
+        self._watchdog.arm()
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._sequences or self._outputs)
+        """Whether a step would do anything: what was aborted is watched until TensorRT-LLM has ended it too."""
+        return bool(self._sequences or self._outputs or (self._runtime.open and not self._watchdog.dead))
 
     @property
     def waiting(self) -> int:
@@ -100,12 +106,12 @@ class TrtLlmEngine:
         Raises:
             InvalidRequest: naming the field, the value and the limit.
             UnsupportedFeature: naming what this deployment does not serve.
-            EngineFailure: the engine has hung.
+            EngineFailure: the engine is dead.
         """
-        if self._watchdog.hung:
+        if self._watchdog.dead:
             raise EngineFailure(self._watchdog.message)
         check_request(request, self._tokenizer.config.vocab_size, self._max_length)
-        check(request.sampling, self._sampler)
+        check(request.sampling, self._sampler, self._deployment.speculation.method)
         settings = self._deployment.tensorrt_llm
         if request.sampling.guide is not None and settings.guided_decoding is None:
             raise UnsupportedFeature(
@@ -118,15 +124,8 @@ class TrtLlmEngine:
         if request.sampling.context_logits and not self._has_context_logits:
             raise UnsupportedFeature("return_context_logits needs an engine built with gather_context_logits")
 
-    @property
-    def _has_context_logits(self) -> bool:
-        compiled = flow(self._deployment) == "tensorrt"
-        return not compiled or bool(build_config(self._deployment).get("gather_context_logits"))
-
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""
-        if not self._sequences:
-            self._watchdog.progress()
         request.arrival_ns = request.arrival_ns or time.time_ns()
         stop_strings = request.sampling.stop_strings
         stops = StopTextLimit(self._tokenizer, stop_strings) if stop_strings else None
@@ -144,17 +143,29 @@ class TrtLlmEngine:
 
     def step(self) -> list[Output]:
         """Hand waiting requests over, and return what is new."""
-        self._expire()
-        self._admit()
-        if self._running:
-            for event in self._runtime.take(_PATIENCE_S):
-                self._watchdog.progress()
-                if event.key in self._running:  # else it has ended here, before TensorRT-LLM knew
-                    self._advance(self._sequences[event.key], event)
-            if self._watchdog.bites():
-                return self.fail_all(EngineFailure(self._watchdog.message))
+        if not self._watchdog.dead:
+            self._expire()
+            self._admit()
+            if self._running or self._runtime.open:
+                self._listen()
+        if self._watchdog.dead:  # what was valid just before is failed too
+            return self.fail_all(EngineFailure(self._watchdog.message))
         self._update_stats()
         return self._take_outputs()
+
+    def _listen(self) -> None:
+        """Take what TensorRT-LLM gives, and ask the watchdog; errors and silence are no progress, iterations are."""
+        for event in self._runtime.take(_PATIENCE_S):
+            if event.fatal:
+                self._watchdog.condemn("TensorRT-LLM has failed (the server's log says why)")
+            elif event.error is None:
+                self._watchdog.progress()
+            if event.key in self._running:  # else it has ended here, before TensorRT-LLM knew
+                self._advance_alone(self._sequences[event.key], event)
+        if (iteration := self._runtime.iteration.get("iter")) != self._iteration:
+            self._iteration = iteration
+            self._watchdog.progress()
+        self._watchdog.bites()
 
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request with ``error``; return their last outputs."""
@@ -164,8 +175,8 @@ class TrtLlmEngine:
         return self._take_outputs()
 
     def close(self) -> None:
-        """Stop TensorRT-LLM. One that has hung is left to the end of its process: it would not come back."""
-        if not self._watchdog.hung:
+        """Stop TensorRT-LLM. A dead one is left to the end of its process: it would not come back."""
+        if not self._watchdog.dead:
             self._runtime.close()
 
     def _admit(self) -> None:
@@ -173,6 +184,8 @@ class TrtLlmEngine:
             _, key = heapq.heappop(self._waiting)
             if key in self._sequences:
                 request = self._sequences[key].request
+                if not self._runtime.open:
+                    self._watchdog.progress()
                 self._running.add(key)
                 self._runtime.generate(key, partial(self._arguments_of, request))
 
@@ -182,6 +195,16 @@ class TrtLlmEngine:
             output = self._sequences[key].overdue(now)
             if output is not None:
                 self._end(self._sequences[key], output)
+
+    def _advance_alone(self, sequence: Sequence, event: Event) -> None:
+        """Book one event; one that cannot be booked ends its own sequence and no other."""
+        try:
+            self._advance(sequence, event)
+        except Exception:
+            key = sequence.request.key
+            log.exception("a response of TensorRT-LLM for request %d could not be read: %s", key, event)
+            error = EngineFailure("the engine gave a response that cannot be read; the server's log says more")
+            self._end(sequence, Output(key, error=error), over=event.finish_reason is not None)
 
     def _advance(self, sequence: Sequence, event: Event) -> None:
         """Book one event; where its tokens end the sequence, what comes after them is dropped."""
@@ -226,4 +249,4 @@ class TrtLlmEngine:
 
     def _update_stats(self) -> None:
         self.stats.active, self.stats.waiting = len(self._sequences), self.waiting
-        reading.read_iteration(self.stats, self._runtime.iteration, idle=not self._sequences)
+        reading.read_iteration(self.stats, self._runtime.iteration, idle=not self._runtime.open)

@@ -10,31 +10,36 @@ from inflight.engine.request import Request
 from inflight.errors import DeploymentError, InflightError
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import sampling
-from inflight.trtllm.api import find, make_llm
+from inflight.trtllm.api import find, make_llm, require_tensorrt_llm
 from inflight.trtllm.engine import TrtLlmEngine
 from inflight.trtllm.runtime import Runtime
 from inflight.trtllm.watchdog import Watchdog
 
 
-def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_hang: Callable[[], object]) -> TrtLlmEngine:
+def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_death: Callable[[], object]) -> TrtLlmEngine:
     """Return the engine, loaded and warmed up.
 
     Args:
         deployment: its ``engine.kind`` is ``trtllm``.
         tokenizer: of its checkpoint.
-        on_hang: called when the watchdog has bitten and the requests have failed.
+        on_death: called when an engine that had started is dead and its requests have failed.
 
     Raises:
         DeploymentError: in one line, for whatever keeps it from being served.
     """
-    runtime = Runtime(make_llm(deployment), find("llmapi", "RequestError"))
-    watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, on_hang)
-    arguments = RequestArguments(deployment, tokenizer.config.vocab_size)
-    engine = TrtLlmEngine(deployment, tokenizer, runtime, arguments.of, watchdog)
+    require_tensorrt_llm()
+    request_error = find("llmapi", "RequestError")
+    runtime = Runtime(make_llm(deployment), request_error)
     try:
+        watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, on_death)
+        arguments = RequestArguments(deployment, tokenizer.config.vocab_size)
+        engine = TrtLlmEngine(deployment, tokenizer, runtime, arguments.of, watchdog)
         engine.warm_up()
-    except InflightError as error:
-        raise DeploymentError(f"the first generation of TensorRT-LLM failed: {error}") from error
+    except BaseException as error:
+        runtime.close()
+        if isinstance(error, InflightError) and not isinstance(error, DeploymentError):
+            raise DeploymentError(f"the first generation of TensorRT-LLM failed: {error}") from error
+        raise
     return engine
 
 

@@ -59,8 +59,9 @@ def read_metrics(metrics: RequestMetrics, event: Event) -> None:
 
 
 def read_iteration(stats: EngineStats, iteration: dict[str, Any], idle: bool) -> None:
-    """Read the statistics of TensorRT-LLM's last iteration; an idle engine shows what it holds, not its last one.
+    """Read the statistics of TensorRT-LLM's last iteration.
 
+    Once ``idle``, with no generation open, there is no iteration more: what the last one held and ran is not read then.
     Cached blocks without an owner are among the free ones there, and are not counted apart.
     """
     batch, cache = iteration.get("inflightBatchingStats") or {}, iteration.get("kvCacheStats") or {}

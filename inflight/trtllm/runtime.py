@@ -20,9 +20,13 @@ from inflight.errors import EngineFailure, InflightError, InvalidRequest
 
 log = logging.getLogger(__name__)
 
-_STATS_TIMEOUT_S = 0.5
+_STATS_TIMEOUT_S = 3600.0
+"""After a timeout TensorRT-LLM gives no more until another request comes, whatever runs: so none is to be met."""
 _STATS_PAUSE_S = 0.1
 """Between two reads of the statistics: before its first request TensorRT-LLM answers at once, with none."""
+_CLOSE_S = 10.0
+"""How long the event loop may take to end, and then the engine."""
+_FAILED = "the engine failed; the server's log says why"
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class Event:
     perf: Any = None
     """TensorRT-LLM's ``RequestPerfMetrics`` so far."""
     error: InflightError | None = None
+    fatal: bool = False
+    """Whether the error is the end of the engine, and not of this request alone."""
 
 
 class Runtime:
@@ -53,12 +59,14 @@ class Runtime:
         """
         Args:
             llm: TensorRT-LLM's ``LLM``.
-            request_error: what the API raises for a request that it refuses.
+            request_error: what the API raises for one request: at its start a refusal, later a fault of the engine.
         """
         self._llm = llm
-        self._refusals = (request_error, ValueError, TypeError)
+        self._request_error = request_error
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._open: set[int] = set()
         self._results: dict[int, Any] = {}
+        """Those of the open generations that are still read: neither ended nor aborted."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.iteration: dict[str, Any] = {}
         """The newest iteration statistics; replaced as a whole, never changed."""
@@ -66,8 +74,14 @@ class Runtime:
         self._thread = threading.Thread(target=self._run, name="tensorrt-llm", daemon=True)
         self._thread.start()
 
+    @property
+    def open(self) -> int:
+        """Generations of which TensorRT-LLM has not given the last response, aborted ones among them."""
+        return len(self._open)
+
     def generate(self, key: int, make_arguments: Callable[[], dict[str, Any]]) -> None:
         """Begin a generation; its events carry ``key``. ``make_arguments`` returns those of ``generate_async``."""
+        self._open.add(key)
         self._loop.call_soon_threadsafe(self._start, key, make_arguments)
 
     def abort(self, key: int) -> None:
@@ -85,10 +99,20 @@ class Runtime:
             return events
 
     def close(self) -> None:
-        """End the loop and the engine."""
+        """End the loop and the engine; one that does not end in time is left to the end of its process."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._llm.shutdown()
+        shutdown = threading.Thread(target=self._shut_down, name="tensorrt-llm shutdown", daemon=True)
+        self._thread.join(_CLOSE_S)
+        shutdown.start()
+        shutdown.join(_CLOSE_S)
+        if self._thread.is_alive() or shutdown.is_alive():
+            log.warning("TensorRT-LLM does not shut down; it is left to the end of this process")
+
+    def _shut_down(self) -> None:
+        try:
+            self._llm.shutdown()
+        except Exception:
+            log.exception("TensorRT-LLM could not be shut down")
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -107,11 +131,23 @@ class Runtime:
 
     def _start(self, key: int, make_arguments: Callable[[], dict[str, Any]]) -> None:
         try:
-            result = self._results[key] = self._llm.generate_async(**make_arguments(), streaming=True)
+            arguments = make_arguments()
         except Exception as error:
             self._fail(key, error)
+            self._open.discard(key)
             return
-        self._keep(self._follow(key, result))
+        try:
+            result = self._results[key] = self._llm.generate_async(**arguments, streaming=True)
+        except (self._request_error, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            self._events.put(Event(key, error=InvalidRequest(f"TensorRT-LLM refuses the request: {reason}")))
+            self._open.discard(key)
+        except Exception as error:
+            # An engine that has ended raises RuntimeError for every request from then on.
+            self._fail(key, error, fatal=isinstance(error, RuntimeError))
+            self._open.discard(key)
+        else:
+            self._keep(self._follow(key, result))
 
     def _abort(self, key: int) -> None:
         result = self._results.pop(key, None)
@@ -122,22 +158,35 @@ class Runtime:
         seen = 0
         try:
             async for response in result:
-                event = read_response(key, response, seen)
-                seen += len(event.tokens)
-                self._events.put(event)
+                seen = self._read(key, response, seen)
+            if self._results.pop(key, None) is not None:
+                self._fail(key, RuntimeError("TensorRT-LLM ended the stream without a finish reason"))
         except Exception as error:
-            self._fail(key, error)
+            # What is not of one request comes from behind all of them, and TensorRT-LLM has shut down before it raises.
+            self._fail(key, error, fatal=not isinstance(error, self._request_error))
         finally:
             self._results.pop(key, None)
+            self._open.discard(key)
 
-    def _fail(self, key: int, error: Exception) -> None:
-        """Hand over an error as the request's last event: its own fault if the API says so, else ours."""
-        reason = " ".join(str(error).split())
-        if isinstance(error, self._refusals):
-            self._events.put(Event(key, error=InvalidRequest(f"TensorRT-LLM refuses the request: {reason}")))
-        else:
-            log.error("request %d failed in TensorRT-LLM", key, exc_info=error)
-            self._events.put(Event(key, error=EngineFailure("the engine failed; the server's log says why")))
+    def _read(self, key: int, response: Any, seen: int) -> int:
+        """Hand over one response; return how many tokens have been seen with it."""
+        event = Event(key)  # of an aborted generation nothing is wanted but the sign of life
+        if key in self._results:
+            try:
+                event = read_response(key, response, seen)
+            except Exception as error:
+                self._fail(key, error)
+                self._abort(key)
+                return seen
+        if event.finish_reason is not None:
+            self._results.pop(key, None)
+        self._events.put(event)
+        return seen + len(event.tokens)
+
+    def _fail(self, key: int, error: Exception, fatal: bool = False) -> None:
+        """Log an error in full, and hand it over as the request's last event, without details."""
+        log.error("request %d failed in TensorRT-LLM", key, exc_info=error)
+        self._events.put(Event(key, error=EngineFailure(_FAILED), fatal=fatal))
 
     async def _follow_stats(self) -> None:
         """Keep the newest statistics; without them requests run all the same."""

@@ -21,15 +21,24 @@ _HINTS = {
     "trtllm": "; `tensorrt_llm.sampler: torch` has it",
     "tensorrt": "",
 }
+_DRAWING_METHODS = ("draft_target", "ngram")
+"""Methods of speculative decoding whose drafts are checked against tokens that were drawn as the request says."""
 _GUIDE_FIELDS = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar", "structural_tag": "structural_tag"}
 
 
-def check(sampling: SamplingParams, sampler: Sampler) -> None:
-    """Refuse what the sampler would ignore.
+def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -> None:
+    """Refuse what the sampler would ignore, and what the method of speculative decoding would.
 
     Raises:
         UnsupportedFeature: naming the tensor, and the setting with which it is served if there is one.
     """
+    if speculation is not None:
+        for name, asked in _unserved_beside(speculation, sampling).items():
+            if asked:
+                raise UnsupportedFeature(
+                    f"{name} is not supported by TensorRT-LLM beside {speculation}; "
+                    "a deployment without `speculation` has it"
+                )
     for name, asked in _unserved(sampling, sampler).items():
         if asked:
             raise UnsupportedFeature(f"{name} is not supported by TensorRT-LLM's {sampler} sampler{_HINTS[sampler]}")
@@ -51,9 +60,31 @@ def _unserved(sampling: SamplingParams, sampler: Sampler) -> dict[str, bool]:
             "seed": sampling.seed is not None and not sampling.greedy,
             # Of each token's distribution it reports the likeliest alone, which a drawn token need not be among.
             "return_log_probs": sampling.log_probs and not sampling.greedy,
+            "return_log_probs beside embedding_bias": sampling.log_probs and bool(sampling.logit_bias),
+            "return_log_probs beside min_tokens": sampling.log_probs and sampling.min_tokens > 0,
+            "return_log_probs beside guided_decoding_guide_type": sampling.log_probs and sampling.guide is not None,
         }
     unserved = {"runtime_top_k above 1024": sampling.top_k > MAX_TOP_K and not sampling.greedy}
     return unserved | ({"num_top_log_probs": sampling.top_log_probs > 0} if sampler == "trtllm" else {})
+
+
+def _unserved_beside(speculation: str, sampling: SamplingParams) -> dict[str, bool]:
+    """Return what is not known to reach the tokens that were drafted, by tensor, with whether it is asked for."""
+    return {
+        # EAGLE takes the likeliest token whatever is asked, and of Medusa and lookahead nothing better is known.
+        "a temperature above 0": speculation not in _DRAWING_METHODS and not sampling.greedy,
+        "min_tokens": sampling.min_tokens > 0,
+        "repetition_penalty": sampling.repetition_penalty != 1,
+        "presence_penalty": sampling.presence_penalty != 0,
+        "frequency_penalty": sampling.frequency_penalty != 0,
+        "bad_words_list": bool(sampling.bad_sequences),
+        "embedding_bias": bool(sampling.logit_bias),
+        "guided_decoding_guide_type": sampling.guide is not None,
+        "return_log_probs": sampling.log_probs,
+        "num_top_log_probs": sampling.top_log_probs > 0,
+        "return_context_logits": sampling.context_logits,
+        "return_generation_logits": sampling.generation_logits,
+    }
 
 
 def sampling_arguments(sampling: SamplingParams, vocab_size: int) -> dict[str, Any]:

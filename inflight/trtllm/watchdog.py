@@ -1,4 +1,4 @@
-"""The watchdog: an engine that makes no progress while requests run is hung, and hung for good."""
+"""The watchdog: an engine that makes no progress while requests run is dead, and so is one that says so; for good."""
 
 from __future__ import annotations
 
@@ -10,42 +10,57 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""Between the first sight of a hang and the call of ``on_hang``: the errors reach their clients in it."""
+"""Between an engine's death and the call of ``on_death``: the errors reach their clients in it."""
+WARM_UP_FACTOR = 10
+"""How much longer a step may take before the engine is warm: kernels are compiled and tuned in the first ones."""
 
 
 class Watchdog:
     """Watches one engine. Its owner says when there is progress and asks, often, whether there has been enough."""
 
     def __init__(
-        self, limit_s: float, on_hang: Callable[[], object], clock: Callable[[], float] = time.monotonic
+        self, limit_s: float, on_death: Callable[[], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """
         Args:
-            limit_s: seconds without progress that make a hang.
-            on_hang: called once, from a thread of its own, ``GRACE_S`` after a hang is seen.
+            limit_s: seconds without progress that make a hang; ``WARM_UP_FACTOR`` times as many until ``arm``.
+            on_death: called once, from a thread of its own, ``GRACE_S`` after an armed watchdog finds the engine dead.
             clock: seconds.
         """
         self._limit_s = limit_s
-        self._on_hang = on_hang
+        self._on_death = on_death
         self._clock = clock
         self._last = clock()
-        self.hung = False
-        """Whether the engine has hung; it stays so."""
+        self._armed = False
+        self.message = ""
+        """What a request is told that meets a dead engine; empty while it lives."""
 
     @property
-    def message(self) -> str:
-        """What a request is told that meets a hung engine."""
-        return f"TensorRT-LLM has made no progress for {self._limit_s:g} s; the server must be started again"
+    def dead(self) -> bool:
+        """Whether the engine has hung or failed; it stays so."""
+        return bool(self.message)
+
+    def arm(self) -> None:
+        """Say that the engine is warm: from now on the limit is the deployment's own, and a death has consequences."""
+        self._armed = True
+        self.progress()
 
     def progress(self) -> None:
         """Say that something has come from the engine, or that it has only now got something to do."""
         self._last = self._clock()
 
     def bites(self) -> bool:
-        """Return whether a hang is seen, the one time; to be asked while requests run."""
-        if self.hung or self._clock() - self._last <= self._limit_s:
-            return False
-        self.hung = True
+        """Return whether the engine is dead, by a hang if not already; to be asked while requests run."""
+        limit_s = self._limit_s if self._armed else self._limit_s * WARM_UP_FACTOR
+        if not self.dead and self._clock() - self._last > limit_s:
+            self.condemn(f"TensorRT-LLM has made no progress for {limit_s:g} s")
+        return self.dead
+
+    def condemn(self, reason: str) -> None:
+        """Declare the engine dead, if it is not already."""
+        if self.dead:
+            return
+        self.message = f"{reason}; the server must be started again"
         log.error("%s", self.message)
-        threading.Timer(GRACE_S, self._on_hang).start()
-        return True
+        if self._armed:
+            threading.Timer(GRACE_S, self._on_death).start()

@@ -52,8 +52,8 @@ def start(fake: None, tokenizer: Tokenizer) -> Iterator[Callable[..., TrtLlmEngi
     """Returns a function that makes an engine; it ends with the test."""
     engines = []
 
-    def make(given: Deployment, on_hang: Callable[[], object] = lambda: None) -> TrtLlmEngine:
-        engines.append(make_engine(given, tokenizer, on_hang))
+    def make(given: Deployment, on_death: Callable[[], object] = lambda: None) -> TrtLlmEngine:
+        engines.append(make_engine(given, tokenizer, on_death))
         return engines[-1]
 
     yield make

@@ -1,10 +1,11 @@
-"""The event loop around TensorRT-LLM, and the watchdog, alone."""
+"""The event loop around TensorRT-LLM, alone."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,36 @@ import pytest
 import torch
 
 from inflight.errors import EngineFailure, InvalidRequest
+from inflight.trtllm import runtime as module
 from inflight.trtllm.runtime import Runtime, read_response
-from inflight.trtllm.watchdog import Watchdog
 
 
 class Refusal(RuntimeError):
     """Stands for the API's ``RequestError``."""
+
+
+class Stream:
+    """A result: gives its responses, raises those that are exceptions, and with ``hold`` ends only when aborted."""
+
+    def __init__(self, *responses: Any, hold: bool = False) -> None:
+        self._responses = iter(responses)
+        self._hold = hold
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        for response in self._responses:
+            if isinstance(response, Exception):
+                raise response
+            return response
+        while self._hold and not self.aborted:
+            await asyncio.sleep(0.01)
+        raise StopAsyncIteration
 
 
 class Api:
@@ -27,6 +52,7 @@ class Api:
         self.reads = 0
         self.answer: Any = Refusal("prompt too long")
         self.threads: set[str] = set()
+        self.end: Callable[[], object] = lambda: None
 
     def generate_async(self, **_: Any) -> Any:
         self.threads.add(threading.current_thread().name)
@@ -43,7 +69,7 @@ class Api:
             yield nothing
 
     def shutdown(self) -> None:
-        self.threads.clear()
+        self.end()
 
 
 @pytest.fixture
@@ -58,20 +84,86 @@ def runtime(api: Api) -> Iterator[Runtime]:
     made.close()
 
 
+def _until(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 3
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
 def _response(tokens: list[int], **more: Any) -> Any:
     output = {"token_ids": tokens, "logprobs": [], "generation_logits": None, "finish_reason": None}
     one = SimpleNamespace(**output | {"request_perf_metrics": None} | more)
     return SimpleNamespace(outputs=[one], context_logits=None, finished=one.finish_reason is not None, cached_tokens=3)
 
 
-def test_errors_are_the_requests_or_ours(api: Api, runtime: Runtime) -> None:
-    for error, expected in ((Refusal("too long"), InvalidRequest), (RuntimeError("CUDA"), EngineFailure)):
-        api.answer = error
-        runtime.generate(7, dict)
-        [event] = runtime.take(2)
-        assert event.key == 7
-        assert isinstance(event.error, expected)
+@pytest.mark.parametrize("error", [Refusal("too long"), ValueError("too long"), TypeError("too\nlong")])
+def test_what_the_start_refuses_is_told(api: Api, runtime: Runtime, error: Exception) -> None:
+    api.answer = error
+    runtime.generate(7, dict)
+    [event] = runtime.take(2)
+    assert (event.key, event.fatal) == (7, False)
+    assert isinstance(event.error, InvalidRequest)
+    assert str(event.error) == f"TensorRT-LLM refuses the request: {' '.join(str(error).split())}"
     assert api.threads == {"tensorrt-llm"}
+    assert _until(lambda: runtime.open == 0)
+
+
+def _raise() -> dict[str, Any]:
+    raise ValueError("CUDA in the arguments")
+
+
+@pytest.mark.parametrize(
+    ("answer", "arguments", "fatal"),
+    [
+        (Stream(), _raise, False),
+        (KeyError("CUDA"), dict, False),
+        (RuntimeError("LLM is shutting down, CUDA"), dict, True),
+        (Stream(Refusal("CUDA error")), dict, False),
+        (Stream(ValueError("CUDA: cannot reshape")), dict, True),
+        (Stream(RuntimeError("CUDA: the worker has died")), dict, True),
+        (Stream(SimpleNamespace(outputs="CUDA")), dict, False),
+    ],
+    ids=["arguments", "start", "start of the dead", "one request", "background", "death", "a response"],
+)
+def test_faults_are_logged_and_told_without_details(
+    api: Api,
+    runtime: Runtime,
+    caplog: pytest.LogCaptureFixture,
+    answer: Any,
+    arguments: Callable[[], dict[str, Any]],
+    fatal: bool,
+) -> None:
+    api.answer = answer
+    runtime.generate(7, arguments)
+    [event] = runtime.take(2)
+    assert isinstance(event.error, EngineFailure)
+    assert "CUDA" not in str(event.error)
+    assert event.fatal is fatal
+    assert _until(lambda: runtime.open == 0)
+    assert caplog.records[0].exc_info
+    assert "request 7 failed in TensorRT-LLM" in caplog.text
+
+
+def test_what_cannot_be_read_is_aborted_and_open_until_its_end(api: Api, runtime: Runtime) -> None:
+    stream = api.answer = Stream(SimpleNamespace(outputs=[]), hold=True)
+    runtime.generate(7, dict)
+    [event] = runtime.take(2)
+    assert isinstance(event.error, EngineFailure)
+    assert _until(lambda: stream.aborted)
+    assert _until(lambda: runtime.open == 0)
+
+
+def test_a_stream_that_ends_without_a_reason_has_failed(api: Api, runtime: Runtime) -> None:
+    api.answer = Stream(_response([4]))
+    runtime.generate(7, dict)
+    events = runtime.take(2) + runtime.take(0.2)
+    assert [event.tokens for event in events] == [[4], []]
+    assert isinstance(events[-1].error, EngineFailure)
+    api.answer = Stream(_response([4], finish_reason="stop"))
+    runtime.generate(8, dict)
+    [event] = runtime.take(2) + runtime.take(0.2)
+    assert event.error is None
 
 
 def test_statistics_are_asked_for_at_a_pace(api: Api, runtime: Runtime) -> None:
@@ -80,11 +172,38 @@ def test_statistics_are_asked_for_at_a_pace(api: Api, runtime: Runtime) -> None:
     assert runtime.iteration == {}
 
 
-def test_an_abort_of_what_is_not_there_does_nothing(api: Api, runtime: Runtime) -> None:
+def test_an_abort_ends_its_own_generation_alone(api: Api, runtime: Runtime) -> None:
+    streams = {}
+    for key in (1, 2):
+        streams[key] = api.answer = Stream(_response([4]), hold=True)
+        runtime.generate(key, dict)
+        assert runtime.take(2)
     runtime.abort(99)
-    runtime.generate(1, dict)
-    [event] = runtime.take(2)
-    assert event.key == 1
+    runtime.abort(1)
+    assert _until(lambda: runtime.open == 1)
+    assert [streams[key].aborted for key in (1, 2)] == [True, False]
+    assert runtime.take(0.2) == [], "an end that was asked for is no failure"
+    runtime.abort(2)
+    assert _until(lambda: runtime.open == 0)
+
+
+def test_an_engine_that_does_not_end_is_left(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_CLOSE_S", 0.1)
+    ended = threading.Event()
+    api.end = ended.wait
+    began = time.monotonic()
+    Runtime(api, Refusal).close()
+    assert time.monotonic() - began < 2
+    assert "does not shut down" in caplog.text
+    ended.set()
+
+
+def test_a_shutdown_that_fails_is_logged(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    api.end = _raise
+    Runtime(api, Refusal).close()
+    assert "could not be shut down" in caplog.text
 
 
 def test_only_what_is_new_is_read() -> None:
@@ -103,18 +222,3 @@ def test_logits_must_fit_the_tokens() -> None:
     assert event.generation_logits.tolist() == [[8.0, 9.0, 10.0, 11.0]]
     with pytest.raises(RuntimeError, match="3 new tokens came with 1 rows of logits"):
         read_response(1, _response([4, 5, 6], generation_logits=rows[:1]), seen=0)
-
-
-def test_the_watchdog_bites_once_and_only_without_progress() -> None:
-    now, called = [0.0], threading.Event()
-    watchdog = Watchdog(10, called.set, lambda: now[0])
-    for now[0] in (9.0, 10.0):
-        assert not watchdog.bites()
-    watchdog.progress()
-    now[0] = 20.0
-    assert not watchdog.bites()
-    now[0] = 20.5
-    assert watchdog.bites()
-    assert watchdog.hung
-    assert not watchdog.bites()
-    assert called.wait(3)

@@ -92,6 +92,13 @@ def test_bad_words_of_several_tokens_reach_the_kernels(fake: None) -> None:
         ("torch", {"bad_sequences": ((3,),)}, "bad_words_list"),
         ("torch", {"temperature": 1.0, "seed": 5}, "seed"),
         ("torch", {"temperature": 1.0, "log_probs": True}, "return_log_probs"),
+        ("torch", {"log_probs": True, "logit_bias": {3: 9.0}}, "return_log_probs beside embedding_bias"),
+        ("torch", {"log_probs": True, "min_tokens": 1}, "return_log_probs beside min_tokens"),
+        (
+            "torch",
+            {"log_probs": True, "guide": Guide("json")},
+            "return_log_probs beside guided_decoding_guide_type",
+        ),
         ("trtllm", {"top_log_probs": 2}, "num_top_log_probs"),
         ("trtllm", {"temperature": 1.0, "top_k": 1025}, "runtime_top_k above 1024"),
         ("tensorrt", {"temperature": 1.0, "top_k": 1025}, "runtime_top_k above 1024"),
@@ -100,13 +107,45 @@ def test_bad_words_of_several_tokens_reach_the_kernels(fake: None) -> None:
 )
 def test_what_would_be_ignored_is_refused_by_name(sampler: Sampler, sampling: dict[str, Any], name: str) -> None:
     with pytest.raises(UnsupportedFeature, match=f"^{name} is not supported by TensorRT-LLM"):
-        check(SamplingParams(16, **sampling), sampler)
+        check(SamplingParams(16, **sampling), sampler, speculation=None)
+
+
+@pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle", "medusa", "lookahead"])
+@pytest.mark.parametrize(
+    ("sampling", "name"),
+    [
+        ({"min_tokens": 1}, "min_tokens"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"bad_sequences": ((3,),)}, "bad_words_list"),
+        ({"logit_bias": {3: 1.0}}, "embedding_bias"),
+        ({"guide": Guide("json")}, "guided_decoding_guide_type"),
+        ({"log_probs": True}, "return_log_probs"),
+        ({"top_log_probs": 1}, "num_top_log_probs"),
+        ({"context_logits": True}, "return_context_logits"),
+        ({"generation_logits": True}, "return_generation_logits"),
+    ],
+)
+def test_what_drafts_would_ignore_is_refused_by_name(method: str, sampling: dict[str, Any], name: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=f"^{name} is not supported by TensorRT-LLM beside {method}; a depl"):
+        check(SamplingParams(16, **sampling), "tensorrt", method)
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "lookahead"])
+def test_only_methods_that_draw_take_a_temperature(method: str) -> None:
+    drawn, greedy = SamplingParams(16, temperature=0.7), SamplingParams(16, temperature=0.7, top_k=1)
+    with pytest.raises(UnsupportedFeature, match=f"^a temperature above 0 is not supported .* beside {method}"):
+        check(drawn, "torch", method)
+    check(greedy, "torch", method)
+    check(drawn, "torch", "ngram")
+    check(drawn, "torch", "draft_target")
 
 
 def test_what_a_sampler_serves_passes() -> None:
-    check(SamplingParams(16, temperature=1.0, min_p=0.1, repetition_penalty=1.1, seed=3), "trtllm")
-    check(SamplingParams(16, top_log_probs=3, log_probs=True, seed=3), "torch")
-    check(SamplingParams(16, top_log_probs=3, temperature=1.0, log_probs=True, seed=3), "tensorrt")
+    check(SamplingParams(16, temperature=1.0, min_p=0.1, repetition_penalty=1.1, seed=3), "trtllm", None)
+    check(SamplingParams(16, top_log_probs=3, log_probs=True, seed=3), "torch", None)
+    check(SamplingParams(16, top_log_probs=3, temperature=1.0, log_probs=True, seed=3), "tensorrt", None)
 
 
 def test_every_field_of_sampling_is_judged() -> None:

@@ -15,7 +15,7 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.replay import ReplayEngine
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.errors import DeadlineExceeded, DeploymentError, EngineFailure, InvalidRequest, UnsupportedFeature
+from inflight.errors import DeadlineExceeded, InvalidRequest, UnsupportedFeature
 from inflight.sampling import Guide
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
@@ -178,64 +178,3 @@ def test_a_compiled_engine(start: Start, tmp_path: Path, prompt: list[int]) -> N
     assert all(len(row) == 2 for row in output.top_log_probs or ())
     with pytest.raises(UnsupportedFeature, match="return_context_logits needs an engine built with"):
         engine.validate(ask(prompt, context_logits=True))
-
-
-def test_a_hang_fails_what_runs_and_refuses_what_comes(
-    start: Start, prompt: list[int], set_fault: Callable[..., None]
-) -> None:
-    hung: list[float] = []
-    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.4}), lambda: hung.append(time.monotonic()))
-    set_fault(stall_after=5)
-    began = time.monotonic()
-    outputs = run(engine, ask(prompt), ask(prompt))
-    assert 0.3 < time.monotonic() - began < 3
-    for output in outputs:
-        assert len(output.tokens) == 5
-        assert isinstance(output.error, EngineFailure)
-        assert "no progress for 0.4 s" in str(output.error)
-    with pytest.raises(EngineFailure, match="must be started again"):
-        engine.validate(ask(prompt))
-    assert not hung, "the errors get time to reach their clients"
-    time.sleep(1.3)
-    assert len(hung) == 1
-
-
-def test_an_error_in_generate_is_one_requests_own(
-    start: Start, prompt: list[int], set_fault: Callable[..., None]
-) -> None:
-    engine = start(deployment())
-    set_fault(raise_in_generate="CUDA error: an illegal memory access")
-    [output] = run(engine, ask(prompt))
-    assert isinstance(output.error, EngineFailure)
-    assert "CUDA" not in str(output.error), "details are for the log"
-    set_fault()
-    [output] = run(engine, ask(prompt))
-    assert output.finish_reason is FinishReason.LENGTH
-
-
-@pytest.mark.parametrize(
-    ("faults", "settings", "said"),
-    [
-        ({"version": "1.3.0rc1"}, {}, r"TensorRT-LLM 1.3.0rc1 is installed, 1.2.x is served; use the image nvcr.io"),
-        ({"crash_at_start": "out of memory"}, {}, "cannot serve this deployment: RuntimeError: out of memory"),
-        (
-            {"raise_in_generate": "illegal instruction"},
-            {},
-            "first generation of TensorRT-LLM failed",
-        ),
-        ({"gpus": 1}, {"tensorrt_llm": {"tensor_parallel_size": 2}}, "needs 2 GPUs, here are 1"),
-    ],
-)
-def test_starts_that_fail_say_why_in_one_line(
-    start: Start, set_fault: Callable[..., None], faults: dict[str, Any], settings: dict[str, Any], said: str
-) -> None:
-    set_fault(**faults)
-    with pytest.raises(DeploymentError, match=said):
-        start(deployment(**settings))
-
-
-def test_without_tensorrt_llm(tokenizer: Tokenizer) -> None:
-    from inflight.trtllm.factory import make_engine
-
-    with pytest.raises(DeploymentError, match=r"cannot be imported .* use the image nvcr.io/nvidia/tritonserver"):
-        make_engine(deployment(), tokenizer, lambda: None)

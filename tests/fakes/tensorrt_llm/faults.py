@@ -4,6 +4,11 @@ version          what __version__ says
 gpus             how many GPUs there are (2)
 crash_at_start   message of the error that LLM(...) raises
 raise_in_generate message of the RuntimeError that generate_async raises
+error_after      tokens after which each sequence gets a RequestError, as upstream wraps what goes wrong in its engine
+die_after        tokens after which each sequence gets a background error, and the LLM shuts down for good
+end_after        tokens after which each sequence's stream ends, without a finish reason
+no_log_probs     whether log-probs that were asked for are left out
+ignore_aborts    whether aborts do nothing
 stall_after      tokens after which a sequence gets no more, and cannot be aborted
 step_delay_s     how long each token takes more
 """

@@ -65,9 +65,14 @@ class Generator:
         except Exception as error:
             raise RequestError(str(error)) from error
 
+    @property
+    def running(self) -> int:
+        """Generations that have neither ended nor been aborted."""
+        return len(self._requests)
+
     def abort(self, request_id: int) -> None:
         """End a generation."""
-        if fault("stall_after") is None:
+        if fault("stall_after") is None and not fault("ignore_aborts"):
             self._loop.cancel(request_id)
 
     def close(self) -> None:
@@ -108,11 +113,15 @@ class Generator:
 
     def _deliver(self, output: Output) -> None:
         time.sleep(fault("step_delay_s", 0))
+        if output.key not in self._requests:  # it went wrong before
+            return
         result, params = self._requests[output.key]
         stall, given = fault("stall_after"), self._given[output.key]
         if stall is not None and (given >= stall or given + len(output.tokens) > stall):
             return
         self._given[output.key] += len(output.tokens)
+        if self._goes_wrong(output.key, result):
+            return
         sequence = self._engine._sequences.get(output.key)
         metrics = output.metrics or (sequence.metrics if sequence else None)
         block = self._llm.args.kv_cache_config.tokens_per_block
@@ -123,6 +132,22 @@ class Generator:
         else:
             perf = perf_metrics(metrics, block) if metrics and params.return_perf_metrics else None
             result.put(partial(self._respond, output, params, perf, metrics.cached_tokens if metrics else 0))
+
+    def _goes_wrong(self, key: int, result: RequestOutput) -> bool:
+        """Let a fault end a sequence, if one is due."""
+        given = self._given[key]
+        if given >= fault("error_after", given + 1):
+            result.put(RequestError("CUDA error: an illegal memory access was encountered at /src/kernel.cu:12"))
+        elif given >= fault("die_after", given + 1):
+            self._llm.dead = True
+            result.put(ValueError("the worker of rank 0 has died"))
+        elif given >= fault("end_after", given + 1):
+            result.put(None)
+        else:
+            return False
+        del self._requests[key]
+        self._loop.cancel(key)
+        return True
 
     def _respond(self, output: Output, params: Any, perf: Any, cached: int, result: RequestOutput) -> None:
         """Change the result by one response, in the event loop."""
@@ -151,7 +176,9 @@ class Generator:
                     one.token_ids = one.token_ids[:-1]
 
     def _log_probs(self, output: Output, tokens: list[int]) -> list[dict[int, Logprob]]:
-        rows = []
+        rows: list[dict[int, Logprob]] = []
+        if fault("no_log_probs"):
+            return rows
         for index, token in enumerate(output.tokens if output.log_probs else []):
             assert output.log_probs is not None
             own = {token: Logprob(output.log_probs[index], 1)}

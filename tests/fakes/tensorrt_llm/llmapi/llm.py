@@ -8,14 +8,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from tensorrt_llm.executor import LoRARequest
 from tensorrt_llm.faults import fault
+from tensorrt_llm.llmapi.configs import CudaGraphConfig, KvCacheConfig, SchedulerConfig, SpeculativeConfig
 from tensorrt_llm.llmapi.generator import Generator
 from tensorrt_llm.llmapi.results import RequestOutput
+from tensorrt_llm.lora_helper import LoraConfig
 from tensorrt_llm.sampling_params import SamplingParams
 from tensorrt_llm.tables import LLM_API, LLM_ARGS, model, names
+
+_NESTED = {
+    "kv_cache_config": KvCacheConfig,
+    "scheduler_config": SchedulerConfig,
+    "cuda_graph_config": CudaGraphConfig,
+    "lora_config": LoraConfig,
+    "speculative_config": SpeculativeConfig,
+}
+"""Arguments whose values are objects of the API."""
 
 
 class _BaseLLM:
@@ -37,15 +46,18 @@ class _BaseLLM:
         self._generator = Generator(self)
         self._ids = itertools.count(1)
         self._asked = False
+        self._stats_done = False
+        self.dead = False
+        """Whether a background error has shut the engine down."""
 
     def _validate(self, arguments: dict[str, Any]) -> Any:
         fields = [field for table in self.tables for field in LLM_ARGS[table]]
         unique = {field["name"].split()[0]: field for field in fields}
         args = model(type(self).__name__, list(unique.values()))(**arguments)
-        for name, wanted in (("kv_cache_config", "KvCacheConfig"), ("scheduler_config", "SchedulerConfig")):
+        for name, wanted in _NESTED.items():
             given = arguments.get(name)
-            if given is not None and not (isinstance(given, BaseModel) and type(given).__name__ == wanted):
-                raise TypeError(f"{name} must be {wanted}")
+            if given is not None and not isinstance(given, wanted):
+                raise TypeError(f"{name} must be {wanted.__name__}")
         speculative = arguments.get("speculative_config")
         if speculative is not None and not speculative.supports_backend(self.backend):
             raise ValueError(f"{type(speculative).__name__} is not supported by the {self.backend} backend")
@@ -63,6 +75,8 @@ class _BaseLLM:
         known = {field["name"] for field in LLM_API["generate_async"]["parameters"]}
         if unknown := set(more) - known:
             raise TypeError(f"generate_async() got an unexpected keyword argument '{min(unknown)}'")
+        if self.dead:
+            raise RuntimeError("LLM is shutting down")
         if message := fault("raise_in_generate"):
             raise RuntimeError(message)
         params = SamplingParams() if sampling_params is None else sampling_params
@@ -72,6 +86,7 @@ class _BaseLLM:
             raise ValueError("tokenizer is required to reset end_id if it is None")
         self._check(inputs, params, more.get("lora_request"))
         self._asked = True
+        self._stats_done = False
         result = RequestOutput(next(self._ids), list(inputs), self._generator.abort)
         self._generator.start(result, params, more.get("lora_request"), more.get("streaming", False))
         return result
@@ -85,20 +100,29 @@ class _BaseLLM:
             raise ValueError("guided decoding is not enabled")
 
     def get_stats_async(self, timeout: float | None = 2) -> Any:
-        """Return an asynchronous iterator over the iterations' statistics; it ends when none comes in time."""
+        """Return an asynchronous iterator over the iterations' statistics.
+
+        It ends when none comes in time, and so does every other at once until the next request.
+        """
         return self._stats(timeout)
 
     async def _stats(self, timeout: float | None) -> Any:
         if not getattr(self.args, "enable_iter_perf_stats", True) or not self._asked:
             return
         seen, waited = self._generator.iteration["iter"], 0.0
-        while waited < (timeout or 0):
+        while not self._stats_done and waited < (timeout or 0):
             await asyncio.sleep(0.02)
             waited += 0.02
             newest = self._generator.iteration
             if newest["iter"] != seen:
                 seen, waited = newest["iter"], 0.0
                 yield json.loads(json.dumps(newest))
+        self._stats_done = True
+
+    @property
+    def running(self) -> int:
+        """Generations that have neither ended nor been aborted."""
+        return self._generator.running
 
     def shutdown(self) -> None:
         """Stop the engine."""

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class RequestError(RuntimeError):
-    """A request that the executor refuses."""
+    """What is wrong with one request: a refusal, or a fault of the engine while it runs."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class RequestOutput:
             self._loop = self._queue = None
 
     def put(self, response: Any) -> None:
-        """Hand over a response (a function that changes this object) or an error, from any thread."""
+        """Hand over a response (a function that changes this object), an error or the bare end, from any thread."""
         if self._loop is not None and self._queue is not None:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, response)
 
@@ -76,6 +76,9 @@ class RequestOutput:
             raise StopAsyncIteration
         assert self._queue is not None, "The asyncio event loop was not present during initialization."
         response = await self._queue.get()
+        if response is None:
+            self.finished = True
+            raise StopAsyncIteration
         if isinstance(response, Exception):
             self.finished = True
             raise response

@@ -1,0 +1,244 @@
+"""The engine on the fake when something goes wrong: one request's fault is its own, and a dead engine says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.engine.request import FinishReason
+from inflight.errors import DeploymentError, EngineFailure, UnsupportedFeature
+from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm import watchdog
+from inflight.trtllm.engine import TrtLlmEngine
+from tests.trtllm.conftest import ask, deployment, run
+from tests.trtllm.test_arguments import engine_dir
+
+Start = Callable[..., TrtLlmEngine]
+SetFault = Callable[..., None]
+
+
+@pytest.fixture
+def prompt(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode_batch(["What is a paged KV cache?"], add_special_tokens=True)[0]
+
+
+def _steps(engine: TrtLlmEngine, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while engine.busy and time.monotonic() < end:
+        engine.step()
+
+
+def test_a_hang_fails_what_runs_and_refuses_what_comes(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    hung: list[float] = []
+    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.4}), lambda: hung.append(time.monotonic()))
+    set_fault(stall_after=5)
+    began = time.monotonic()
+    outputs = run(engine, ask(prompt), ask(prompt))
+    assert 0.3 < time.monotonic() - began < 3
+    for output in outputs:
+        assert len(output.tokens) == 5
+        assert isinstance(output.error, EngineFailure)
+        assert "no progress for 0.4 s" in str(output.error)
+    with pytest.raises(EngineFailure, match="must be started again"):
+        engine.validate(ask(prompt))
+    assert not hung, "the errors get time to reach their clients"
+    time.sleep(1.3)
+    assert len(hung) == 1
+
+
+def test_what_was_valid_before_a_hang_ends_too(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.2}))
+    set_fault(stall_after=2)
+    late = ask(prompt)
+    engine.validate(late)
+    run(engine, ask(prompt))
+    engine.submit(late)
+    [output] = engine.step()
+    assert output.key == late.key
+    assert isinstance(output.error, EngineFailure)
+    assert not engine.busy
+
+
+def test_cancels_do_not_hide_a_hang(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.5}))
+    set_fault(stall_after=2)
+    for _ in range(4):
+        request = ask(prompt, max_tokens=3)
+        engine.submit(request)
+        _steps(engine, 0.2)
+        engine.cancel(request.key)
+    _steps(engine, 1)
+    with pytest.raises(EngineFailure, match="no progress for 0.5 s"):
+        engine.validate(ask(prompt))
+    assert not engine.busy, "a dead engine is not stepped for nothing"
+
+
+def test_iterations_without_responses_are_progress(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.3}))
+    request = ask(prompt, max_tokens=200, ignore_eos=True)
+    engine.submit(request)
+    set_fault(stall_after=2, step_delay_s=0.01)
+    _steps(engine, 1)
+    assert engine.busy
+    engine.validate(ask(prompt))
+
+
+def test_statistics_go_on_after_a_slow_iteration(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment())
+    set_fault(step_delay_s=0.6)
+    before = engine.stats.iterations
+    run(engine, ask(prompt, max_tokens=3))
+    _steps(engine, 0.1)
+    engine.step()
+    assert engine.stats.iterations >= before + 2
+
+
+@pytest.mark.parametrize("fault", [{"error_after": 3}, {"end_after": 3}])
+def test_a_fault_of_one_request_is_its_own(
+    start: Start, prompt: list[int], set_fault: SetFault, caplog: pytest.LogCaptureFixture, fault: dict[str, Any]
+) -> None:
+    engine = start(deployment())
+    set_fault(**fault)
+    short, long = run(engine, ask(prompt, max_tokens=2), ask(prompt, max_tokens=9))
+    assert short.finish_reason is FinishReason.LENGTH
+    assert isinstance(long.error, EngineFailure)
+    assert len(long.tokens) in (2, 3)
+    assert "kernel.cu" not in str(long.error), "details are for the log"
+    assert f"request {long.key} failed in TensorRT-LLM" in caplog.text
+    set_fault()
+    [output] = run(engine, ask(prompt))
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_a_response_that_cannot_be_booked_ends_its_own_request(
+    start: Start, prompt: list[int], set_fault: SetFault, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(deployment())
+    set_fault(no_log_probs=True)
+    plain, scored = run(engine, ask(prompt), ask(prompt, log_probs=True))
+    assert plain.finish_reason is FinishReason.LENGTH
+    assert isinstance(scored.error, EngineFailure)
+    assert f"request {scored.key} could not be read" in caplog.text
+    assert _running(engine) == 0
+
+
+def test_an_engine_that_has_died_fails_all_and_ends_the_server(
+    start: Start, prompt: list[int], set_fault: SetFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.05)
+    died = threading.Event()
+    engine = start(deployment(), died.set)
+    set_fault(die_after=3)
+    for output in run(engine, *(ask(prompt, max_tokens=60) for _ in range(3))):
+        assert isinstance(output.error, EngineFailure)
+        assert "rank 0" not in str(output.error)
+    assert died.wait(3)
+    with pytest.raises(EngineFailure, match="has failed .*must be started again"):
+        engine.validate(ask(prompt))
+
+
+def test_a_death_between_requests_is_seen_by_the_next(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment())
+    set_fault(raise_in_generate="LLM is shutting down")
+    [output] = run(engine, ask(prompt))
+    assert isinstance(output.error, EngineFailure)
+    with pytest.raises(EngineFailure, match="must be started again"):
+        engine.validate(ask(prompt))
+
+
+def _running(engine: TrtLlmEngine) -> int:
+    """Return how many generations TensorRT-LLM runs, soon after now."""
+    end = time.monotonic() + 3
+    while engine._runtime._llm.running and time.monotonic() < end:
+        time.sleep(0.01)
+    return int(engine._runtime._llm.running)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "stop"])
+def test_what_ends_here_ends_in_tensorrt_llm(start: Start, prompt: list[int], set_fault: SetFault, how: str) -> None:
+    engine = start(deployment())
+    [output] = run(engine, ask(prompt, max_tokens=8, ignore_eos=True))
+    set_fault(step_delay_s=0.03)
+    request = ask(
+        prompt, max_tokens=300, ignore_eos=True, stop_sequences=(tuple(output.tokens[2:5]),) if how == "stop" else ()
+    )
+    request.deadline_ns = time.time_ns() + 300_000_000 if how == "deadline" else None
+    engine.submit(request)
+    _steps(engine, 0.15)
+    if how == "cancel":
+        assert engine._runtime._llm.running == 1
+        engine.cancel(request.key)
+    _steps(engine, 1)
+    assert not engine.busy
+    assert _running(engine) == 0
+
+
+def test_what_an_abort_does_not_end_is_still_shown(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment())
+    set_fault(ignore_aborts=True, step_delay_s=0.02)
+    request = ask(prompt, max_tokens=300, ignore_eos=True)
+    engine.submit(request)
+    _steps(engine, 0.3)
+    engine.cancel(request.key)
+    _steps(engine, 0.3)
+    assert engine.stats.active == 0
+    assert engine.stats.kv_blocks_used > 0
+    assert engine.stats.scheduled == 1
+
+
+def test_context_logits_are_judged_by_the_engine_that_was_started(
+    start: Start, tmp_path: Path, prompt: list[int]
+) -> None:
+    settings = {"engine": {"kind": "trtllm"}, "tensorrt_llm": {"engine_dir": engine_dir(tmp_path)}}
+    given = deployment(tmp_path, **settings)
+    engine = start(given)
+    assert given.tensorrt_llm.engine_dir is not None
+    (given.tensorrt_llm.engine_dir / "config.json").unlink()
+    with pytest.raises(UnsupportedFeature, match="return_context_logits needs"):
+        engine.validate(ask(prompt, context_logits=True))
+
+
+@pytest.mark.parametrize("fault", [{"raise_in_generate": "illegal instruction"}, {"stall_after": 0}])
+def test_a_failed_start_leaves_nothing_and_ends_no_server(
+    start: Start, set_fault: SetFault, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.0)
+    set_fault(**fault)
+    ended, before = threading.Event(), set(threading.enumerate())
+    with pytest.raises(DeploymentError, match="first generation of TensorRT-LLM failed"):
+        start(deployment(tensorrt_llm={"watchdog_s": 0.05}), ended.set)
+    assert not ended.wait(0.1)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("faults", "settings", "said"),
+    [
+        ({"version": "1.3.0rc1"}, {}, r"TensorRT-LLM 1.3.0rc1 is installed, 1.2.x is served; use the image nvcr.io"),
+        ({"crash_at_start": "out of memory"}, {}, "cannot serve this deployment: RuntimeError: out of memory"),
+        (
+            {"raise_in_generate": "illegal instruction"},
+            {},
+            "first generation of TensorRT-LLM failed",
+        ),
+        ({"gpus": 1}, {"tensorrt_llm": {"tensor_parallel_size": 2}}, "needs 2 GPUs, here are 1"),
+    ],
+)
+def test_starts_that_fail_say_why_in_one_line(
+    start: Start, set_fault: SetFault, faults: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    set_fault(**faults)
+    with pytest.raises(DeploymentError, match=said):
+        start(deployment(**settings))
+
+
+def test_without_tensorrt_llm(tokenizer: Tokenizer) -> None:
+    from inflight.trtllm.factory import make_engine
+
+    with pytest.raises(DeploymentError, match=r"cannot be imported .* use the image nvcr.io/nvidia/tritonserver"):
+        make_engine(deployment(), tokenizer, lambda: None)

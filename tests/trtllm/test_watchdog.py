@@ -1,0 +1,74 @@
+"""The watchdog alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from inflight.trtllm import watchdog as module
+from inflight.trtllm.watchdog import WARM_UP_FACTOR, Watchdog
+
+
+class Kennel:
+    """A watchdog with a limit of 10 s, its clock, and how often it called."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls = 0
+        self.called = threading.Event()
+        self.watchdog = Watchdog(10, self._call, lambda: self.now)
+
+    def bites_at(self, now: float) -> bool:
+        self.now = now
+        return self.watchdog.bites()
+
+    def _call(self) -> None:
+        self.calls += 1
+        self.called.set()
+
+
+@pytest.fixture
+def kennel(monkeypatch: pytest.MonkeyPatch) -> Kennel:
+    monkeypatch.setattr(module, "GRACE_S", 0.05)
+    return Kennel()
+
+
+def test_it_bites_without_progress_and_calls_once(kennel: Kennel) -> None:
+    kennel.watchdog.arm()
+    assert not kennel.bites_at(10)
+    kennel.watchdog.progress()
+    assert not kennel.bites_at(20)
+    assert kennel.bites_at(20.5)
+    assert kennel.watchdog.message == "TensorRT-LLM has made no progress for 10 s; the server must be started again"
+    kennel.watchdog.progress()
+    assert kennel.bites_at(21), "a dead engine stays dead"
+    kennel.watchdog.condemn("something else")
+    assert kennel.called.wait(3)
+    assert not threading.Event().wait(0.2)
+    assert kennel.calls == 1
+    assert "no progress" in kennel.watchdog.message, "the first reason is the reason"
+
+
+def test_before_it_is_armed_it_is_patient_and_calls_nobody(kennel: Kennel) -> None:
+    assert not kennel.bites_at(10.0 * WARM_UP_FACTOR)
+    assert kennel.bites_at(10.0 * WARM_UP_FACTOR + 1)
+    assert "no progress for 100 s" in kennel.watchdog.message
+    assert not kennel.called.wait(0.2)
+
+
+@pytest.mark.parametrize("act", [Watchdog.arm, Watchdog.progress])
+def test_waiting_begins_anew(kennel: Kennel, act: Callable[[Watchdog], None]) -> None:
+    kennel.watchdog.arm()
+    kennel.now = 9
+    act(kennel.watchdog)
+    assert not kennel.bites_at(19)
+
+
+def test_a_condemned_engine_is_dead_at_once(kennel: Kennel) -> None:
+    kennel.watchdog.arm()
+    kennel.watchdog.condemn("TensorRT-LLM has failed")
+    assert kennel.watchdog.dead
+    assert kennel.watchdog.bites()
+    assert kennel.called.wait(3)

@@ -64,6 +64,9 @@ def test_every_option_changes_the_plan() -> None:
     ]  # fmt: skip
     for option in options:
         assert first(*option.split()) != plain, option
+    windows = [str(SHAPES / "mistral-7b-v0.1"), "--gpu", "l4", "--input-tokens", "9000", "--json", "-"]
+    kept, freed = (json.loads(_run(*windows, *more).stdout)["plans"][0] for more in ([], ["--free-windows"]))
+    assert freed["fitting_sequences"] > kept["fitting_sequences"]
     assert first("--precision", "fp8", "--exclude", "*.down_proj") != first("--precision", "fp8")
 
 
@@ -98,6 +101,7 @@ def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
     ("arguments", "fault"),
     [
         (("missing",), "config.json"),
+        ((str(DEMO), "--gpu", "cpu", "--free-windows"), "the portable engine keeps all blocks"),
         ((LLAMA, "--gpu", "h1000"), "did you mean 'h100'"),
         ((LLAMA, "--gpu", "a100-80", "--precision", "fp8"), "use int8 or int4-awq"),
         ((LLAMA, "--gpu", "h100", "--rate", "-1"), "rate is -1.0; it must be above 0"),

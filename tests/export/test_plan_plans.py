@@ -92,9 +92,11 @@ def test_pipeline_parallelism_comes_where_tensor_parallelism_ends() -> None:
         _plan("llama-3.1-70b", "l4", precision="bf16", tensor_parallel_size=3)
 
 
-def test_a_window_lets_more_sequences_fit() -> None:
+def test_a_window_lets_more_sequences_fit_only_where_the_engine_frees_them() -> None:
     long = {"precision": "bf16", "input_tokens": 16_000, "output_tokens": 500}
-    mistral, llama = _plan("mistral-7b-v0.1", "l40s", **long), _plan("llama-3.1-8b", "l40s", **long)
+    kept, llama = _plan("mistral-7b-v0.1", "l40s", **long), _plan("llama-3.1-8b", "l40s", **long)
+    assert kept.fitting_sequences == kept.memory.kv_cache // (16_512 * 128 * 1024)  # 16,500 tokens, in whole blocks
+    mistral = _plan("mistral-7b-v0.1", "l40s", **long, free_windows=True)
     assert mistral.memory.kv_bytes_per_token == llama.memory.kv_bytes_per_token
     assert mistral.fitting_sequences == mistral.memory.kv_cache // (4096 * 128 * 1024)
     assert mistral.fitting_sequences > 4 * llama.fitting_sequences

@@ -9,7 +9,7 @@ from inflight.engine.models.decoder import make_model
 from inflight.errors import DeploymentError
 from inflight.export.plan.placement import Parallel, Shape
 from inflight.export.plan.precision import PRECISIONS
-from inflight.export.plan.shape import count_parameters, kv_bytes, kv_bytes_per_token, linears, split_excluded
+from inflight.export.plan.shape import count_parameters, linears, split_excluded
 from tests.export.planning import GIB, SHAPES, shape
 
 MODELS = sorted(path.name for path in SHAPES.iterdir())
@@ -49,19 +49,33 @@ def test_parameters_by_kind_of_llama_8b() -> None:
     assert count_parameters(shape("gemma-3-1b")).lm_head == 0
 
 
+def _kv_bytes(name: str, length: int, number_bytes: int = 2, free_windows: bool = False) -> float:
+    """Return what the planner counts for a sequence on one GPU."""
+    model = Shape(shape(name), PRECISIONS["bf16"], "bf16", number_bytes, free_windows=free_windows)
+    (stage,) = model.stages(Parallel())
+    return stage.kv_bytes(length)
+
+
 def test_kv_cache_of_known_models_at_4096_tokens() -> None:
-    assert kv_bytes(shape("llama-3-8b"), 2, 4096) == 512 * 2**20
-    assert kv_bytes(shape("llama-3.1-70b"), 2, 4096) == 1.25 * GIB  # grouped: 8 of 64 heads
-    assert kv_bytes(shape("llama-2-7b"), 2, 4096) == 2 * GIB  # every head has its own
-    assert kv_bytes_per_token(shape("llama-3-8b"), 1) == 64 * 1024
+    assert _kv_bytes("llama-3-8b", 4096) == 512 * 2**20
+    assert _kv_bytes("llama-3.1-70b", 4096) == 1.25 * GIB  # grouped: 8 of 64 heads
+    assert _kv_bytes("llama-2-7b", 4096) == 2 * GIB  # every head has its own
+    assert _kv_bytes("llama-3-8b", 1, number_bytes=1) == 64 * 1024
+    # Shared by GPUs and stages, it is the same in all.
+    split = Shape(shape("llama-3.1-70b"), PRECISIONS["bf16"], "bf16", 2).stages(Parallel(tensor=4, pipeline=3))
+    assert 4 * sum(stage.kv_bytes(4096) for stage in split) == 1.25 * GIB
 
 
-def test_a_window_caps_the_kv_cache() -> None:
-    mistral = shape("mistral-7b-v0.1")
-    assert kv_bytes(mistral, 2, 4096) == kv_bytes(mistral, 2, 32_768) == 512 * 2**20
-    assert kv_bytes(mistral, 2, 32_768, windows=False) == 4 * GIB  # the portable engine keeps it all
-    gemma = shape("gemma-3-1b")  # 22 layers with windows of 512, 4 that see everything; one KV head of 256
-    assert kv_bytes(gemma, 2, 8192) == 2 * 256 * 2 * (22 * 512 + 4 * 8192)
+def test_a_window_caps_the_kv_cache_of_an_engine_that_frees_it() -> None:
+    assert _kv_bytes("mistral-7b-v0.1", 4096, free_windows=True) == 512 * 2**20
+    assert _kv_bytes("mistral-7b-v0.1", 32_768, free_windows=True) == 512 * 2**20
+    # 22 layers with windows of 512, 4 that see everything; one KV head of 256.
+    assert _kv_bytes("gemma-3-1b", 8192, free_windows=True) == 2 * 256 * 2 * (22 * 512 + 4 * 8192)
+
+
+def test_an_engine_that_frees_nothing_keeps_what_has_left_a_window() -> None:
+    assert _kv_bytes("mistral-7b-v0.1", 32_768) == 4 * GIB
+    assert _kv_bytes("gemma-3-1b", 8192) == 2 * 256 * 2 * 26 * 8192
 
 
 def _weights(config: ModelConfig, precision: str, excluded: tuple[str, ...] = ()) -> int:

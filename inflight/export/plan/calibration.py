@@ -96,7 +96,7 @@ class Measurement(BaseModel):
         config = read_model_config(self.config)
         precision = resolve_precision(self.precision, self.gpu, config.dtype)
         kv_cache, kv_bytes = resolve_kv_cache("auto", self.gpu, precision)
-        return Shape(config, precision, kv_cache, kv_bytes, windows_free_blocks=not self.gpu.is_cpu)
+        return Shape(config, precision, kv_cache, kv_bytes)
 
 
 def read_measurement(path: Path) -> Measurement:

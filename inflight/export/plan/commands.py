@@ -41,6 +41,12 @@ Exclude = Annotated[
 ]
 AtHand = Annotated[int | None, typer.Option(help="GPUs at hand; by default as many as needed.")]
 TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share each layer; by default chosen.")]
+FreeWindows = Annotated[
+    bool,
+    typer.Option(
+        "--free-windows", help="For engines that free KV beyond windows; as built here, none does."
+    ),
+]
 InputTokens = Annotated[int, typer.Option(help="Mean prompt.", rich_help_panel=_LOAD)]
 OutputTokens = Annotated[int, typer.Option(help="Mean answer.", rich_help_panel=_LOAD)]
 P95Input = Annotated[int | None, typer.Option(help="P95 prompt; by default the mean.", rich_help_panel=_LOAD)]
@@ -70,6 +76,7 @@ def plan(
     exclude: Exclude = None,
     gpus: AtHand = None,
     tensor_parallel: TensorParallel = None,
+    free_windows: FreeWindows = False,
     input_tokens: InputTokens = 1024,
     output_tokens: OutputTokens = 256,
     p95_input: P95Input = None,
@@ -103,6 +110,7 @@ def plan(
             gpus=gpus,
             tensor_parallel_size=tensor_parallel,
             excluded=tuple(exclude or ()),
+            free_windows=free_windows,
         )
         names = gpu or [gpu_here()]
         if measure is not None:

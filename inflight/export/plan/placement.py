@@ -44,7 +44,7 @@ class Shape:
     """Bytes of each."""
     excluded: tuple[str, ...] = ()
     """Patterns of the names of linear layers that stay at 16 bits."""
-    windows_free_blocks: bool = True
+    free_windows: bool = False
     """Whether the engine lets go of KV that has left a layer's window."""
 
     def stages(self, parallel: Parallel) -> tuple[Stage, ...]:
@@ -83,7 +83,7 @@ class Shape:
             head_flops=2 * config.vocab_size * config.hidden_size / tensor * last,
             attention_flops=4 * config.num_heads * config.head_dim / tensor,
             kv_layer_bytes=2 * config.num_kv_heads * config.head_dim * self.kv_number_bytes / tensor,
-            windows_free_blocks=self.windows_free_blocks,
+            free_windows=self.free_windows,
         )
 
     def divides(self, tensor: int) -> bool:
@@ -119,8 +119,9 @@ class Stage:
     attention_flops: float
     """Per layer, token and token attended: scores and weighted sum."""
     kv_layer_bytes: float
-    """Per token and layer."""
-    windows_free_blocks: bool
+    """Per token and layer: a key and a value; multi-query, grouped and multi-head attention differ in ``num_kv_heads``
+    alone."""
+    free_windows: bool
 
     def attended(self, context: float) -> float:
         """Return the tokens attended, summed over the layers, by a token at ``context``."""
@@ -128,7 +129,7 @@ class Stage:
 
     def kv_bytes(self, length: float) -> float:
         """Return the bytes that a sequence of ``length`` tokens keeps in the cache."""
-        held = self.attended(length) if self.windows_free_blocks else length * len(self.windows)
+        held = self.attended(length) if self.free_windows else length * len(self.windows)
         return held * self.kv_layer_bytes
 
 

@@ -60,7 +60,9 @@ def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest) -> Shape:
     kv_cache, kv_bytes = resolve_kv_cache(request.kv_cache, gpu, precision)
     if request.excluded and not precision.quantized:
         raise DeploymentError(f"exclude: precision {precision.name} quantizes nothing")
-    return Shape(config, precision, kv_cache, kv_bytes, request.excluded, windows_free_blocks=not gpu.is_cpu)
+    if request.free_windows and gpu.is_cpu:
+        raise DeploymentError("free_windows: the portable engine keeps all blocks of a sequence; leave it out for cpu")
+    return Shape(config, precision, kv_cache, kv_bytes, request.excluded, request.free_windows)
 
 
 def _tensor_parallel_sizes(shape: Shape, request: PlanRequest, limit: int) -> list[int]:

@@ -45,6 +45,9 @@ class PlanRequest:
     """Patterns of the names of linear layers that stay at 16 bits."""
     block_size: int = 16
     """Tokens per block of the KV cache."""
+    free_windows: bool = False
+    """Whether the engine lets go of KV that has left a layer's window. The portable engine does not, nor does
+    TensorRT-LLM as it is set up here, without ``max_attention_window``."""
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens", "block_size"):

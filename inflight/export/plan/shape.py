@@ -1,4 +1,4 @@
-"""What a model's shape alone says: its parameters, and the bytes of its weights and of its KV cache.
+"""What a model's shape alone says: its linear layers, its parameters, and the bytes of its weights.
 
 Everything here follows from ``config.json``; no weights are read.
 """
@@ -111,27 +111,3 @@ def split_excluded(config: ModelConfig, excluded: Sequence[str]) -> tuple[tuple[
     kept = tuple(linear for linear in layers if any(fnmatchcase(linear.name, pattern) for pattern in excluded))
     left_out = {linear.name for linear in kept}
     return tuple(linear for linear in layers if linear.name not in left_out), kept
-
-
-def kv_bytes_per_token(config: ModelConfig, number_bytes: int) -> int:
-    """Return the bytes that one token takes in the KV cache: a key and a value in every layer.
-
-    Multi-query, grouped and multi-head attention differ in ``num_kv_heads`` alone.
-    """
-    return 2 * config.num_kv_heads * config.head_dim * number_bytes * config.num_layers
-
-
-def cached_tokens(config: ModelConfig, length: float, windows: bool = True) -> float:
-    """Return how many token-layers a sequence of ``length`` tokens holds: a layer with a window holds at most that.
-
-    Args:
-        config: the model.
-        length: tokens of the sequence.
-        windows: whether the engine lets go of what has left a window; the portable one does not.
-    """
-    return sum(min(length, window) if window and windows else length for window in config.windows)
-
-
-def kv_bytes(config: ModelConfig, number_bytes: int, length: float, windows: bool = True) -> float:
-    """Return the bytes of a sequence of ``length`` tokens in the KV cache."""
-    return 2 * config.num_kv_heads * config.head_dim * number_bytes * cached_tokens(config, length, windows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ import tritonclient.http as http
 
 from inflight.serve.command import DEMO
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.conftest import Running, run
+from tests.triton.conftest import Running, on_engine, run
 from tests.triton.upstream_clients import PERF_OUTPUTS, EngineClient, TextClient, fire_together, tensor
 
 PROMPT = "What is a paged KV cache?"
@@ -216,13 +215,10 @@ def test_end_to_end_over_http(unary_server: Running) -> None:
 
 
 @pytest.fixture(scope="module")
-def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def narrow_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A deployment that runs one sequence at a time and lets two wait."""
-    directory: Path = tmp_path_factory.mktemp("narrow")
-    (directory / "deployment.yaml").write_text(
-        f"model: {DEMO / 'model'}\nbatching: {{max_batch_size: 1, max_queue_size: 2}}\n"
-    )
-    yield from run(directory)
+    directory = tmp_path_factory.mktemp("narrow")
+    yield from run(on_engine(engine, directory, batching={"max_batch_size": 1, "max_queue_size": 2}))
 
 
 def test_max_queue_size_http(narrow_server: Running) -> None:

@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from inflight.cli import app
+from inflight.export.plan.gpus import find_gpu
 from inflight.serve.installation import REPOSITORY_ROOT
 from tests.export.planning import SHAPES
 
@@ -49,6 +50,13 @@ def test_json_on_stdout_is_json_alone() -> None:
     hourly = [plan["fleet"]["usd_per_hour"] for plan in answer["ranking"]]
     assert hourly == sorted(hourly)
     assert "begins with 10.0" in answer["refused"]["h100"]
+
+
+def test_a_price_counts_in_the_plan_and_in_the_ranking() -> None:
+    answer = json.loads(_run(LLAMA, "--gpu", "h100", "--price", "0.5", "--json", "-").stdout)
+    ranked = {plan["gpu"]: plan["fleet"]["usd_per_hour"] for plan in answer["ranking"]}
+    assert ranked["h100"] == answer["plans"][0]["fleet"]["usd_per_hour"] == 0.5
+    assert ranked["h200"] == find_gpu("h200").usd_per_hour
 
 
 def test_every_option_changes_the_plan() -> None:

@@ -128,8 +128,17 @@ def test_the_kv_cache_is_fp8_where_the_precision_is_calibrated_for_it() -> None:
 def test_the_driver_s_names_are_found() -> None:
     assert gpu_of_driver("NVIDIA A100-SXM4-40GB").name == "a100-40"
     assert gpu_of_driver("NVIDIA H100 80GB HBM3").name == "h100"
+    assert gpu_of_driver("NVIDIA RTX PRO 6000 Blackwell Workstation Edition").name == "rtxpro6000"
     with pytest.raises(DeploymentError, match="'Tesla K80', is not in gpus.toml.*--gpu"):
         gpu_of_driver("Tesla K80")
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA RTX PRO 6000 Blackwell Server Edition"]
+)
+def test_a_card_of_other_figures_is_not_taken_for_its_sister(name: str) -> None:
+    with pytest.raises(DeploymentError, match=f"{name!r}, is not in gpus.toml; name a similar one with --gpu"):
+        gpu_of_driver(name)
 
 
 def test_auto_asks_for_a_name_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,18 @@ def test_the_price_is_that_of_all_gpus() -> None:
     assert _plan(rate=100, price=0).fleet.usd_per_million_tokens is None
 
 
+def test_the_ranking_has_the_named_gpu_as_it_was_planned() -> None:
+    """With its own price, its own efficiencies and its own peaks; the others have the table's and the assumed ones."""
+    config, request = shape("llama-3.1-8b"), PlanRequest(precision="fp8", price=0.01)
+    fitted = make_plan(config, find_gpu("h100"), request, replace(ASSUMED_GPU, bandwidth=0.3))
+    ranking = rank(config, known_gpus().values(), request, [fitted])
+    first, *others = ranking.plans
+    assert first is fitted
+    assert first.fleet.usd_per_hour == 0.01
+    assert len([plan for plan in ranking.plans if plan.gpu.name == "h100"]) == 1
+    assert all(plan.fleet.usd_per_hour == plan.gpu.usd_per_hour and not plan.calibrated for plan in others)
+
+
 def test_the_ranking_goes_by_price_and_says_why_a_gpu_cannot() -> None:
     request = PlanRequest(precision="nvfp4", rate=100, slo_itl_ms=20, slo_ttft_ms=500, gpus=1)
     ranking = rank(shape("llama-3.1-70b"), known_gpus().values(), request)

@@ -43,9 +43,7 @@ AtHand = Annotated[int | None, typer.Option(help="GPUs at hand; by default as ma
 TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share each layer; by default chosen.")]
 FreeWindows = Annotated[
     bool,
-    typer.Option(
-        "--free-windows", help="For engines that free KV beyond windows; as built here, none does."
-    ),
+    typer.Option("--free-windows", help="For engines that free KV beyond windows; as built here, none does."),
 ]
 InputTokens = Annotated[int, typer.Option(help="Mean prompt.", rich_help_panel=_LOAD)]
 OutputTokens = Annotated[int, typer.Option(help="Mean answer.", rich_help_panel=_LOAD)]
@@ -55,7 +53,10 @@ Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_he
 HitRate = Annotated[float, typer.Option(help="Share of prompt tokens in the prefix cache.", rich_help_panel=_LOAD)]
 SloTtft = Annotated[float | None, typer.Option(help="Time to first token, at most.", rich_help_panel=_LOAD)]
 SloItl = Annotated[float | None, typer.Option(help="Mean time between tokens, at most.", rich_help_panel=_LOAD)]
-Price = Annotated[float | None, typer.Option(help="USD per hour of one of the GPUs named.", rich_help_panel=_LOAD)]
+Price = Annotated[
+    float | None,
+    typer.Option(help="USD per hour of one of the GPUs named, in place of the table's.", rich_help_panel=_LOAD),
+]
 Measure = Annotated[
     Path | None, typer.Option(help="Measure the portable engine here, into this file.", rich_help_panel=_MEASURE)
 ]
@@ -157,7 +158,7 @@ def _plan(
     if checked is not None:
         planned = next(plan for plan in plans if plan.gpu.name == checked.gpu.name)
         comparisons = compare(checked, planned.efficiency, planned.gpu)
-    ranking = rank(config, known_gpus().values(), request)
+    ranking = rank(config, known_gpus().values(), request, plans)
     measurements = tuple(one for one in (fitted, checked) if one is not None)
     return _Answer(plans, ranking, tuple(comparisons), measurements)
 

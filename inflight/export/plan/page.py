@@ -88,7 +88,7 @@ def _checked(comparisons: Sequence[Comparison]) -> Section:
 def _ranked(ranking: Ranking) -> list[Section]:
     sections = []
     if ranking.plans:
-        text = "Prices per GPU hour are assumptions, with their dates in build/gpus.toml."
+        text = "Prices per GPU hour are assumptions, with their dates in build/gpus.toml, but for those given with --price."
         sections.append(Section("GPUs by price", text, ranking_rows(ranking), price_figure(ranking)))
     if ranking.refused:
         rows = [{"GPU": name, "reason": reason} for name, reason in ranking.refused]

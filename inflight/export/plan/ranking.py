@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from inflight.engine.models.config import ModelConfig
@@ -20,16 +20,26 @@ class Ranking:
     """Name and reason."""
 
 
-def rank(config: ModelConfig, gpus: Iterable[Gpu], request: PlanRequest) -> Ranking:
+def rank(
+    config: ModelConfig, gpus: Iterable[Gpu], request: PlanRequest, named: Sequence[Plan] = ()
+) -> Ranking:
     """Plan the model on every GPU, at the table's prices.
 
     With a rate, the order is that of the price per hour of as many GPUs as hold it; else of the price per million
     generated tokens of a fully used group.
+
+    Args:
+        config: of the checkpoint.
+        gpus: to rank.
+        request: what each is planned for; its price is that of the GPUs that were named.
+        named: plans of GPUs that were named, with the request's price and their efficiencies: they are taken as they
+            are.
     """
+    planned = {plan.gpu.name: plan for plan in named}
     plans, refused = [], []
     for gpu in gpus:
         try:
-            plan = make_plan(config, gpu, replace(request, price=None))
+            plan = planned.get(gpu.name) or make_plan(config, gpu, replace(request, price=None))
         except DeploymentError as error:
             refused.append((gpu.name, str(error).removeprefix(f"{gpu.name}: ")))
             continue

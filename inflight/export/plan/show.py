@@ -58,7 +58,7 @@ def memory_bar(plan: Plan) -> Text:
 def show_ranking(console: Console, ranking: Ranking) -> None:
     """Print the GPUs by price, and those that cannot, with the reason."""
     if ranking.plans:
-        console.print(_table("GPUs by price (prices are assumptions; see build/gpus.toml)", ranking_rows(ranking)))
+        console.print(_table("GPUs by price (assumptions of build/gpus.toml, but for --price)", ranking_rows(ranking)))
     for name, reason in ranking.refused:
         console.print(f"[dim]{name:>11}[/dim]  {reason}", highlight=False)
 

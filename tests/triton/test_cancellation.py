@@ -15,8 +15,7 @@ import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
-from inflight.serve.command import DEMO
-from tests.triton.conftest import Running, run
+from tests.triton.conftest import Running, on_engine, run
 from tests.triton.metrics_page import read_metric, wait_until
 from tests.triton.tensors import grpc_inputs
 
@@ -138,10 +137,9 @@ def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
     assert outcome(server, "cancelled") == before + 1
 
 
-def test_cancelling_while_it_waits(tmp_path: Path) -> None:
+def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
     """A stream that has had no token yet: nothing runs for it that Triton could mark as cancelled."""
-    (tmp_path / "deployment.yaml").write_text(f"model: {DEMO / 'model'}\nbatching: {{max_batch_size: 1}}\n")
-    narrow = run(tmp_path)
+    narrow = run(on_engine(engine, tmp_path, batching={"max_batch_size": 1}))
     server = next(narrow)
 
     def waiting() -> float:
@@ -177,12 +175,13 @@ def _stop_and_time(server: Running) -> tuple[float, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_five_hundred_cancellations_leave_nothing_behind() -> None:
+def test_five_hundred_cancellations_leave_nothing_behind(engine: str, tmp_path: Path) -> None:
     files = _files()
-    idle = run()
+    deployment = on_engine(engine, tmp_path)
+    idle = run(deployment)
     seconds_idle, _ = _stop_and_time(next(idle))
     idle.close()
-    busy = run()
+    busy = run(deployment)
     server = next(busy)
     chance = random.Random(7)
 

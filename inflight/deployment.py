@@ -14,7 +14,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from inflight.errors import DeploymentError, nearest
+from inflight.errors import DeploymentError
+from inflight.explain import explain
 from inflight.speculation import SpeculationSettings
 
 FILE_NAME = "deployment.yaml"
@@ -245,7 +246,7 @@ def validate(data: dict[str, Any], source: str) -> Deployment:
     try:
         return Deployment.model_validate(data)
     except ValidationError as error:
-        raise DeploymentError(f"{source}: {_explain(error)}") from None
+        raise DeploymentError(f"{source}: {explain(error, Deployment)}") from None
 
 
 def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
@@ -271,29 +272,3 @@ def _resolve_paths(deployment: Deployment, directory: Path) -> Deployment:
             "speculation": speculation.model_copy(update={"draft_model": draft and (directory / draft).resolve()}),
         }
     )
-
-
-def _explain(error: ValidationError) -> str:
-    """Say every fault of a configuration in one line."""
-    return "; ".join(
-        _explain_one(detail["loc"], detail["type"], detail["msg"], detail["input"]) for detail in error.errors()
-    )
-
-
-def _explain_one(location: tuple[int | str, ...], kind: str, message: str, value: Any) -> str:
-    key = ".".join(map(str, location))
-    if kind == "extra_forbidden":
-        return f"unknown key `{key}`{nearest(str(location[-1]), _known_keys(location[:-1]))}"
-    if kind == "missing":
-        return f"`{key}` is missing"
-    message = message.removeprefix("Value error, ")
-    if isinstance(value, dict):  # a section as a whole: the message names its keys
-        return f"{key}: {message}" if key else message
-    return f"`{key}` is {value!r}: {message[:1].lower()}{message[1:]}"
-
-
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = Deployment
-    for part in location:
-        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
-    return list(section.model_fields)

@@ -105,6 +105,24 @@ def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
     assert written["precision"] == "float32"
 
 
+@pytest.mark.parametrize("options", [["--precision", "int4-awq"], ["--precision", "float32", "--kv-cache", "fp8"]])
+def test_speeds_that_no_roofline_knows_are_not_presented_as_predictions(options: list[str], tmp_path: Path) -> None:
+    page, data = tmp_path / "plan.html", tmp_path / "plan.json"
+    arguments = ("--gpu", "cpu", *options, "--input-tokens", "100", "--output-tokens", "50")
+    text = _run(str(DEMO), *arguments, "--html", str(page), "--json", str(data)).stdout.partition("GPUs by price")[0]
+    html = page.read_text()
+    assert "not predicted: the portable engine decodes" in text
+    assert "not predicted: the portable engine decodes" in html
+    assert "its memory is planned, its speed is not predicted" in html
+    for words in ("TTFT", "ITL", "tokens/s", "Steady states", "hardly more throughput", "efficiencies"):
+        assert words not in text, words
+    assert "Steady states" not in html
+    (plan,) = json.loads(data.read_text())["plans"]
+    assert plan["speed"].startswith("not predicted")
+    assert [plan[name] for name in ("unloaded", "capacity", "load", "curve", "fleet", "efficiency")] == [None] * 6
+    assert plan["memory"]["weights"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
@@ -113,6 +131,10 @@ def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
         ((LLAMA, "--gpu", "h1000"), "did you mean 'h100'"),
         ((LLAMA, "--gpu", "a100-80", "--precision", "fp8"), "use int8 or int4-awq"),
         ((LLAMA, "--gpu", "h100", "--rate", "-1"), "rate is -1.0; it must be above 0"),
+        (
+            (str(DEMO), "--gpu", "cpu", "--precision", "fp8", "--rate", "1"),
+            "so no rate or objective can be planned for",
+        ),
         ((LLAMA, "--gpu", "h100", "--measure", "x.json"), "add --gpu cpu"),
         ((LLAMA, "--gpu", "h100", "--calibrate", str(RESULTS / "calibration.json")), "the measurement is of cpu"),
         ((LLAMA, "--gpu", "h100", "--check", str(RESULTS / "check.json")), "the measurement is of cpu"),

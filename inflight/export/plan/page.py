@@ -27,19 +27,25 @@ def plan_page(
     sections = [_verdict(plan) for plan in plans]
     sections.append(Section("Memory of one GPU", figure=memory_figure(plans)))
     sections += [Section(f"The plan: {plan.gpu.title}", table=_facts(plan)) for plan in plans]
-    sections.append(
+    predicted = [plan for plan in plans if plan.predicted]
+    if predicted:
+        sections += _speeds(predicted)
+    if comparisons:
+        sections.append(_checked(comparisons))
+    sections += _ranked(ranking)
+    return render_page(f"Plan: {model}", _lead(plans[0]), sections, footer)
+
+
+def _speeds(plans: Sequence[Plan]) -> list[Section]:
+    return [
         Section(
             "Throughput and latency",
             "Steady states of one replica under a load of the mean lengths; the numbers are batch sizes, a star is the "
             "rate asked for. TTFT is that of a P95 prompt.",
             figure=curve_figure(plans),
-        )
-    )
-    sections += [Section(f"Steady states: {plan.gpu.name}", table=curve_rows(plan)) for plan in plans]
-    if comparisons:
-        sections.append(_checked(comparisons))
-    sections += _ranked(ranking)
-    return render_page(f"Plan: {model}", _lead(plans[0]), sections, footer)
+        ),
+        *(Section(f"Steady states: {plan.gpu.name}", table=curve_rows(plan)) for plan in plans),
+    ]
 
 
 def _lead(plan: Plan) -> str:
@@ -62,6 +68,8 @@ def _verdict(plan: Plan) -> Section:
     fleet, size = plan.fleet, plan.tensor_parallel_size * plan.pipeline_parallel_size
     group = "" if plan.gpu.is_cpu else f" on {size} GPU{'s' * (size != 1)} per replica"
     what = f"{plan.gpu.name}: {plan.precision} with a {plan.kv_cache} KV cache{group}"
+    if not plan.predicted:
+        return Section(text=f"{what}; its memory is planned, its speed is not predicted.", verdict=True)
     if plan.request.rate is None:
         return Section(text=f"{what}, up to {plan.capacity.tokens_per_second:,.4g} tokens/s.", verdict=True)
     if fleet.saturated:
@@ -88,7 +96,7 @@ def _checked(comparisons: Sequence[Comparison]) -> Section:
 def _ranked(ranking: Ranking) -> list[Section]:
     sections = []
     if ranking.plans:
-        text = "Prices per GPU hour are assumptions, with their dates in build/gpus.toml, but for those given with --price."
+        text = "Prices per GPU hour are assumptions, dated in build/gpus.toml, but for --price."
         sections.append(Section("GPUs by price", text, ranking_rows(ranking), price_figure(ranking)))
     if ranking.refused:
         rows = [{"GPU": name, "reason": reason} for name, reason in ranking.refused]

@@ -15,7 +15,7 @@ from inflight.export.plan.memory import group_weight_bytes
 from inflight.export.plan.placement import MAX_GPUS, Parallel, Shape
 from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
 from inflight.export.plan.request import PlanRequest
-from inflight.export.plan.result import Plan
+from inflight.export.plan.result import Plan, is_predicted
 from inflight.export.plan.roofline import Efficiency
 
 __all__ = ["Plan", "PlanRequest", "make_plan"]
@@ -62,6 +62,11 @@ def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest) -> Shape:
         raise DeploymentError(f"exclude: precision {precision.name} quantizes nothing")
     if request.free_windows and gpu.is_cpu:
         raise DeploymentError("free_windows: the portable engine keeps all blocks of a sequence; leave it out for cpu")
+    if request.has_load and not is_predicted(gpu, precision.name, kv_cache):
+        raise DeploymentError(
+            f"{gpu.name}: the speed of {precision.name} with a {kv_cache} KV cache is not predicted, so no rate or "
+            "objective can be planned for; leave them out"
+        )
     return Shape(config, precision, kv_cache, kv_bytes, request.excluded, request.free_windows)
 
 

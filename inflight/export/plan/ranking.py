@@ -20,9 +20,7 @@ class Ranking:
     """Name and reason."""
 
 
-def rank(
-    config: ModelConfig, gpus: Iterable[Gpu], request: PlanRequest, named: Sequence[Plan] = ()
-) -> Ranking:
+def rank(config: ModelConfig, gpus: Iterable[Gpu], request: PlanRequest, named: Sequence[Plan] = ()) -> Ranking:
     """Plan the model on every GPU, at the table's prices.
 
     With a rate, the order is that of the price per hour of as many GPUs as hold it; else of the price per million

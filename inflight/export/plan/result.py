@@ -8,10 +8,23 @@ from typing import Any
 
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.memory import Memory
+from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.request import PlanRequest
 from inflight.export.plan.roofline import Efficiency
 from inflight.export.plan.serving import Point
 from inflight.export.plan.shape import Parameters
+
+UNPREDICTED = (
+    "not predicted: the portable engine decodes quantized weights for each call and adds up in float64 where it rounds "
+    "inputs or the KV cache, several times slower than bf16; batch and step are those of bf16"
+)
+_SPEEDS = ("unloaded", "capacity", "load", "curve", "fleet", "efficiency")
+"""Of a plan: what follows from its rooflines."""
+
+
+def is_predicted(gpu: Gpu, precision: str, kv_cache: str) -> bool:
+    """Return whether rooflines know the arithmetic: on a CPU, not that of quantized weights or an FP8 cache."""
+    return not (gpu.is_cpu and (PRECISIONS[precision].quantized or kv_cache == "fp8"))
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,20 @@ class Plan:
     calibrated: bool
     """Whether the efficiencies are fitted to a measurement; else they are assumed."""
 
+    @property
+    def predicted(self) -> bool:
+        """Whether its speeds are predictions; else only memory is planned."""
+        return is_predicted(self.gpu, self.precision, self.kv_cache)
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan for JSON: equal plans give equal texts; numbers have four significant digits, sizes all."""
+        """Return the plan for JSON: equal plans give equal texts; numbers have four significant digits, sizes all.
+
+        Where speed is not predicted, ``speed`` says so, and what follows from it is null.
+        """
         data = asdict(self) | {"gpu": self.gpu.name, "parameters": asdict(self.parameters)}
         data["parameters"]["total"] = self.parameters.total
+        if not self.predicted:
+            data |= dict.fromkeys(_SPEEDS) | {"speed": UNPREDICTED}
         return _rounded(data)
 
 

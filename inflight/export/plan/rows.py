@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from inflight.export.plan.calibration import Comparison
 from inflight.export.plan.ranking import Ranking
-from inflight.export.plan.result import Plan
+from inflight.export.plan.result import UNPREDICTED, Plan
 from inflight.export.plan.serving import Point
 
 Row = dict[str, object]
@@ -35,8 +35,7 @@ def memory_parts(plan: Plan) -> list[tuple[str, int]]:
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what a plan says, as pairs of name and text."""
-    request, fleet = plan.request, plan.fleet
-    size = plan.tensor_parallel_size * plan.pipeline_parallel_size
+    request, size = plan.request, plan.tensor_parallel_size * plan.pipeline_parallel_size
     group = (
         f"{_count(size, 'GPU')}: {plan.tensor_parallel_size} tensor x {plan.pipeline_parallel_size} pipeline parallel"
     )
@@ -51,9 +50,19 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"{plan.kv_cache_tokens:,} tokens in {plan.kv_cache_blocks:,} blocks",
         ),
         ("sequences that fit", f"{plan.fitting_sequences:,} of {request.longest:,} tokens (P95 prompt and answer)"),
-        ("max_batch_size", f"{plan.max_batch_size:,}: {_LIMITS[plan.batch_limit]}"),
+        (
+            "max_batch_size",
+            f"{plan.max_batch_size:,}: {_LIMITS[plan.batch_limit] if plan.predicted else 'as for bf16'}",
+        ),
         ("max_tokens_per_step", f"{plan.max_tokens_per_step:,} tokens, prefill and decode together"),
         ("max_sequence_length", f"{plan.max_sequence_length:,} tokens"),
+    ]
+    return lines + (_speed(plan) if plan.predicted else [("speed", UNPREDICTED)])
+
+
+def _speed(plan: Plan) -> list[tuple[str, str]]:
+    request, fleet = plan.request, plan.fleet
+    lines = [
         ("a request alone", _latency(plan.unloaded)),
         ("one replica, full", f"{_latency(plan.capacity)}, {plan.capacity.requests_per_second:.3g} requests/s"),
     ]

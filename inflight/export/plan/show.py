@@ -36,7 +36,8 @@ def show_plan(console: Console, plan: Plan) -> None:
     for name, text in summary(plan):
         facts.add_row(name, text)
     console.print(facts)
-    console.print(_table("Steady states of one replica", curve_rows(plan)))
+    if plan.predicted:
+        console.print(_table("Steady states of one replica", curve_rows(plan)))
 
 
 def memory_bar(plan: Plan) -> Text:

@@ -114,6 +114,12 @@ class QualitySettings(_Section):
         le=1,
         description="held-out answers that greedy decoding gives exactly, as a share of the original's number",
     )
+    max_weight_error: float = Field(
+        0.4, ge=0, description="of any linear: difference of its weight from the original's, relative (Frobenius norms)"
+    )
+    min_range: float = Field(
+        0.35, ge=0, description="of any scale of inputs or KV cache: the largest value it keeps, over the largest seen"
+    )
     min_long_context_recall: float = Field(
         0.8, ge=0, le=1, description="answers recalled from long prompts, as a share of the original's number"
     )

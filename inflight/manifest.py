@@ -211,12 +211,12 @@ def record_files(directory: Path) -> dict[str, FileRecord]:
     """Return a record of every file under ``directory``, except the manifest itself, by relative path."""
     paths = (path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / FILE_NAME)
     return {
-        path.relative_to(directory).as_posix(): FileRecord(bytes=path.stat().st_size, sha256=_hash(path))
+        path.relative_to(directory).as_posix(): FileRecord(bytes=path.stat().st_size, sha256=hash_file(path))
         for path in paths
     }
 
 
-def _hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ from pathlib import Path
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.progress import Progress, tracked
+from inflight.manifest import hash_file
 from inflight.text.checkpoint import read_json
 
 _INDEX = "model.safetensors.index.json"
-_PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """The directory's name; its parent's where it is just called model."""
-        path = self.directory.resolve()
-        return path.parent.name if path.name == "model" else path.name
+        return name_of(self.directory)
 
     @property
     def size(self) -> int:
@@ -41,6 +40,12 @@ class Checkpoint:
         """Raise DeploymentError where only the shape is there."""
         if not self.weights:
             raise DeploymentError(f"{self.directory}: no model.safetensors and no {_INDEX}; a dry run needs none")
+
+
+def name_of(directory: Path) -> str:
+    """Return what to call the checkpoint in a directory."""
+    path = directory.resolve()
+    return path.parent.name if path.name == "model" else path.name
 
 
 def inspect(directory: Path) -> Checkpoint:
@@ -82,25 +87,27 @@ def fingerprint(files: Sequence[Path], known: Path, progress: Progress) -> dict[
     Raises:
         DeploymentError: ``known`` cannot be written.
     """
-    memory = read_json(known, optional=True)
+    memory = _read_known(known)
     found = {}
     for file in tracked(files, "fingerprint", progress):
         status = file.stat()
         key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
         if key not in memory:
-            memory[key] = _sha256(file)
+            memory[key] = hash_file(file)
         found[file.name] = memory[key]
     try:
         known.parent.mkdir(parents=True, exist_ok=True)
-        known.write_text(json.dumps(memory, indent=1))
+        partial = known.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(memory, indent=1))
+        partial.replace(known)
     except OSError as error:
         raise DeploymentError(f"{known}: cannot be written: {error.strerror}") from None
     return found
 
 
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+def _read_known(known: Path) -> dict[str, str]:
+    """Return what was computed before; nothing where it cannot be read: it saves time, no more."""
+    try:
+        return dict(json.loads(known.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}

@@ -98,10 +98,13 @@ class DataSet:
         digest = hashlib.sha256(f"{count} {seed}".encode())
         for source in sources:
             content = _read(source.path)
-            digest.update(f"{source.weight} {len(content)} ".encode() + content)
             rows = _rows(source.path, content)
+            digest.update(f"{source.weight} ".encode() + json.dumps(rows, sort_keys=True).encode())
             taken = rng.sample(rows, min(len(rows), round(count * source.weight / whole)))
-            self.mix[source.path.name] = len(taken)
+            if not taken:
+                raise DeploymentError(f"data: {source.path}: its weight gives it none of {count} rows")
+            name = source.path.name if source.path.name not in self.mix else str(source.path)
+            self.mix[name] = self.mix.get(name, 0) + len(taken)
             self._rows += taken
         self.sha256 = digest.hexdigest()
         """Of the files' contents, their weights, the count and the seed."""
@@ -111,10 +114,17 @@ class DataSet:
         return ", ".join(f"{count} rows of {name}" for name, count in self.mix.items())
 
     def examples(self, tokenizer: Tokenizer, max_length: int) -> list[Example]:
-        """Return the rows as token ids, cut at ``max_length``; rows with fewer than two tokens are left out."""
+        """Return the rows as token ids, cut at ``max_length``; rows with fewer than two tokens are left out.
+
+        Raises:
+            DeploymentError: no row is left.
+        """
         encoder = RowEncoder(tokenizer, max_length)
         examples = [encoder.encode(row) for row in self._rows]
-        return [one for one in examples if one.completion and len(one.tokens) > 1]
+        usable = [one for one in examples if one.completion and len(one.tokens) > 1]
+        if not usable:
+            raise DeploymentError(f"data: {self.describe()}: none has two tokens or more")
+        return usable
 
     def answered(self) -> list[Row]:
         """Return the rows that are a question with its answer."""

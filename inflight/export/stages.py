@@ -111,9 +111,14 @@ def require_space(directory: Path, needed_bytes: int) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what runs left that were killed."""
-    for left in target.parent.glob(f".{target.name}.partial-*"):
-        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
+    """Put right what runs left that were killed: half-made directories, and an older result that was moved aside."""
+    for left in target.parent.glob(f".{target.name}.*-*"):
+        process = int(left.name.rpartition("-")[2])
+        if process != os.getpid() and psutil.pid_exists(process):
+            continue
+        if left.name.startswith(f".{target.name}.old-") and not target.exists():
+            left.rename(target)
+        else:
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -136,8 +141,9 @@ def _explain(error: Exception, target: Path) -> str:
     if full or any(text in str(error) for text in _NO_SPACE):
         return f"{target.parent}: the disk is full; nothing was written to {target.name}"
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-    place = error.filename if isinstance(error, OSError) and error.filename else target
-    return f"{place}: cannot be written: {reason}"
+    place = Path(error.filename) if isinstance(error, OSError) and error.filename else target
+    what = "cannot be written" if target.parent in (place, *place.parents) else "failed"
+    return f"{place}: {what}: {reason}"
 
 
 def _record(directory: Path) -> dict[str, Any]:

@@ -10,6 +10,8 @@ LENIENT = {
     "max_perplexity_increase": 1e6,
     "max_kl_divergence": 1e6,
     "min_exact_match": 0,
+    "max_weight_error": 1e6,
+    "min_range": 0,
     "min_long_context_recall": 0,
 }
 

@@ -13,10 +13,13 @@ from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.plan.plan import PlanRequest
+from inflight.machine import Machine, Versions
 from inflight.manifest import read_manifest
 from tests.export.building import LENIENT, run
 from tests.export.compiling import install_tools
 from tests.fakes.upstream_tool import FAULT
+
+HOPPER = Machine(Versions(tensorrt="10.14.1", tensorrt_llm="1.2.1"), ("NVIDIA H100 80GB HBM3",), ((9, 0),))
 
 
 @pytest.fixture
@@ -25,6 +28,7 @@ def compile_of(
 ) -> Callable[..., BuildRequest]:
     """Make requests for an engine for an H100, with the tools in place."""
     install_tools(tmp_path, monkeypatch)
+    monkeypatch.setattr(Machine, "detect", lambda: HOPPER)
     settings = tmp_path / "settings.yaml"
     settings.write_text(yaml.safe_dump({"quality": LENIENT}))
 
@@ -62,6 +66,28 @@ def test_a_tool_that_fails_leaves_no_deployment(
     assert not (tmp_path / "out").exists()
     built, _ = run(compile_of(precision="bf16"))
     assert built.directory.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("here", "message"),
+    [
+        (Machine(Versions()), "here is no GPU"),
+        (Machine(Versions(), ("NVIDIA L4",), ((8, 9),)), r"h100 \(9.0\); here is 8.9. --flow pytorch needs no engine"),
+    ],
+)
+def test_an_engine_is_compiled_only_on_the_gpu_that_it_is_for(
+    compile_of: Callable[..., BuildRequest], monkeypatch: pytest.MonkeyPatch, here: Machine, message: str
+) -> None:
+    request = compile_of()
+    monkeypatch.setattr(Machine, "detect", lambda: here)
+    with pytest.raises(DeploymentError, match=message):
+        run(request)
+
+
+def test_single_layers_cannot_be_kept_in_an_engine(compile_of: Callable[..., BuildRequest]) -> None:
+    for changes in ({"keep": ("*.layers.0.*",)}, {"kl_budget": 0.1}):
+        with pytest.raises(DeploymentError, match="upstream's quantize.py has neither"):
+            run(compile_of(**changes))
 
 
 def test_missing_tools_are_told_before_any_work(compile_of: Callable[..., BuildRequest], tmp_path: Path) -> None:

@@ -111,3 +111,24 @@ def test_the_default_data_sets_share_no_question() -> None:
     calibration, held_out = asked(DEFAULT_CALIBRATION), asked(DEFAULT_HELD_OUT)
     assert len(held_out) > 200
     assert not calibration & held_out
+
+
+def test_data_that_measures_nothing_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    empty = lines(tmp_path / "empty.jsonl", [{"text": ""}, {"prompt": "?", "completion": ""}])
+    with pytest.raises(DeploymentError, match="2 rows of empty.jsonl: none has two tokens or more"):
+        DataSet([Source(empty)], 2).examples(tokenizer, 100)
+    many = lines(tmp_path / "many.jsonl", [{"text": f"row {number}"} for number in range(100)])
+    with pytest.raises(DeploymentError, match="its weight gives it none of 10 rows"):
+        DataSet([Source(many, 100.0), Source(empty, 1.0)], 10)
+
+
+def test_files_of_one_name_are_counted_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        lines(tmp_path / name / "data.jsonl", [{"text": f"{name} {number}"} for number in range(6)])
+    data = DataSet([Source(tmp_path / name / "data.jsonl") for name in ("a", "b")], 12)
+    assert sorted(data.mix.values()) == [6, 6]
+    # The same bytes read as text are other rows.
+    as_text = tmp_path / "data.txt"
+    as_text.write_bytes((tmp_path / "a/data.jsonl").read_bytes())
+    assert DataSet([Source(as_text)], 6).sha256 != DataSet([Source(tmp_path / "a/data.jsonl")], 6).sha256

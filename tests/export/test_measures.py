@@ -34,6 +34,7 @@ class Counting:
         return rows.log()
 
 
+WHOLE = [LayerCost("model.layers.0", 0.0, "model.layers.0.mlp.up_proj", 0.03, None, "")]
 EXAMPLES = [Example((1, 2), (3, 4, 5), True), Example((2,), (3, 4, 5), True), Example((), (1, 2, 3, 4), False)]
 
 
@@ -51,7 +52,7 @@ def test_equal_models_differ_in_nothing() -> None:
     assert found.kl_divergence == pytest.approx(0, abs=1e-6)
     assert found.perplexity_increase == pytest.approx(0)
     assert (found.exact_match, found.long_context_recall) == (1, 1)
-    assert failure(check(found, QualitySettings()), []) is None
+    assert failure(check(found, WHOLE, QualitySettings()), WHOLE) is None
 
 
 def test_an_answer_is_exact_only_with_its_end_and_within_memory() -> None:
@@ -65,22 +66,24 @@ def test_an_answer_is_exact_only_with_its_end_and_within_memory() -> None:
 def test_what_falls_short_is_named_with_its_layers() -> None:
     found = measure(Counting(0.8), Counting(0.3, forgets_after=3), EXAMPLES, EXAMPLES[:1], {END}, silent)
     costs = [
-        LayerCost("model.layers.3", 0.5, "model.layers.3.mlp.up_proj", 3.0, 0.25),
-        LayerCost("model.layers.0", 0.1, "model.layers.0.mlp.up_proj", 0.03, 1.1),
+        LayerCost("model.layers.3", 0.5, "model.layers.3.mlp.up_proj", 3.0, 0.25, "KV cache"),
+        LayerCost("model.layers.0", 0.1, "model.layers.0.mlp.up_proj", 0.03, 1.1, "model.layers.0.mlp.up_proj"),
     ]
-    line = failure(check(found, QualitySettings()), costs)
+    line = failure(check(found, costs, QualitySettings()), costs)
     assert line is not None
     assert "max_perplexity_increase is 0.05 and" in line
     assert "min_exact_match is 0.9 and 0 was measured" in line
+    assert "max_weight_error is 0.4 and 3 was measured in model.layers.3.mlp.up_proj" in line
+    assert "min_range is 0.35 and 0.25 was measured in model.layers.3, KV cache" in line
     assert "model.layers.3 (restoring it takes 0.5000 nats" in line
-    assert "differ most in up_proj, by 300.0%, and its KV cache holds only 0.25" in line
+    assert "differ most in up_proj, by 300.0%, and its KV cache keeps only 0.25" in line
     assert line.index("model.layers.3") < line.index("model.layers.0")
     assert "\n" not in line
 
 
 def test_what_the_original_cannot_do_is_not_held_against_the_other() -> None:
     nothing = Quality((2.0, 2.0), 0.0, exact=(0, 0), asked=5, recalled=(0, 0), recall_asked=5)
-    assert all(one.passes for one in check(nothing, QualitySettings()))
+    assert all(one.passes for one in check(nothing, WHOLE, QualitySettings()))
 
 
 def test_divergence_is_zero_only_between_equal_rows() -> None:

@@ -8,22 +8,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from inflight.deployment import Deployment, QualitySettings, read_settings, validate
+from inflight.deployment import Deployment, QualitySettings, validate
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
+from inflight.export.build.settings import deployment_settings, own_settings
 from inflight.export.checkpoint import Checkpoint
 from inflight.export.compile.flows import choose_flow
 from inflight.export.compile.request import CompileRequest
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan, make_plan
 from inflight.export.plan.shape import linears
-from inflight.export.quantize.modelopt import Recipe
+from inflight.export.quantize.modelopt import Recipe, fused_group
 from inflight.export.quantize.schemes import SCHEMES
 from inflight.machine import Machine
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
-
-_MODEL, _ENGINE = "model", "engine"
-"""Directories within a deployment."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,12 @@ class Blueprint:
     def quantizes_weights(self) -> bool:
         """Whether the linears change their type."""
         return self.recipe.precision in SCHEMES
+
+    @property
+    def companions(self) -> tuple[Path, ...]:
+        """Other checkpoints that go into an engine: of drafts, and adapters."""
+        draft, adapters = self.deployment.speculation.draft_model, self.deployment.tensorrt_llm.lora.values()
+        return (*([draft] if draft else []), *adapters)
 
     @property
     def quality(self) -> QualitySettings:
@@ -109,7 +113,11 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
         raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; the portable engine has none")
     if engine == "tensorrtllm" and flow != "tensorrt":
         raise DeploymentError("--engine tensorrtllm runs compiled engines; it has no --flow pytorch")
-    settings = _settings(plan, engine, flow, _own_settings(request.settings))
+    if flow == "tensorrt" and (keep or request.kl_budget is not None):
+        raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
+    if request.kl_budget is not None and recipe.precision not in SCHEMES:
+        raise DeploymentError(f"--kl-budget: {recipe.precision} quantizes no layer")
+    settings = deployment_settings(checkpoint, plan, engine, flow, own_settings(request.settings))
     deployment = validate(settings, "settings")
     if flow == "tensorrt" and deployment.speculation.method == "draft_target":
         raise DeploymentError(
@@ -119,12 +127,14 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
 
 
 def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the linears that the patterns name."""
+    """Return the linears that the patterns name, and those that an engine computes as one with them."""
     names = [linear.name for linear in linears(checkpoint.config)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise DeploymentError(f"--keep {pattern!r} matches no linear layer; they are named like {names[0]}")
-    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+    kept = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    groups = {fused_group(name) for name in kept}
+    return tuple(name for name in names if fused_group(name) in groups)
 
 
 def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[str]]:
@@ -142,60 +152,3 @@ def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[s
             f"{TENSORRT_LLM_IMAGE} has; where it is missing, the same command builds for the portable engine"
         ]
     return "pytorch", ["engine pytorch: the portable engine, because TensorRT-LLM is not installed here"]
-
-
-def _own_settings(path: Path | None) -> dict[str, Any]:
-    """Read the user's settings."""
-    if path is None:
-        return {}
-    data = read_settings(path)
-    data.pop("model", None)  # a whole deployment.yaml may serve as the settings of another build
-    _resolve_paths(data, path)
-    return data
-
-
-def _resolve_paths(data: dict[str, Any], path: Path) -> None:
-    """Make paths absolute: they are relative to the file that has them, and go into another directory."""
-    speculation, tensorrt_llm = data.get("speculation"), data.get("tensorrt_llm")
-    if isinstance(speculation, dict) and isinstance(draft := speculation.get("draft_model"), str):
-        speculation["draft_model"] = _present(path, draft)
-    if isinstance(tensorrt_llm, dict) and isinstance(adapters := tensorrt_llm.get("lora"), dict):
-        tensorrt_llm["lora"] = {name: _present(path, str(place)) for name, place in adapters.items()}
-
-
-def _present(path: Path, place: str) -> str:
-    found = (path.parent / place).resolve()
-    if not found.is_dir():
-        raise DeploymentError(f"{path}: {place} is not a directory beside it")
-    return str(found)
-
-
-def _settings(plan: Plan, engine: str, flow: Flow, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what deployment.yaml will say: the plan's, and over it the user's own."""
-    settings: dict[str, Any] = {
-        "model": _MODEL,
-        "engine": {"kind": engine},
-        "batching": {"max_batch_size": plan.max_batch_size, "max_tokens_per_step": plan.max_tokens_per_step},
-        "limits": {"max_sequence_length": plan.max_sequence_length},
-        "quality": QualitySettings().model_dump(),
-    }
-    if engine == "pytorch":
-        settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
-    else:
-        settings["tensorrt_llm"] = {
-            "tensor_parallel_size": plan.tensor_parallel_size,
-            "pipeline_parallel_size": plan.pipeline_parallel_size,
-            "free_gpu_memory_fraction": plan.free_gpu_memory_fraction,
-        }
-    if flow == "tensorrt":
-        settings["tensorrt_llm"]["engine_dir"] = _ENGINE
-    return _merged(settings, own)
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``over`` in their place, section by section."""
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged

@@ -16,12 +16,14 @@ from rich.progress import Progress as ProgressBars
 
 from inflight.errors import InflightError
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
+from inflight.export.checkpoint import name_of
 from inflight.export.compile.request import EXAMPLES
 from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
 from inflight.export.plan.detect import gpu_here, measure_cpu
 from inflight.export.plan.gpus import CPU, find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.progress import Progress
+from inflight.machine import Machine
 from inflight.serve.installation import REPOSITORY_ROOT
 
 _console = Console(stderr=True, highlight=False)
@@ -102,6 +104,8 @@ def build(
 ) -> None:
     """Plan, quantize, compile and verify; write a deployment that `inflight serve` serves."""
     with _one_line_errors():
+        if gpu == "auto":
+            gpu, gpus = gpu_here(), gpus or len(Machine.detect().gpus) or None
         plan = PlanRequest(
             kv_cache=kv_cache, input_tokens=input_tokens, output_tokens=output_tokens, rate=rate, gpus=gpus,
             tensor_parallel_size=tensor_parallel,
@@ -114,7 +118,7 @@ def build(
             recall_prompts=recall_prompts,
             max_length=max_length,
         )
-        name = f"{model.resolve().name}-{gpu}-{precision}"
+        name = f"{name_of(model)}-{gpu}-{precision}"
         output = output or _ARTIFACTS / "deployments" / name
         request = BuildRequest(
             model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),
@@ -131,8 +135,10 @@ def _one_line_errors() -> Iterator[None]:
     except (InflightError, OSError, ModuleNotFoundError) as error:
         if isinstance(error, ModuleNotFoundError):
             text = f"{error.name} is not installed; a build needs the extras `engine` and `build`"
+        elif isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}"
         else:
-            text = str(error) if isinstance(error, InflightError) else f"{error.filename}: {error.strerror}"
+            text = str(error)
         _console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
@@ -140,10 +146,10 @@ def _one_line_errors() -> Iterator[None]:
 def _print_dry_run(request: BuildRequest) -> None:
     from inflight.export.build.blueprint import draw  # PyTorch comes with it, which takes seconds
     from inflight.export.build.dry_run import as_text
+    from inflight.export.build.pipeline import known_cpu
     from inflight.export.checkpoint import inspect
 
-    name = gpu_here() if request.gpu == "auto" else request.gpu
-    gpu = measure_cpu() if name == CPU else find_gpu(name)
+    gpu = known_cpu(request.work) or measure_cpu() if request.gpu == CPU else find_gpu(request.gpu)
     print(as_text(draw(request, inspect(request.model), gpu, dry_run=True)), end="")
 
 

@@ -13,17 +13,17 @@ from inflight.errors import DeploymentError
 from inflight.export.build import steps
 from inflight.export.build.blueprint import draw
 from inflight.export.build.request import BuildRequest
-from inflight.export.build.write import Parts, write_deployment
+from inflight.export.build.write import Parts, require_replaceable, write_deployment
 from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.compile.run import require_tools
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet
-from inflight.export.plan.detect import cpu_threads, gpu_here
+from inflight.export.plan.detect import cpu_threads
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu
 from inflight.export.progress import Progress
 from inflight.export.quantize.sensitivity import choose_kept, read_sensitivities
 from inflight.export.stages import Stages, require_writable
 from inflight.machine import Machine
-from inflight.report.results import cpu_model
+from inflight.manifest import record_files
 from inflight.text.tokenizer import Tokenizer
 
 
@@ -57,8 +57,8 @@ class Build:
             require_writable(directory)
         self._gpu = self._find_gpu(request.gpu)
         self._blueprint = draw(request, self._source, self._gpu)
-        for command in steps.commands(self._blueprint, Path("OUTPUT")):
-            require_tools(command)  # before hours of work
+        self._require_compiler()
+        require_replaceable(request.output)
         tokenizer = Tokenizer.from_checkpoint(self._source.directory)
         data = request.data
         calibration = DataSet(data.calibration, data.calibration_rows)
@@ -77,10 +77,18 @@ class Build:
         """
         files = sorted(path for path in self._source.directory.iterdir() if path.is_file())
         known = self._blueprint.request.work / "fingerprints.json"
+        versions = Machine.detect().versions
         self._inputs: dict[str, Any] = {
-            "inflight": Machine.detect().versions.inflight,
+            "versions": {"inflight": versions.inflight, "torch": versions.torch},
             "checkpoint": fingerprint(files, known, self._progress),
         }
+        try:
+            return self._run_stages()
+        except (MemoryError, torch.OutOfMemoryError):
+            device = self._materials.device
+            raise DeploymentError(f"out of memory on {device}; give the build more, or use --device cpu") from None
+
+    def _run_stages(self) -> Built:
         self._choose_kept()
         planned = self._plan()
         quantized = self._quantize()
@@ -91,21 +99,30 @@ class Build:
         self._show("write", line)
         return Built(directory, tuple(self._stages.ran))
 
+    def _require_compiler(self) -> None:
+        """Look for what will compile, before hours of work: the tools, and the GPU that the engine is for."""
+        needed = steps.commands(self._blueprint, Path("OUTPUT"))
+        for command in needed:
+            require_tools(command)
+        here = Machine.detect().compute_capabilities
+        if needed and self._gpu.capability not in here[:1]:
+            chip = ".".join(map(str, here[0])) if here else "no GPU"
+            raise DeploymentError(
+                f"an engine is compiled on the GPU that it is for, {self._gpu.name} ({self._gpu.compute_capability}); "
+                f"here is {chip}. --flow pytorch needs no engine"
+            )
+
     def _find_gpu(self, name: str) -> Gpu:
         """Return what to build for. A CPU is measured once: the next build must find the same figures."""
-        name = gpu_here() if name == "auto" else name
         if name != CPU:
             return find_gpu(name)
-        inputs = {"cpu": cpu_model(), "threads": cpu_threads()}
-        return steps.read_machine(self._stages.run("machine", inputs, steps.measure_machine))
+        return steps.read_machine(self._stages.run("machine", steps.machine_inputs(), steps.measure_machine))
 
     def _choose_kept(self) -> None:
         """With a budget: measure what each layer loses, and draw the plan again with those that hurt in 16 bit."""
         request, recipe = self._blueprint.request, self._blueprint.recipe
         if request.kl_budget is None:
             return
-        if not self._blueprint.quantizes_weights:
-            raise DeploymentError(f"--kl-budget: {recipe.precision} quantizes no layer")
         inputs = self._calibrated({"recipe": asdict(recipe), "probes": steps.PROBES})
         found = self._stages.run(
             "sensitivity",
@@ -148,6 +165,10 @@ class Build:
             {
                 "commands": [str(command) for command in steps.commands(blueprint, Path("OUTPUT"))],
                 "machine": asdict(machine) | {"versions": machine.versions.model_dump()},
+                "drafts and adapters": [
+                    {name: record.sha256 for name, record in record_files(path).items()}
+                    for path in blueprint.companions
+                ],
             }
         )
         return self._stages.run(
@@ -183,6 +204,12 @@ class Build:
         versions = Machine.detect().versions
         own = {"calibration": data.calibration.sha256, "length": length, "modelopt": versions.modelopt}
         return self._inputs | own | more
+
+
+def known_cpu(work: Path) -> Gpu | None:
+    """Return what an earlier build in ``work`` measured of this machine, if one did."""
+    measured = Stages(work, lambda *_: None).directory("machine", steps.machine_inputs())
+    return steps.read_machine(measured) if measured.is_dir() else None
 
 
 def _device(name: str) -> str:

@@ -41,7 +41,7 @@ class BuildRequest:
 
     model: Path
     gpu: str
-    """A name of the table, ``cpu``, or ``auto``: this machine's GPU if it has one, else its CPU."""
+    """A name of the table, or ``cpu``."""
     precision: str
     command: str
     """What rebuilds it."""

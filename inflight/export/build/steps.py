@@ -10,14 +10,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build.blueprint import Blueprint
 from inflight.export.build.request import DataRequest
+from inflight.export.build.settings import ENGINE, MODEL
 from inflight.export.compile.run import Command, run_commands
 from inflight.export.compile.steps import compile_steps
 from inflight.export.data import DataSet, Example
-from inflight.export.plan.detect import measure_cpu
+from inflight.export.plan.detect import cpu_threads, measure_cpu
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan
 from inflight.export.progress import Progress
@@ -28,12 +31,12 @@ from inflight.export.verify.layers import LayerCost, layer_costs
 from inflight.export.verify.measures import Quality, measure
 from inflight.export.verify.recall import recall_examples
 from inflight.export.verify.report import quality_page
-from inflight.report.results import provenance
+from inflight.report.results import cpu_model, provenance
 from inflight.text.tokenizer import Tokenizer
 
 PROBES = 16
 """Calibration rows that sensitivity is measured on; the longest."""
-MODEL, ENGINE, PLAN, QUALITY, PAGE = "model", "engine", "plan.json", "quality.json", "quality.html"
+PLAN, QUALITY, PAGE = "plan.json", "quality.json", "quality.html"
 """Names within stages and deployments."""
 
 
@@ -53,6 +56,11 @@ class Materials:
     def examples(self) -> list[Example]:
         """Return the calibration data."""
         return self.calibration.examples(self.tokenizer, self.request.calibration_length)
+
+
+def machine_inputs() -> dict[str, Any]:
+    """Return what tells this machine from another."""
+    return {"cpu": cpu_model(), "threads": cpu_threads(), "GiB": round(psutil.virtual_memory().total / 2**30)}
 
 
 def measure_machine(out: Path) -> str:
@@ -96,7 +104,8 @@ def quantize(blueprint: Blueprint, materials: Materials, out: Path, progress: Pr
         return f"{sizes}, calibrated with {materials.calibration.describe()}"
     copy_text_files(source.directory, target)
     for file in (*source.weights, *source.directory.glob("*.json")):
-        link_or_copy(file, target / file.name)
+        if not (target / file.name).exists():
+            link_or_copy(file, target / file.name)
     return f"the checkpoint as it is, {_megabytes(source.size)}"
 
 
@@ -164,7 +173,7 @@ def require_quality(blueprint: Blueprint, materials: Materials, quantized: Path,
         DeploymentError: what falls short, the layers that cost most, and where the report is.
     """
     quality, costs, source = read_quality(measured)
-    checks = check(quality, blueprint.quality)
+    checks = check(quality, costs, blueprint.quality)
     original = blueprint.checkpoint
     page = quality_page(
         f"{original.name} in {blueprint.recipe.precision}",
@@ -191,11 +200,16 @@ def weight_bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
+def is_linked(source: Path, target_device: int) -> bool:
+    """Whether a file gets a second name in place of a copy: weights and engines, which nobody edits in place."""
+    return source.suffix in (".safetensors", ".engine") and source.stat().st_dev == target_device
+
+
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name; where the disk cannot (another file system), copy it."""
-    try:
+    """Give weights and engines a second name where the disk can; copy the rest."""
+    if is_linked(source.resolve(), target.parent.stat().st_dev):
         os.link(source.resolve(), target)
-    except OSError:
+    else:
         shutil.copyfile(source, target)
 
 

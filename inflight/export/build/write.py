@@ -17,6 +17,7 @@ from inflight.deployment import FILE_NAME, load_deployment
 from inflight.errors import DeploymentError
 from inflight.export.build import steps
 from inflight.export.build.blueprint import Blueprint
+from inflight.export.build.settings import ENGINE, MODEL
 from inflight.export.stages import fresh_directory, require_space
 from inflight.export.verify.checks import check
 from inflight.machine import Machine
@@ -49,12 +50,15 @@ def write_deployment(
     settings = _digest([blueprint.settings, [part and part.name for part in vars(parts).values()]])
     if _is_current(output, settings):
         return output, f"nothing to do: {output} is up to date"
-    model = sorted(path for path in (parts.quantized / steps.MODEL).iterdir() if path.is_file())
-    require_space(output, sum(path.stat().st_size for path in model))
+    model = sorted(path for path in (parts.quantized / MODEL).iterdir() if path.is_file())
+    engine = sorted((parts.compiled / ENGINE).iterdir()) if parts.compiled is not None else []
+    output.parent.mkdir(parents=True, exist_ok=True)
+    device = output.parent.stat().st_dev
+    require_space(output, sum(path.stat().st_size for path in model + engine if not steps.is_linked(path, device)))
     with fresh_directory(output) as partial:
-        steps.link_files(model, partial / steps.MODEL)
-        if parts.compiled is not None:
-            steps.link_files(sorted((parts.compiled / steps.ENGINE).iterdir()), partial / steps.ENGINE)
+        steps.link_files(model, partial / MODEL)
+        if engine:
+            steps.link_files(engine, partial / ENGINE)
         shutil.copyfile(parts.planned / steps.PLAN, partial / steps.PLAN)
         if parts.verified is not None:
             for name in (steps.QUALITY, steps.PAGE):
@@ -65,12 +69,23 @@ def write_deployment(
     return output, f"{output}; serve it with: inflight serve {blueprint.request.output}"
 
 
-def _is_current(output: Path, settings: str) -> bool:
-    """Return whether ``output`` is what would be written; what is not a build's is never replaced."""
+def require_replaceable(output: Path) -> bool:
+    """Return whether there is something at ``output``.
+
+    Raises:
+        DeploymentError: it is not a build's; that is never replaced.
+    """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
     if not (output / MANIFEST).is_file():
         raise DeploymentError(f"{output} is there and was not made by a build; choose another --output")
+    return True
+
+
+def _is_current(output: Path, settings: str) -> bool:
+    """Return whether ``output`` is what would be written."""
+    if not require_replaceable(output):
+        return False
     manifest = read_manifest(output)
     if manifest.inputs.settings != settings:
         return False
@@ -121,8 +136,8 @@ def _manifest(
 def _measured(blueprint: Blueprint, parts: Parts) -> dict[str, float]:
     if parts.verified is None:
         return {}
-    quality, *_ = steps.read_quality(parts.verified)
-    return {one.name: one.value for one in check(quality, blueprint.quality) if one.value is not None}
+    quality, costs, _ = steps.read_quality(parts.verified)
+    return {one.name: one.value for one in check(quality, costs, blueprint.quality) if one.value is not None}
 
 
 def _digest(value: Any) -> str:

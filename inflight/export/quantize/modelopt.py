@@ -36,6 +36,12 @@ _FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Linears that an engine computes as one: they share their scales, so they share their fate."""
 
 
+def fused_group(name: str) -> tuple[str, str]:
+    """Return what the linears have in common that an engine computes as one with this one."""
+    parent, _, last = name.rpartition(".")
+    return parent, next((min(one) for one in _FUSED if last in one), last)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What a checkpoint becomes."""
@@ -92,9 +98,7 @@ class QuantizedModel:
         """Return the names of the quantized linears, those together that an engine computes as one."""
         groups: dict[tuple[str, str], list[str]] = {}
         for name in self._quantizers:
-            parent, _, last = name.rpartition(".")
-            fused = next((min(one) for one in _FUSED if last in one), last)
-            groups.setdefault((parent, fused), []).append(name)
+            groups.setdefault(fused_group(name), []).append(name)
         return [tuple(group) for group in groups.values()]
 
     def quantize_only(self, names: Collection[str]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.deployment import QualitySettings
-from inflight.export.verify.layers import LayerCost
+from inflight.export.verify.layers import KV_CACHE, LayerCost
 from inflight.export.verify.measures import Quality
 
 NAMED = 3
 """Layers that a failed build names."""
-CUT_OFF = 0.8
-"""Below this, a cache's range is named as a fault: the largest value of other data may be a little larger."""
+_CUT_OFF = 0.8
+"""Below this, a range is named beside its layer: the largest value of other data may be a little larger."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Check:
     passes: bool
 
 
-def check(quality: Quality, limits: QualitySettings) -> list[Check]:
-    """Return every check."""
+def check(quality: Quality, costs: Sequence[LayerCost], limits: QualitySettings) -> list[Check]:
+    """Return every check: of the whole, and of the layer that is worst in each respect."""
     before, after = quality.perplexity
     return [
         Check(
@@ -56,7 +56,22 @@ def check(quality: Quality, limits: QualitySettings) -> list[Check]:
             quality.long_context_recall,
             limits.min_long_context_recall,
         ),
+        *_layer_checks(costs, limits),
     ]
+
+
+def _layer_checks(costs: Sequence[LayerCost], limits: QualitySettings) -> list[Check]:
+    """Return the checks that find a damaged layer even where the others make up for it."""
+    worst = max(costs, key=lambda cost: cost.weight_error)
+    error, limit = worst.weight_error, limits.max_weight_error
+    checks = [Check("max_weight_error", "", worst.worst_linear, error, limit, error <= limit)]
+    ranges = [cost for cost in costs if cost.range is not None]
+    if ranges:
+        least = min(ranges, key=lambda cost: cost.range or 0.0)
+        where = least.range_of if least.layer in least.range_of else f"{least.layer}, {least.range_of}"
+        limit = limits.min_range
+        checks.append(Check("min_range", "", where, least.range, limit, (least.range or 0.0) >= limit))
+    return checks
 
 
 def _share(name: str, right: tuple[int, int], asked: int, value: float | None, limit: float) -> Check:
@@ -66,17 +81,23 @@ def _share(name: str, right: tuple[int, int], asked: int, value: float | None, l
 
 def failure(checks: Sequence[Check], costs: Sequence[LayerCost]) -> str | None:
     """Return one line that says what falls short and which layers cost most; None if nothing does."""
-    short = [f"{one.name} is {one.limit:g} and {one.value:.4g} was measured" for one in checks if not one.passes]
+    short = [_shortfall(one) for one in checks if not one.passes]
     if not short:
         return None
     layers = ", ".join(_named(cost) for cost in costs[:NAMED])
     return f"the quantized checkpoint falls short: {'; '.join(short)}. The layers that cost most: {layers}"
 
 
+def _shortfall(one: Check) -> str:
+    where = f" in {one.quantized}" if one.name in ("max_weight_error", "min_range") else ""
+    return f"{one.name} is {one.limit:g} and {one.value:.4g} was measured{where}"
+
+
 def _named(cost: LayerCost) -> str:
     linear = cost.worst_linear.rpartition(".")[2]
     text = f"restoring it takes {cost.kl_saved:.4f} nats off the KL divergence; its weights differ most in {linear}, "
     text += f"by {cost.weight_error:.1%}"
-    if cost.kv_range is not None and cost.kv_range < CUT_OFF:
-        text += f", and its KV cache holds only {cost.kv_range:.2f} of the largest value"
+    if cost.range is not None and cost.range < _CUT_OFF:
+        what = cost.range_of if cost.range_of == KV_CACHE else f"input of {cost.range_of.rpartition('.')[2]}"
+        text += f", and its {what} keeps only {cost.range:.2f} of the largest value"
     return f"{cost.layer} ({text})"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inflight.engine.models.layers import RmsNorm
-from inflight.engine.quant.formats import E4M3_MAX
+from inflight.engine.quant.formats import E2M1_MAX, E4M3_MAX
 from inflight.engine.scoring import Scorer
 from inflight.export.data import Example
 from inflight.export.progress import Progress, tracked
@@ -29,6 +29,16 @@ _AFTER_NORM = {
 """The norm before a linear, Gemma's name first."""
 
 
+KV_CACHE = "KV cache"
+_LARGEST_CODE = {
+    "FP8": E4M3_MAX,
+    "W4A8_AWQ": E4M3_MAX,
+    "NVFP4": E4M3_MAX * E2M1_MAX,
+    "W8A8_SQ_PER_CHANNEL": 127.0,
+}
+"""The largest multiple of ``input_scale`` that an input keeps, by scheme."""
+
+
 @dataclass(frozen=True)
 class LayerCost:
     """What one decoder layer lost."""
@@ -39,9 +49,11 @@ class LayerCost:
     worst_linear: str
     weight_error: float
     """Of the worst linear: the norm of the difference from the original's weight, relative to that weight's norm."""
-    kv_range: float | None
-    """The largest key or value that an FP8 cache holds, as a multiple of the largest of the original: below 1, values
-    are cut off. None: the cache is not quantized."""
+    range: float | None
+    """The largest input, key or value that its scale keeps, as a multiple of the largest seen, where that is least:
+    below 1, values are cut off. None: nothing but weights is quantized."""
+    range_of: str
+    """The linear whose inputs, or ``KV cache``."""
 
 
 def layer_costs(
@@ -64,18 +76,44 @@ def layer_costs(
         return float(torch.cat(rows).mean())
 
     keys, values = _kv_ranges(original, probes)
+    ranges = _input_ranges(quantized, probes)
     whole, costs = divergence(), []
     for index, layer in enumerate(tracked(_layers(quantized), "finding the layers that cost most", progress)):
         restored = quantized.replaced({layer: original.model.get_submodule(layer)})
         with restored, quantized.rescaled(index, keys[index] / E4M3_MAX, values[index] / E4M3_MAX):
             saved = whole - divergence()
         worst = max((name for name in errors if name.startswith(f"{layer}.")), key=errors.__getitem__)
-        scales = quantized.kv_scales
-        kv_range = None
-        if scales is not None:
-            kv_range = E4M3_MAX * float(min(scales.keys[index] / keys[index], scales.values[index] / values[index]))
-        costs.append(LayerCost(layer, saved, worst, errors[worst], kv_range))
+        own = {name: value for name, value in ranges.items() if name.startswith(f"{layer}.")}
+        if (scales := quantized.kv_scales) is not None:
+            kept = min(scales.keys[index] / keys[index], scales.values[index] / values[index])
+            own[KV_CACHE] = E4M3_MAX * float(kept)
+        narrowest = min(own, key=own.__getitem__, default="")
+        costs.append(LayerCost(layer, saved, worst, errors[worst], own.get(narrowest), narrowest))
     return sorted(costs, key=lambda cost: -cost.kl_saved)
+
+
+def _input_ranges(scorer: Scorer, probes: Sequence[Example]) -> dict[str, float]:
+    """Return for each linear that rounds its inputs the largest one it keeps, as a multiple of the largest it got."""
+    largest: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def note(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            smoothed = inputs[0] if linear.pre_quant_scale is None else inputs[0] * linear.pre_quant_scale
+            largest[name] = max(largest.get(name, 0.0), float(smoothed.abs().max()))
+
+        return note
+
+    rounding = {name: one for name, one in scorer.linears.items() if getattr(one, "input_scale", None) is not None}
+    hooks = [one.register_forward_pre_hook(watch(name)) for name, one in rounding.items()]
+    try:
+        for example in probes:
+            scorer.logits(example.tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        name: float(one.input_scale) * _LARGEST_CODE[one.quant_algo] / largest[name] for name, one in rounding.items()
+    }
 
 
 def _kv_ranges(scorer: Scorer, probes: Sequence[Example]) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ _MEANING = {
     "max_kl_divergence": "KL divergence of the next token's distribution from the original's, mean over positions",
     "min_exact_match": "Answers that greedy decoding gives exactly",
     "min_long_context_recall": "Answers recalled from far back in long prompts",
+    "max_weight_error": "Difference of the weights from the original's, in the linear where it is largest",
+    "min_range": "Largest input, key or value that its scale keeps, as a share of the largest seen, where it is least",
 }
 
 
@@ -54,8 +56,8 @@ def quality_page(
             Section(
                 "What each layer costs",
                 "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
-                "are compared with the scales that AWQ and SmoothQuant move out of them. The range of an FP8 KV cache "
-                "is a multiple of the largest value of the original.",
+                "are compared with the scales that AWQ and SmoothQuant move out of them. The range of a scale "
+                "is the largest value that it keeps, as a multiple of the largest seen; below 1, values are cut off.",
                 _layer_rows(costs),
                 _layers(costs),
             ),
@@ -96,7 +98,8 @@ def _layer_rows(costs: Sequence[LayerCost]) -> list[Row]:
             "KL saved by restoring it (nats)": round(cost.kl_saved, 7),
             "weights differ most in": cost.worst_linear,
             "by (relative norm)": round(cost.weight_error, 4),
-            "range of its KV cache": cost.kv_range and round(cost.kv_range, 2),
+            "least range": None if cost.range is None else round(cost.range, 2),
+            "of": cost.range_of,
         }
         for cost in costs
     ]

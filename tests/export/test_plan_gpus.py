@@ -10,10 +10,11 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.export.plan import detect
-from inflight.export.plan.detect import detect_gpu, find_or_measure, gpu_of_driver, measure_cpu
+from inflight.export.plan.detect import find_or_measure, gpu_of_driver, measure_cpu
 from inflight.export.plan.gpus import TABLE, find_gpu, known_gpus, load_gpus
 from inflight.export.plan.precision import PRECISIONS, resolve_kv_cache, resolve_precision
 from inflight.machine import Machine, Versions
+from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 
 NAMES = "a10g l4 a100-40 a100-80 l40s h100 h100-pcie h200 gh200 b200 gb200 rtx4090 rtx5090 rtxpro6000".split()
 
@@ -96,6 +97,15 @@ def test_a_precision_that_a_chip_cannot_compute_is_refused(name: str, precision:
     assert instead in str(caught.value)
 
 
+def test_precisions_begin_where_deployments_are_served() -> None:
+    """What ``inflight build`` makes for a chip, ``inflight serve`` takes there."""
+    for precision in PRECISIONS.values():
+        if precision.name in MINIMUM_COMPUTE_CAPABILITY:
+            assert precision.first_capability == MINIMUM_COMPUTE_CAPABILITY[precision.name]
+        else:
+            assert precision.first_capability <= (8, 0)
+
+
 def test_precisions_begin_where_the_chips_do() -> None:
     first = {
         precision: [gpu.name for gpu in known_gpus().values() if _computes(precision, gpu.name)]
@@ -141,11 +151,10 @@ def test_a_card_of_other_figures_is_not_taken_for_its_sister(name: str) -> None:
         gpu_of_driver(name)
 
 
-def test_auto_asks_for_a_name_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_gpu_here_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions())))
     assert detect.gpu_here() == "cpu"
-    with pytest.raises(DeploymentError, match="no NVIDIA driver.*--gpu"):
-        detect_gpu()
+    assert find_or_measure("auto").is_cpu
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions(), ("NVIDIA L4",), ((8, 9),))))
     assert find_or_measure("auto").name == "l4"
 

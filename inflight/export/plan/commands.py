@@ -32,7 +32,7 @@ _LOAD, _MEASURE, _OUTPUT = "Load and objectives", "Measuring", "Output"
 
 Model = Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")]
 GpuNames = Annotated[
-    list[str] | None, typer.Option(help="A name of build/gpus.toml, auto, or cpu; repeat for several.")
+    list[str] | None, typer.Option(help="A name of build/gpus.toml, cpu, or auto: what is here; repeat for several.")
 ]
 Precision = Annotated[str, typer.Option(help="auto, float32, bf16, fp16, fp8, int8, int4-awq, w4a8-awq or nvfp4.")]
 KvCache = Annotated[str, typer.Option(help="Type of the KV cache: auto, bf16 or fp8.")]
@@ -113,7 +113,7 @@ def plan(
             excluded=tuple(exclude or ()),
             free_windows=free_windows,
         )
-        names = gpu or [gpu_here()]
+        names = [gpu_here() if name == "auto" else name for name in gpu or ["auto"]]
         if measure is not None:
             _measure(model, names, precision, rounds, measure)
         _report(model, _plan(model, names, request, calibrate, check), as_json, html)

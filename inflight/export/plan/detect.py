@@ -30,27 +30,15 @@ def gpu_here() -> str:
     return gpu_of_driver(machine.gpus[0]).name if machine.gpus else CPU
 
 
-def detect_gpu() -> Gpu:
-    """Return the table's entry for this machine's first NVIDIA GPU.
-
-    Raises:
-        DeploymentError: there is no driver or no GPU, or the table does not have it; it says to use ``--gpu``.
-    """
-    name = gpu_here()
-    if name == CPU:
-        raise DeploymentError("no NVIDIA driver, or no GPU, is found here; name a GPU with --gpu")
-    return known_gpus()[name]
-
-
 def find_or_measure(name: str) -> Gpu:
-    """Return the GPU that ``--gpu`` names: of the table, ``auto`` for this machine's, ``cpu`` for its processor.
+    """Return the GPU that ``--gpu`` names: of the table, ``cpu`` for this machine's processor, or ``auto`` for its GPU,
+    where it has one, else its processor.
 
     Raises:
         DeploymentError: there is no such GPU.
     """
-    if name == CPU:
-        return measure_cpu()
-    return detect_gpu() if name == "auto" else find_gpu(name)
+    name = gpu_here() if name == "auto" else name
+    return measure_cpu() if name == CPU else find_gpu(name)
 
 
 def gpu_of_driver(name: str) -> Gpu:

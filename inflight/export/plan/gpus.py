@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from inflight.errors import DeploymentError, nearest
+from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 from inflight.serve.installation import REPOSITORY_ROOT
 
 if sys.version_info >= (3, 11):
@@ -28,8 +29,6 @@ CPU = "cpu"
 Arithmetic = Literal["float32", "fp16", "fp8", "int8", "nvfp4"]
 """What a matrix product is computed in; ``fp16`` stands for bfloat16 too."""
 Positive = Annotated[float, Field(gt=0)]
-
-_FIRST_CAPABILITY: dict[str, tuple[int, int]] = {"fp8": (8, 9), "nvfp4": (10, 0)}
 
 
 class Gpu(BaseModel):
@@ -62,7 +61,7 @@ class Gpu(BaseModel):
             raise ValueError(f"sources has no entry for {', '.join(sorted(missing))}")
         if not {"float32", "fp16"} & set(self.dense_tflops):
             raise ValueError("dense_tflops has neither fp16 nor float32")
-        for arithmetic, first in _FIRST_CAPABILITY.items():
+        for arithmetic, first in MINIMUM_COMPUTE_CAPABILITY.items():
             if arithmetic in self.dense_tflops and self.capability < first:
                 raise ValueError(f"dense_tflops has {arithmetic}, which begins with compute capability {first}")
         return self

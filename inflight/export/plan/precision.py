@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from inflight.errors import DeploymentError, nearest
 from inflight.export.plan.gpus import Arithmetic, Gpu
+from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Precision:
         return self.weight != self.base
 
 
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+_FP8 = MINIMUM_COMPUTE_CAPABILITY["fp8"]
 PRECISIONS = {
     precision.name: precision
     for precision in (
@@ -47,7 +53,7 @@ PRECISIONS = {
         Precision("bf16", 2, "fp16", first_capability=(8, 0), instead="fp16"),
         Precision("fp16", 2, "fp16"),
         Precision(
-            "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=(8, 9), instead="int8 or int4-awq"
+            "fp8", 1, "fp8", tensor_scale=8, fp8_kv_cache=True, first_capability=_FP8, instead="int8 or int4-awq"
         ),
         Precision("int8", 1, "int8", channel_scale=4, input_scale=2, tensor_scale=4, first_capability=(7, 5)),
         Precision(
@@ -55,16 +61,16 @@ PRECISIONS = {
         ),
         Precision(
             "w4a8-awq", 0.5, "fp8", group=128, group_scale=2, input_scale=2, tensor_scale=8, fp8_kv_cache=True,
-            first_capability=(8, 9), instead="int4-awq",
+            first_capability=MINIMUM_COMPUTE_CAPABILITY["w4a8-awq"], instead="int4-awq",
         ),
         Precision(
             "nvfp4", 0.5, "nvfp4", group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,
-            first_capability=(10, 0), instead="fp8 (from compute capability 8.9) or int4-awq",
+            first_capability=MINIMUM_COMPUTE_CAPABILITY["nvfp4"],
+            instead=f"fp8 (from compute capability {_dotted(_FP8)}) or int4-awq",
         ),
     )
 }  # fmt: skip
 KV_CACHES = ("auto", "bf16", "fp8")
-_FP8_CAPABILITY = (8, 9)
 
 
 def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
@@ -85,10 +91,9 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
     if name == "float32":
         raise DeploymentError(f"precision float32: it is for cpu; use bf16 or fp16 on {gpu.name}")
     if gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops:
-        first = ".".join(map(str, precision.first_capability))
         raise DeploymentError(
             f"precision {name}: {gpu.name} has compute capability {gpu.compute_capability}, and {name} begins with "
-            f"{first}; use {precision.instead}"
+            f"{_dotted(precision.first_capability)}; use {precision.instead}"
         )
     return precision
 
@@ -110,10 +115,10 @@ def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, in
     """
     if name not in KV_CACHES:
         raise DeploymentError(f"kv_cache {name!r} is unknown{nearest(name, KV_CACHES)}; known: {', '.join(KV_CACHES)}")
-    if name == "fp8" and not gpu.is_cpu and gpu.capability < _FP8_CAPABILITY:
+    if name == "fp8" and not gpu.is_cpu and gpu.capability < _FP8:
         raise DeploymentError(
-            f"kv_cache fp8: {gpu.name} has compute capability {gpu.compute_capability}, and FP8 begins with 8.9; "
-            "use bf16"
+            f"kv_cache fp8: {gpu.name} has compute capability {gpu.compute_capability}, and FP8 begins with "
+            f"{_dotted(_FP8)}; use bf16"
         )
     if name == "fp8" or (name == "auto" and precision.fp8_kv_cache):
         return "fp8", 1

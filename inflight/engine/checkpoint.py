@@ -20,6 +20,7 @@ from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
+_SCALES = (".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".k_scale", ".v_scale")
 _QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
 
 
@@ -130,9 +131,19 @@ def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
         raise DeploymentError(
             f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
         )
-    if not target.dim() and not 0 < tensor.item() < math.inf:
-        raise DeploymentError(f"checkpoint: tensor {name} is {tensor.item()}; a scale must be a positive number")
+    if name.endswith(_SCALES):
+        _check_scale(name, tensor.reshape(target.shape))
     target.copy_(tensor.reshape(target.shape))
+
+
+def _check_scale(name: str, scale: Tensor) -> None:
+    smallest, largest = (value.item() for value in scale.float().aminmax())  # one that is no number is both
+    if not scale.dim() and not 0 < smallest < math.inf:
+        raise DeploymentError(f"checkpoint: tensor {name} is {smallest}; a scale must be a positive number")
+    # Those of rows, groups and channels only multiply: a part of the weight that is zero may have zero.
+    if not 0 <= smallest <= largest < math.inf:
+        wrong = largest if smallest >= 0 else smallest
+        raise DeploymentError(f"checkpoint: tensor {name} has {wrong}; its scales must be finite and not negative")
 
 
 def _targets(model: DecoderModel, names: frozenset[str]) -> dict[str, Tensor]:

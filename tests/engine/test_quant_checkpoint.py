@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,38 @@ def test_what_the_configuration_says(change: Callable[[dict[str, Any]], Any], wo
 )
 def test_tensors_that_are_missing_or_wrong(change: Any, words: tuple[str, ...]) -> None:
     _refused(_with_tensors(quantized("FP8", fp8_kv_cache=True).directory, change), *words)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind", "value"),
+    [
+        ("W8A16", "weight_scale", math.nan),
+        ("W8A16", "weight_scale", -0.5),
+        ("SmoothQuant", "pre_quant_scale", math.inf),
+        ("AWQ", "weight_scale", math.inf),
+        ("AWQ", "weight_scale", -math.inf),
+        ("NVFP4", "weight_scale", math.nan),
+        ("NVFP4", "weight_scale", -0.5),
+    ],
+)
+def test_a_wrong_scale_among_many(scheme: str, kind: str, value: float) -> None:
+    """Of rows, channels, groups and blocks."""
+    tensor = f"{LINEAR}.{kind}"
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        scales = tensors[tensor].float()
+        scales.view(-1)[5] = value
+        tensors[tensor] = scales.to(tensors[tensor].dtype)
+
+    _refused(_with_tensors(quantized(scheme).directory, damage), f"{tensor} has {value}; its scales must be finite")
+
+
+def test_a_row_of_zeros_may_have_a_scale_of_zero() -> None:
+    def empty(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{LINEAR}.weight_scale"][3] = 0
+
+    scorer = Scorer(_with_tensors(quantized("W8A16").directory, empty), "float32", device="cpu")
+    assert not scorer.weight(LINEAR)[3].any()
 
 
 def test_scales_of_a_cache_that_is_not_declared_are_not_ignored() -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inflight.engine.quant.linears import SCHEMES, QuantizedLinear
+from inflight.engine.quant.linears import SCHEMES, Int4Fp8Linear, Int4WeightLinear, QuantizedLinear
 from inflight.engine.scoring import Scorer
 from tests.engine.driving import ask, load, run
 from tests.engine.quantized import ALGORITHMS, CONFIGS, VOCAB, Quantized, copied, mixed, quantized
@@ -93,6 +93,24 @@ def test_each_linear_by_itself(scheme: str) -> None:
         found += isinstance(linear, QuantizedLinear)
     assert found == 3 * 7
     assert not isinstance(scorer.linears["lm_head"], QuantizedLinear)
+
+
+def test_int4_weights_are_rounded_to_the_type_of_the_computation_before_e4m3() -> None:
+    """In ModelOpt's simulation, the second quantizer gets what the first returns, in the type of the weight."""
+    model = quantized("W4A8")
+    name = "model.layers.1.mlp.down_proj"
+    linear = Scorer(model.directory, "bfloat16", device="cpu").linears[name]
+    assert isinstance(linear, Int4Fp8Linear)
+    # The scales of these small models are powers of two, and their products need no rounding.
+    linear.weight_scale *= 0.5 + torch.rand(linear.weight_scale.shape, generator=torch.Generator().manual_seed(1))
+    first, second = model.simulation.get_submodule(name).weight_quantizer
+    assert first(torch.ones(128, 256, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    with torch.inference_mode():
+        expected, otherwise = (
+            second(Int4WeightLinear.decode(linear, dtype)) for dtype in (torch.bfloat16, torch.float32)
+        )
+        torch.testing.assert_close(linear.decode(torch.bfloat16), expected, atol=0, rtol=0)
+    assert (expected != otherwise.bfloat16()).any(), "the order of rounding does not show here"
 
 
 @each

@@ -105,6 +105,15 @@ def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
     assert written["precision"] == "float32"
 
 
+def test_a_quantized_checkpoint_is_not_measured_as_if_it_were_none(tmp_path: Path) -> None:
+    config = json.loads((DEMO / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = _run(str(tmp_path), "--gpu", "cpu", "--measure", str(tmp_path / "x.json"), code=1)
+    assert "the checkpoint is quantized (FP8)" in result.stderr
+    assert not (tmp_path / "x.json").exists()
+
+
 @pytest.mark.parametrize("options", [["--precision", "int4-awq"], ["--precision", "float32", "--kv-cache", "fp8"]])
 def test_speeds_that_no_roofline_knows_are_not_presented_as_predictions(options: list[str], tmp_path: Path) -> None:
     page, data = tmp_path / "plan.html", tmp_path / "plan.json"

@@ -192,9 +192,17 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     """Measure the portable engine on this machine's CPU, with progress, and write the file."""
     if CPU not in names:
         raise DeploymentError("--measure runs the portable engine on this machine's processor: add --gpu cpu")
+    gpu = find_or_measure(CPU)  # says what is missing where PyTorch is
+    from inflight.engine.quant.config import load_quantization
     from inflight.export.plan.measure import measure
 
-    gpu, config = find_or_measure(CPU), read_json(model / "config.json")
+    quantization = load_quantization(model)
+    if quantization is not None:
+        raise DeploymentError(
+            f"--measure: the checkpoint is quantized ({', '.join(quantization.schemes)}), and no roofline describes "
+            "how the portable engine computes with it; use `inflight bench`, or measure the original"
+        )
+    config = read_json(model / "config.json")
     resolved = resolve_precision(precision, gpu, read_model_config(config).dtype).name
     dtype = {"float32": "float32", "bf16": "bfloat16"}.get(resolved)
     if dtype is None:

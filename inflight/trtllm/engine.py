@@ -25,7 +25,7 @@ from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import reading
-from inflight.trtllm.arguments import build_config, flow, max_sequence_length, sampler
+from inflight.trtllm.arguments import build_config, flow, max_batch_size, max_sequence_length, sampler
 from inflight.trtllm.runtime import Event, Runtime
 from inflight.trtllm.sampling import check
 from inflight.trtllm.watchdog import Watchdog
@@ -75,7 +75,7 @@ class TrtLlmEngine:
         self._with_deadline: set[int] = set()
         self._outputs: list[Output] = []
         self._orders = itertools.count()
-        self.stats = EngineStats(max=deployment.batching.max_batch_size)
+        self.stats = EngineStats(max=max_batch_size(deployment))
 
     def warm_up(self) -> None:
         """Generate a few tokens for real; from then on the watchdog is armed.
@@ -180,7 +180,7 @@ class TrtLlmEngine:
             self._runtime.close()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._deployment.batching.max_batch_size:
+        while self._waiting and len(self._running) < self.stats.max:
             _, key = heapq.heappop(self._waiting)
             if key in self._sequences:
                 request = self._sequences[key].request

@@ -57,8 +57,8 @@ def start(fake: None, tokenizer: Tokenizer) -> Iterator[Callable[..., TrtLlmEngi
         return engines[-1]
 
     yield make
-    for engine in engines:
-        engine.close()
+    for engine in engines:  # a dead engine leaves its LLM to the end of the process, which here comes much later
+        (engine._runtime if engine._watchdog.dead else engine).close()
 
 
 def ask(prompt: list[int], **sampling: Any) -> Request:

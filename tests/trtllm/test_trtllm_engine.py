@@ -178,3 +178,16 @@ def test_a_compiled_engine(start: Start, tmp_path: Path, prompt: list[int]) -> N
     assert all(len(row) == 2 for row in output.top_log_probs or ())
     with pytest.raises(UnsupportedFeature, match="return_context_logits needs an engine built with"):
         engine.validate(ask(prompt, context_logits=True))
+
+
+def test_beside_speculation_only_what_reaches_the_drafts_is_served(start: Start, prompt: list[int]) -> None:
+    engine = start(deployment(speculation={"method": "ngram"}))
+    [output] = run(engine, ask(prompt, temperature=0.5))
+    assert len(output.tokens) == 16
+    with pytest.raises(UnsupportedFeature, match="embedding_bias is not supported by TensorRT-LLM beside ngram"):
+        engine.validate(ask(prompt, logit_bias={3: 1.0}))
+
+
+def test_the_batch_is_tensorrt_llms_own_unless_set(start: Start) -> None:
+    assert start(deployment()).stats.max == 2048
+    assert start(deployment(batching={"max_batch_size": 3})).stats.max == 3

@@ -124,6 +124,11 @@ class _BaseLLM:
         """Generations that have neither ended nor been aborted."""
         return self._generator.running
 
+    @property
+    def iteration(self) -> dict[str, Any]:
+        """Statistics of the newest iteration."""
+        return self._generator.iteration
+
     def shutdown(self) -> None:
         """Stop the engine."""
         self._generator.close()

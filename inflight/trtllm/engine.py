@@ -74,6 +74,8 @@ class TrtLlmEngine:
         """A heap of (rank, key); the keys of sequences that have ended are left in it."""
         self._with_deadline: set[int] = set()
         self._outputs: list[Output] = []
+        self._idle = True
+        """Whether the statistics show that nothing is open: a generation may end between two looks at it."""
         self._orders = itertools.count()
         self.stats = EngineStats(max=max_batch_size(deployment))
 
@@ -93,7 +95,7 @@ class TrtLlmEngine:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything: what was aborted is watched until TensorRT-LLM has ended it too."""
-        return bool(self._sequences or self._outputs or (self._runtime.open and not self._watchdog.dead))
+        return bool(self._sequences or self._outputs or not (self._idle or self._watchdog.dead))
 
     @property
     def waiting(self) -> int:
@@ -249,4 +251,5 @@ class TrtLlmEngine:
 
     def _update_stats(self) -> None:
         self.stats.active, self.stats.waiting = len(self._sequences), self.waiting
-        reading.read_iteration(self.stats, self._runtime.iteration, idle=not self._runtime.open)
+        self._idle = not self._runtime.open
+        reading.read_iteration(self.stats, self._runtime.iteration, idle=self._idle)

@@ -191,3 +191,19 @@ def test_beside_speculation_only_what_reaches_the_drafts_is_served(start: Start,
 def test_the_batch_is_tensorrt_llms_own_unless_set(start: Start) -> None:
     assert start(deployment()).stats.max == 2048
     assert start(deployment(batching={"max_batch_size": 3})).stats.max == 3
+
+
+def test_an_engine_that_becomes_idle_shows_it(start: Start, prompt: list[int], set_fault: Callable[..., None]) -> None:
+    """Generations end at any time: between the last look at the statistics and the question whether there is more."""
+    set_fault(step_delay_s=0.005)
+    engine = start(deployment())
+    for _ in range(20):
+        request = ask(prompt, max_tokens=40)
+        engine.submit(request)
+        while not engine.stats.scheduled:
+            engine.step()
+        engine.cancel(request.key)
+        while engine.busy:
+            engine.step()
+            time.sleep(0.01)  # the generation ends meanwhile
+        assert (engine.stats.scheduled, engine.stats.kv_blocks_used) == (0, 0)

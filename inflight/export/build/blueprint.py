@@ -85,6 +85,7 @@ class Blueprint:
             max_lora_rank=settings.tensorrt_llm.max_lora_rank,
             calibration=calibration,
             flow="tensorrt",
+            workers=plan.tensor_parallel_size * plan.pipeline_parallel_size,
             examples=self.request.examples,
         )
 

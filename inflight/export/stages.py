@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -72,7 +73,7 @@ class Stages:
 
 @contextmanager
 def fresh_directory(target: Path) -> Iterator[Path]:
-    """Give an empty directory that becomes ``target`` at the end, in one step; if it fails, nothing is left.
+    """Give an empty directory that becomes ``target`` at the end; if it fails, what was there before is still there.
 
     Raises:
         DeploymentError: the disk is full, or the place cannot be written.
@@ -112,11 +113,15 @@ def require_space(directory: Path, needed_bytes: int) -> None:
 
 def _sweep(target: Path) -> None:
     """Put right what runs left that were killed: half-made directories, and an older result that was moved aside."""
-    for left in target.parent.glob(f".{target.name}.*-*"):
-        process = int(left.name.rpartition("-")[2])
+    ours = re.compile(rf"\.{re.escape(target.name)}\.(partial|old)-(\d+)")
+    for left in list(target.parent.iterdir()):
+        match = ours.fullmatch(left.name)
+        if match is None:
+            continue
+        process = int(match[2])
         if process != os.getpid() and psutil.pid_exists(process):
             continue
-        if left.name.startswith(f".{target.name}.old-") and not target.exists():
+        if match[1] == "old" and not target.exists():
             left.rename(target)
         else:
             shutil.rmtree(left, ignore_errors=True)

@@ -19,6 +19,7 @@ from inflight.export.build import steps
 from inflight.export.build.pipeline import Build, Built
 from inflight.export.build.request import BuildRequest
 from inflight.export.progress import silent
+from inflight.export.stages import fresh_directory
 from tests.export.building import LENIENT, run
 from tests.export.tiny import make_checkpoint
 
@@ -106,3 +107,14 @@ def test_a_missing_shard_is_named(request_of: Callable[..., BuildRequest], tmp_p
     with pytest.raises(DeploymentError, match=f"{shard.name} is missing"):
         run(request_of(model=checkpoint, work=tmp_path / "work", output=tmp_path / "out"))
     assert not (tmp_path / "work").exists()
+
+
+def test_only_what_builds_left_is_swept(tmp_path: Path) -> None:
+    for name in (".out.my-notes", ".out.backup-99999999", ".out.partial-99999999"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".out.old-99999999").mkdir()
+    (tmp_path / ".out.old-99999999" / "kept").touch()
+    with pytest.raises(DeploymentError), fresh_directory(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.backup-99999999", ".out.my-notes", "out"]
+    assert (tmp_path / "out/kept").exists()

@@ -49,11 +49,6 @@ class Blueprint:
         return self.recipe.precision in SCHEMES or self.recipe.fp8_kv_cache
 
     @property
-    def quantizes_weights(self) -> bool:
-        """Whether the linears change their type."""
-        return self.recipe.precision in SCHEMES
-
-    @property
     def companions(self) -> tuple[Path, ...]:
         """Other checkpoints that go into an engine: of drafts, and adapters."""
         draft, adapters = self.deployment.speculation.draft_model, self.deployment.tensorrt_llm.lora.values()

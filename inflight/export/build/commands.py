@@ -19,6 +19,7 @@ from inflight.export.build.request import BuildRequest, DataRequest, EngineChoic
 from inflight.export.checkpoint import name_of
 from inflight.export.compile.request import EXAMPLES
 from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
+from inflight.export.plan.commands import KvCache, Precision
 from inflight.export.plan.detect import gpu_here, measure_cpu
 from inflight.export.plan.gpus import CPU, find_gpu
 from inflight.export.plan.plan import PlanRequest
@@ -32,8 +33,6 @@ _LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Pr
 
 Model = Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")]
 GpuName = Annotated[str, typer.Option(help="A name of build/gpus.toml, cpu, or auto: what is here.")]
-Precision = Annotated[str, typer.Option(help="auto, bf16, fp16, float32, fp8, int8, int4-awq, w4a8-awq or nvfp4.")]
-KvCache = Annotated[str, typer.Option(help="Type of the KV cache: auto, bf16 or fp8.")]
 Engine = Annotated[EngineChoice, typer.Option(help="Engine of the deployment.")]
 Flow = Annotated[FlowChoice | None, typer.Option(help="TensorRT-LLM's flow; by default the precision's first.")]
 Output = Annotated[

@@ -51,6 +51,7 @@ class Build:
         self._show, self._progress = show, progress
         torch.set_num_threads(cpu_threads())  # a thread that waits for a busy core would stall every layer
         self._stages = Stages(request.work, show)
+        self._machine = Machine.detect()
         self._source = inspect(request.model)
         self._source.require_weights()
         for directory in (request.work, request.output.absolute().parent):
@@ -77,7 +78,7 @@ class Build:
         """
         files = sorted(path for path in self._source.directory.iterdir() if path.is_file())
         known = self._blueprint.request.work / "fingerprints.json"
-        versions = Machine.detect().versions
+        versions = self._machine.versions
         self._inputs: dict[str, Any] = {
             "versions": {"inflight": versions.inflight, "torch": versions.torch},
             "checkpoint": fingerprint(files, known, self._progress),
@@ -92,7 +93,7 @@ class Build:
         self._choose_kept()
         planned = self._plan()
         quantized = self._quantize()
-        compiled = self._compile(quantized)
+        compiled = self._compile()
         verified = self._verify(quantized)
         parts = Parts(planned, quantized, compiled, verified)
         directory, line = write_deployment(self._blueprint, parts, self._inputs, self._materials)
@@ -104,7 +105,7 @@ class Build:
         needed = steps.commands(self._blueprint, Path("OUTPUT"))
         for command in needed:
             require_tools(command)
-        here = Machine.detect().compute_capabilities
+        here = self._machine.compute_capabilities
         if needed and self._gpu.capability not in here[:1]:
             chip = ".".join(map(str, here[0])) if here else "no GPU"
             raise DeploymentError(
@@ -154,17 +155,16 @@ class Build:
             needed_bytes=self._source.size,
         )
 
-    def _compile(self, quantized: Path) -> Path | None:
+    def _compile(self) -> Path | None:
         blueprint = self._blueprint
         if blueprint.flow != "tensorrt":
             why = "the portable engine runs" if blueprint.flow == "portable" else "TensorRT-LLM's PyTorch flow runs"
             self._show("compile", f"nothing to do: {why} the checkpoint as it is")
             return None
-        machine = Machine.detect()
         inputs = self._calibrated(
             {
                 "commands": [str(command) for command in steps.commands(blueprint, Path("OUTPUT"))],
-                "machine": asdict(machine) | {"versions": machine.versions.model_dump()},
+                "machine": asdict(self._machine) | {"versions": self._machine.versions.model_dump()},
                 "drafts and adapters": [
                     {name: record.sha256 for name, record in record_files(path).items()}
                     for path in blueprint.companions
@@ -200,9 +200,8 @@ class Build:
     def _calibrated(self, more: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of a stage that uses the calibration data."""
         data = self._materials
-        length = data.request.calibration_length
-        versions = Machine.detect().versions
-        own = {"calibration": data.calibration.sha256, "length": length, "modelopt": versions.modelopt}
+        length, modelopt = data.request.calibration_length, self._machine.versions.modelopt
+        own = {"calibration": data.calibration.sha256, "length": length, "modelopt": modelopt}
         return self._inputs | own | more
 
 

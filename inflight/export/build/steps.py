@@ -38,8 +38,6 @@ PROBES = 16
 """Calibration rows that sensitivity is measured on; the longest."""
 PLAN, QUALITY, PAGE = "plan.json", "quality.json", "quality.html"
 """Names within stages and deployments."""
-
-
 _MACHINE = "machine.json"
 
 

@@ -29,7 +29,4 @@ SCHEMES = {
     "w4a8-awq": Scheme("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", "weights in INT4 (AWQ), activations in FP8"),
     "nvfp4": Scheme("NVFP4_DEFAULT_CFG", "NVFP4", "weights and activations in FP4 with an FP8 scale per 16 values"),
 }
-"""By precision; ``bf16`` and ``fp16`` keep the checkpoint as it is."""
-
-PLAIN = ("bf16", "fp16", "float32")
-PRECISIONS = (*PLAIN, *SCHEMES)
+"""By precision; ``bf16``, ``fp16`` and ``float32`` keep the checkpoint as it is."""

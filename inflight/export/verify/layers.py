@@ -28,7 +28,6 @@ _AFTER_NORM = {
 }
 """The norm before a linear, Gemma's name first."""
 
-
 KV_CACHE = "KV cache"
 _LARGEST_CODE = {
     "FP8": E4M3_MAX,
@@ -112,7 +111,9 @@ def _input_ranges(scorer: Scorer, probes: Sequence[Example]) -> dict[str, float]
         for hook in hooks:
             hook.remove()
     return {
-        name: float(one.input_scale) * _LARGEST_CODE[one.quant_algo] / largest[name] for name, one in rounding.items()
+        name: float(one.input_scale) * _LARGEST_CODE[one.quant_algo] / largest[name]
+        for name, one in rounding.items()
+        if largest[name]  # nothing is cut off where nothing comes in
     }
 
 

@@ -15,7 +15,8 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -106,25 +107,25 @@ def rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))))
 
 
-def measure_steps(model: Llama, batch: Batch, minutes: float) -> int:
+def measure_steps(model: Llama, loss_of: Callable[[Batch], Tensor], batch: Batch, minutes: float) -> int:
     """Return how many steps fit into `minutes`, from the time of a few that change nothing."""
     started = 0.0
     for trial in range(6):
         if trial == 1:
             started = time.monotonic()
-        loss_of(model, batch).backward()
+        loss_of(batch).backward()
     model.zero_grad()
     return max(10, int(minutes * 60 / ((time.monotonic() - started) / 5 * 1.1)))
 
 
-def train(model: Llama, source: Iterator[Batch], steps: int, peak: float) -> None:
+def train(model: Llama, loss_of: Callable[[Batch], Tensor], source: Iterator[Batch], steps: int, peak: float) -> None:
     """Train in place, printing loss and the time that is left."""
     optimizer = optimizer_of(model, peak)
     started = time.monotonic()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, steps, peak)
-        loss = loss_of(model, next(source))
+        loss = loss_of(next(source))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -186,10 +187,11 @@ def main() -> None:
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(corpus.facts)} facts, {tokenizer.get_vocab_size()} tokens, {size / 1e6:.2f} million parameters")
     source = batches(rows(corpus, tokenizer, args.length, args.seed), args.batch)
-    steps = measure_steps(model, next(source), args.minutes) if args.minutes else args.steps
+    loss = partial(loss_of, model)
+    steps = measure_steps(model, loss, next(source), args.minutes) if args.minutes else args.steps
     print(f"training for --steps {steps}", flush=True)
     source = batches(rows(corpus, tokenizer, args.length, args.seed), args.batch)
-    train(model, source, steps, args.rate)
+    train(model, loss, source, steps, args.rate)
     save(model, tokenizer, args.output, args.scratch)
     print_table(evaluate(model, tokenizer, corpus))
 

@@ -13,6 +13,8 @@ from typing import Literal, cast, get_args
 
 from inflight.errors import InvalidRequest
 
+_MOST_LENGTH_PENALTY = 50
+
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOG_PROBS = 20
 
@@ -71,6 +73,12 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     """None: the engine draws one per request."""
+    beam_width: int = 1
+    """Beams of beam search; 1: there is no search."""
+    length_penalty: float = 0.0
+    """A beam's score is its log-prob over its length to this power: above 0 favours long ones, below 0 short ones."""
+    early_stopping: bool = True
+    """Whether the search is over as soon as there are ``beam_width`` finished beams, good or bad."""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence; none of them appears in its text."""
     ignore_eos: bool = False
@@ -112,8 +120,18 @@ class SamplingParams:
             _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
         number = self.top_log_probs
         _require(0 <= number <= MAX_TOP_LOG_PROBS, "num_top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
+        self._check_beams()
         for token, bias in self.logit_bias.items():
             _require(not math.isnan(bias), "embedding_bias", {token: bias}, "numbers")
+
+    def _check_beams(self) -> None:
+        _require(self.beam_width >= 1, "beam_width", self.beam_width, "at least 1")
+        penalty = self.length_penalty
+        # Beyond it the power of a long beam's length is no number; transformers' users take -1 to 2.
+        _require(abs(penalty) <= _MOST_LENGTH_PENALTY, "length_penalty", penalty, f"within ±{_MOST_LENGTH_PENALTY}")
+        # One beam is never weighed against another; 1 is what old clients send for none.
+        of_one = self.beam_width == 1 and penalty not in (0.0, 1.0)
+        _require(not of_one, "length_penalty", penalty, "0 or 1 where beam_width is 1")
 
     @property
     def greedy(self) -> bool:

@@ -17,21 +17,27 @@ _UPSTREAMS_OWN_TOKENS, _UPSTREAMS_OWN_DEPTH, _UPSTREAMS_OWN_INNER_NODES = 63, 4,
 
 
 class SpeculationSettings(BaseModel):
-    """Speculative decoding, by TensorRT-LLM."""
+    """Speculative decoding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["draft_target", "eagle", "medusa", "lookahead", "ngram"] | None = Field(
-        None, description="null: none"
+        None, description="null: none; the portable engine has draft_target and ngram"
     )
     draft_model: Path | None = Field(
         None, description="checkpoint of the draft model, or of EAGLE's or Medusa's heads, relative to the deployment"
     )
-    max_draft_tokens: int = Field(4, ge=1, description="tokens drafted per step")
+    max_draft_tokens: int = Field(4, ge=1, description="tokens drafted per step, at most")
     max_ngram_size: int = Field(3, ge=1, description="ngram and lookahead: longest n-gram")
     window_size: int = Field(4, ge=1, description="lookahead: window")
     verification_set_size: int = Field(4, ge=1, description="lookahead: candidates checked per step")
     medusa_heads: int = Field(4, ge=1, description="medusa: heads")
+    candidates: int = Field(
+        1, ge=1, le=8, description="portable engine: guesses of each next token, checked together as a tree"
+    )
+    adaptive: bool = Field(
+        True, description="portable engine: draft less, or nothing, where drafts cost more time than they save"
+    )
 
     @model_validator(mode="after")
     def _only_what_the_method_reads(self) -> SpeculationSettings:
@@ -46,13 +52,15 @@ class SpeculationSettings(BaseModel):
 
 _READ_BY_METHOD: dict[str | None, set[str]] = {
     None: set(),
-    "draft_target": {"draft_model", "max_draft_tokens"},
+    "draft_target": {"draft_model", "max_draft_tokens", "candidates", "adaptive"},
     "eagle": {"draft_model", "max_draft_tokens"},
     "medusa": {"draft_model", "max_draft_tokens", "medusa_heads"},
     "lookahead": {"max_ngram_size", "window_size", "verification_set_size"},
-    "ngram": {"max_draft_tokens", "max_ngram_size"},
+    "ngram": {"max_draft_tokens", "max_ngram_size", "candidates", "adaptive"},
 }
 """Method of speculative decoding to the settings that it reads."""
+PORTABLE_METHODS = ("draft_target", "ngram")
+"""Those that the portable engine has; the others are TensorRT-LLM's."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,13 @@ from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import Quantization, load_quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
-from inflight.engine.quant.kv_cache import Fp8KvTensors, KvScales
+from inflight.engine.quant.kv_cache import (
+    ConvertedKvTensors,
+    Fp8KvTensors,
+    Int8KvTensors,
+    KvScales,
+    resolve_kv_dtype,
+)
 from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
@@ -29,11 +34,20 @@ class LoadedModel:
     """A model with its weights, and what else its checkpoint holds."""
 
     model: DecoderModel
+    shards: Shards
+    """The checkpoint's files."""
     quantization: Quantization | None
+    kv_dtype: torch.dtype
+    """Of stored keys and values."""
     kv_scales: KvScales | None
-    """None: the KV cache is not quantized."""
+    """None: the KV cache is not in FP8."""
     exact: bool
-    """Whether it adds up in float64."""
+    """Whether sums may not depend on how a step is made up (see ``quant.linears``)."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the checkpoint is meant for a KV cache in FP8."""
+        return self.quantization is not None and self.quantization.fp8_kv_cache
 
     @property
     def nbytes(self) -> int:
@@ -46,11 +60,16 @@ class LoadedModel:
         return ", ".join(self.quantization.schemes if self.quantization else ()) or "none"
 
     def make_kv_tensors(self, num_blocks: int, block_size: int) -> KvTensors:
-        """Return the KV cache's memory: FP8 or the type of the computation."""
-        config, weight, scales = self.model.config, self.model.model.norm.weight, self.kv_scales
-        if scales is not None:
-            return Fp8KvTensors(config, num_blocks, block_size, weight.dtype, weight.device, scales)
-        return KvTensors(config, num_blocks, block_size, weight.dtype, weight.device, self.exact)
+        """Return the KV cache's memory, in its type."""
+        config, weight, stored = self.model.config, self.model.model.norm.weight, self.kv_dtype
+        dtype, device = weight.dtype, weight.device
+        if self.kv_scales is not None:
+            return Fp8KvTensors(config, num_blocks, block_size, dtype, device, self.kv_scales)
+        if stored is torch.int8:
+            return Int8KvTensors(config, num_blocks, block_size, dtype, device)
+        if stored is not dtype:
+            return ConvertedKvTensors(config, num_blocks, block_size, stored, dtype, device, self.exact)
+        return KvTensors(config, num_blocks, block_size, dtype, device, self.exact)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -74,54 +93,82 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     served_length: int,
-    kv_cache_dtype: Literal["auto", "fp8"],
+    kv_cache_dtype: str,
     separate: bool = False,
 ) -> LoadedModel:
-    """Build the model and fill it.
+    """Build the model and fill it; the arguments are those of ``outline_model``.
+
+    Raises:
+        DeploymentError: there is no memory for it; a file or tensor is missing, unexpected, or of the wrong shape.
+    """
+    loaded = outline_model(directory, config, dtype, device, served_length, kv_cache_dtype, separate)
+    model, shards, kv_scales = loaded.model, loaded.shards, loaded.kv_scales
+    # As Module.to_empty does, which asks the meta device for tensors, and so loads a solver of equations first.
+    try:
+        held = {name: torch.empty(one.shape, dtype=one.dtype, device=device) for name, one in model.named_parameters()}
+    except RuntimeError as error:  # of memory, whatever the device
+        reason = next(iter(str(error).splitlines()), "no reason is given")
+        raise DeploymentError(f"checkpoint: weights of {loaded.nbytes} bytes cannot be held: {reason}") from None
+    model.load_state_dict(held, assign=True)
+    for rope in model.ropes:
+        rope.to(device)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    targets = _targets(model, shards.names)
+    # A cache meant for FP8 has scales for all layers, or none, and then they are one.
+    if loaded.calibrated and kv_scales is not None and shards.names & kv_scales.named().keys():
+        targets |= kv_scales.named()
+    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    if loaded.calibrated and kv_scales is None:
+        ignored |= KvScales.ones(config.num_layers, device).named().keys()
+    _fill(targets, shards, ignored)
+    model.eval().requires_grad_(False)
+    return loaded
+
+
+def outline_model(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    served_length: int,
+    kv_cache_dtype: str,
+    separate: bool = False,
+) -> LoadedModel:
+    """Build the model without memory for its weights: it tells how much they, and a KV cache, will take.
 
     Args:
         directory: the checkpoint's.
         config: of the checkpoint.
         dtype: of the computation, and of weights that are not quantized.
-        device: where the weights go.
+        device: where the weights are to go.
         served_length: the longest sequence that will be served.
-        kv_cache_dtype: auto: FP8 where the checkpoint is meant for it, else the type of the computation; fp8.
+        kv_cache_dtype: ``kv_cache.dtype`` of the deployment.
         separate: give every part of a fused projection a linear of its own.
 
     Raises:
-        DeploymentError: a file or tensor is missing, unexpected, or of the wrong shape; it is named.
+        DeploymentError: a file is missing, or says what is not supported.
     """
-    quantization, shards = load_quantization(directory), Shards(directory)
+    shards, quantization = Shards(directory), load_quantization(directory)
     calibrated = quantization is not None and quantization.fp8_kv_cache
-    fp8_kv_cache = calibrated or kv_cache_dtype == "fp8"
-    exact = fp8_kv_cache or (quantization is not None and quantization.rounds_inputs)
+    kv_dtype = resolve_kv_dtype(kv_cache_dtype, calibrated, dtype)
+    rounds = kv_dtype.itemsize < dtype.itemsize or (quantization is not None and quantization.rounds_inputs)
+    exact = rounds and device.type != "cuda"  # a GPU's tensor cores add up in float32, and are what it is there for
     model = make_model(config, served_length).to(dtype)
     convert_linears(model, quantization, shards.names, exact, separate)
-    model.to_empty(device=device)
-    for rope in model.ropes:
-        rope.to(device)
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    kv_scales = KvScales.ones(config.num_layers, device) if fp8_kv_cache else None
-    targets = _targets(model, shards.names)
-    # A cache meant for FP8 has scales for all layers, or none, and then they are one.
-    if calibrated and kv_scales is not None and shards.names & kv_scales.named().keys():
-        targets |= kv_scales.named()
-    _fill(targets, shards, ignored={"lm_head.weight"} if config.tie_word_embeddings else set())
-    return LoadedModel(model.eval().requires_grad_(False), quantization, kv_scales, exact)
+    kv_scales = KvScales.ones(config.num_layers, device) if kv_dtype is torch.float8_e4m3fn else None
+    return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
 def _fill(targets: dict[str, Tensor], shards: Shards, ignored: set[str]) -> None:
     """Copy every tensor of the checkpoint to its target."""
-    for name, tensor in shards:
-        if name in ignored or name.endswith("rotary_emb.inv_freq"):
-            continue
-        target = targets.pop(name, None)
-        if target is None:
-            raise DeploymentError(f"checkpoint: tensor {name} has no place in this architecture")
-        _copy(name, tensor, target)
-    if targets:
-        raise DeploymentError(f"checkpoint: no tensor for {', '.join(sorted(targets)[:5])} ({len(targets)} in all)")
+    names = {name for name in shards.names - ignored if not name.endswith("rotary_emb.inv_freq")}
+    homeless, missing = sorted(names - targets.keys()), sorted(targets.keys() - names)
+    if homeless:
+        raise DeploymentError(f"checkpoint: tensor {homeless[0]} has no place in this architecture")
+    shards.load(names, lambda name, tensor: _copy(name, tensor, targets[name]))  # a wrong shape says more, and first
+    if missing:
+        raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
 
 
 def _copy(name: str, tensor: Tensor, target: Tensor) -> None:

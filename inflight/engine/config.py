@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from inflight.deployment import Deployment
+from inflight.speculation import SpeculationSettings
+
+if TYPE_CHECKING:  # the engine alone runs without what validates settings
+    from inflight.deployment import Deployment
 
 _DEFAULT_TOKENS_PER_SEQUENCE = 1024
 
@@ -21,13 +24,28 @@ class EngineConfig:
     threads: int | None = None
     block_size: int = 16
     num_blocks: int = 2048
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_bytes: int | None = None
+    """In place of ``num_blocks``."""
+    kv_cache_fraction: float | None = None
+    """Of the memory that the weights leave, in place of ``num_blocks``."""
+    kv_cache_dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = "auto"
     prefix_reuse: bool = True
+    eviction: Literal["lru", "lfu", "prefix"] = "lru"
+    offload_to: Literal["none", "host", "file"] = "none"
+    offload_bytes: int = 1 << 30
+    offload_directory: Path | None = None
+    offload_min_tokens: int | None = None
     max_batch_size: int = 32
     max_tokens_per_step: int = 512
+    prefill_chunk_tokens: int | None = None
     policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    mode: Literal["inflight", "dynamic", "static"] = "inflight"
+    max_queue_delay_ms: float = 10
+    fairness: Literal["none", "client"] = "none"
+    priority_aging_ns: int | None = 60_000_000_000
     max_sequence_length: int | None = None
     """Prompt and output; None: the model's own limit. The cache's capacity limits it too."""
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
     @classmethod
     def of(cls, deployment: Deployment) -> EngineConfig:
@@ -41,10 +59,23 @@ class EngineConfig:
             threads=engine.threads,
             block_size=cache.block_size,
             num_blocks=-(-tokens // cache.block_size),
+            kv_cache_bytes=cache.bytes,
+            kv_cache_fraction=cache.memory_fraction,
             kv_cache_dtype=cache.dtype,
             prefix_reuse=cache.prefix_reuse,
+            eviction=cache.eviction,
+            offload_to=cache.offload.to,
+            offload_bytes=cache.offload.bytes,
+            offload_directory=cache.offload.directory,
+            offload_min_tokens=cache.offload.min_tokens,
             max_batch_size=batching.max_batch_size,
             max_tokens_per_step=batching.max_tokens_per_step,
+            prefill_chunk_tokens=batching.prefill_chunk_tokens,
             policy=batching.policy,
+            mode=batching.mode,
+            max_queue_delay_ms=batching.max_queue_delay_ms,
+            fairness=batching.fairness,
+            priority_aging_ns=batching.priority_aging_ns,
             max_sequence_length=deployment.limits.max_sequence_length,
+            speculation=deployment.speculation,
         )

@@ -22,6 +22,10 @@ class SteppedEngine(Protocol):
         """Whether a step would do anything."""
 
     @property
+    def due_in_s(self) -> float:
+        """While busy: seconds until a step has something to do, if nothing is asked before; 0: now."""
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue; read from any thread."""
 
@@ -49,21 +53,19 @@ class EngineLoop:
         engine: SteppedEngine,
         deliver: Callable[[Output], object],
         max_queue_size: int,
-        after_step: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
             engine: used by this loop's thread alone, but for ``validate``.
             deliver: called with each output, in the loop's thread; must not block.
             max_queue_size: requests that may wait for their first step.
-            after_step: called after each step, in the loop's thread.
         """
         self._engine = engine
         self._deliver = deliver
-        self._after_step = after_step
         self._max_queue_size = max_queue_size
         self._inbox: list[Request] = []
         self._cancels: list[int] = []
+        self._calls: list[Callable[[], object]] = []
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -102,6 +104,18 @@ class EngineLoop:
             self._cancels.append(key)
             self._changed.notify()
 
+    def between_steps(self, call: Callable[[], object]) -> None:
+        """Have the engine's thread make ``call`` between two steps; it must not block.
+
+        Raises:
+            ShuttingDown: the loop is closing.
+        """
+        with self._changed:
+            if self._closing:
+                raise ShuttingDown("the server is stopping")
+            self._calls.append(call)
+            self._changed.notify()
+
     def close(self) -> None:
         """End what runs, and the thread."""
         with self._changed:
@@ -112,15 +126,26 @@ class EngineLoop:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._inbox or self._cancels or self._engine.busy)
+                self._wait()
                 refused = self._take_requests()
                 cancels, self._cancels = self._cancels, []
+                calls, self._calls = self._calls, []
                 closing = self._closing
+            for call in calls:
+                _guarded(call)
             for output in refused + self._step(cancels, closing):
                 _guarded(self._deliver, output)
             if closing:
                 return
-            _guarded(self._after_step)
+
+    def _wait(self) -> None:
+        """Wait, under the lock, until there is something to do."""
+        self._changed.wait_for(lambda: self._asked() or self._engine.busy)
+        if (seconds := self._engine.due_in_s) > 0:
+            self._changed.wait_for(self._asked, seconds)
+
+    def _asked(self) -> bool:
+        return bool(self._closing or self._inbox or self._cancels or self._calls)
 
     def _take_requests(self) -> list[Output]:
         """Hand the inbox to the engine, under the lock: each request counts as waiting, here or there, at any time.

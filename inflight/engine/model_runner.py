@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inflight.engine.attention.paged import PagedAttention, Span
 from inflight.engine.checkpoint import load_config, load_model, resolve_dtype
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import BlockCopy
-from inflight.engine.scheduler import Chunk
+from inflight.engine.cuda.choice import cuda_forward
+from inflight.engine.kv.memory import allocate_kv_memory
+from inflight.engine.kv_cache import BlockCopy, BlockTable
+from inflight.engine.models.packed import pack_linears
+from inflight.engine.quant.convert import join_int8_parts
+from inflight.engine.speculate.tree import ancestry
+from inflight.engine.stats import process_memory
+from inflight.engine.transfer import to_device
 from inflight.errors import DeploymentError
 
 log = logging.getLogger(__name__)
@@ -32,19 +42,40 @@ class ModelRunner:
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         model = load_config(config.model)
         dtype = resolve_dtype(config.dtype, model)
-        capacity = config.num_blocks * config.block_size
-        self.max_length = min(config.max_sequence_length or model.max_position_embeddings, capacity)
+        self.max_length = config.max_sequence_length or model.max_position_embeddings
+        if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
+            self.max_length = min(self.max_length, config.num_blocks * config.block_size)
         self.vocab_size = model.vocab_size
         self._block_size = config.block_size
+        started = time.perf_counter()
         loaded = load_model(config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype)
+        nbytes = loaded.nbytes
         self._model = loaded.model
-        self._kv = loaded.make_kv_tensors(config.num_blocks, config.block_size)
+        join_int8_parts(self._model)
+        pack_linears(self._model)
+        weights_loaded = time.perf_counter()
+        memory = allocate_kv_memory(config, loaded, self.max_length)
+        self._kv, self.tier = memory.tensors, memory.tier
+        self.config = replace(config, num_blocks=memory.num_blocks)
+        """The settings, with what was decided here."""
+        self.max_length = min(self.max_length, memory.num_blocks * config.block_size)
+        self._kernels = cuda_forward(self._model, self._kv, config.block_size)
+        self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
+        """Seconds by phase."""
         log.info(
-            "%s on %s in %s: %d layers, quantization %s, weights of %.1f MiB, sequences up to %d tokens, "
-            "KV cache of %d tokens in %s (%.1f MiB)",
-            model.architecture, self.device, dtype, model.num_layers, loaded.scheme, loaded.nbytes / 2**20,
-            self.max_length, capacity, self._kv.keys.dtype, self._kv.nbytes / 2**20,
+            "%s on %s in %s: %d layers, quantization %s, weights of %.1f MiB, sequences up to %d tokens",
+            model.architecture, self.device, dtype, model.num_layers, loaded.scheme, nbytes / 2**20, self.max_length,
         )  # fmt: skip
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the host can go on while a step is computed."""
+        return self.device.type == "cuda"
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that this process has in memory, reserved on the device, and pinned for the cache."""
+        on_gpu = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+        return process_memory() | {"gpu": on_gpu, "pinned": self.tier.pinned_bytes if self.tier else 0}
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], copies: Sequence[BlockCopy]) -> tuple[Tensor, dict[int, Tensor]]:
@@ -55,27 +86,62 @@ class ModelRunner:
             copies: blocks to copy before.
 
         Returns:
-            Float32 logits ``[n, vocab]`` of the ``n`` chunks that sample, in their order; and by index of chunk the
-            logits ``[size, vocab]`` of all its tokens, where its request wants context logits.
+            Float32 logits ``[n, vocab]`` of the last token of each chunk that samples and of its drafts, in their
+            order; and by index of chunk the logits ``[size, vocab]`` of all its tokens, where its request wants
+            context logits.
         """
-        self._kv.copy(copies)
+        (self.tier or self._kv).copy(copies)
         spans = self._spans(chunks)
-        token_ids = [
-            token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.start + chunk.size]
+        hidden = self._forward([token for chunk in chunks for token in chunk.tokens], spans)
+        last = [
+            row
+            for chunk, span in zip(chunks, spans, strict=True)
+            if chunk.samples
+            for row in range(span.first + span.count - 1 - len(chunk.drafts), span.first + span.count)
         ]
-        positions = [position for span in spans for position in range(span.start, span.start + span.count)]
-        hidden = self._model(
-            torch.tensor(token_ids, device=self.device),
-            torch.tensor(positions, device=self.device),
-            PagedAttention(self._kv, spans, self._block_size),
-        )
-        last = [span.first + span.count - 1 for chunk, span in zip(chunks, spans, strict=True) if chunk.samples]
         context = {
             index: self._model.logits(hidden[span.first : span.first + span.count])
             for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
             if chunk.sequence.request.sampling.context_logits and not chunk.sequence.generated
         }
-        return self._model.logits(hidden[last]), context
+        if len(last) < len(hidden):
+            hidden = hidden[to_device(np.array(last, np.int64), self.device)]
+        return self._model.logits(hidden), context
+
+    @torch.inference_mode()
+    def run_ahead(self, chunks: Sequence[Chunk], tokens: Tensor, copies: Sequence[BlockCopy]) -> Tensor:
+        """Compute a step of one token for each chunk before the host has it; return float32 logits ``[n, vocab]``.
+
+        Args:
+            chunks: what to compute; the sequences' tables have room for it.
+            tokens: their token ids ``[n]``, on the device.
+            copies: blocks to copy before.
+        """
+        (self.tier or self._kv).copy(copies)
+        return self._model.logits(self._forward(tokens, self._spans(chunks)))
+
+    def warm_up(self, max_batch_size: int) -> None:
+        """Prepare for steps of up to ``max_batch_size`` sequences: on a GPU, capture those that only decode."""
+        started = time.perf_counter()
+        if self._kernels is not None:
+            self._kernels.capture(max_batch_size, self.max_length)
+            self.start_phases["graphs"] = time.perf_counter() - started
+
+    def _forward(self, token_ids: list[int] | Tensor, spans: list[Span]) -> Tensor:
+        """Return hidden states ``[tokens, hidden]``."""
+        if self._kernels is not None and not any(span.paths for span in spans):  # the kernels know no trees
+            return self._kernels(token_ids, spans)
+        attend = PagedAttention(self._kv, spans, self._block_size)
+        return self._model(torch.as_tensor(token_ids, device=self.device), attend.positions, attend)
+
+    def move(self, table: BlockTable, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy keys and values of a sequence: ``pairs`` of from which token's place to which; all are read first."""
+        size = self._block_size
+        sources, targets = (
+            [table.blocks[place // size] * size + place % size for place in places]
+            for places in zip(*pairs, strict=True)
+        )
+        self._kv.move(sources, targets)
 
     def _spans(self, chunks: Sequence[Chunk]) -> list[Span]:
         spans, first = [], 0
@@ -83,9 +149,15 @@ class ModelRunner:
             table = chunk.sequence.table
             assert table is not None
             blocks = table.blocks[: -(-(chunk.start + chunk.size) // self._block_size)]
-            spans.append(Span(first, chunk.start, chunk.size, blocks))
+            spans.append(Span(first, chunk.start, chunk.size, blocks, _paths(chunk)))
             first += chunk.size
         return spans
+
+
+def _paths(chunk: Chunk) -> list[list[int]]:
+    """Return the paths of a chunk's tree of drafts; none where each draft follows the one before."""
+    chain = all(parent == index - 1 for index, parent in enumerate(chunk.parents))
+    return [] if chain else [ancestry(chunk.parents, node) for node in range(len(chunk.parents))]
 
 
 def resolve_device(name: str) -> torch.device:

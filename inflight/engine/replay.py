@@ -1,16 +1,20 @@
 """ReplayEngine: answers with the prompt's own tokens, over and over, without a model.
 
 It stands in for the engine where the stages around it are measured or tested: what it does costs next to nothing, at a
-pace that is set.
+pace that is set. With delays that are known, every latency and capacity that is measured around it has a true value.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
-from dataclasses import fields
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
+from inflight.engine.snapshot import Snapshot, snapshot
 from inflight.engine.stats import EngineStats
 from inflight.errors import InflightError, UnsupportedFeature
 from inflight.sampling import SamplingParams
@@ -26,24 +30,57 @@ _TENSOR_OF = {
     "bad_sequences": "bad_words_list",
     "stop_sequences": "stop_words_list",
     "guide": "guided_decoding_guide_type",
+    "length_penalty": "len_penalty",
 }
 """The fields of SamplingParams that the engine stage calls by another name."""
 
 
-class ReplayEngine:
-    """A ``SteppedEngine``: each step gives every running request one token."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long what a replay does takes. A request's times follow from it and from nothing that happens beside it."""
 
-    def __init__(self, config: EngineConfig, step_s: float) -> None:
+    queue_s: float = 0.0
+    """From arrival to the time it may be scheduled, at the earliest."""
+    prefill_s: float = 0.0
+    """From being scheduled to the first token."""
+    step_s: float = 0.0
+    """From each token to the next. Where nothing else takes time, tokens come on the ticks of one clock, to all that
+    run at once, as from an engine whose steps take so long; a tick that was missed is not made up for."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request that has a place in the batch."""
+
+    request: Request
+    metrics: RequestMetrics
+    due_ns: int
+    """When its next token comes."""
+
+
+class ReplayEngine:
+    """A ``SteppedEngine``: a step gives one token to each running request that has one due.
+
+    Times are absolute, reckoned from when a thing was due and not from when it was done: lateness does not add up. With
+    n tokens per request, the capacity is ``max_batch_size / (prefill_s + (n - 1) * step_s)`` requests per second.
+    """
+
+    def __init__(self, config: EngineConfig, pace: Pace = Pace(), clock: Callable[[], int] = time.time_ns) -> None:
         """
         Args:
             config: its ``max_batch_size`` holds: more requests wait.
-            step_s: how long a step takes; 0: no time.
+            pace: how long things take.
+            clock: returns the time in nanoseconds, as ``time.time_ns`` does.
         """
-        self._step_s = step_s
-        self._next_step = 0.0
-        self._max_batch_size = config.max_batch_size
-        self._requests: dict[int, Request] = {}
-        self._metrics: dict[int, RequestMetrics] = {}
+        self._queue_ns, self._prefill_ns, self._step_ns = (
+            round(1e9 * seconds) for seconds in (pace.queue_s, pace.prefill_s, pace.step_s)
+        )
+        self._on_ticks = not (self._queue_ns or self._prefill_ns)
+        self._clock = clock
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, _Running] = {}
+        self._places = [0] * config.max_batch_size
+        """Heap: since when each free place in the batch is free."""
         self._ended: list[Output] = []
         self.stats = EngineStats(max=config.max_batch_size)
 
@@ -52,13 +89,23 @@ class ReplayEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._requests or self._ended)
+        """Whether there is anything that a step now or later would do."""
+        return bool(self._running or self._waiting or self._ended)
+
+    @property
+    def due_in_s(self) -> float:
+        """Seconds until a step has something to do; 0: now."""
+        if self._ended or not self.busy or (self._on_ticks and not self._step_ns):
+            return 0.0
+        due = [running.due_ns for running in self._running.values()]
+        if self._waiting and self._places:
+            due.append(self._start_ns(self._waiting[0]))
+        return max(0, min(due) - self._clock()) / 1e9
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return max(0, len(self._requests) - self._max_batch_size)
+        return len(self._waiting)
 
     def validate(self, request: Request) -> None:
         """Refuse whatever would make no difference.
@@ -80,55 +127,106 @@ class ReplayEngine:
 
     def submit(self, request: Request) -> None:
         """Take a request."""
-        self._requests[request.key] = request
-        self._metrics[request.key] = RequestMetrics(request.arrival_ns, prompt_tokens=len(request.prompt))
+        request.arrival_ns = request.arrival_ns or self._clock()
+        self._waiting.append(request)
 
     def cancel(self, key: int) -> None:
         """End a request."""
-        if key in self._requests:
-            self._ended.append(self._end(Output(key), FinishReason.CANCELLED))
+        now = self._clock()
+        if key in self._running:
+            running = self._running[key]
+            self._ended.append(self._end(running, Output(key), FinishReason.CANCELLED, now))
+        for request in [request for request in self._waiting if request.key == key]:
+            self._waiting.remove(request)
+            metrics = _metrics(request)
+            self.stats.count_end(metrics, now)
+            self._ended.append(Output(key, metrics=metrics, finish_reason=FinishReason.CANCELLED))
 
     def step(self) -> list[Output]:
-        """Give the requests that run one token each."""
-        now = time.monotonic()
-        if now < self._next_step:
-            time.sleep(self._next_step - now)
-        self._next_step = max(now, self._next_step) + self._step_s
+        """Give the requests that run one token each, where it is due."""
+        began, now = time.perf_counter(), self._clock()
+        self._schedule(now)
         outputs, self._ended = self._ended, []
-        running = list(self._requests.items())[: self._max_batch_size]
-        prompts = [len(request.prompt) for key, request in running if not self._metrics[key].generated_tokens]
-        for key, request in running:
-            metrics = self._metrics[key]
-            output = Output(key, [request.prompt[metrics.generated_tokens % len(request.prompt)]])
-            metrics.generated_tokens += 1
-            metrics.last_token_ns = time.time_ns()
-            metrics.first_token_ns = metrics.first_token_ns or metrics.last_token_ns
-            if metrics.generated_tokens == request.sampling.max_tokens:
-                self._end(output, FinishReason.LENGTH)
-            outputs.append(output)
-        self._update_stats(len(running), prompts)
+        due = [running for running in self._running.values() if running.due_ns <= now]
+        scheduled = len(self._running)
+        context = sum(not running.metrics.generated_tokens for running in self._running.values())
+        prompts = [len(running.request.prompt) for running in due if not running.metrics.generated_tokens]
+        outputs += [self._give(running, now) for running in due]
+        if due:
+            self.stats.count_step(len(due), sum(prompts), len(due) - len(prompts), time.perf_counter() - began)
+        self._update_stats(scheduled, context, prompts)
         return outputs
+
+    def snapshot(self) -> Snapshot:
+        """Return what it is doing, between two steps."""
+        running = [(one.request, one.metrics, False) for one in self._running.values()]
+        waiting = [(request, _metrics(request), True) for request in self._waiting]
+        return snapshot(self.stats, running + waiting, kv_cache=None)
 
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request with ``error``."""
-        outputs, self._ended = self._ended + [Output(key, error=error) for key in self._requests], []
-        self._requests.clear()
-        self._metrics.clear()
-        self._update_stats(0, [])
+        outputs, self._ended, now = self._ended, [], self._clock()
+        open_metrics = {key: running.metrics for key, running in self._running.items()}
+        open_metrics |= {request.key: _metrics(request) for request in self._waiting}
+        for key, metrics in open_metrics.items():
+            self.stats.count_end(metrics, now)
+            outputs.append(Output(key, error=error, metrics=metrics))
+        for _ in self._running:
+            heapq.heappush(self._places, now)
+        self._running.clear()
+        self._waiting.clear()
+        self._update_stats(0, 0, [])
         return outputs
 
-    def _update_stats(self, scheduled: int, prompts: list[int]) -> None:
+    def _schedule(self, now: int) -> None:
+        """Give free places to those that have waited long enough, in the order of arrival."""
+        while self._waiting and self._places and (start := self._start_ns(self._waiting[0])) <= now:
+            heapq.heappop(self._places)
+            request = self._waiting.popleft()
+            metrics = _metrics(request)
+            metrics.first_scheduled_ns = start
+            self.stats.count_scheduled(metrics)
+            due = self._next_tick(start) if self._on_ticks else start + self._prefill_ns
+            self._running[request.key] = _Running(request, metrics, due)
+
+    def _start_ns(self, request: Request) -> int:
+        """When a request gets the next free place."""
+        return max(request.arrival_ns + self._queue_ns, self._places[0])
+
+    def _next_tick(self, after: int) -> int:
+        return (after // self._step_ns + 1) * self._step_ns if self._step_ns else after
+
+    def _give(self, running: _Running, now: int) -> Output:
+        """Give one token."""
+        request, metrics, due = running.request, running.metrics, running.due_ns
+        output = Output(request.key, [request.prompt[metrics.generated_tokens % len(request.prompt)]])
+        running.due_ns = self._next_tick(now) if self._on_ticks else due + self._step_ns
+        previous_ns = metrics.last_token_ns
+        metrics.generated_tokens += 1
+        metrics.last_token_ns = self._clock()
+        metrics.first_token_ns = metrics.first_token_ns or metrics.last_token_ns
+        self.stats.count_sampled(metrics, 1, previous_ns)
+        if metrics.generated_tokens == request.sampling.max_tokens:
+            self._end(running, output, FinishReason.LENGTH, due)
+        return output
+
+    def _update_stats(self, scheduled: int, context: int, prompts: list[int]) -> None:
         """Count as the real engine does; ``prompts``: the lengths of those that the step has computed."""
         stats = self.stats
-        stats.iterations += bool(scheduled)
-        if not self._requests:  # what an idle engine shows is not its last step
-            scheduled, prompts = 0, []
-        stats.active, stats.scheduled, stats.waiting = len(self._requests), scheduled, self.waiting
-        stats.context, stats.generation = len(prompts), scheduled - len(prompts)
+        if not (self._running or self._waiting):  # what an idle engine shows is not its last step
+            scheduled, context, prompts = 0, 0, []
+        stats.set_open(len(self._running), self.waiting)
+        stats.scheduled, stats.context, stats.generation = scheduled, context, scheduled - context
         stats.total_context_tokens = sum(prompts)
 
-    def _end(self, output: Output, reason: FinishReason) -> Output:
-        del self._requests[output.key]
-        output.metrics = self._metrics.pop(output.key)
-        output.finish_reason = reason
+    def _end(self, running: _Running, output: Output, reason: FinishReason, at_ns: int) -> Output:
+        """End a request; its place is free from ``at_ns`` on."""
+        del self._running[output.key]
+        heapq.heappush(self._places, at_ns)
+        self.stats.count_end(running.metrics, self._clock())
+        output.metrics, output.finish_reason = running.metrics, reason
         return output
+
+
+def _metrics(request: Request) -> RequestMetrics:
+    return RequestMetrics(request.arrival_ns, prompt_tokens=len(request.prompt))

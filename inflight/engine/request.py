@@ -11,6 +11,7 @@ from enum import Enum
 
 import numpy as np
 
+from inflight.engine.kv.retention import Retention
 from inflight.errors import InflightError
 from inflight.sampling import SamplingParams
 
@@ -43,6 +44,10 @@ class Request:
     deadline_ns: int | None = None
     """Absolute ``time.time_ns()``; past it the request ends with DEADLINE, or, before its first token, with
     DeadlineExceeded."""
+    client_id: str = ""
+    """Whose it is: with ``batching.fairness: client`` clients take turns. Requests without one are one client's."""
+    retention: Retention = ()
+    """What its blocks are worth to the KV cache when it has ended."""
     key: int = field(default_factory=lambda: secrets.randbits(63))
     """The stream's key: the engine gives it out and takes it back to cancel. Random, so that it cannot be guessed and
     does not come again after a restart."""
@@ -66,9 +71,28 @@ class RequestMetrics:
     reused_blocks: int = 0
     total_blocks: int = 0
     preemptions: int = 0
+    steps: int = 0
+    """Engine steps that computed a part of it; 0 where the engine does not count them."""
+    prefill_steps: int = 0
+    """Of them, those up to the first token."""
     draft_tokens: int = 0
     """Proposed by speculative decoding."""
     accepted_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """One of the continuations that beam search gives out."""
+
+    tokens: tuple[int, ...]
+    """Generated; an end id that ended it is not among them."""
+    log_probs: tuple[float, ...]
+    """Natural log of each token's probability."""
+    cum_log_prob: float
+    """Their sum, with that of the end id that ended it."""
+    score: float
+    """What beams are ranked by: ``cum_log_prob`` over the length, end id included, to the power of the penalty."""
+    finish_reason: FinishReason
 
 
 @dataclass(slots=True)
@@ -86,6 +110,8 @@ class Output:
     """Per new token its raw logits, float32 ``[vocab]``."""
     context_logits: np.ndarray | None = None
     """float32 ``[prompt_len, vocab]``, once, with the first output that has tokens."""
+    beams: list[Beam] | None = None
+    """Of beam search, with the last output: the best first. ``tokens`` is empty then, and so is what goes with it."""
     text_limit: int | None = None
     """With stop strings: how many characters (code points) of the generated text may be shown so far, counted from
     its start. None: all of it."""
@@ -93,6 +119,11 @@ class Output:
     error: InflightError | None = None
     metrics: RequestMetrics | None = None
     """With the last output."""
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens, of all beams."""
+        return len(self.tokens) + sum(len(beam.tokens) for beam in self.beams or ())
 
     @property
     def finished(self) -> bool:

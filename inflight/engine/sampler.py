@@ -9,15 +9,39 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.engine.sequence import Sequence
+from inflight.engine.beam import num_candidates
+from inflight.engine.request import Request
+from inflight.engine.transfer import ToHost, to_device
 from inflight.sampling import SamplingParams
+
+
+class Row(Protocol):
+    """What one row of logits is sampled for: a sequence, or what one would be with some tokens more."""
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+
+    @property
+    def seed(self) -> int:
+        """Of the random numbers, unsigned, 64 bits."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and generated tokens before this position."""
+
+    @property
+    def generated(self) -> int:
+        """How many of them were generated."""
 
 
 @dataclass(slots=True)
@@ -29,32 +53,86 @@ class Sampled:
     log_prob: float = 0.0
     top: list[tuple[int, float]] = field(default_factory=list)
     logits: np.ndarray | None = None
+    candidates: list[tuple[int, float]] = field(default_factory=list)
+    """Of a beam: the likeliest tokens with their log-probs, best first, penalties and bans applied."""
+
+
+class Choice:
+    """A step's tokens, chosen by the device, which may still be at it."""
+
+    def __init__(self, tokens: Tensor, reports: Rows[_Report]) -> None:
+        """
+        Args:
+            tokens: int64 ``[n]``; -1: the logits are not numbers.
+            reports: what was asked about them.
+        """
+        self.tokens = tokens
+        self._reports = reports
+        self._kept: list[int] | None = None
+        self._parts = ToHost([tokens, *(tensor for report in reports for tensor in report.tensors)])
+
+    def of(self, rows: list[int]) -> Tensor:
+        """Return the tokens of some rows, on the device."""
+        return self.tokens if len(rows) == len(self.tokens) else self.tokens[_places(rows, self.tokens)]
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all rows but these."""
+        self.tokens, self._kept = self.of(rows), rows
+
+    def wait(self) -> list[Sampled]:
+        """Return what was sampled for each row, once it is there."""
+        tokens, *parts = self._parts.wait()
+        sampled = [Sampled(token) for token in tokens.tolist()]
+        for report in self._reports:
+            count = len(report.tensors)
+            report.fill(sampled, *parts[:count])
+            parts = parts[count:]
+        return sampled if self._kept is None else [sampled[row] for row in self._kept]
+
+
+class _Report(NamedTuple):
+    """What was asked about a step's tokens."""
+
+    tensors: list[Tensor]
+    fill: Callable[..., None]
+    """Puts it into ``list[Sampled]``, given the tensors as arrays."""
+
+
+def sample(logits: Tensor, sequences: Rows[Row]) -> list[Sampled]:
+    """Choose one token per row, and wait for it; see ``choose``."""
+    return choose(logits, sequences).wait()
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
-    """Choose one token per row.
+def choose(logits: Tensor, sequences: Rows[Row]) -> Choice:
+    """Have the device choose one token per row.
 
     Log-probs and reported logits are the model's own, before any penalty or temperature.
 
     Args:
         logits: float32 ``[n, vocab]``.
-        sequences: the ``n`` sequences.
+        sequences: what the ``n`` rows are sampled for.
     """
-    adjusted = logits
+    adjusted, settings = logits, [sequence.request.sampling for sequence in sequences]
     touched = [row for row, sequence in enumerate(sequences) if _is_adjusted(sequence)]
     if touched:
         adjusted = logits.clone()
         for row in touched:
             _adjust(adjusted[row], sequences[row])
-    tokens = adjusted.argmax(dim=-1)
-    drawn = [row for row, sequence in enumerate(sequences) if not sequence.request.sampling.greedy]
+    tokens = _likeliest_of_each(adjusted)
+    broken = adjusted.gather(-1, tokens[:, None])[:, 0].isnan()  # what is no number counts as the largest
+    drawn = [row for row, one in enumerate(settings) if not one.greedy]
     if drawn:
-        tokens[drawn] = _draw(adjusted[drawn], [sequences[row] for row in drawn])
-    broken = adjusted.amax(dim=-1).isnan().tolist()
-    sampled = [Sampled(-1 if nan else token) for token, nan in zip(tokens.tolist(), broken, strict=True)]
-    _report(sampled, logits, [sequence.request.sampling for sequence in sequences])
-    return sampled
+        places = _places(drawn, logits)
+        tokens[places] = _draw(adjusted[places], [sequences[row] for row in drawn])
+    tokens = tokens.masked_fill(broken, -1)
+    reports = (_log_probs(logits, tokens, settings), _own_logits(logits, settings), _candidates(adjusted, settings))
+    return Choice(tokens, [report for report in reports if report is not None])
+
+
+def needs_tokens(sampling: SamplingParams) -> bool:
+    """Whether a token is chosen by the tokens before it, not only by the logits."""
+    return bool(sampling.bad_sequences or _penalizes(sampling))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -63,29 +141,44 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / 2.0**53  # all 64 bits would round up to 1
 
 
-def _is_adjusted(sequence: Sequence) -> bool:
+def _likeliest_of_each(rows: Tensor) -> Tensor:
+    """Return the place of each row's largest value, the first of equal ones: numpy's search is ten times as fast."""
+    if rows.device.type == "cpu":
+        return torch.from_numpy(rows.numpy().argmax(-1))
+    return rows.argmax(dim=-1)
+
+
+def _is_adjusted(sequence: Row) -> bool:
     sampling = sequence.request.sampling
     return bool(
         sampling.logit_bias
         or sampling.bad_sequences
         or sequence.generated < sampling.min_tokens
-        or sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
+        or _penalizes(sampling)
     )
 
 
-def _adjust(row: Tensor, sequence: Sequence) -> None:
+def _penalizes(sampling: SamplingParams) -> bool:
+    return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _places(rows: list[int], like: Tensor) -> Tensor:
+    """Return an index, on the device of ``like``: a list as an index would be waited for."""
+    return to_device(np.array(rows, np.int64), like.device)
+
+
+def _adjust(row: Tensor, sequence: Row) -> None:
     """Apply to one row, in place, what depends on the request's own tokens."""
     sampling = sequence.request.sampling
     if sampling.logit_bias:
-        row[list(sampling.logit_bias)] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
+        values = to_device(np.array(list(sampling.logit_bias.values()), np.float64), row.device)
+        row[_places(list(sampling.logit_bias), row)] += values.to(row.dtype)
     forbidden = [bad[-1] for bad in sampling.bad_sequences if _ends_with(sequence.tokens, bad[:-1])]
     if sequence.generated < sampling.min_tokens and not sampling.ignore_eos:
         # Old clients send end ids of other models; an id that this one lacks ends nothing.
         forbidden += [token for token in sampling.end_ids if 0 <= token < len(row)]
     if forbidden:
-        row[forbidden] = -torch.inf
+        row.index_fill_(0, _places(forbidden, row), -torch.inf)
     _penalize(row, sequence.tokens, sampling)
 
 
@@ -95,52 +188,81 @@ def _ends_with(tokens: list[int], ending: tuple[int, ...]) -> bool:
 
 def _penalize(row: Tensor, tokens: list[int], sampling: SamplingParams) -> None:
     """Repetition (arXiv:1909.05858), presence and frequency penalties; all count the prompt, as upstream does."""
-    if sampling.repetition_penalty == 1.0 and not sampling.presence_penalty and not sampling.frequency_penalty:
+    if not _penalizes(sampling):
         return
-    seen, counts = torch.tensor(tokens, device=row.device).unique(return_counts=True)
+    seen, counts = (to_device(part, row.device) for part in np.unique(tokens, return_counts=True))
     values = row[seen]
     penalty = sampling.repetition_penalty
     values = torch.where(values > 0, values / penalty, values * penalty)
     row[seen] = values - sampling.presence_penalty - sampling.frequency_penalty * counts
 
 
-def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+def _draw(logits: Tensor, sequences: list[Row]) -> Tensor:
     """Draw one token per row of logits that are to be sampled."""
-    settings = [sequence.request.sampling for sequence in sequences]
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
-
     size = logits.shape[-1]
-    temperature = column([one.temperature or 1.0 for one in settings])
+    table = np.array([_numbers_of(sequence, size) for sequence in sequences], np.float64)
+    temperature, top_k, top_p, min_p, numbers = to_device(table, logits.device).split(1, dim=-1)
     # An infinite bias is as likely as can be; infinity less infinity would be no number.
     finite = logits.double().clamp(max=torch.finfo(torch.float32).max)
     scaled, ids = (finite / temperature).sort(dim=-1, descending=True, stable=True)
-    top_k = column([min(one.top_k, size) if one.top_k else size for one in settings])
     scaled = scaled.masked_fill(torch.arange(size, device=logits.device) >= top_k, -torch.inf)
     probabilities = scaled.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    kept = before < column([one.top_p for one in settings])
-    kept &= probabilities >= column([one.min_p for one in settings]) * probabilities[:, :1]
+    kept = (before < top_p) & (probabilities >= min_p * probabilities[:, :1])
     kept[:, 0] = True
     mass = (probabilities * kept).cumsum(dim=-1)
-    numbers = column([uniform(sequence.seed, len(sequence.tokens)) for sequence in sequences])
     places = torch.searchsorted(mass, numbers * mass[:, -1:], right=True).clamp(max=size - 1)
     return ids.gather(-1, places)[:, 0]
 
 
-def _report(sampled: list[Sampled], logits: Tensor, settings: list[SamplingParams]) -> None:
-    """Fill in log-probs and logits where they were asked for."""
+def _numbers_of(sequence: Row, size: int) -> tuple[float, ...]:
+    """Return what a token is drawn by: temperature, top-k, top-p, min-p, and the number in [0, 1)."""
+    one, position = sequence.request.sampling, len(sequence.request.prompt) + sequence.generated
+    top_k = min(one.top_k, size) if one.top_k else size
+    return one.temperature or 1.0, top_k, one.top_p, one.min_p, uniform(sequence.seed, position)
+
+
+def _log_probs(logits: Tensor, tokens: Tensor, settings: Rows[SamplingParams]) -> _Report | None:
+    """Return the log-probs that were asked for, of the tokens chosen and of the likeliest."""
     rows = [row for row, one in enumerate(settings) if one.log_probs or one.top_log_probs]
-    if rows:
-        log_probs = logits[rows].log_softmax(dim=-1)
-        most = max(settings[row].top_log_probs for row in rows)
-        values, ids = log_probs.topk(min(most, log_probs.shape[-1]), dim=-1)
-        for place, row in enumerate(rows):
-            one = sampled[row]
-            one.log_prob = float(log_probs[place, one.token])
-            count = settings[row].top_log_probs
-            one.top = list(zip(ids[place, :count].tolist(), values[place, :count].tolist(), strict=True))
-    for row, wanted in enumerate(settings):
-        if wanted.generation_logits:
-            sampled[row].logits = logits[row].cpu().numpy().copy()  # a view would keep all rows
+    if not rows:
+        return None
+    places, most = _places(rows, logits), max(settings[row].top_log_probs for row in rows)
+    log_probs = logits[places].log_softmax(dim=-1)
+    chosen = log_probs.gather(-1, tokens[places].clamp(min=0)[:, None])[:, 0]
+    values, ids = log_probs.topk(min(most, log_probs.shape[-1]), dim=-1)
+
+    def fill(sampled: list[Sampled], chosen: np.ndarray, values: np.ndarray, ids: np.ndarray) -> None:
+        for row, own, log_probs, likeliest in zip(rows, chosen.tolist(), values.tolist(), ids.tolist(), strict=True):
+            sampled[row].log_prob = own
+            sampled[row].top = list(zip(likeliest, log_probs, strict=True))[: settings[row].top_log_probs]
+
+    return _Report([chosen, values, ids], fill)
+
+
+def _own_logits(logits: Tensor, settings: Rows[SamplingParams]) -> _Report | None:
+    """Return the logits that were asked for."""
+    rows = [row for row, one in enumerate(settings) if one.generation_logits]
+    if not rows:
+        return None
+
+    def fill(sampled: list[Sampled], logits: np.ndarray) -> None:
+        for row, own in zip(rows, logits, strict=True):
+            sampled[row].logits = own.copy()  # a view would keep all rows
+
+    return _Report([logits[_places(rows, logits)]], fill)
+
+
+def _candidates(logits: Tensor, settings: Rows[SamplingParams]) -> _Report | None:
+    """Return what beams can go on with."""
+    counts = {row: num_candidates(one) for row, one in enumerate(settings) if one.beam_width > 1}
+    if not counts:
+        return None
+    finite = logits[_places(list(counts), logits)].clamp(max=torch.finfo(torch.float32).max)  # as in _draw
+    values, ids = finite.log_softmax(dim=-1).topk(min(max(counts.values()), logits.shape[-1]), dim=-1)
+
+    def fill(sampled: list[Sampled], values: np.ndarray, ids: np.ndarray) -> None:
+        for (row, count), log_probs, likeliest in zip(counts.items(), values.tolist(), ids.tolist(), strict=True):
+            sampled[row].candidates = list(zip(likeliest, log_probs, strict=True))[:count]
+
+    return _Report([values, ids], fill)

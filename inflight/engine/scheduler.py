@@ -1,145 +1,288 @@
 """The scheduler: which tokens of which sequences the next step computes.
 
 It owns the queue and the running set. The policy, in order: running sequences decode, one token each; running prefills
-go on, in chunks; waiting sequences are admitted. All under one budget of tokens per step, by rank (priority, then
-arrival). Two policies of capacity, upstream's: ``guaranteed_no_evict`` reserves a sequence's longest possible length
-when it is admitted, so that it never has to stop; ``max_utilization`` reserves nothing, and when blocks run out the
-sequence of lowest rank gives its blocks back and is computed again later.
+go on, in chunks; waiting sequences are admitted, when the mode of batching lets them. All under one budget of tokens
+per step; the running ones by rank, the waiting ones as their queue has them. Two policies of capacity, upstream's:
+``guaranteed_no_evict`` reserves a sequence's longest possible length when it is admitted, so that it never has to stop;
+``max_utilization`` reserves nothing, and when blocks run out the sequence of lowest rank gives its blocks back and is
+computed again later.
 """
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import time
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import KvCache
-from inflight.engine.sequence import Sequence
+from inflight.engine.deadlines import Deadlines
+from inflight.engine.kv_cache import BlockTable, KvCache
+from inflight.engine.sequence import Sequence, rank_of
+from inflight.engine.waiting import WaitingQueue
 
-
-class Chunk(NamedTuple):
-    """A part of one sequence's tokens, computed in one step."""
-
-    sequence: Sequence
-    start: int
-    size: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step ends with a new token of this sequence."""
-        return self.start + self.size == len(self.sequence.tokens)
+_BY_RANK = attrgetter("rank")
+_TRUST = 0.9
+"""What a refusal leaves of the time of a step that it was made by: one that was disturbed must not refuse for ever."""
 
 
 class Scheduler:
     """Owns the waiting and the running sequences."""
 
-    def __init__(self, config: EngineConfig, cache: KvCache) -> None:
-        self._max_batch_size = config.max_batch_size
-        self._budget = config.max_tokens_per_step
-        self._no_evict = config.policy == "guaranteed_no_evict"
+    def __init__(self, config: EngineConfig, cache: KvCache, clock: Callable[[], int] = time.time_ns) -> None:
+        """
+        Args:
+            config: settings.
+            cache: its blocks.
+            clock: returns the time in nanoseconds, as ``time.time_ns`` does.
+        """
+        self._config = config
         self._cache = cache
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._clock = clock
+        self._fair = config.fairness == "client"
+        self._queue = WaitingQueue(self._fair)
+        self._paused: set[Sequence] = set()
+        self._too_late: list[Sequence] = []
+        self._deadlines = Deadlines(lambda sequence: sequence.table is not None or sequence in self._queue)
+        self._full_step_s = 0.0
+        """Time of the fastest step so far that used up the budget; 0: there was none."""
+        self._refused = False
+        """Whether who is next has found no room, and none has come, ended or been preempted since."""
         self.running: list[Sequence] = []
+        """By rank."""
+        self.preemptions = 0
 
     @property
     def waiting(self) -> list[Sequence]:
         """Sequences in the queue, in no particular order."""
-        return [sequence for _, sequence in self._waiting]
+        return list(self._queue)
 
     @property
     def num_waiting(self) -> int:
         """How many sequences are in the queue."""
-        return len(self._waiting)
+        return len(self._queue)
+
+    @property
+    def num_paused(self) -> int:
+        """How many of them were preempted."""
+        return len(self._paused)
+
+    @property
+    def admits(self) -> bool:
+        """Whether one that waits might join now."""
+        room = len(self.running) < self._config.max_batch_size and not self._refused
+        return bool(self._queue) and room and self._may_admit()
+
+    @property
+    def due_in_s(self) -> float:
+        """Seconds until there is something to do, if nothing arrives before; 0: now. Only a batch that fills up waits,
+        for what it lacks or for a deadline to pass."""
+        seconds = self._batch_due_in_s()
+        return seconds and self._deadlines.within_s(seconds, self._clock())
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue."""
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        sequence.rank = rank_of(sequence.request, sequence.order, self._config.priority_aging_ns)
+        self._queue.push(sequence)
+        self._refused = False
+        self._deadlines.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and give its blocks back."""
+        self._refused = False
         if sequence.table is not None:
-            self._release(sequence)
-            self.running.remove(sequence)
+            for member in sequence.members:
+                self._release(member)
+                self.running.remove(member)
         else:
-            self._waiting.remove((sequence.rank, sequence))
-            heapq.heapify(self._waiting)
+            self._queue.discard(sequence)
+            self._paused.discard(sequence)
+            if sequence in self._too_late:
+                self._too_late.remove(sequence)
+
+    def preempt_all(self) -> None:
+        """Have all that run begin again: their blocks do not hold what they should."""
+        while self.running:
+            self._preempt(self.running[-1], _Step(self._config))
+
+    def begin(self) -> None:
+        """Forget how long steps took: those of the warm-up are longer than any other."""
+        self._full_step_s = 0.0
+
+    def adopt(self, forks: Iterable[Sequence]) -> None:
+        """Take in forks of a sequence that runs; they have their blocks."""
+        for fork in forks:
+            fork.charged = max(fork.computed, fork.leader.charged)
+            bisect.insort(self.running, fork, key=_BY_RANK)
 
     def schedule(self) -> list[Chunk]:
-        """Choose the next step's chunks. Empty only when nothing runs or waits."""
-        step = _Step(self._budget)
-        self.running.sort(key=lambda sequence: (sequence.prefilling, sequence.rank))
-        for sequence in list(self.running):
-            if sequence.table is not None and step.budget:
-                self._continue(sequence, step)
-        while self._waiting and step.budget and len(self.running) < self._max_batch_size:
-            if not self._admit(self._waiting[0][1], step):
-                break
-            heapq.heappop(self._waiting)
+        """Choose the next step's chunks. Empty when nothing runs or waits, or a batch still fills up."""
+        step = _Step(self._config)
+        preemptions = self.preemptions
+        self._continue_running(step)
+        if self._queue and self.preemptions == preemptions and self._may_admit():
+            self._admit_waiting(step)
         return list(step.chunks.values())
 
-    def _continue(self, sequence: Sequence, step: _Step) -> None:
-        count = min(sequence.remaining, step.budget)
-        assert sequence.table is not None
-        while not self._cache.grow(sequence.table, sequence.computed + count):
-            victim = max(self.running, key=lambda candidate: candidate.rank)
-            step.drop(victim)
-            self._preempt(victim)
-            if victim is sequence:
+    def take_late(self) -> list[Sequence]:
+        """Return, once, the sequences whose deadline has passed, or would pass before their first token."""
+        too_late, self._too_late = self._too_late, []
+        return too_late + self._deadlines.take_passed(self._clock())
+
+    def count_step(self, chunks: list[Chunk], seconds: float) -> None:
+        """Learn from a step that took ``seconds``."""
+        if sum(chunk.size for chunk in chunks) == self._config.max_tokens_per_step:
+            self._full_step_s = min(self._full_step_s or seconds, seconds)
+
+    def _continue_running(self, step: _Step) -> None:
+        prefills = []
+        for sequence in list(self.running):
+            remaining = sequence.remaining
+            if remaining > 1:
+                prefills.append(sequence)
+            elif remaining and step.budget:
+                self._continue(sequence, 1, step)
+        step.begin_prefills()
+        for sequence in prefills:
+            if step.budget:
+                self._continue(sequence, min(sequence.remaining, step.budget), step)
+        self.charge(step.chunks.values())
+
+    def _continue(self, sequence: Sequence, count: int, step: _Step) -> None:
+        table = sequence.table
+        if table is None:  # preempted in this very step
+            return
+        while not self._cache.grow(table, sequence.computed + count):
+            self._preempt(self.running[-1], step)
+            if sequence.table is None:
                 return
-        step.add(sequence, count)
+        step.chunks[sequence] = Chunk(sequence, sequence.computed, count)
+        step.budget -= count
+
+    def _batch_due_in_s(self) -> float:
+        config, queue = self._config, self._queue
+        if config.mode != "dynamic" or self.running or not 0 < len(queue) < config.max_batch_size:
+            return 0.0
+        waited_ns = self._clock() - min(sequence.request.arrival_ns for sequence in queue)
+        return max(0.0, config.max_queue_delay_ms / 1e3 - waited_ns / 1e9)
+
+    def _may_admit(self) -> bool:
+        """Whether sequences may join now: at any time, or only when a new batch forms."""
+        return self._config.mode == "inflight" or not (self.running or self._batch_due_in_s())
+
+    def _admit_waiting(self, step: _Step) -> None:
+        batches = self._config.mode != "inflight"  # all of a batch is admitted at once, its prompts' chunks come later
+        if len(self.running) >= self._config.max_batch_size:
+            return
+        places = self._config.max_batch_size - sum(sequence.places for sequence in self.running)
+        while self._queue and (batches or step.budget):
+            sequence = self._queue.first
+            if sequence.places > places or not self._admit(sequence, step):
+                self._refused = True
+                return
+            places -= sequence.places if sequence.table is not None else 0
 
     def _admit(self, sequence: Sequence, step: _Step) -> bool:
-        tokens = sequence.tokens
-        sampling = sequence.request.sampling
-        longest = min(sequence.max_length, len(sequence.request.prompt) + sampling.max_tokens)
-        capacity = longest if self._no_evict else min(len(tokens), step.budget)
-        table = self._cache.open(tokens, capacity, reuse=not sampling.context_logits)
-        if table is None:
+        """Have a sequence run, or put it aside as too late; return whether there was room."""
+        match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
+        capacity = self._capacity(sequence, match.tokens, step)
+        if not self._cache.has_room(match, capacity):
             return False
+        if self._is_too_late(sequence, match.tokens):
+            self._full_step_s *= _TRUST
+            self._too_late.append(self._queue.pop())
+            return True
+        table = self._cache.admit(match, capacity, sequence.request.retention)
         sequence.table, sequence.computed = table, table.cached_tokens
+        sequence.charged = max(sequence.charged, sequence.computed)
+        self._queue.pop()
+        self._paused.discard(sequence)
+        bisect.insort(self.running, sequence, key=_BY_RANK)
+        _note_admission(sequence, table)
         count = min(sequence.remaining, step.budget)
-        if not self._cache.grow(table, sequence.computed + count):
-            self._cache.close(table)
-            sequence.table, sequence.computed = None, 0
-            return False
-        metrics = sequence.metrics
-        if not metrics.first_scheduled_ns:
-            metrics.first_scheduled_ns = time.time_ns()
-            metrics.cached_tokens = table.cached_tokens
-            metrics.reused_blocks = table.reused_blocks
-        self.running.append(sequence)
-        step.add(sequence, count)
+        if count:
+            self._continue(sequence, count, step)
+            self.charge([step.chunks[sequence]])
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._release(sequence)
-        sequence.metrics.preemptions += 1
-        self.add(sequence)
+    def _capacity(self, sequence: Sequence, known: int, step: _Step) -> int:
+        """Return the tokens for which there must be room to admit a sequence of which so many are known."""
+        if sequence.group is not None and self._config.policy == "guaranteed_no_evict":
+            return sequence.group.blocks_needed(self._cache.block_size) * self._cache.block_size
+        if self._config.policy == "guaranteed_no_evict":
+            return sequence.longest
+        tokens = len(sequence.tokens)
+        return min(tokens, known + step.budget) if self._config.mode == "inflight" else tokens
+
+    def _is_too_late(self, sequence: Sequence, known: int) -> bool:
+        """Whether the whole steps that the prompt needs, as fast as can be, go beyond the deadline."""
+        deadline = sequence.request.deadline_ns
+        steps = (len(sequence.tokens) - known) // self._config.max_tokens_per_step
+        if deadline is None or sequence.metrics.first_token_ns:
+            return False
+        return self._clock() + steps * self._full_step_s * 1e9 > deadline
+
+    def charge(self, chunks: Iterable[Chunk]) -> None:
+        """Count what is new as served to its clients: accepted drafts too, but not what a preemption has lost."""
+        if not self._fair:
+            return
+        self._refused = False  # another one may be next now
+        served: dict[str, int] = defaultdict(int)
+        for chunk in chunks:
+            sequence, start, size = chunk[:3]
+            new = start + size - sequence.charged
+            if new > 0:
+                sequence.charged += new
+                served[sequence.request.client_id] += new
+        for client_id, tokens in served.items():
+            self._queue.charge(client_id, tokens)
+
+    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+        leader = sequence.leader
+        for member in sequence.members:
+            step.chunks.pop(member, None)
+            self.running.remove(member)
+            leader.computed_before = max(leader.computed_before, member.computed)
+            self._release(member)
+        if leader.group is not None:
+            leader.group.collapse()
+        leader.metrics.preemptions += 1
+        self.preemptions += 1
+        self._paused.add(leader)
+        self._queue.push(leader)
+        self._refused = False
 
     def _release(self, sequence: Sequence) -> None:
         table = sequence.table
         assert table is not None
-        sequence.metrics.new_blocks += table.new_blocks
-        sequence.metrics.total_blocks = sequence.metrics.new_blocks + sequence.metrics.reused_blocks
+        metrics = sequence.leader.metrics
+        metrics.new_blocks += table.new_blocks
+        metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
         self._cache.close(table)
         sequence.table, sequence.computed = None, 0
         sequence.context_logits.clear()
 
 
 class _Step:
-    """The step being put together."""
+    """The step being put together: first who decodes, then who prefills."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, config: EngineConfig) -> None:
+        self._chunk_limit = config.prefill_chunk_tokens
+        self.budget = config.max_tokens_per_step
+        """Tokens that it still takes."""
         self.chunks: dict[Sequence, Chunk] = {}
 
-    def add(self, sequence: Sequence, count: int) -> None:
-        self.chunks[sequence] = Chunk(sequence, sequence.computed, count)
-        self.budget -= count
+    def begin_prefills(self) -> None:
+        """Say that all that decode have their chunks: beside them prefills are held to their own limit."""
+        if self.chunks and self._chunk_limit is not None:
+            self.budget = min(self.budget, self._chunk_limit)
 
-    def drop(self, sequence: Sequence) -> None:
-        chunk = self.chunks.pop(sequence, None)
-        if chunk is not None:
-            self.budget += chunk.size
+
+def _note_admission(sequence: Sequence, table: BlockTable) -> None:
+    metrics = sequence.metrics
+    if not metrics.first_scheduled_ns:
+        metrics.first_scheduled_ns = time.time_ns()
+        metrics.cached_tokens = table.cached_tokens
+        metrics.reused_blocks = table.reused_blocks

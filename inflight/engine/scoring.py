@@ -46,7 +46,7 @@ class Scorer:
         self,
         directory: Path,
         dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto",
-        kv_dtype: Literal["auto", "fp8"] = "auto",
+        kv_dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = "auto",
         device: str = "auto",
     ) -> None:
         """

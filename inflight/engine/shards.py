@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -15,9 +17,12 @@ from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
 
+_THREADS = min(8, len(os.sched_getaffinity(0)))
+"""Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""
+
 
 class Shards:
-    """The files of a checkpoint; tensors are read one at a time."""
+    """The files of a checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         """
@@ -31,16 +36,19 @@ class Shards:
             raise DeploymentError(f"{directory}: tensor {twice[0]} is in more than one file")
         self.names = frozenset(counts)
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor by name."""
-        for number, (file, names) in enumerate(self._names.items(), 1):
-            log.info("loading %s (%d of %d)", file.name, number, len(self._names))
-            try:
-                with safe_open(file, framework="pt") as shard:
-                    for name in names:
-                        yield name, shard.get_tensor(name)
-            except (OSError, SafetensorError) as error:
-                raise DeploymentError(f"{file}: cannot be read: {error}") from None
+    def load(self, names: Collection[str], take: Callable[[str, Tensor], None]) -> None:
+        """Call ``take`` with each of the tensors ``names``, in several threads at once.
+
+        A tensor is a view of the mapped file, so that what ``take`` copies is copied once, and read while it is.
+
+        Raises:
+            DeploymentError: a file cannot be read; or what ``take`` raises, of the first tensor that it does for.
+        """
+        log.info("loading %s", ", ".join(file.name for file in self._names))
+        wanted = {file: [name for name in held if name in names] for file, held in self._names.items()}
+        parts = [(file, held[start::_THREADS]) for file, held in wanted.items() for start in range(_THREADS)]
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
+            list(pool.map(lambda part: _load(part[0], part[1], take), parts))  # a list raises what a thread has raised
 
     @staticmethod
     def _read_names(file: Path) -> list[str]:
@@ -49,6 +57,15 @@ class Shards:
                 return list(shard.keys())
         except (OSError, SafetensorError) as error:
             raise DeploymentError(f"{file}: cannot be read: {error}") from None
+
+
+def _load(file: Path, names: list[str], take: Callable[[str, Tensor], None]) -> None:
+    try:
+        with safe_open(file, framework="pt") as shard:
+            for name in names:
+                take(name, shard.get_tensor(name))
+    except (OSError, SafetensorError) as error:
+        raise DeploymentError(f"{file}: cannot be read: {error}") from None
 
 
 def _files(directory: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.engine.request import Request
-from inflight.errors import InvalidRequest
+from inflight.errors import InvalidRequest, UnsupportedFeature
 
 
 def check_request(request: Request, vocab_size: int, max_length: int) -> None:
@@ -34,3 +34,21 @@ def check_request(request: Request, vocab_size: int, max_length: int) -> None:
         wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"{name} has token {wrong}; it must be between 0 and {vocab_size - 1}")
+
+
+def check_portable(request: Request, has_tokenizer: bool, by_client: bool, keeps_blocks: bool) -> None:
+    """Check that the portable engine serves what a request asks for.
+
+    Raises:
+        UnsupportedFeature: naming what it does not serve.
+        InvalidRequest: there are stop strings, and no tokenizer to find them with.
+    """
+    for name, given in (("guided_decoding_guide_type", request.sampling.guide), ("lora_name", request.lora)):
+        if given:
+            raise UnsupportedFeature(f"{name} is not supported by the portable engine")
+    if request.client_id and not by_client:
+        raise UnsupportedFeature("client_id is not supported by this deployment; set `batching.fairness: client`")
+    if request.retention and not keeps_blocks:
+        raise UnsupportedFeature("retention_* is not supported by this deployment; set `kv_cache.prefix_reuse: true`")
+    if request.sampling.stop_strings and not has_tokenizer:
+        raise InvalidRequest("stop_strings: this engine has no tokenizer")

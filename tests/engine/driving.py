@@ -22,8 +22,10 @@ def load(model: Path, tokenizer: Tokenizer | None = None, **settings: Any) -> En
 
 
 def ask(prompt: Sequence[int], max_tokens: int = 8, **more: Any) -> Request:
-    """Return a request; ``priority`` and ``deadline_ns`` are the request's, the rest is for sampling."""
-    of_request = {name: more.pop(name) for name in ("priority", "deadline_ns", "request_id") if name in more}
+    """Return a request; ids, priority and deadline are the request's, the rest is for sampling."""
+    of_request = {
+        name: more.pop(name) for name in ("priority", "deadline_ns", "request_id", "client_id") if name in more
+    }
     return Request(list(prompt), SamplingParams(max_tokens, **more), **of_request)
 
 

@@ -114,10 +114,12 @@ def test_stops_are_found_when_the_request_was_preempted(reuse: bool) -> None:
     assert any(one.metrics.preemptions for one in sequences)
 
 
-def test_an_idle_loop_does_nothing() -> None:
+def test_an_idle_loop_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """After requests have ended, were cancelled, or never existed, its thread sleeps."""
     engine, collect, turns = load(checkpoint("llama")), Collector(), []
-    loop = EngineLoop(engine, collect, 10, after_step=lambda: turns.append(1))
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: turns.append(1) or step())
+    loop = EngineLoop(engine, collect, 10)
     first, second = ask(PROMPT, 400), ask(PROMPT, 2)
     for request in (first, second):
         loop.submit(request)

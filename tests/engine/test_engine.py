@@ -136,7 +136,7 @@ def test_a_failing_step_ends_its_requests_and_no_more(engine: Engine, monkeypatc
 
 def test_warm_up_leaves_no_trace(engine: Engine) -> None:
     engine.warm_up()
-    assert engine.stats.iterations == 0
+    assert engine.stats.steps == 0
     assert_idle(engine)
 
 

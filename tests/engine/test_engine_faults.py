@@ -186,7 +186,7 @@ def test_a_fault_of_whoever_takes_outputs_does_not_end_the_thread(engine: Engine
             _raise()
         collect(output)
 
-    loop = EngineLoop(engine, deliver, 10, after_step=_raise)
+    loop = EngineLoop(engine, deliver, 10)
     good = ask(PROMPT, 5)
     loop.submit(poisoned)
     loop.submit(good)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inflight.engine.kv_cache import BlockTable, KvCache
-from tests.engine.driving import fill, held
+from tests.engine.checkpoints import checkpoint
+from tests.engine.driving import ask, fill, held, load
 
 SIZE, BLOCKS = 3, 12
 
@@ -72,7 +74,10 @@ class CacheMachine(RuleBasedStateMachine):
         used = {block for table, _, _ in self.open for block in table.blocks}
         assert cache.used_blocks == len(used)
         for block, node in cache._nodes.items():
-            assert node.parent == 0 or node.parent in cache._blocks, "a prefix has lost its beginning"
+            assert node.place == block
+            assert node.parent is cache._tree.root or node.parent.place in cache._nodes, (
+                "a prefix has lost its beginning"
+            )
             assert self.content[block] == list(node.tokens)
 
     def teardown(self) -> None:
@@ -116,3 +121,20 @@ def test_a_partly_equal_block_is_copied() -> None:
     [(source, target)] = cache.take_copies()
     assert source == table.blocks[0]
     assert target == other.blocks[0] != source
+
+
+def test_a_lost_block_is_seen_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine checks counts alone when it is idle: a look at every block would delay the last output."""
+    engine = load(checkpoint("llama"))
+    with monkeypatch.context() as patch:
+        patch.setattr(KvCache, "check", lambda _: pytest.fail("every block was looked at"))
+        engine.submit(ask([1, 2, 3]))
+        while engine.busy:
+            engine.step()
+    engine.check()
+    engine._cache._free.pop()
+    engine.submit(ask([1, 2, 3], 1))
+    with pytest.raises(AssertionError, match="1 blocks are lost"):
+        engine.step()
+    with pytest.raises(AssertionError, match="1 blocks are lost"):
+        engine.check()

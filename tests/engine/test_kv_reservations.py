@@ -133,9 +133,13 @@ class ReservingMachine(RuleBasedStateMachine):
     def the_index_is_a_forest_without_gaps(self) -> None:
         cache = self.cache
         for block, node in cache._nodes.items():
-            assert cache._index[node.parent, node.tokens] == block
-            assert node.parent == 0 or block in cache._nodes[cache._blocks[node.parent]].children
-            assert cache._references[block] >= max(map(cache._references.__getitem__, node.children), default=0)
+            assert cache._tree.child(node.parent, node.tokens) is node
+            assert node.place == block
+            assert node.resident == len(node.children)
+            children = [cache._references[child.place] for child in node.children]
+            assert cache._references[block] >= max(children, default=0)
+        idle = {block for block, node in cache._nodes.items() if not cache._references[block] and not node.children}
+        assert len(cache._idle) == len(idle)
 
     def teardown(self) -> None:
         for owner in self.owners:
@@ -205,7 +209,7 @@ def test_the_books_do_not_grow_with_use() -> None:
     cache = KvCache(16, 2)
     for turn in range(2000):
         cache.close(fill(cache, [1, 1, 2, 2, 3 + turn % 3, 3]))
-    assert len(cache._leaves) <= 3 * cache.num_blocks
+    assert len(cache._idle._heap) <= 3 * cache.num_blocks + 64
     assert cache.grow(BlockTable([], 0, 0), 32), "every block can be had all the same"
     assert not cache._nodes
 

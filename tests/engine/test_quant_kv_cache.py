@@ -8,13 +8,13 @@ import logging
 import pytest
 import torch
 
-from inflight.deployment import KvCacheSettings
 from inflight.engine.attention.paged import KvTensors
 from inflight.engine.checkpoint import load_config
 from inflight.engine.kv_cache import BlockCopy
 from inflight.engine.quant.kv_cache import Fp8KvTensors, KvScales
 from inflight.engine.request import Output
 from inflight.engine.scoring import Scorer
+from inflight.kv_cache import KvCacheSettings
 from tests.engine.driving import ask, load, run
 from tests.engine.quantized import VOCAB, Quantized, quantized
 from tests.engine.test_parity import PROMPTS
@@ -118,7 +118,7 @@ def test_what_is_stored(dtype: torch.dtype) -> None:
         kv.write(layer, torch.arange(4), key, -key)
         keys, values = kv.read(layer, torch.arange(4))
         assert keys.dtype is dtype
-        assert keys[:, 0, 0].tolist() == expected
+        assert keys[0, :, 0].tolist() == expected
         assert torch.equal(values, -keys)
 
 
@@ -136,12 +136,14 @@ def test_the_deployment_and_the_checkpoint_decide(caplog: pytest.LogCaptureFixtu
             caplog.clear()
             settings = KvCacheSettings(dtype=dtype)  # type: ignore[arg-type]
             load(quantized(scheme, fp8_kv_cache=calibrated).directory, kv_cache_dtype=settings.dtype)
-            seen.append(caplog.messages[-1])
+            seen.append(" ".join(caplog.messages))
     assert "quantization FP8, weights of 0.7 MiB" in seen[0]
-    assert "KV cache of 1024 tokens in torch.float8_e4m3fn (0.4 MiB)" in seen[0]
-    assert "KV cache of 1024 tokens in torch.float32 (1.5 MiB)" in seen[1]
+    assert "KV cache in float8_e4m3fn: " in seen[0]
+    assert "1024 tokens, 0.4 MiB" in seen[0]
+    assert "KV cache in float32: " in seen[1]
+    assert "1024 tokens, 1.5 MiB" in seen[1]
     assert "quantization none, weights of 2.0 MiB" in seen[2]
-    assert "torch.float8_e4m3fn" in seen[2]
+    assert "KV cache in float8_e4m3fn: " in seen[2]
 
 
 @pytest.mark.parametrize("layer", range(3))

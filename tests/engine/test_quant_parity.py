@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -124,6 +126,23 @@ def test_greedy_tokens(scheme: str) -> None:
     behind = logits.amax(-1) - logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
     assert behind.max() < 0.3, "not what the simulation would say"
     assert (behind == 0).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("scheme", ["SmoothQuant", "FP8"])
+@pytest.mark.parametrize("settings", [{"max_tokens_per_step": 7}, {"num_blocks": 45, "policy": "max_utilization"}])
+def test_logits_are_the_same_bits_however_they_come(scheme: str, settings: dict[str, Any]) -> None:
+    """In chunks, beside others, and computed again after a preemption: what rounds inputs may differ in no bit."""
+    prompts = [TOKENS[:60], TOKENS[5:65], TOKENS[:52]]
+
+    def logits(prompts: list[list[int]], **settings: Any) -> list[np.ndarray]:
+        requests = [ask(prompt, 12, generation_logits=True, ignore_eos=True) for prompt in prompts]
+        engine = load(quantized(scheme).directory, prefix_reuse=False, **settings)
+        outputs = run(engine, requests)
+        assert bool(engine.stats.preemptions) == ("policy" in settings)
+        return [np.stack(outputs[request.key].generation_logits or []) for request in requests]
+
+    for prompt, together in zip(prompts, logits(prompts, **settings), strict=True):
+        np.testing.assert_array_equal(logits([prompt], max_tokens_per_step=512)[0], together)
 
 
 @each

@@ -3,22 +3,65 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from inflight.deployment import EngineSettings
 from inflight.engine.config import EngineConfig
 from inflight.engine.loop import EngineLoop
-from inflight.engine.replay import ReplayEngine
-from inflight.engine.request import FinishReason, Output, Request
+from inflight.engine.replay import Pace, ReplayEngine
+from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.errors import EngineFailure, UnsupportedFeature
 from inflight.triton.responses import join
 from tests.engine.driving import ask
 
+MS = 1_000_000
+"""Nanoseconds."""
+AT_ONCE = Pace()
 
-def _engine(max_batch_size: int = 8, step_s: float = 0.0) -> ReplayEngine:
-    return ReplayEngine(EngineConfig(Path(), max_batch_size=max_batch_size), step_s)
+
+class Clock:
+    """A clock that is set."""
+
+    now_ns = 10**18
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def _engine(max_batch_size: int = 8, pace: Pace = AT_ONCE, clock: Callable[[], int] = time.time_ns) -> ReplayEngine:
+    return ReplayEngine(EngineConfig(Path(), max_batch_size=max_batch_size), pace, clock)
+
+
+def _drive(
+    engine: ReplayEngine, clock: Clock, arrivals: dict[int, Request], late_ns: int = 0
+) -> dict[int, tuple[RequestMetrics, list[int]]]:
+    """Submit requests at their times (since the clock's start) and step whenever a step is due, ``late_ns`` too late.
+
+    Returns by key the metrics and the times of the tokens, since the clock's start.
+    """
+    start, pending = clock.now_ns, sorted(arrivals.items(), key=lambda item: item[0])
+    times: dict[int, list[int]] = {request.key: [] for request in arrivals.values()}
+    done = {}
+    while pending or engine.busy:
+        due = clock.now_ns + round(engine.due_in_s * 1e9) + late_ns if engine.busy else 2**63
+        if pending and start + pending[0][0] <= due:
+            at, request = pending.pop(0)
+            clock.now_ns = max(clock.now_ns, start + at)
+            request.arrival_ns = start + at
+            engine.submit(request)
+        else:
+            clock.now_ns = due
+        for output in engine.step():
+            times[output.key] += [clock.now_ns - start] * len(output.tokens)
+            if output.finished:
+                assert output.metrics is not None
+                done[output.key] = (output.metrics, times[output.key])
+    return done
 
 
 def _run(engine: ReplayEngine, *requests: Request) -> list[Output]:
@@ -109,22 +152,89 @@ def test_figures_are_those_of_a_real_engine() -> None:
     engine, stats = _engine(max_batch_size=2), []
     for request in (ask([1, 2, 3], 2), ask([4, 5], 3), ask([6], 2)):
         engine.submit(request)
-    assert engine.waiting == 1
+    assert engine.waiting == 3
     while engine.busy:
         engine.step()
         now = engine.stats
         stats.append((now.active, now.scheduled, now.context, now.generation, now.total_context_tokens))
         assert now.waiting == engine.waiting
     assert stats == [(3, 2, 2, 0, 5), (2, 2, 0, 2, 0), (1, 2, 1, 1, 1), (0, 0, 0, 0, 0)]
-    assert engine.stats.iterations == 4
+    assert engine.stats.steps == 4
     assert engine.stats.max == 2
 
 
+def test_every_time_is_what_the_pace_says_whatever_runs_beside() -> None:
+    clock = Clock()
+    engine = _engine(8, Pace(0.020, 0.050, 0.010), clock)
+    arrivals = {index * 3 * MS + index: ask([5], 6) for index in range(8)}
+    done = _drive(engine, clock, arrivals)
+    for arrival, request in arrivals.items():
+        metrics, times = done[request.key]
+        assert [time - arrival for time in times] == [70 * MS + index * 10 * MS for index in range(6)]
+        assert metrics.first_scheduled_ns - metrics.arrival_ns == 20 * MS
+        assert metrics.first_token_ns - metrics.arrival_ns == 70 * MS
+        assert metrics.last_token_ns - metrics.first_token_ns == 50 * MS
+
+
+def test_lateness_does_not_add_up() -> None:
+    clock = Clock()
+    engine, request = _engine(1, Pace(0.020, 0.050, 0.010), clock), ask([5], 200)
+    _, times = _drive(engine, clock, {0: request}, late_ns=MS // 4)[request.key]
+    assert {late - (70 + index * 10) * MS for index, late in enumerate(times)} == {MS // 4}
+
+
+def test_the_capacity_is_what_the_pace_says() -> None:
+    """More than fit arrive at once: a place serves one after the other, in turn, and waiting overlaps with running."""
+    clock, pace, tokens = Clock(), Pace(0.020, 0.050, 0.010), 11
+    requests = [ask([5], tokens) for _ in range(20)]
+    done = _drive(_engine(4, pace, clock), clock, dict(enumerate(requests)), MS // 10)
+    served_ms = 50 + (tokens - 1) * 10
+    for index, request in enumerate(requests):
+        metrics, _ = done[request.key]
+        expected = (20 + index // 4 * served_ms) * MS + index % 4
+        assert metrics.first_scheduled_ns - metrics.arrival_ns + index == expected
+    last = max(metrics.last_token_ns for metrics, _ in done.values())
+    first = min(metrics.first_scheduled_ns for metrics, _ in done.values())
+    assert abs((last - first) / MS - 20 / 4 * served_ms) < 1
+
+
+def test_a_cancelled_requests_place_is_free_at_once() -> None:
+    clock = Clock()
+    engine, first, second, third = _engine(1, Pace(0, 0.050, 0.010), clock), ask([5], 99), ask([6], 2), ask([7], 2)
+    for request in (first, second, third):
+        engine.submit(request)
+    engine.step()
+    clock.now_ns += 30 * MS
+    for request in (first, third):
+        engine.cancel(request.key)
+    assert engine.due_in_s == 0
+    assert [output.finish_reason for output in engine.step()] == [FinishReason.CANCELLED] * 2
+    assert engine.due_in_s == pytest.approx(0.050)
+    clock.now_ns += 50 * MS
+    assert [output.tokens for output in engine.step()] == [[6]]
+
+
+def test_a_step_alone_is_a_clock_for_all() -> None:
+    clock = Clock()
+    requests = [ask([5], 3), ask([6], 3)]
+    done = _drive(_engine(8, Pace(step_s=0.010), clock), clock, {MS: requests[0], 4 * MS: requests[1]})
+    assert [times for _, times in done.values()] == [[10 * MS, 20 * MS, 30 * MS]] * 2
+
+
 def test_steps_keep_their_pace() -> None:
-    engine = _engine(step_s=0.01)
-    started = time.monotonic()
-    _run(engine, ask([5], 6))
-    assert time.monotonic() - started >= 5 * 0.01
+    outputs: list[Output] = []
+    loop = EngineLoop(_engine(pace=Pace(0.005, 0.020, 0.010)), outputs.append, max_queue_size=10)
+    loop.submit(ask([5], 6))
+    deadline = time.monotonic() + 10
+    while not (outputs and outputs[-1].finished):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    loop.close()
+    metrics = outputs[-1].metrics
+    assert metrics is not None
+    assert metrics.first_scheduled_ns - metrics.arrival_ns == 5 * MS
+    assert metrics.first_token_ns - metrics.arrival_ns >= 25 * MS
+    assert metrics.last_token_ns - metrics.arrival_ns >= 75 * MS
 
 
 def test_it_runs_in_the_engines_loop() -> None:
@@ -142,3 +252,9 @@ def test_it_runs_in_the_engines_loop() -> None:
         for request in requests
     }
     assert list(tokens.values()) == [[index, 77, index, 77, index] for index in range(10)]
+
+
+@pytest.mark.parametrize("pace", [float("inf"), float("nan"), 3_600_001.0, -1.0])
+def test_a_pace_that_is_none_is_refused_by_name(pace: float) -> None:
+    with pytest.raises(ValidationError, match="replay_step_ms"):
+        EngineSettings(kind="replay", replay_step_ms=pace)

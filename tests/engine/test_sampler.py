@@ -51,7 +51,7 @@ def _token(logits: torch.Tensor, sequence: Sequence) -> int:
             [TemperatureLogitsWarper(1.4), TopKLogitsWarper(6), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)],
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else str(len(value)),
 )
 def test_the_distribution_is_that_of_transformers(options: dict[str, Any], warpers: list[Any]) -> None:
     """Chi-square over 6,000 seeds, at the 0.1 % level."""

@@ -10,33 +10,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import KvCache
+from inflight.engine.kv_cache import BlockTable, KvCache
 from inflight.engine.request import Request
-from inflight.engine.scheduler import Chunk, Scheduler
+from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Sequence
 from inflight.sampling import SamplingParams
+from tests.engine.driving import fill
+from tests.engine.test_kv_offload_books import Tier
 
 Policy = Literal["guaranteed_no_evict", "max_utilization"]
 POLICIES: list[Policy] = ["guaranteed_no_evict", "max_utilization"]
 SIZE = 4
+SECOND = 10**9
 
 
 class Books:
-    """A scheduler and its cache; ``step`` does what the engine does, with made-up tokens."""
+    """A scheduler and its cache; ``step`` does what the engine does, with made-up tokens, and takes a second."""
 
     def __init__(self, policy: Policy = "guaranteed_no_evict", blocks: int = 16, **more: Any) -> None:
         self.config = EngineConfig(Path(), block_size=SIZE, num_blocks=blocks, policy=policy, **more)
         self.cache = KvCache(blocks, SIZE, self.config.prefix_reuse)
-        self.scheduler = Scheduler(self.config, self.cache)
+        self.now_ns = SECOND
+        self.scheduler = Scheduler(self.config, self.cache, lambda: self.now_ns)
         self.chance = random.Random(1)
         self.ended: list[Sequence] = []
+        self.late: list[Sequence] = []
         self._order = 0
 
-    def add(self, prompt: int | list[int], max_tokens: int = 4, priority: int = 0) -> Sequence:
+    def add(self, prompt: int | list[int], max_tokens: int = 4, priority: int = 0, **more: Any) -> Sequence:
         """Queue a prompt, or one of so many tokens that no other has."""
         tokens = [1000 * self._order + place for place in range(prompt)] if isinstance(prompt, int) else prompt
-        request = Request(tokens, SamplingParams(max_tokens), priority=priority)
+        request = Request(tokens, SamplingParams(max_tokens), priority=priority, arrival_ns=self.now_ns, **more)
         sequence = Sequence(request, self._order, 0, self.config.num_blocks * SIZE, None)
         self._order += 1
         self.scheduler.add(sequence)
@@ -44,8 +50,12 @@ class Books:
 
     def step(self) -> list[Chunk]:
         """Schedule, check, and pretend to run; return the chunks."""
+        for sequence in self.scheduler.take_late():
+            self.scheduler.remove(sequence)
+            self.late.append(sequence)
         chunks = self.scheduler.schedule()
         self._check(chunks)
+        self.now_ns += SECOND
         self.cache.take_copies()
         for chunk in chunks:
             sequence = chunk.sequence
@@ -62,7 +72,8 @@ class Books:
         assert sum(chunk.size for chunk in chunks) <= self.config.max_tokens_per_step
         assert len(self.scheduler.running) <= self.config.max_batch_size
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
-        assert chunks or not (self.scheduler.running or self.scheduler.waiting), "nobody gets on"
+        idle = not self.scheduler.running and (not self.scheduler.waiting or self.scheduler.due_in_s)
+        assert chunks or idle, "nobody gets on"
         for chunk in chunks:
             table = chunk.sequence.table
             assert table is not None, "a chunk of a sequence that does not run"
@@ -150,6 +161,42 @@ def test_who_was_preempted_keeps_its_place() -> None:
     assert books.ended.index(second) < books.ended.index(third)
 
 
+@pytest.mark.parametrize("too_late", [False, True])
+def test_what_is_not_admitted_leaves_no_trace(too_late: bool) -> None:
+    """Ten blocks are known, more than a step's budget, the last in the second tier; there is room for it and no more.
+    Or there is room, and a deadline that cannot be met."""
+    books = Books("max_utilization", max_tokens_per_step=8)
+    cache = books.cache = KvCache(16, SIZE, tier=Tier(1))
+    scheduler = books.scheduler = Scheduler(books.config, cache, lambda: books.now_ns)
+    cache.close(fill(cache, list(range(40))))
+    held, taken = BlockTable([], 0, 0), BlockTable([], 0, 0)
+    assert cache.grow(held, 6 * SIZE)
+    assert cache.grow(taken, SIZE)
+    cache.close(taken)
+    cache.take_copies()
+    if too_late:
+        cache.close(held)
+        scheduler._full_step_s = 5.0
+    waits = books.add(list(range(49)), deadline_ns=3 * SECOND if too_late else None)
+
+    def traces() -> tuple[list[tuple[int, int]], int, int]:
+        nodes = [*cache._nodes.values(), *cache.offloaded._nodes.values()]
+        return [(node.uses, node.place) for node in nodes], cache.counts.restored_tokens, cache.free_blocks
+
+    before = traces()
+    for _ in range(2):
+        assert not scheduler.schedule()
+        assert traces() == before
+        assert not cache.take_copies()
+    if too_late:
+        assert scheduler.take_late() == [waits]
+    else:
+        cache.close(held)
+        assert _sizes(books.step()) == {waits: 8}
+        assert waits.metrics.cached_tokens == 40
+        assert cache.counts.restored_tokens == SIZE
+
+
 @pytest.mark.parametrize("where", ["waiting", "running", "preempted"])
 def test_a_sequence_can_be_removed_from_anywhere(where: str) -> None:
     books = Books("max_utilization", blocks=6, prefix_reuse=False, max_batch_size=2 if where == "waiting" else 8)
@@ -190,6 +237,9 @@ def test_block_counts_are_those_of_the_cache() -> None:
     budget=st.integers(1, 20),
     batch=st.integers(1, 6),
     reuse=st.booleans(),
+    mode=st.sampled_from(["inflight", "dynamic", "static"]),
+    fairness=st.sampled_from(["none", "client"]),
+    chunk=st.none() | st.integers(1, 20),
     arrivals=st.lists(
         st.tuples(st.integers(1, 14), st.integers(1, 8), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=14
     ),
@@ -202,15 +252,28 @@ def test_everybody_gets_there(
     budget: int,
     batch: int,
     reuse: bool,
+    mode: str,
+    fairness: str,
+    chunk: int | None,
     arrivals: list[tuple[int, int, int, int]],
     removals: set[int],
 ) -> None:
     """Whatever comes, each sequence ends with all its tokens, or leaves when it is told to; then the cache is idle."""
-    books = Books(policy, blocks, max_tokens_per_step=budget, max_batch_size=batch, prefix_reuse=reuse)
+    books = Books(
+        policy,
+        blocks,
+        max_tokens_per_step=budget,
+        max_batch_size=batch,
+        prefix_reuse=reuse,
+        mode=mode,
+        max_queue_delay_ms=2000,
+        fairness=fairness,
+        prefill_chunk_tokens=chunk,
+    )
     chance, expected = random.Random(2), []
     for index, (length, max_tokens, priority, pause) in enumerate(arrivals):
         prompt = [chance.randrange(2) for _ in range(min(length, blocks * SIZE - 1))]
-        sequence = books.add(prompt, max_tokens, priority)
+        sequence = books.add(prompt, max_tokens, priority, client_id=str(index % 3))
         for _ in range(pause):
             books.step()
         if index in removals and sequence not in books.ended:
@@ -218,8 +281,9 @@ def test_everybody_gets_there(
         else:
             expected.append(sequence)
     for _ in range(20_000):
-        if not books.step():
+        if not (books.scheduler.running or books.scheduler.waiting):
             break
+        books.step()
     assert sorted(one.order for one in books.ended) == [one.order for one in expected]
     for sequence in expected:
         longest = blocks * SIZE - len(sequence.request.prompt)

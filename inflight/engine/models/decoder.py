@@ -50,7 +50,8 @@ class Backbone(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: type[nn.Module], norm: type[RmsNorm]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Any other way it is filled with random numbers, and on the meta device that loads PyTorch's compiler first.
+        self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
         self.norm = norm(config.hidden_size, config.rms_norm_eps)
 
@@ -104,7 +105,7 @@ class Gemma3Model(DecoderModel):
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return embeddings scaled by the root of their size, rounded to their type as in training."""
         x = self.model.embed_tokens(token_ids)
-        return x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
+        return x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype).item()
 
 
 def make_model(config: ModelConfig, served_length: int) -> DecoderModel:

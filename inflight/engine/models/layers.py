@@ -39,10 +39,12 @@ class RmsNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dimension."""
+        if x.dtype == self.weight.dtype == torch.float32:
+            return functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
         return self.weight * self._normalized(x).to(x.dtype)
 
     def gain(self) -> Tensor:
@@ -50,8 +52,7 @@ class RmsNorm(nn.Module):
         return self.weight.float()
 
     def _normalized(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return functional.rms_norm(x.float(), x.shape[-1:], eps=self.eps)
 
 
 class GemmaRmsNorm(RmsNorm):
@@ -75,12 +76,17 @@ class GatedMlp(nn.Module):
         self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, hidden, bias=config.mlp_bias)
         self._gelu = config.activation == "gelu_pytorch_tanh"
+        self.gate = gated
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        gate = functional.gelu(gate, approximate="tanh") if self._gelu else functional.silu(gate)
-        return self.down_proj(gate * up)
+        return self.down_proj(self.gate(self.gate_up_proj(x), self._gelu))
+
+
+def gated(x: Tensor, gelu: bool) -> Tensor:
+    """Return the activation of the first half of ``x [tokens, 2 * inner]`` times the second."""
+    gate, up = x.chunk(2, dim=-1)
+    return (functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)).mul_(up)
 
 
 class Attention(nn.Module):
@@ -96,12 +102,13 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.output_bias)
         self.q_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.rotate = rotate
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
         heads = self.qkv_proj(x).view(len(x), -1, self._head_dim)
         query, key, value = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        query = rotate(self.q_norm(query), *rotation)
-        key = rotate(self.k_norm(key), *rotation)
+        query = self.rotate(self.q_norm(query), *rotation)
+        key = self.rotate(self.k_norm(key), *rotation)
         seen = attend(self._layer, query, key, value, self._window, self._scale)
         return self.o_proj(seen.reshape(len(x), -1))

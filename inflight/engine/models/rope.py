@@ -53,19 +53,21 @@ class RotaryEmbedding:
         return self
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each ``[tokens, 1, dim]``, of positions ``[tokens]``."""
-        angles = positions[:, None].float() * self._frequencies
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+        """Return what ``rotate`` takes of positions ``[tokens]``, each ``[tokens, 1, dim]``.
+
+        Cosines twice; sines with a minus, then without.
+        """
+        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate heads ``x [tokens, heads, head_dim]``; dimensions beyond the rotary ones pass through."""
     dim = cos.shape[-1]
-    turned, passed = x[..., :dim], x[..., dim:]
-    half = torch.cat((-turned[..., dim // 2 :], turned[..., : dim // 2]), dim=-1)
-    turned = turned * cos + half * sin
-    return torch.cat((turned, passed), dim=-1) if passed.shape[-1] else turned
+    if dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), dim=-1)
+    return torch.addcmul(x * cos, x.roll(dim // 2, dims=-1), sin)
 
 
 def _scaled(

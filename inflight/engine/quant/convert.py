@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.quant.config import Quantization
-from inflight.engine.quant.linears import SCHEMES, ExactLinear, LinearShape
+from inflight.engine.quant.linears import SCHEMES, ExactLinear, Int8Linear, LinearShape
 from inflight.errors import DeploymentError
 
 
@@ -54,6 +54,17 @@ def convert_linears(
         if isinstance(module, nn.Linear) and not (name == "lm_head" and model.config.tie_word_embeddings):
             swap.linear(name, module)
     swap.finish()
+
+
+def join_int8_parts(model: nn.Module) -> None:
+    """Make one product of the parts of a fused projection, in a loaded model, where all of them are INT8."""
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, LinearParts):
+            continue
+        parts = [part for part in module.children() if isinstance(part, Int8Linear)]
+        joined = Int8Linear.joined(parts) if len(parts) == len(list(module.children())) else None
+        if joined is not None:
+            model.set_submodule(name, joined)
 
 
 class _Swap:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
+INT8_MAX = 127
 NVFP4_BLOCK = 16
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -33,6 +34,18 @@ def fake_e4m3(x: Tensor, scale: Tensor) -> Tensor:
 def fake_int8(x: Tensor, scale: Tensor) -> Tensor:
     """Round ``x`` to multiples of ``scale`` from -128 to 127."""
     return ((x.float() / scale).round().clamp(-128, 127) * scale).to(x.dtype)
+
+
+def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x [..., n]`` as int8 and bfloat16 scales ``[..., 1]``, by the largest value of each row.
+
+    The values are rounded with the scale as it is stored, so that its own rounding costs next to nothing. A row with a
+    value that is no finite number has no finite scale, and what is read of it is no number either.
+    """
+    wide = x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / INT8_MAX).bfloat16()
+    values = torch.where(scale > 0, wide / scale, 0.0).round().clamp(-INT8_MAX, INT8_MAX)
+    return values.nan_to_num(INT8_MAX).to(torch.int8), scale
 
 
 def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:

@@ -7,12 +7,17 @@ measured here is what hardware with that arithmetic would show. Tensors have the
 Rounding magnifies: a sum that differs in its last bit, because it was added up in another order, may round to the next
 value, and a few layers later nothing is left of the small difference. So that a request's tokens do not depend on what
 else is in its batch, a model that rounds inputs or keys and values adds up in float64 (``exact``): there the order does
-not show in what is left after rounding to the type of the computation.
+not show in what is left after rounding to the type of the computation. What has one order only needs no float64:
+integers, and attention row by row (``attention.rows``).
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -137,6 +142,43 @@ class Int8Linear(Int8WeightLinear):
         super().__init__(shape)
         self._hold_scales("input_scale")
 
+    @classmethod
+    def joined(cls, parts: Sequence[Int8Linear]) -> Int8Linear | None:
+        """Return one linear whose outputs are those of loaded ``parts`` in a row; None: they round inputs differently.
+
+        ModelOpt gives linears of one input the same scales, so that they can be one product.
+        """
+        one = parts[0]
+        alike = all(
+            (part.bias is None) == (one.bias is None) and _same(part.pre_quant_scale, one.pre_quant_scale)
+            for part in parts
+        )
+        if not alike or any(part.input_scale != one.input_scale for part in parts):
+            return None
+        joined = copy.copy(one)
+        joined._parameters = dict(one._parameters)
+        for name in ("weight", "weight_scale") if one.bias is None else ("weight", "weight_scale", "bias"):
+            whole = torch.cat([getattr(part, name) for part in parts])
+            setattr(joined, name, nn.Parameter(whole, requires_grad=False))
+        return joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, rows]`` of ``x [tokens, columns]``; in integers where the processor can multiply them fast.
+
+        Sums of integers are exact, so that they need no float64; what is left is the rounding of the result.
+        """
+        if x.dtype != torch.float32 or not _multiplies_int8(x.device.type) or not len(x):
+            return super().forward(x)
+        if self.pre_quant_scale is not None:
+            x = x * self.pre_quant_scale
+        steps = (x / self.input_scale).round_().clamp_(-128, 127)
+        sums = torch._int_mm(steps.to(torch.int8), self.weight.t())
+        product = sums.view(torch.float32).copy_(sums)  # where they lie: fresh memory takes longer than the arithmetic
+        product.mul_(self.weight_scale * self.input_scale)
+        if math.isnan(steps.sum()):  # integers cannot say it
+            product[steps.isnan().any(-1)] = torch.nan
+        return product if self.bias is None else product.add_(self.bias)
+
     def round_input(self, x: Tensor) -> Tensor:
         """Round to INT8."""
         return fake_int8(x, self.input_scale)
@@ -210,6 +252,16 @@ SCHEMES: dict[str, type[QuantizedLinear]] = {
     for scheme in (Fp8Linear, Int8Linear, Int8WeightLinear, Int4WeightLinear, Int4Fp8Linear, NvFp4Linear)
 }
 """By ModelOpt's ``quant_algo``."""
+
+
+@functools.cache
+def _multiplies_int8(device: str) -> bool:
+    """Whether products of INT8 are fast and exact: older x86 processors add up pairs in 16 bits, which saturate."""
+    return device == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,85 @@
+"""BatchingSettings: who is computed when. docs/scheduling.md says what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+_PORTABLE_ONLY = ("mode", "max_queue_delay_ms", "prefill_chunk_tokens", "fairness")
+
+
+class BatchingSettings(BaseModel):
+    """The scheduler."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["inflight", "dynamic", "static"] = Field(
+        "inflight",
+        description="inflight: requests join and leave at any step; static: those that wait form a batch that nobody "
+        "joins until it has ended; dynamic: static, but a batch that is not full waits for max_queue_delay_ms",
+    )
+    max_queue_delay_ms: float = Field(
+        10,
+        ge=0,
+        le=60_000,
+        allow_inf_nan=False,
+        description="`mode: dynamic`: how long the oldest request waits, at most, for a batch to fill up",
+    )
+    max_batch_size: int = Field(
+        32, ge=1, le=4096, description="sequences that run at once; unset, a compiled engine's or TensorRT-LLM's own"
+    )
+    max_tokens_per_step: int = Field(
+        512,
+        ge=1,
+        description="tokens of one step, prefill and decode; unset, a compiled engine's or TensorRT-LLM's own",
+    )
+    prefill_chunk_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="prefill tokens of a step in which others decode, so that a long prompt holds them up no longer; "
+        "null: max_tokens_per_step",
+    )
+    policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
+        "guaranteed_no_evict", description="reserve a request's blocks at admission, or preempt when they run out"
+    )
+    fairness: Literal["none", "client"] = Field(
+        "none", description="client: who waits is served by turns, so that each `client_id` gets as many tokens"
+    )
+    priority_aging_s: float | None = Field(
+        60,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="waiting so long counts as much as one level of `priority`; null: priorities are strict",
+    )
+    max_queue_size: int = Field(256, ge=1, description="requests that may wait; one more is refused")
+
+    @field_validator("max_queue_delay_ms")
+    @classmethod
+    def _only_dynamic_waits(cls, value: float, info: ValidationInfo) -> float:
+        if info.data.get("mode", "dynamic") != "dynamic":
+            raise ValueError("it needs `mode: dynamic`; no other mode waits")
+        return value
+
+    @field_validator("prefill_chunk_tokens")
+    @classmethod
+    def _within_the_step(cls, value: int | None, info: ValidationInfo) -> int | None:
+        limit = info.data.get("max_tokens_per_step")
+        if value is not None and limit is not None and value > limit:
+            raise ValueError(f"it must not be above max_tokens_per_step, {limit}")
+        return value
+
+    @property
+    def priority_aging_ns(self) -> int | None:
+        """``priority_aging_s`` in nanoseconds."""
+        return None if self.priority_aging_s is None else round(1e9 * self.priority_aging_s)
+
+    def unread(self, engine: str) -> Iterator[tuple[str, str]]:
+        """Yield the settings that are given and would have no effect with this engine, each with what it needs."""
+        for name in _PORTABLE_ONLY:
+            if name in self.model_fields_set and engine != "pytorch":
+                yield name, f"`engine.kind:` pytorch; it is {engine}"
+        if "priority_aging_s" in self.model_fields_set and engine not in ("pytorch", "trtllm"):
+            yield "priority_aging_s", f"`engine.kind:` pytorch or trtllm; it is {engine}"

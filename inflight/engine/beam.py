@@ -1,0 +1,166 @@
+"""Beam search: which continuations of a prompt live on, which are finished, and when the search is over.
+
+The algorithm is that of transformers (``GenerationMixin._beam_search``), which TensorRT-LLM follows too
+(``batchBeamKernel``). It knows tokens and log-probs; not tensors, blocks or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from inflight.engine.request import Beam, FinishReason
+from inflight.sampling import SamplingParams
+
+Candidates = Sequence[tuple[int, float]]
+"""The likeliest next tokens of one beam with their log-probs, best first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveBeam:
+    """A continuation that is searched on: its last token, behind another one that it shares with its siblings."""
+
+    before: LiveBeam | None = field(default=None, repr=False)
+    """None: it has no token yet."""
+    token: int = -1
+    log_prob: float = 0.0
+    cum_log_prob: float = 0.0
+    length: int = 0
+    """Tokens generated so far."""
+    parent: int = 0
+    """The place, among the beams before this step, of the one that it continues."""
+
+    def extended(self, place: int, token: int, log_prob: float) -> LiveBeam:
+        """Return the beam with one more token; ``place``: its own, which is its child's parent."""
+        return LiveBeam(self, token, log_prob, self.cum_log_prob + log_prob, self.length + 1, place)
+
+    def last(self, count: int) -> list[LiveBeam]:
+        """Return the beam as it was with each of its last ``count`` tokens, in their order."""
+        beams: list[LiveBeam] = []
+        beam: LiveBeam | None = self
+        while beam is not None and beam.before is not None and len(beams) < count:
+            beams.append(beam)
+            beam = beam.before
+        return beams[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A continuation that has ended."""
+
+    beam: LiveBeam
+    score: float
+    reason: FinishReason
+
+
+class BeamSearch:
+    """The search for one prompt's most likely continuations."""
+
+    def __init__(self, sampling: SamplingParams, max_tokens: int) -> None:
+        """
+        Args:
+            sampling: the request's.
+            max_tokens: most tokens to generate, at most the request's own ``max_tokens``.
+        """
+        self.width = sampling.beam_width
+        self._sampling = sampling
+        self._max_tokens = max_tokens
+        self._end_ids = frozenset() if sampling.ignore_eos else sampling.end_ids
+        self.live = [LiveBeam()]
+        """Best first; at the start there is one, and from the first token on as many as the width."""
+        self._finished: list[_Finished] = []
+        self.done = False
+
+    @property
+    def started(self) -> bool:
+        """Whether it has taken a step."""
+        return self.done or self.live[0].length > 0
+
+    def advance(self, candidates: Sequence[Candidates]) -> None:
+        """Take a step.
+
+        Only the best ``width`` continuations can finish; those that do make room for the next best to live on.
+
+        Args:
+            candidates: of each live beam, in their order; ``num_candidates`` or all tokens of the vocabulary.
+        """
+        ranked = sorted(
+            (
+                (beam.cum_log_prob + log_prob, place, token, log_prob)
+                for place, (beam, tokens) in enumerate(zip(self.live, candidates, strict=True))
+                for token, log_prob in tokens
+            ),
+            key=lambda one: (-one[0], *one[1:3]),
+        )
+        live: list[LiveBeam] = []
+        for rank, (_, place, token, log_prob) in enumerate(ranked):
+            beam = self.live[place].extended(place, token, log_prob)
+            reason = self._end_of(beam)
+            if reason is None:
+                live.append(beam)
+                if len(live) == self.width:
+                    break
+            elif rank < self.width:
+                self._finished.append(self._ended(beam, reason))
+        self._finished = self._best(self._finished)
+        self.live = live
+        self.done = not live or self._is_settled()
+
+    def results(self, reason: FinishReason) -> list[Beam]:
+        """Return the best beams, best first, as many as the width where there are so many.
+
+        Args:
+            reason: why the search ends, which is why those end that are not finished.
+        """
+        alive = [] if self.done else [self._ended(beam, reason) for beam in self.live]
+        return [self._result(one) for one in self._best([*self._finished, *alive])]
+
+    def _end_of(self, beam: LiveBeam) -> FinishReason | None:
+        """Return why a continuation ends with its last token, if it does."""
+        if beam.token in self._end_ids:
+            return FinishReason.STOP
+        stops = self._sampling.stop_sequences if beam.length >= self._sampling.min_tokens else ()
+        if any(tuple(one.token for one in beam.last(len(stop))) == stop for stop in stops):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if beam.length >= self._max_tokens else None
+
+    def _ended(self, beam: LiveBeam, reason: FinishReason) -> _Finished:
+        return _Finished(beam, self._score(beam.cum_log_prob, beam.length), reason)
+
+    def _result(self, ended: _Finished) -> Beam:
+        """Return a beam as it is given out: an end id counts in its score and is not among its tokens."""
+        steps = ended.beam.last(ended.beam.length)
+        if steps and ended.beam.token in self._end_ids:
+            steps.pop()
+        tokens, log_probs = tuple(one.token for one in steps), tuple(one.log_prob for one in steps)
+        return Beam(tokens, log_probs, ended.beam.cum_log_prob, ended.score, ended.reason)
+
+    def _score(self, cum_log_prob: float, length: int) -> float:
+        """What beams are ranked by: the log-prob over the length to the power of the length penalty."""
+        return cum_log_prob / length**self._sampling.length_penalty if length else cum_log_prob
+
+    def _best(self, beams: list[_Finished]) -> list[_Finished]:
+        return sorted(beams, key=attrgetter("score"), reverse=True)[: self.width]
+
+    def _is_settled(self) -> bool:
+        """Whether enough beams are finished, and what lives is not expected to become better than the worst of them.
+
+        The expectation is that of the original: the best live beam, as if it ended now.
+        """
+        if len(self._finished) < self.width:
+            return False
+        best = self.live[0]
+        attainable = self._score(best.cum_log_prob, best.length)
+        return self._sampling.early_stopping or attainable <= self._finished[-1].score
+
+
+def num_enders(sampling: SamplingParams) -> int:
+    """Return how many different tokens can end a continuation."""
+    ends = set() if sampling.ignore_eos else set(sampling.end_ids)
+    return len(ends | {stop[-1] for stop in sampling.stop_sequences})
+
+
+def num_candidates(sampling: SamplingParams) -> int:
+    """Return how many of a beam's likeliest tokens must be known: even if all that could end do, enough go on."""
+    return sampling.beam_width + num_enders(sampling)

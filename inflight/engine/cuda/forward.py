@@ -1,0 +1,68 @@
+"""The model's forward on a CUDA device: kernels for attention, graphs for steps that only decode, one transfer in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from inflight.engine.attention.kernel_attention import KernelAttention, StepLayout, stored_layers
+from inflight.engine.attention.paged import KvTensors, Span
+from inflight.engine.cuda.graphs import CudaGraph, DecodeGraphs
+from inflight.engine.models.layers import Attend
+
+log = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """What is needed of a model."""
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return hidden states ``[tokens, hidden]``."""
+
+
+class CudaForward:
+    """Runs a model's steps."""
+
+    def __init__(self, model: Model, tensors: KvTensors, block_size: int) -> None:
+        """
+        Args:
+            model: on a CUDA device.
+            tensors: the KV cache's memory, there too.
+            block_size: tokens per block.
+        """
+        self._model, self._block_size = model, block_size
+        self._device = tensors.keys.device
+        # Which device is current is each thread's own affair, and Triton launches on the current one.
+        self._here = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        self._layers = stored_layers(tensors)
+        self.graphs: DecodeGraphs | None = None
+        """None until there are some."""
+
+    @torch.inference_mode()
+    def capture(self, max_batch_size: int, max_length: int) -> None:
+        """Capture decode steps of up to ``max_batch_size`` sequences of up to ``max_length`` tokens."""
+        started = time.perf_counter()
+        blocks = -(-max_length // self._block_size)
+        with self._here:
+            capture = partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
+            self.graphs = DecodeGraphs(self.run, max_batch_size, blocks, self._block_size, self._device, capture)
+        log.info("captured decode steps of up to %d in %.1f s", max_batch_size, time.perf_counter() - started)
+
+    def __call__(self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span]) -> Tensor:
+        """Return hidden states ``[tokens, hidden]`` of packed tokens; the next call may overwrite them."""
+        with self._here:
+            hidden = self.graphs(token_ids, spans) if self.graphs else None
+            if hidden is not None:
+                return hidden
+            return self.run(*StepLayout.of(token_ids, spans, self._block_size, self._device))
+
+    def run(self, token_ids: Tensor, layout: StepLayout) -> Tensor:
+        """Return hidden states ``[tokens, hidden]``, launched kernel by kernel."""
+        return self._model(token_ids, layout.positions, KernelAttention(self._layers, layout, self._block_size))

@@ -1,0 +1,98 @@
+"""FP8 matrix products on tensor cores, for linears that a checkpoint holds in FP8.
+
+``torch._scaled_mm`` multiplies E4M3 by E4M3, adds up in float32 and applies both scales: what ``quant.linears``
+computes by decoding, but for the order of summation. It wants the left matrix by rows, the right one by columns, and
+sizes that are multiples of 16; what does not suit stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from inflight.engine.attention.kernels import quantized
+from inflight.engine.quant.convert import LinearParts
+from inflight.engine.quant.linears import Fp8Linear
+
+_MULTIPLE = 16
+_BLOCK = 1024
+
+
+class ScaledMmLinear(nn.Module):
+    """A linear, or several of one input and equal scales, as one FP8 product."""
+
+    def __init__(self, parts: list[Fp8Linear]) -> None:
+        """
+        Args:
+            parts: linears that ``_agree``.
+        """
+        super().__init__()
+        bits = torch.cat([part.weight.view(torch.uint8) for part in parts])
+        self.weight = nn.Parameter(bits.view(torch.float8_e4m3fn), requires_grad=False)
+        self.input_scale, self.weight_scale = parts[0].input_scale, parts[0].weight_scale
+        biases = [part.bias for part in parts if part.bias is not None]
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
+        return torch._scaled_mm(
+            quantize(x, self.input_scale),
+            self.weight.t(),
+            scale_a=self.input_scale,
+            scale_b=self.weight_scale,
+            bias=self.bias,
+            out_dtype=x.dtype,
+        )
+
+
+def use_scaled_mm(model: nn.Module) -> int:
+    """Put FP8 products into a loaded model that computes in bfloat16, where they suit; return how many."""
+    taken: set[str] = set()
+    for name, module in list(model.named_modules()):
+        parts = [] if name.rpartition(".")[0] in taken else _parts_of(module)
+        if parts and _suits(parts):
+            model.set_submodule(name, ScaledMmLinear(parts))
+            taken.add(name)
+    return len(taken)
+
+
+def _parts_of(module: nn.Module) -> list[Fp8Linear]:
+    """Return the FP8 linears that a module is made of, if they can be one; else none."""
+    children = list(module.children()) if isinstance(module, LinearParts) else [module]
+    parts = [part for part in children if isinstance(part, Fp8Linear)]
+    return parts if len(parts) == len(children) and _agree(parts) else []
+
+
+def quantize(x: Tensor, scale: Tensor) -> Tensor:
+    """Return ``x / scale`` as E4M3: as ``quant.formats.to_e4m3``, in one pass."""
+    x = x.contiguous()
+    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    _quantize_kernel[(triton.cdiv(x.numel(), _BLOCK),)](x, out, scale, x.numel(), BLOCK=_BLOCK)
+    return out
+
+
+@triton.jit
+def _quantize_kernel(x, out, scale, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + place, mask=place < count, other=0.0)
+    tl.store(out + place, quantized(value, tl.load(scale), out.dtype.element_ty), mask=place < count)
+
+
+def _agree(parts: list[Fp8Linear]) -> bool:
+    """Whether linears of one input can be one: equal scales, and all have a bias or none has."""
+    first = parts[0]
+    return all(
+        torch.equal(part.input_scale, first.input_scale)
+        and torch.equal(part.weight_scale, first.weight_scale)
+        and (part.bias is None) == (first.bias is None)
+        for part in parts[1:]
+    )
+
+
+def _suits(parts: list[Fp8Linear]) -> bool:
+    """Whether ``torch._scaled_mm`` takes them: no smoothing, and suitable sizes."""
+    return all(
+        part.pre_quant_scale is None and not any(size % _MULTIPLE for size in part.weight.shape) for part in parts
+    )

@@ -1,0 +1,61 @@
+"""Linears on a CPU, their weights laid out once as oneDNN's matrix product reads them.
+
+Few rows, as decoding has them, are where it counts: there a general product spends its time on bringing the weight into
+order. And each row is added up in the same order however many there are: what a request gets does not depend on what
+else is in the batch, to the last bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_ROWS = 32
+"""What oneDNN is told to expect; the layout is the same for any number."""
+_FEW_ROWS = 4
+"""As which a lone row is computed where oneDNN has another product for it."""
+_SHORT_COLUMNS = 1024
+"""Up to so many, with AVX2 or newer, oneDNN adds up a lone row in the same order as a row among others."""
+_SMALL_WEIGHT = 1 << 19
+"""Elements; above, oneDNN takes longer for a lone row than for few."""
+
+
+class PackedLinear(nn.Module):
+    """Computes what the ``nn.Linear`` computes that it was made of."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._outputs = linear.out_features
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
+        self._bias = linear.bias
+        self._joins_lone_row = linear.in_features > _SHORT_COLUMNS or linear.weight.numel() > _SMALL_WEIGHT
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
+        if not len(x):
+            return x.new_empty(0, self._outputs)
+        if len(x) == 1 and self._joins_lone_row:
+            return self._product(functional.pad(x, (0, 0, 0, _FEW_ROWS - 1)))[:1]
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return product
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Pack all plain linears that can be; a weight that is an embedding too stays as it is beside that.
+
+    Packed weights are no parameters: nothing can be loaded into them or read from them.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and _pays(module.weight.dtype):
+            model.set_submodule(name, PackedLinear(module))
+
+
+def _pays(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has instructions for products of a type; what it has none for it would emulate."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())

@@ -1,0 +1,189 @@
+"""Snapshot: what an engine is doing between two steps: what ``inspect`` answers and ``inflight top`` shows.
+
+Its JSON is written and read here and nowhere else. There is no text in it, no stream key and no whole request id: who
+may look at a server must not learn from it what others ask, nor what ``stop`` takes to end it. Ids that can be guessed
+can be stopped all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from inflight.errors import EngineFailure
+
+if TYPE_CHECKING:
+    from inflight.engine.kv_cache import KvCache
+    from inflight.engine.request import Request, RequestMetrics
+    from inflight.engine.sequence import Sequence
+    from inflight.engine.stats import EngineStats
+
+MAX_REQUESTS = 200
+"""Requests that a snapshot describes; it counts them all."""
+MAX_CELLS = 2048
+"""Blocks whose state it tells: of a larger cache, every n-th. Taking it must not hold up the engine."""
+SHOWN_CHARACTERS = 8
+"""Of a request's id."""
+
+State = Literal["waiting", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """One sequence that waits or runs."""
+
+    request_id: str
+    """The client's id, as ``short_id`` shortens it; it may be empty."""
+    state: State
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache."""
+    generated_tokens: int
+    max_tokens: int
+    preemptions: int
+    age_s: float
+    """Since its arrival."""
+    queue_s: float | None
+    """From its arrival to its first step, or to now; None: the engine does not know."""
+    tokens_per_second: float | None
+    """Of the tokens after the first; None: there are none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """The KV cache, in blocks."""
+
+    num_blocks: int
+    block_size: int
+    """Tokens per block."""
+    used: int
+    cached: int | None
+    """Without an owner, and kept for equal prefixes; None: counted among the free ones."""
+    free: int
+    stride: int
+    """The map has every so many-th block, from the first on."""
+    runs: tuple[tuple[str, int], ...]
+    """The map, run-length encoded: ``used``, ``cached`` or ``free``, and how many in a row. Empty: not known."""
+
+    def map(self) -> list[str]:
+        """Return the state of each block on the map."""
+        return [state for state, count in self.runs for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An engine at one moment."""
+
+    max_batch_size: int
+    steps: int
+    """So far."""
+    running: int
+    waiting: int
+    requests: tuple[RequestState, ...]
+    """At most ``MAX_REQUESTS``: those that run, then those that wait, the oldest first."""
+    kv_cache: CacheState | None
+    """None: the engine has none."""
+    engine: str = ""
+    """``engine.kind`` of the deployment."""
+    max_queue_size: int = 0
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """Read what ``to_json`` has written.
+
+        Raises:
+            EngineFailure: it was not, or by another version.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            cache = data["kv_cache"]
+            if cache is not None:
+                cache = CacheState(**cache | {"runs": tuple((state, count) for state, count in cache["runs"])})
+            requests = tuple(RequestState(**request) for request in data["requests"])
+            return cls(**data | {"requests": requests, "kv_cache": cache})
+        except (ValueError, TypeError, KeyError) as error:
+            raise EngineFailure(f"the snapshot cannot be read, the server may be of another version: {error}") from None
+
+
+def short_id(request_id: str) -> str:
+    """Return what a client knows its own id by, and nobody else can end the request with.
+
+    The first characters and an ellipsis; of an id that is no longer than those, ``#`` and the first characters of its
+    SHA-256. An empty id stays empty.
+    """
+    if len(request_id) > SHOWN_CHARACTERS:
+        return request_id[:SHOWN_CHARACTERS] + "…"
+    return "#" + hashlib.sha256(request_id.encode()).hexdigest()[: SHOWN_CHARACTERS - 1] if request_id else ""
+
+
+def describe(request: Request, metrics: RequestMetrics, waits: bool, now_ns: int) -> RequestState:
+    """Return one sequence's state; ``waits``: it has no place in the batch."""
+    begun, first = metrics.first_scheduled_ns, metrics.first_token_ns
+    decode_s = (metrics.last_token_ns - first) / 1e9
+    queue_end_ns = begun or (now_ns if waits else None)
+    return RequestState(
+        request_id=short_id(request.request_id),
+        state="waiting" if waits else "decode" if first else "prefill",
+        priority=request.priority,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=metrics.cached_tokens,
+        generated_tokens=metrics.generated_tokens,
+        max_tokens=request.sampling.max_tokens,
+        preemptions=metrics.preemptions,
+        age_s=round((now_ns - request.arrival_ns) / 1e9, 4),
+        queue_s=None if queue_end_ns is None else round((queue_end_ns - request.arrival_ns) / 1e9, 4),
+        tokens_per_second=round((metrics.generated_tokens - 1) / decode_s, 2) if decode_s > 0 else None,
+    )
+
+
+def snapshot(
+    stats: EngineStats, requests: Iterable[tuple[Request, RequestMetrics, bool]], kv_cache: CacheState | None
+) -> Snapshot:
+    """Return a snapshot; ``requests``: each with its metrics and whether it waits, in the order of arrival."""
+    known = sorted(requests, key=lambda one: one[2])
+    waiting, now = sum(waits for _, _, waits in known), time.time_ns()
+    described = tuple(describe(*one, now) for one in known[:MAX_REQUESTS])
+    return Snapshot(stats.max, stats.steps, len(known) - waiting, waiting, described, kv_cache)
+
+
+def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: KvCache) -> Snapshot:
+    """Return the snapshot of the portable engine, from the books of its owners."""
+    requests = [(sequence.request, sequence.metrics, sequence.table is None) for sequence in sequences]
+    return snapshot(stats, requests, _cache_state(cache))
+
+
+def counted_cache(stats: EngineStats) -> CacheState | None:
+    """Return the state of a KV cache of which only the counts are known."""
+    total, used, cached = stats.kv_blocks_max, stats.kv_blocks_used, stats.kv_blocks_cached
+    return (
+        CacheState(total, stats.tokens_per_block, used, cached, total - used - (cached or 0), 1, ()) if total else None
+    )
+
+
+def _cache_state(cache: KvCache) -> CacheState:
+    total = cache.num_blocks
+    stride = max(1, -(-total // MAX_CELLS))
+    return CacheState(
+        num_blocks=total,
+        block_size=cache.block_size,
+        used=cache.used_blocks,
+        cached=cache.cached_blocks,
+        free=cache.free_blocks,
+        stride=stride,
+        runs=tuple(_runs(cache.state(block) for block in range(0, total, stride))),
+    )
+
+
+def _runs(states: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for state, group in itertools.groupby(states):
+        yield state, sum(1 for _ in group)

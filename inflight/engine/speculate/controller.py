@@ -1,0 +1,191 @@
+"""The controller: how many tokens to draft for whom, so that tokens come faster than without drafts; often none.
+
+A draft is worth its time when the chance that it is accepted exceeds the tokens that the engine makes in that time
+without it. The chance is learnt for each sequence, from what came of its drafts; the time is learnt from the steps:
+their seconds over their tokens are nearly a line, whose slope is what one more token costs. A step of many sequences
+has few seconds to spare for each of its tokens, so that a large batch turns speculation off by itself.
+It knows nothing of where drafts come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from inflight.engine.sequence import Sequence
+
+_MEMORY = 0.01
+"""Weight of the newest step: the times of some hundred are remembered."""
+_FADING = 0.97
+"""What the outcome of older drafts counts, per step."""
+_BELIEF = 4.0
+"""Drafts whose outcome weighs as much as what is known of sequences in general."""
+_TRIAL, _TRIED = 32, 8
+"""Every so many steps one does the opposite, for every so many sequences: both sides of the comparison stay known."""
+_OUTLIER = 2.0
+"""A step that takes so many times the usual was disturbed; no more than that is believed."""
+_FIRST = 16
+"""So many steps make the line known."""
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often drafts are accepted, as a chance per draft whose predecessors were accepted."""
+
+    accepted: float = 0.0
+    tried: float = 0.0
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count a step's drafts; behind the first wrong one nothing is learnt."""
+        self.fade()
+        self.accepted += accepted
+        self.tried += min(drafted, accepted + 1)
+
+    def fade(self) -> None:
+        """Forget a little: what came out long ago says less and less of what comes."""
+        self.accepted *= _FADING
+        self.tried *= _FADING
+
+    def chance(self, prior: float) -> float:
+        """Return the chance, seen with favour where it is not sure: what is never tried is never learnt.
+
+        Args:
+            prior: what it is held to be while little is known.
+        """
+        weight = self.tried + _BELIEF
+        mean = (self.accepted + _BELIEF * prior) / weight
+        return mean + 0.5 * math.sqrt(mean * (1 - mean) / weight)
+
+
+@dataclass(slots=True)
+class StepTime:
+    """Seconds of a step as a line over its tokens: least squares, the older the less.
+
+    A step may be disturbed by whatever else the machine does, and take many times as long. Once the line is known, no
+    more than a multiple of it is believed; until then no step is believed to take longer than one of as many tokens or
+    more took.
+    """
+
+    steps: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    variance: float = 0.0
+    covariance: float = 0.0
+    _first: list[tuple[float, float]] = field(default_factory=list)
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        """Learn from a step of so many tokens, at least one."""
+        if self.steps >= _FIRST:
+            self._learn(tokens, min(seconds, _OUTLIER * max(self.seconds, self.of(tokens))))
+            return
+        self._first.append((tokens, seconds))
+        self.steps, self.tokens, self.seconds, self.variance, self.covariance = 0, 0.0, 0.0, 0.0, 0.0
+        for size, _ in self._first:
+            self._learn(size, min(other for as_many, other in self._first if as_many >= size))
+
+    def _learn(self, tokens: float, seconds: float) -> None:
+        self.steps += 1
+        weight = max(_MEMORY, 1 / self.steps)
+        more, longer = tokens - self.tokens, seconds - self.seconds
+        self.tokens += weight * more
+        self.seconds += weight * longer
+        self.variance = (1 - weight) * (self.variance + weight * more * more)
+        self.covariance = (1 - weight) * (self.covariance + weight * more * longer)
+
+    @property
+    def per_token(self) -> float:
+        """Seconds that one more token takes; 0 while that is not known."""
+        return min(max(0.0, self.covariance / self.variance), self.seconds / self.tokens) if self.variance else 0.0
+
+    def of(self, tokens: float) -> float:
+        """Return the seconds of a step of so many tokens."""
+        return self.seconds + self.per_token * (tokens - self.tokens)
+
+
+@dataclass(slots=True)
+class Controller:
+    """Decides how many tokens to draft."""
+
+    max_draft_tokens: int
+    adaptive: bool = True
+    """False: always as many as allowed."""
+    candidates: int = 1
+    """Guesses of each next token: so many times a draft's tokens are computed."""
+    step_time: StepTime = field(default_factory=StepTime)
+    pass_time: StepTime = field(default_factory=StepTime)
+    """Of drafting one token for each of some sequences: most of it is the same for one and for many."""
+    _general: Acceptance = field(default_factory=Acceptance)
+    _known: dict[Sequence, Acceptance] = field(default_factory=dict)
+    _decisions: int = 0
+
+    def lengths(self, limits: Mapping[Sequence, int], tokens: int, sequences: int) -> dict[Sequence, int]:
+        """Return how many tokens to draft for whom; a sequence that is left out gets none.
+
+        Args:
+            limits: the sequences that may have drafts, and the most that each can use.
+            tokens: of the step without drafts.
+            sequences: that get a token in the step without drafts.
+        """
+        limits = {sequence: min(limit, self.max_draft_tokens) for sequence, limit in limits.items() if limit > 0}
+        if not (self.adaptive and limits):
+            return limits
+        self._decisions += 1
+        chosen = self._best(limits, tokens, sequences)
+        trial, step = divmod(self._decisions, _TRIAL)
+        if step == _TRIAL // 8 or self._decisions == _TRIAL // 4:  # the first one may have been disturbed
+            chosen = {} if chosen else dict.fromkeys(list(limits)[trial % _TRIED :: _TRIED] or limits, 1)
+        for sequence in self._known.keys() & (limits.keys() - chosen.keys()):
+            self._known[sequence].fade()
+        return chosen
+
+    def count(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Learn what came of a sequence's drafts."""
+        self._known.setdefault(sequence, Acceptance()).count(drafted, accepted)
+        self._general.count(drafted, accepted)
+
+    def observe_drafting(self, lengths: Collection[int], seconds: float) -> None:
+        """Learn how long it took to draft so many tokens for each of some sequences."""
+        if lengths:
+            passes = max(lengths)
+            self.pass_time.observe(sum(lengths) / passes, seconds / passes)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is known of a sequence."""
+        self._known.pop(sequence, None)
+
+    def _best(self, limits: Mapping[Sequence, int], tokens: int, sequences: int) -> dict[Sequence, int]:
+        """Return the lengths with the most tokens per second, for the best depth: a pass of drafting is shared."""
+        cost = self.candidates * self.step_time.per_token + self.pass_time.per_token
+        seconds, per_pass = self.step_time.of(tokens), self.pass_time.of(0)
+        if not self.step_time.steps or not self.pass_time.steps:
+            return dict(limits)
+        chances = {sequence: self._chance(sequence) for sequence in limits}
+        best, chosen = sequences / seconds, dict[Sequence, int]()
+        for depth in range(1, max(limits.values()) + 1):
+            lengths = {one: min(depth, _length(chances[one], best * cost, limit)) for one, limit in limits.items()}
+            gained = sum(_expected(chances[one], length) for one, length in lengths.items())
+            longest = max(lengths.values())
+            rate = (sequences + gained) / (seconds + cost * sum(lengths.values()) + per_pass * longest)
+            if longest < depth:
+                break
+            if rate > best:
+                best, chosen = rate, {one: length for one, length in lengths.items() if length}
+        return chosen
+
+    def _chance(self, sequence: Sequence) -> float:
+        known = self._known.get(sequence)
+        general = min(1.0, self._general.chance(0.7))
+        return min(0.999, max(0.001, general if known is None else known.chance(general)))
+
+
+def _length(chance: float, price: float, limit: int) -> int:
+    """Return how many drafts are worth their price: the n-th is accepted with the n-th power of the chance."""
+    if price <= 0:
+        return limit
+    return min(limit, max(0, math.floor(math.log(price) / math.log(chance)))) if price < 1 else 0
+
+
+def _expected(chance: float, length: int) -> float:
+    """Return how many of so many drafts are accepted on average."""
+    return chance * (1 - chance**length) / (1 - chance)

@@ -1,0 +1,184 @@
+"""A small model with the same vocabulary drafts for the large one (arXiv:2211.17192).
+
+It has a runner and a KV cache of its own, and for each sequence a twin there: the same tokens and the same request, so
+that it follows penalties, temperature and seed as the target does. What a twin lacks it computes when it is to draft,
+from its own prefix cache where it can; so a sequence without drafts costs the draft model nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from inflight.engine.chunk import Chunk
+from inflight.engine.config import EngineConfig
+from inflight.engine.kv_cache import BlockTable, KvCache
+from inflight.engine.model_runner import ModelRunner
+from inflight.engine.sampler import sample
+from inflight.engine.sequence import Sequence
+from inflight.errors import DeploymentError
+from inflight.speculation import SpeculationSettings
+
+_FEW_TOKENS = 8
+"""As many as one pass computes at hardly more than the cost of one: what a twin lacks after some steps' drafts."""
+
+
+class DraftModel:
+    """Drafts by decoding, greedy or by the sequence's own random numbers (see ``verification``)."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Path, target: ModelRunner) -> None:
+        """
+        Args:
+            config: the target's; the draft's KV cache has as many blocks.
+            checkpoint: the draft model's directory.
+            target: what is drafted for.
+
+        Raises:
+            DeploymentError: the checkpoint cannot be used, there is no memory for it, or its vocabulary is another.
+        """
+        settings = dataclasses.replace(
+            config,
+            model=checkpoint,
+            max_sequence_length=None,
+            num_blocks=target.config.num_blocks,
+            kv_cache_bytes=None,
+            kv_cache_fraction=None,
+            kv_cache_dtype="auto",
+            offload_to="none",
+            speculation=SpeculationSettings(),
+        )
+        self._config, self._candidates = settings, min(config.speculation.candidates, target.vocab_size)
+        try:
+            self._runner = ModelRunner(settings)
+        except DeploymentError as error:
+            raise DeploymentError(f"speculation.draft_model: {error}") from None
+        if self._runner.vocab_size != target.vocab_size:
+            raise DeploymentError(
+                f"speculation.draft_model: {checkpoint} has a vocabulary of {self._runner.vocab_size} tokens, "
+                f"the model one of {target.vocab_size}; they must be the same"
+            )
+        self._runner.warm_up(config.max_batch_size)
+        self._twins: dict[Sequence, _Twin] = {}
+        self.reset()
+
+    def prepare(self, wanted: Mapping[Sequence, int]) -> None:
+        """Compute what the twins lack, at most as many tokens as a step of the target may have."""
+        for sequence in [one for one in self._twins if one.table is None]:
+            self.forget(sequence)  # preempted: its twin's blocks are others' to use
+        for sequence in wanted:
+            if len(sequence.tokens) < self._runner.max_length:
+                self._follow(sequence)
+        room, chunks = self._config.max_tokens_per_step, []
+        for twin in (self._twins[one].sequence for one in wanted if one in self._twins):
+            size = min(twin.remaining - 1, room)
+            # A few tokens are as cheap in the first step of drafting.
+            if size > _FEW_TOKENS and self._grow(twin, twin.computed + size):
+                chunks.append(Chunk(twin, twin.computed, size))
+                room -= size
+        if chunks:
+            self._run(chunks)
+
+    def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
+        """Decode with the twins, each for as many steps as tokens are wanted.
+
+        The first guess is what is decoded; the others leave it, at each of its places, for another likely token.
+        """
+        others: dict[Sequence, list[list[int]]] = {one: [] for one in wanted}
+        drafts: dict[Sequence, list[int]] = {one: [] for one in wanted if one in self._twins}
+        while active := [one for one, tokens in drafts.items() if len(tokens) < wanted[one] and self._can_decode(one)]:
+            twins = [self._twins[one].sequence for one in active]
+            likely = self._run([Chunk(twin, twin.computed, twin.remaining) for twin in twins])
+            for one, twin, (token, *rest) in zip(active, twins, likely, strict=True):
+                if token < 0:  # its logits are not numbers
+                    wanted = {**wanted, one: 0}
+                    continue
+                others[one] += [[*drafts[one], other] for other in rest]
+                twin.tokens.append(token)
+                drafts[one].append(token)
+        return {one: [tokens, *others[one]] for one, tokens in drafts.items() if tokens}
+
+    def forget(self, sequence: Sequence) -> None:
+        """Give the twin's blocks back; what is known to be the sequence's stays in the prefix cache."""
+        twin = self._twins.pop(sequence, None)
+        if twin is not None:
+            twin.agree(sequence.tokens)
+            self._cache.commit(twin.table, twin.sequence.tokens, twin.sequence.computed)
+            self._cache.close(twin.table)
+
+    def reset(self) -> None:
+        """Begin with new books."""
+        self._cache = KvCache(self._config.num_blocks, self._config.block_size, self._config.prefix_reuse)
+        self._twins = {}
+
+    def check_idle(self) -> None:
+        """Check that no block is used."""
+        self._cache.check_counts()
+        used = self._cache.used_blocks
+        assert not used, f"{used} blocks of the draft model are used"
+
+    def _follow(self, sequence: Sequence) -> None:
+        """Give the twin the sequence's tokens; make it where there is none and there is room for it."""
+        twin = self._twins.get(sequence)
+        if twin is None:
+            # Room for all that may come: where there is none for another, it is better that some draft to their end.
+            table = self._cache.open(sequence.tokens, min(sequence.longest, self._runner.max_length))
+            if table is None:
+                return
+            twin = self._twins[sequence] = _Twin(_same(sequence, table), table, 0)
+        twin.agree(sequence.tokens)
+        self._cache.commit(twin.table, twin.sequence.tokens, twin.sequence.computed)
+
+    def _can_decode(self, sequence: Sequence) -> bool:
+        twin, most = self._twins[sequence].sequence, self._runner.max_length
+        length = len(twin.tokens)
+        within = length < most and len(sequence.tokens) < most
+        return within and twin.remaining <= _FEW_TOKENS + 1 and self._grow(twin, length)
+
+    def _grow(self, twin: Sequence, num_tokens: int) -> bool:
+        assert twin.table is not None
+        return self._cache.grow(twin.table, num_tokens)
+
+    def _run(self, chunks: list[Chunk]) -> list[list[int]]:
+        """Compute chunks of twins; return the tokens sampled, -1 where logits are not numbers, and others likely."""
+        logits, _ = self._runner.run(chunks, self._cache.take_copies())
+        sampled = sample(logits, [chunk.sequence for chunk in chunks if chunk.samples])
+        for chunk in chunks:
+            chunk.sequence.computed += chunk.size
+        others = logits.topk(self._candidates).indices.tolist() if self._candidates > 1 else [[]] * len(sampled)
+        return [
+            [one.token, *[token for token in row if token != one.token][: self._candidates - 1]]
+            for one, row in zip(sampled, others, strict=True)
+        ]
+
+
+@dataclasses.dataclass(slots=True)
+class _Twin:
+    """A sequence as the draft model has it."""
+
+    sequence: Sequence
+    table: BlockTable
+    agreed: int
+    """How many of its tokens are the target's for certain; what follows is drafted."""
+
+    def agree(self, tokens: list[int]) -> None:
+        """Take over the target's tokens, and drop the drafts that were not accepted."""
+        own = self.sequence
+        same, most = self.agreed, min(len(tokens), len(own.tokens))
+        while same < most and tokens[same] == own.tokens[same]:
+            same += 1
+        own.computed = min(own.computed, same)
+        own.tokens[same:] = tokens[same:]
+        self.agreed = len(tokens)
+
+
+def _same(sequence: Sequence, table: BlockTable) -> Sequence:
+    """Return a sequence of the same request that is asked for nothing but tokens."""
+    plain = dataclasses.replace(
+        sequence.request.sampling, log_probs=False, top_log_probs=0, context_logits=False, generation_logits=False
+    )
+    request = dataclasses.replace(sequence.request, sampling=plain)
+    twin = Sequence(request, sequence.order, sequence.seed, sequence.max_length, None)
+    twin.tokens = list(sequence.tokens)
+    twin.table, twin.computed = table, table.cached_tokens
+    return twin

@@ -1,0 +1,82 @@
+"""Prompt lookup: what followed the last tokens when they came before is guessed to follow again.
+
+As in https://github.com/apoorvumang/prompt-lookup-decoding: the longest n-gram at the end of the sequence that it has
+had before, where it was last, and the tokens behind it. It costs next to nothing, and it pays where answers repeat
+their prompts: summaries, edits, code, retrieval.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from inflight.engine.sequence import Sequence
+
+_TOKEN = "i"  # as array calls a C int
+_WIDTH = array(_TOKEN).itemsize
+_MATCHES = 4
+"""Occurrences that are looked at for each guess."""
+
+
+class NgramDrafter:
+    """Guesses from the sequence's own tokens."""
+
+    def __init__(self, max_ngram_size: int, candidates: int = 1) -> None:
+        """
+        Args:
+            max_ngram_size: tokens of the longest n-gram that is looked for; shorter ones follow, down to one token.
+            candidates: guesses for each sequence, at most.
+        """
+        self._max_size, self._candidates = max_ngram_size, candidates
+        self._texts: dict[Sequence, bytearray] = {}
+        """Tokens as bytes: the search is then that of bytes, and a token takes four of them."""
+
+    def prepare(self, wanted: Mapping[Sequence, int]) -> None:
+        """Take the tokens that are new."""
+        for sequence in wanted:
+            text = self._texts.setdefault(sequence, bytearray())
+            text += array(_TOKEN, sequence.tokens[len(text) // _WIDTH :]).tobytes()
+
+    def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
+        """Return what followed before: guesses that differ in what comes first."""
+        return {sequence: list(self._continuations(sequence, count)) for sequence, count in wanted.items()}
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence's tokens."""
+        self._texts.pop(sequence, None)
+
+    def reset(self) -> None:
+        """Drop the tokens of all."""
+        self._texts.clear()
+
+    def check_idle(self) -> None:
+        """Check that no sequence's tokens are kept."""
+        assert not self._texts, f"the tokens of {len(self._texts)} ended sequences are kept"
+
+    def _continuations(self, sequence: Sequence, count: int) -> Iterator[list[int]]:
+        tokens, firsts = sequence.tokens, set[int]()
+        for behind in islice(self._matches(sequence), _MATCHES * self._candidates):
+            if tokens[behind] not in firsts:
+                firsts.add(tokens[behind])
+                # Where the match runs into the end itself, the text repeats with that period: so may what comes.
+                period = len(tokens) - behind
+                yield [tokens[behind + place % period] for place in range(count)]
+            if len(firsts) == self._candidates:
+                return
+
+    def _matches(self, sequence: Sequence) -> Iterator[int]:
+        """Yield the places behind what the sequence ends with: the longest n-grams first, of each the last first."""
+        text = self._texts[sequence]
+        for size in range(min(self._max_size, len(sequence.tokens) - 1), 0, -1):
+            yield from _behind_earlier(text, size)
+
+
+def _behind_earlier(text: bytearray, size: int) -> Iterator[int]:
+    """Yield the places behind earlier occurrences of the final ``size`` tokens, from the last one back."""
+    ending = text[-size * _WIDTH :]
+    end = len(text) - _WIDTH
+    while (found := text.rfind(ending, 0, end)) >= 0:
+        if found % _WIDTH == 0:
+            yield found // _WIDTH + size
+        end = found + len(ending) - 1  # the next one may overlap, and one across the border of tokens is none

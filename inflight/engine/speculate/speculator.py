@@ -1,0 +1,173 @@
+"""The speculator: adds drafts to a step's chunks where they pay, and learns from what comes of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Rows
+
+from inflight.engine.chunk import Chunk
+from inflight.engine.config import EngineConfig
+from inflight.engine.kv_cache import KvCache
+from inflight.engine.model_runner import ModelRunner
+from inflight.engine.request import Output
+from inflight.engine.sequence import Sequence
+from inflight.engine.speculate.controller import Controller
+from inflight.engine.speculate.draft_model import DraftModel
+from inflight.engine.speculate.drafter import Drafter
+from inflight.engine.speculate.ngram import NgramDrafter
+from inflight.engine.speculate.tree import ancestry, merge, walk
+
+log = logging.getLogger(__name__)
+
+
+class Speculator:
+    """Drafts for the sequences that decode. What it adds takes of a step only what the scheduler has left over.
+
+    Without a method of speculation it adds nothing.
+    """
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+        """
+        Args:
+            config: settings.
+            runner: the target's.
+
+        Raises:
+            DeploymentError: the draft model cannot be used.
+        """
+        self._settings, self._runner = config.speculation, runner
+        self._max_tokens = config.max_tokens_per_step
+        self._drafter = _drafter(config, runner)
+        """None: nothing is drafted, or no more since it has failed."""
+        self.begin()
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Draft with another drafter from now on: a measurement's, which knows how often it is right."""
+        self._drafter = drafter
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was learnt of times and chances: the first steps of a process are slow."""
+        settings = self._settings
+        self.controller = Controller(settings.max_draft_tokens, settings.adaptive, settings.candidates)
+
+    def extend(self, chunks: list[Chunk], cache: KvCache) -> list[Chunk]:
+        """Return a step's chunks with drafts. Where drafting fails, the requests go on without speculation."""
+        if self._drafter is None:
+            return chunks
+        try:
+            drafts = self._draft(self._drafter, chunks)
+        except Exception:
+            log.exception("drafting failed; speculation is off until the server starts again")
+            self._drafter, drafts = None, {}
+        return [
+            self._extended(chunk, drafts[chunk.sequence], cache) if chunk.sequence in drafts else chunk
+            for chunk in chunks
+        ]
+
+    def _draft(self, drafter: Drafter, chunks: Rows[Chunk]) -> dict[Sequence, list[list[int]]]:
+        limits = {chunk.sequence: _limit(chunk) for chunk in chunks if _decodes(chunk)}
+        tokens = sum(chunk.size for chunk in chunks)
+        wanted = self.controller.lengths(limits, tokens, sum(chunk.samples for chunk in chunks))
+        wanted = _within(wanted, (self._max_tokens - tokens) // self._settings.candidates)
+        if not wanted:
+            return {}
+        drafter.prepare(wanted)
+        started = time.perf_counter()
+        drafts = drafter.draft(wanted)
+        lengths = [len(guesses[0]) for guesses in drafts.values() if guesses]
+        self.controller.observe_drafting(lengths, time.perf_counter() - started)
+        return drafts
+
+    def _extended(self, chunk: Chunk, guesses: Rows[Rows[int]], cache: KvCache) -> Chunk:
+        """Return the chunk with as many of the drafts as there are blocks for; no sequence gives way to them."""
+        table, end = chunk.sequence.table, chunk.start + chunk.size
+        assert table is not None
+        most = min(_limit(chunk), self._settings.max_draft_tokens * self._settings.candidates)
+        drafts, parents = merge(guesses, most)
+        if not cache.grow(table, end + len(drafts)):
+            drafts = drafts[: len(table.blocks) * cache.block_size - end]
+        size = len(drafts)
+        return chunk._replace(size=chunk.size + size, drafts=tuple(drafts), parents=tuple(parents[:size]))
+
+    def observe(self, chunks: Rows[Chunk], seconds: float) -> None:
+        """Learn from how long the target took for a step; one that prefills has other costs per token."""
+        if self._drafter is not None and not any(chunk.prefills for chunk in chunks):
+            self.controller.step_time.observe(sum(chunk.size for chunk in chunks), seconds)
+
+    def book(self, chunk: Chunk, output: Output, cache: KvCache) -> None:
+        """Book what came of a chunk's drafts, whose sequence has the output's tokens already.
+
+        Rejected drafts are computed too; they are no tokens of the sequence, and are written over.
+        """
+        sequence, path = chunk.sequence, walk(chunk.drafts, chunk.parents, output.tokens)
+        first, accepted = sequence.computed, len(path)
+        moves = [(first + node, first + place) for place, node in enumerate(path) if node != place]
+        if moves and sequence.table is not None:
+            self._runner.move(sequence.table, moves)
+        sequence.computed += accepted
+        if output.error is None and sequence.table is not None:
+            cache.commit(sequence.table, sequence.tokens, sequence.computed)
+        sequence.metrics.draft_tokens += len(chunk.drafts)
+        sequence.metrics.accepted_draft_tokens += accepted
+        self.controller.count(sequence, _depth(chunk), accepted)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a sequence that has ended."""
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
+        self.controller.forget(sequence)
+
+    def reset(self) -> None:
+        """Drop what is kept of all sequences, in whatever state it is."""
+        if self._drafter is not None:
+            self._drafter.reset()
+        self.begin()
+
+    def check_idle(self) -> None:
+        """Check that nothing is kept of sequences that have ended.
+
+        Raises:
+            AssertionError: something is.
+        """
+        if self._drafter is not None:
+            self._drafter.check_idle()
+
+
+def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter | None:
+    settings = config.speculation
+    if settings.method is None:
+        return None
+    if settings.method == "ngram":
+        return NgramDrafter(settings.max_ngram_size, settings.candidates)
+    assert settings.method == "draft_target"
+    assert settings.draft_model is not None
+    return DraftModel(config, settings.draft_model, runner)
+
+
+def _depth(chunk: Chunk) -> int:
+    """Return how many tokens the longest guess has."""
+    return max(len(ancestry(chunk.parents, node)) for node in range(len(chunk.parents)))
+
+
+def _decodes(chunk: Chunk) -> bool:
+    """Whether it may have drafts: beams are no guess of what comes, but all of it."""
+    return chunk.samples and chunk.size == 1 and chunk.sequence.group is None
+
+
+def _limit(chunk: Chunk) -> int:
+    """Return how many drafts can be of use: beside them comes one token more, and the last one is never computed."""
+    sequence = chunk.sequence
+    return sequence.longest - len(sequence.tokens) - 1
+
+
+def _within(wanted: dict[Sequence, int], room: int) -> dict[Sequence, int]:
+    """Return what of the wanted drafts fits into ``room`` tokens, cut evenly: the first drafts are the likeliest."""
+    total = sum(wanted.values())
+    while wanted and total > room:
+        longest = max(wanted.values())
+        most = max(0, min(longest - 1, room // len(wanted)))
+        wanted = {one: min(length, most) for one, length in wanted.items() if min(length, most)}
+        total = sum(wanted.values())
+    return wanted

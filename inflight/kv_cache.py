@@ -1,0 +1,89 @@
+"""KvCacheSettings: how much the KV cache holds, in what type, what goes first, and where to. See docs/kv-cache.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_PORTABLE_ONLY = ("bytes", "memory_fraction", "eviction", "offload")
+_CAPACITIES = ("tokens", "bytes", "memory_fraction")
+
+
+class OffloadSettings(BaseModel):
+    """The second tier: where cached blocks go that the KV cache has no room for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    to: Literal["none", "host", "file"] = Field(
+        "none", description="host: the host's memory, for a GPU's cache; file: a file that is mapped into memory"
+    )
+    bytes: int = Field(1 << 30, ge=1, description="its size; reserved at the start")
+    directory: Path | None = Field(
+        None, description="`to: file`: where the file is, relative to the deployment; null: the system's temporary one"
+    )
+    min_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="restore prefixes of at least so many tokens; null: where it takes less time than computing them, "
+        "as both have been measured",
+    )
+
+    @model_validator(mode="after")
+    def _only_what_is_read(self) -> OffloadSettings:
+        for name in sorted(self.model_fields_set - {"to"}):
+            if self.to == "none" or (name == "directory" and self.to != "file"):
+                raise ValueError(f"`{name}` needs `to:` {'file' if name == 'directory' else 'host or file'}")
+        return self
+
+
+class KvCacheSettings(BaseModel):
+    """The paged KV cache."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    block_size: int = Field(16, ge=1, le=256, description="tokens per block; unset, TensorRT-LLM's or its engine's own")
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        description="capacity in tokens; null: enough for a full batch of 1,024 each; with TensorRT-LLM, "
+        "tensorrt_llm.free_gpu_memory_fraction alone decides",
+    )
+    bytes: int | None = Field(None, ge=1, description="capacity in bytes, in place of `tokens`")
+    memory_fraction: float | None = Field(
+        None, gt=0, lt=1, description="capacity as a share of the memory that weights leave, in place of `tokens`"
+    )
+    dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = Field(
+        "auto",
+        description="auto: FP8 where the checkpoint was calibrated for it, else the type of the computation; int8: "
+        "with a scale for each token and head; int8, bfloat16 and float32: the portable engine's",
+    )
+    prefix_reuse: bool = Field(True, description="keep finished blocks and reuse them for equal prefixes")
+    eviction: Literal["lru", "lfu", "prefix"] = Field(
+        "lru",
+        description="which block is forgotten first: lru: the least recently used; lfu: the least often used; prefix: "
+        "the one whose prefix the fewest sequences shared, with age",
+    )
+    offload: OffloadSettings = OffloadSettings()
+
+    @model_validator(mode="after")
+    def _one_capacity(self) -> KvCacheSettings:
+        given = [name for name in _CAPACITIES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"`{given[0]}` and `{given[1]}` both say how much it holds; give one")
+        for name in ("eviction", "offload"):
+            if name in self.model_fields_set and not self.prefix_reuse:
+                raise ValueError(f"`{name}` needs `prefix_reuse: true`: without it no block is kept")
+        return self
+
+    def unread(self, engine: str) -> Iterator[tuple[str, str]]:
+        """Yield the settings that are given and would have no effect with this engine, each with what it needs."""
+        if engine == "pytorch":
+            return
+        for name in _PORTABLE_ONLY:
+            if name in self.model_fields_set:
+                yield name, f"`engine.kind:` pytorch; it is {engine}"
+        if self.dtype not in ("auto", "fp8"):
+            yield f"dtype: {self.dtype}", f"`engine.kind:` pytorch; it is {engine}"

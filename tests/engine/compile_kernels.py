@@ -1,0 +1,86 @@
+"""Compiles the kernels for GPUs that are not there: what Triton and ptxas refuse, they refuse here too.
+
+Run as a program, since a process either interprets kernels or compiles them. Prints a line for each kernel and type:
+its name, the type of the computation, that of the cache, and its bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import product
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from inflight.engine.attention import kernels
+from inflight.engine.cuda import elementwise, fp8
+from inflight.engine.models.layers import RmsNorm
+
+_SLOTS, _HEADS, _KV_HEADS = 64, 8, 2
+
+
+class Absent:
+    """In place of Triton's driver: says which GPU is to be compiled for."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main(capability: int) -> None:
+    driver.set_active(Absent(capability))
+    told: list[str] = []
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, **settings: Any) -> Any:
+        made = launch(self, *args, **(settings | {"warmup": True}))
+        print(self.__name__, *told, made.metadata.shared)
+        return made
+
+    JITFunction.run = compile_only
+    caches = (None, torch.int8, torch.float8_e4m3fn) if capability >= 89 else (None, torch.int8)
+    for dtype, cache in product((torch.float32, torch.bfloat16), caches):
+        for dim in (128, 256) if cache is None else (128,):
+            told[:] = [str(dtype), str(cache or dtype), str(dim)]
+            _attention(dtype, cache or dtype, dim)
+    for dtype in (torch.float32, torch.bfloat16):
+        told[:] = [str(dtype), "-", "-"]
+        _between(dtype, capability >= 89)
+
+
+def _attention(dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
+    keys = torch.zeros(_KV_HEADS, _SLOTS, dim, dtype=cache)
+    scales = torch.ones(_KV_HEADS, _SLOTS, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
+    stored = kernels.StoredKv(keys, keys, scales, scales)
+    key = torch.zeros(4, _KV_HEADS, dim, dtype=dtype)
+    kernels.store(key, key, torch.zeros(4, dtype=torch.int32), stored)
+    query = torch.zeros(4, _HEADS, dim, dtype=dtype)
+    spans, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    for longest, splits in ((1, 32), (1, 1), (100, 1)):
+        kernels.attend(query, stored, query, spans, members, longest, 16, None, 1.0, splits)
+
+
+def _between(dtype: torch.dtype, has_fp8: bool) -> None:
+    x = torch.zeros(4, _HEADS, 128, dtype=dtype)
+    elementwise.rotate(x, x[:, :1], x[:, :1])
+    elementwise.gate(x.flatten(1), gelu=True)
+    elementwise.FusedRmsNorm(RmsNorm(128, 1e-5).to(dtype))(x)
+    if has_fp8:
+        fp8.quantize(x, torch.ones(()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

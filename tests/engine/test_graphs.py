@@ -1,0 +1,128 @@
+"""Captured decode steps: their books, with a graph that computes again what it captured, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from inflight.engine.attention.kernel_attention import StepLayout
+from inflight.engine.attention.paged import Span
+from inflight.engine.cuda.elementwise import fuse_elementwise
+from inflight.engine.cuda.forward import CudaForward
+from inflight.engine.cuda.graphs import DecodeGraphs, batch_sizes
+from inflight.engine.model_runner import ModelRunner
+from tests.engine.checkpoints import checkpoint as made
+from tests.engine.checkpoints import greedy
+from tests.engine.driving import ask, load, run
+
+CPU = torch.device("cpu")
+
+
+class Rerun:
+    """In place of a CUDA graph: computes again, from the same inputs."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute, self.replays = compute, 0
+        compute()
+
+    def replay(self) -> Tensor:
+        """Compute again."""
+        self.replays += 1
+        return self._compute()
+
+
+def test_at_most_a_third_of_a_step_is_padding() -> None:
+    for largest in (1, 2, 3, 5, 32, 48, 100, 256):
+        sizes = batch_sizes(largest)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == largest
+        for count in range(1, largest + 1):
+            size = next(size for size in sizes if size >= count)
+            assert size - count <= size / 3
+
+
+def _seen() -> tuple[DecodeGraphs, list[tuple[list[int], StepLayout]], list[Rerun]]:
+    """Return graphs of up to four sequences, and what their forwards were called with."""
+    calls: list[tuple[list[int], StepLayout]] = []
+    captured: list[Rerun] = []
+
+    def forward(tokens: Tensor, layout: StepLayout) -> Tensor:
+        calls.append((tokens.tolist(), layout))
+        return tokens[:, None].float()
+
+    def capture(compute: Callable[[], Tensor]) -> Rerun:
+        captured.append(Rerun(compute))
+        return captured[-1]
+
+    return DecodeGraphs(forward, 4, 8, 4, CPU, capture), calls, captured
+
+
+def test_a_step_goes_into_the_inputs_and_padding_is_nobody() -> None:
+    graphs, calls, captured = _seen()
+    assert [len(tokens) for tokens, _ in calls] == [4, 2, 1]
+    spans = [Span(0, 9, 1, [7, 3, 5]), Span(1, 4, 1, [2, 6]), Span(2, 0, 1, [1])]
+    graphs([50, 60, 70], spans)
+    hidden = graphs([51, 61, 71], spans)
+    assert hidden is not None
+    assert hidden[:, 0].tolist() == [51, 61, 71]
+    hidden = graphs([52, 62], spans[:2])
+    assert hidden is not None
+    assert hidden[:, 0].tolist() == [52, 62]
+    assert [one.replays for one in captured] == [2, 1, 0]
+    tokens, layout = calls[0]
+    graphs([1, 2, 3, 4], [*spans, Span(3, 1, 1, [9])])
+    graphs([1, 2, 3], spans)
+    assert layout.positions[:3].tolist() == [9, 4, 0]
+    assert layout.slots.tolist() == [5 * 4 + 1, 6 * 4, 4, -1]
+    assert layout.spans[:3, :3].tolist() == [[0, 9, 1], [1, 4, 1], [2, 0, 1]]
+    assert layout.spans[0, 3:6].tolist() == [7, 3, 5]
+    assert tokens == [0, 0, 0, 0], "what was captured was captured without a step"
+
+
+def test_tokens_that_only_the_device_has_stay_there() -> None:
+    graphs, calls, _ = _seen()
+    spans = [Span(0, 9, 1, [7, 3, 5]), Span(1, 4, 1, [2, 6])]
+    hidden = graphs(torch.tensor([50, 60]), spans)
+    assert hidden is not None
+    assert hidden[:, 0].tolist() == [50, 60]
+    assert calls[-1][1].positions.tolist() == [9, 4]
+    tokens, layout = StepLayout.of(torch.tensor([50, 60]), spans, 4, CPU)
+    assert (tokens.tolist(), tokens.dtype) == ([50, 60], torch.int32)
+    assert layout.slots.tolist() == [5 * 4 + 1, 6 * 4]
+
+
+def test_what_is_no_decode_step_is_left_to_others() -> None:
+    graphs, _, captured = _seen()
+    assert graphs([1, 2], [Span(0, 0, 2, [0])]) is None
+    assert graphs([1] * 5, [Span(row, 0, 1, [row]) for row in range(5)]) is None
+    assert not any(one.replays for one in captured)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", ["llama, biases, tied", "gemma3"])
+def test_tokens_are_those_of_transformers(name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "overlaps", ahead)
+    prompts = [(5, 6, 7, 8, 9, 10, 11, 12, 13, 14), (3,), (20, 30, 40)]
+    engine = load(made(name), num_blocks=24, max_batch_size=3, max_tokens_per_step=6)
+    runner = engine._runner
+    fuse_elementwise(runner._model)
+    runner._kernels = CudaForward(runner._model, runner._kv, 4)
+    captured: list[Rerun] = []
+
+    def capture(compute: Callable[[], Tensor]) -> Rerun:
+        captured.append(Rerun(compute))
+        return captured[-1]
+
+    with torch.inference_mode():
+        runner._kernels.graphs = DecodeGraphs(runner._kernels.run, 3, 24, 4, CPU, capture)
+    requests = [ask(prompt, max_tokens=4) for prompt in prompts]
+    outputs = run(engine, requests)
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert outputs[request.key].tokens == greedy(name, prompt, 4)
+    assert sum(one.replays for one in captured) >= 3
+    assert bool(engine._ahead.launches) == ahead

@@ -1,0 +1,241 @@
+"""Offload: tokens are transformers' whatever has come back, and a tier that cannot be had or goes says so in a line."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from inflight.engine.attention.paged import KvTensors
+from inflight.engine.checkpoint import load_config
+from inflight.engine.engine import Engine
+from inflight.engine.kv import tier as tier_module
+from inflight.engine.kv.offload import RestoreRule
+from inflight.engine.kv.tier import FilePages, HostPages, KvTier, TierLost
+from inflight.engine.kv_cache import BlockCopy
+from inflight.engine.quant.kv_cache import Int8KvTensors
+from inflight.errors import DeploymentError
+from tests.engine.checkpoints import checkpoint, greedy
+from tests.engine.driving import ask, load, run
+from tests.engine.test_parity import PROMPTS
+
+COUNT = 12
+SMALL: dict[str, Any] = {"num_blocks": 64, "max_tokens_per_step": 24, "offload_bytes": 2 << 20, "offload_min_tokens": 1}
+
+
+def _ask_all(engine: Engine, name: str) -> int:
+    """Ask every prompt, hold the answers to transformers', and return how many tokens were cached."""
+    requests = [ask(prompt, COUNT) for prompt in PROMPTS]
+    outputs = run(engine, requests)
+    for request in requests:
+        assert outputs[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
+    return sum(output.metrics.cached_tokens for output in outputs.values() if output.metrics)
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+@pytest.mark.parametrize(("name", "to", "eviction"), [("llama", "file", "lru"), ("gemma3", "host", "prefix")])
+def test_tokens_are_the_same_with_what_was_restored(name: str, to: str, eviction: str, policy: str) -> None:
+    """The cache holds a fraction of what is asked; the second time all of it comes from the second tier."""
+    engine = load(checkpoint(name), offload_to=to, eviction=eviction, policy=policy, **SMALL)
+    first = _ask_all(engine, name)
+    restored = engine.stats.kv_cache_restored_tokens
+    second = _ask_all(engine, name)
+    stats = engine.stats
+    assert second > first + 300
+    assert stats.kv_cache_restored_tokens > restored + 300
+    assert stats.kv_cache_offloaded_tokens >= stats.kv_cache_offloaded_blocks * 4 > 300
+    assert stats.kv_cache_evictions == 0, "all of it fits in the second tier"
+    assert (stats.preemptions > 0) == (policy == "max_utilization")
+
+
+def test_a_second_tier_that_is_too_small_forgets() -> None:
+    engine = load(checkpoint("llama"), offload_to="host", eviction="prefix", **SMALL | {"offload_bytes": 40 * 4 * 768})
+    for _ in range(2):
+        _ask_all(engine, "llama")
+    stats = engine.stats
+    assert stats.kv_cache_offload_blocks_limit == 40 == stats.kv_cache_offloaded_blocks
+    assert stats.kv_cache_evictions > 0
+    assert stats.kv_cache_restored_tokens > 0
+
+
+def test_an_int8_cache_comes_back_with_its_scales() -> None:
+    engine = load(checkpoint("llama"), offload_to="host", kv_cache_dtype="int8", **SMALL)
+    alone = load(checkpoint("llama"), kv_cache_dtype="int8", prefix_reuse=False, max_batch_size=1)
+    expected = [output.tokens for output in run(alone, [ask(prompt, COUNT) for prompt in PROMPTS]).values()]
+    for _ in range(2):
+        outputs = run(engine, [ask(prompt, COUNT) for prompt in PROMPTS])
+        assert sorted(output.tokens for output in outputs.values()) == sorted(expected)
+    assert engine.stats.kv_cache_restored_tokens > 300
+
+
+def _tensors(kind: type[KvTensors] = KvTensors) -> KvTensors:
+    config, device = load_config(checkpoint("llama")), torch.device("cpu")
+    tensors = kind(config, 6, 4, torch.float32, device)
+    for part in tensors.parts:
+        part.view(torch.uint8).random_()
+    return tensors
+
+
+@pytest.mark.parametrize("kind", [KvTensors, Int8KvTensors])
+def test_restored_blocks_are_the_same_bytes(kind: type[KvTensors], tmp_path: Path) -> None:
+    tensors = _tensors(kind)
+    before = [part.view(torch.uint8).clone() for part in tensors.parts]
+    tier = KvTier(tensors, 6, lambda page_bytes: FilePages(tmp_path, 3, page_bytes), RestoreRule(None))
+    assert tier.nbytes * 2 == tensors.nbytes
+    assert tier.pinned_bytes == 0
+    # 0 and 3 leave, the page of 2 is given up for 3; 3 is written over in the same step; they come back elsewhere.
+    tier.copy(
+        [
+            BlockCopy(0, 6),
+            BlockCopy(2, 8),
+            BlockCopy(3, 8),
+            BlockCopy(1, 3),
+            BlockCopy(6, 4),
+            BlockCopy(8, 5),
+            BlockCopy(5, 0),
+        ]
+    )
+    sources = [3, 1, 2, 1, 0, 3]
+    for part, old in zip(tensors.parts, before, strict=True):
+        expected = torch.cat([old[:, :, 4 * block : 4 * block + 4] for block in sources], 2)
+        assert torch.equal(part.view(torch.uint8), expected)
+
+
+def test_many_blocks_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_module, "_BLOCKS_AT_ONCE", 2)
+    tensors = _tensors()
+    before = tensors.keys.clone(), tensors.values.clone()
+    tier = KvTier(tensors, 6, lambda page_bytes: HostPages(5, page_bytes), RestoreRule(None))
+    tier.copy(
+        [*[BlockCopy(block, 6 + block) for block in range(5)], *[BlockCopy(10 - block, block) for block in range(5)]]
+    )
+    for stored, old in zip((tensors.keys, tensors.values), before, strict=True):
+        expected = torch.cat([old[:, :, 4 * block : 4 * block + 4] for block in (4, 3, 2, 1, 0, 5)], 2)
+        assert torch.equal(stored.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_nothing_stays_behind(tmp_path: Path) -> None:
+    """The file has no name from the beginning, so that even a killed process leaves nothing."""
+    engine = load(checkpoint("llama"), offload_to="file", offload_directory=tmp_path, **SMALL)
+    _ask_all(engine, "llama")
+    assert engine.stats.kv_cache_offloaded_blocks > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tier_that_cannot_be_had_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SMALL | {"offload_to": "file"}
+    with pytest.raises(DeploymentError, match="offload: no file of .* bytes in .*missing: No such file or directory"):
+        load(checkpoint("llama"), **settings, offload_directory=tmp_path / "missing")
+    with pytest.raises(DeploymentError, match="offload.bytes is 100; one block takes 3072"):
+        load(checkpoint("llama"), **settings | {"offload_bytes": 100})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DeploymentError, match="offload: no file of .* bytes in .*: No space left on device"):
+        load(checkpoint("llama"), **settings, offload_directory=tmp_path)
+    with pytest.raises(DeploymentError, match="offload.bytes is 1152921504606846976; the host has [0-9]+ free"):
+        load(checkpoint("llama"), **settings | {"offload_to": "host", "offload_bytes": 1 << 60})
+
+
+def test_a_tier_that_goes_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that was cut short is never touched again; what it held is computed, and the log says so once."""
+    engine = load(checkpoint("llama"), offload_to="file", offload_directory=tmp_path, **SMALL)
+    _ask_all(engine, "llama")
+    tier = engine._runner.tier
+    assert tier is not None
+    assert isinstance(tier._store, FilePages)
+    os.ftruncate(tier._store._file.fileno(), 4096)
+    restored = engine.stats.kv_cache_restored_tokens
+    with caplog.at_level(logging.ERROR):
+        _ask_all(engine, "llama")
+        _ask_all(engine, "llama")
+    assert [record.getMessage() for record in caplog.records] == [
+        "the KV cache's second tier is off: the file has 4096 bytes of 2095104; what it held is computed again"
+    ]
+    assert (engine.stats.kv_cache_restored_tokens, engine.stats.kv_cache_offloaded_blocks) == (restored, 0)
+    assert engine.stats.kv_cache_offload_blocks_limit == 0
+    tier.copy([BlockCopy(0, 64)])
+    with pytest.raises(TierLost):
+        tier.copy([BlockCopy(64, 0)])
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_tier_that_goes_within_a_step_ends_no_request(
+    restores: bool, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is cut short after a step was planned: one that only saves goes on, one that restores is done again."""
+    engine = load(checkpoint("llama"), offload_to="file", offload_directory=tmp_path, policy=policy, **SMALL)
+    if restores:
+        _ask_all(engine, "llama")
+    tier, copy, met = engine._runner.tier, KvTier.copy, Counter[bool]()
+    assert tier is not None
+    assert isinstance(tier._store, FilePages)
+    file, end, preemptions = tier._store._file.fileno(), tier._first, engine.stats.preemptions
+
+    def copy_too_late(tier: KvTier, copies: Sequence[BlockCopy]) -> None:
+        met.update({one.source >= end for one in copies if end <= max(one)})
+        if met[restores]:
+            os.ftruncate(file, 4096)
+        copy(tier, copies)
+
+    monkeypatch.setattr(KvTier, "copy", copy_too_late)
+    _ask_all(engine, "llama")
+    assert met[restores]
+    assert not tier.usable()
+    assert engine.stats.kv_cache_offload_blocks_limit == 0
+    if policy == "guaranteed_no_evict":
+        assert (engine.stats.preemptions > preemptions) == restores
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_what_the_kernel_cannot_fetch_is_not_touched(
+    write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file's size shows nothing, as when its disk fails or is full all the same: a touch would be SIGBUS."""
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (5, 14):
+        pytest.skip("this kernel cannot be asked")
+    tier = KvTier(_tensors(), 6, lambda page_bytes: FilePages(tmp_path, 3, page_bytes), RestoreRule(None))
+    tier.copy([BlockCopy(0, 8)])
+    assert isinstance(tier._store, FilePages)
+    os.ftruncate(tier._store._file.fileno(), 0)
+    monkeypatch.setattr(os, "fstat", lambda _: SimpleNamespace(st_size=1 << 40))
+    with nullcontext() if write else pytest.raises(TierLost):
+        tier.copy([BlockCopy(0, 8) if write else BlockCopy(8, 0)])
+    assert not tier.usable()
+    assert f"the kernel cannot {'write' if write else 'read'} the file: Bad address" in caplog.text
+
+
+def test_a_failed_step_restores_nothing_that_was_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step fails before its copies are made: what the books had moved is forgotten, and answers stay right."""
+    engine = load(checkpoint("llama"), offload_to="host", **SMALL)
+    _ask_all(engine, "llama")
+    for prompt in PROMPTS[:8]:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._runner, "run", lambda *_: 1 / 0)
+            failed = ask([*prompt[::-1], 5], COUNT)
+            assert run(engine, [failed])[failed.key].error is not None
+        assert not len(engine._cache.offloaded)
+        _ask_all(engine, "llama")
+
+
+def test_the_time_that_prompts_take_is_that_of_running_them() -> None:
+    engine = load(checkpoint("llama"), offload_to="host", **SMALL | {"offload_min_tokens": None})
+    _ask_all(engine, "llama")
+    tier = engine._runner.tier
+    assert tier is not None
+    seconds = tier._rule._compute.seconds
+    assert seconds > 0.2 * engine.stats.step_part["run"] / engine.stats.steps, "one step's at least, nearly"
+    assert seconds < engine.stats.step_part["run"]

@@ -1,0 +1,154 @@
+"""The engine and its kernels on a CUDA device, against plain PyTorch there and transformers on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from inflight.engine.cuda import fp8
+from inflight.engine.cuda.elementwise import FusedRmsNorm, gate, rotate
+from inflight.engine.engine import Engine
+from inflight.engine.models import rope
+from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, gated
+from inflight.engine.quant.formats import to_e4m3
+from tests.engine.checkpoints import ARCHITECTURES, checkpoint, greedy
+from tests.engine.driving import ask, load, run
+from tests.engine.paged_steps import MIXED, activations, both, filled, kernels_see, shape, spans_of
+from tests.engine.speculating import speculating
+
+CUDA = torch.device("cuda")
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
+PROMPTS = [tuple(range(5, 45)), (3,), (20, 30, 40), tuple(range(100, 117))]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", ["", "fp8", "int8"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window"),
+    [(8, 2, 128, 16, None), (4, 4, 64, 24, 8), (7, 1, 24, 16, 40), (6, 2, 80, 64, None), (2, 1, 256, 16, 8)],
+)
+def test_kernels(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, window: int | None, kind: str, dtype: torch.dtype
+) -> None:
+    if kind == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the device has no FP8")
+    config = shape(heads, kv_heads, head_dim)
+    seen, expected = both(config, MIXED, block_size=block_size, window=window, dtype=dtype, kind=kind, device=CUDA)
+    torch.testing.assert_close(seen, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_a_token_that_decodes_sees_the_same_whatever_its_neighbours() -> None:
+    config, dtype = shape(8, 2, 128), torch.bfloat16
+    spans = spans_of([(200, 1), (3, 1), (77, 1)], 16)
+    query, key, value = activations(config, spans, dtype, CUDA)
+    together = kernels_see(
+        filled(config, spans, 16, dtype, "", CUDA), spans, 16, 0, query, key, value, None, config.attention_scale
+    )
+    for row, span in enumerate(spans):
+        tensors, own = filled(config, spans, 16, dtype, "", CUDA), slice(row, row + 1)
+        single = [type(span)(0, span.start, 1, span.blocks)]
+        alone = kernels_see(tensors, single, 16, 0, query[own], key[own], value[own], None, config.attention_scale)
+        assert torch.equal(alone, together[own])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_what_lies_between_products(dtype: torch.dtype) -> None:
+    close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
+    torch.manual_seed(0)
+    x = torch.randn(9, 12, 128, device=CUDA, dtype=dtype)
+    angles = 6 * torch.rand(9, 1, 128, device=CUDA)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    torch.testing.assert_close(rotate(x[:, 2:7], cos, sin), rope.rotate(x[:, 2:7], cos, sin), **close)
+    for kind in (RmsNorm, GemmaRmsNorm):
+        norm = kind(128, 1e-5).to(CUDA, dtype).requires_grad_(False)
+        norm.weight.normal_()
+        torch.testing.assert_close(FusedRmsNorm(norm)(x[:, 3:5]), norm(x[:, 3:5]), **close)
+    for gelu in (False, True):
+        torch.testing.assert_close(gate(x.flatten(1), gelu), gated(x.flatten(1), gelu), **close)
+
+
+def _generate(engine: Engine, count: int) -> list[list[int]]:
+    requests = [ask(prompt, max_tokens=count) for prompt in PROMPTS]
+    outputs = run(engine, requests)
+    return [outputs[request.key].tokens for request in requests]
+
+
+def _engine(name: str, **settings: Any) -> Engine:
+    engine = load(checkpoint(name), device="cuda", max_batch_size=4, max_tokens_per_step=24, **settings)
+    engine.warm_up()
+    return engine
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_tokens_are_those_of_transformers(name: str) -> None:
+    engine = _engine(name)
+    assert engine._runner._kernels is not None, "the kernels are not used"
+    assert _generate(engine, 12) == [greedy(name, prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "int8"}])
+def test_graphs_compute_what_they_captured(settings: dict[str, str]) -> None:
+    with_graphs, without = _engine("llama", **settings), _engine("llama", **settings)
+    kernels = without._runner._kernels
+    assert kernels is not None
+    kernels.graphs = None
+    assert _generate(with_graphs, 12) == _generate(without, 12)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "log_probs": True}])
+def test_steps_ahead_give_the_same_and_wait_for_nothing(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+    for enabled in (True, False):
+        engine = _engine("llama")
+        engine._ahead._enabled = enabled
+        engine._ahead.launches = 0
+        launch = engine._ahead.launch
+
+        def watched(*arguments: Any, launch: Callable[..., None] = launch) -> None:
+            torch.cuda.set_sync_debug_mode("error")  # only the tokens' arrival, afterwards, may be waited for
+            try:
+                launch(*arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(engine._ahead, "launch", watched)
+        requests = [ask(prompt, max_tokens=12, **more) for prompt in PROMPTS]
+        outputs = run(engine, requests)
+        tokens.append([outputs[request.key].tokens for request in requests])
+        assert bool(engine._ahead.launches) == enabled
+    assert tokens[0] == tokens[1]
+
+
+def test_a_draft_model_decodes_with_graphs() -> None:
+    engine = speculating(device="cuda", max_batch_size=4)
+    kernels = engine._speculator._drafter._runner._kernels  # type: ignore[union-attr]
+    assert kernels is not None
+    assert kernels.graphs is not None
+    request = ask(PROMPTS[0], max_tokens=12)
+    assert run(engine, [request])[request.key].tokens == greedy("llama", PROMPTS[0], 12)
+
+
+def test_fp8_products() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the device has no FP8")
+    torch.manual_seed(0)
+    x = 3 * torch.randn(37, 256, device=CUDA, dtype=torch.bfloat16)
+    scale = torch.tensor(0.03, device=CUDA)
+    rounded = fp8.quantize(x, scale)
+    assert torch.equal(rounded.view(torch.uint8), to_e4m3(x, scale).view(torch.uint8))
+    weight = (100 * torch.randn(128, 256, device=CUDA)).to(torch.float8_e4m3fn)
+    seen = torch._scaled_mm(rounded, weight.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    expected = (rounded.float() @ weight.float().t() * scale * scale).bfloat16()
+    torch.testing.assert_close(seen, expected, rtol=2e-2, atol=2e-2)

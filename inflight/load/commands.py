@@ -10,14 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from inflight.errors import InflightError
 from inflight.load import pipeline as measured
+from inflight.load.observability import EngineLoad, measure_observability
 from inflight.load.tokenizer import measure_tokenizers
+from inflight.report.failures import one_line_errors
 from inflight.report.results import print_table, write_results
 from inflight.serve.command import DEMO
 
 bench = typer.Typer(help="Measure Inflight.", no_args_is_help=True)
 _console = Console(stderr=True, highlight=False)
+_NEEDS = "the benchmarks need the extras `engine` and `load`"
 
 
 @bench.callback()
@@ -63,13 +65,41 @@ def tokenizer(
     )
 
 
+@bench.command()
+def observability(
+    engine: Annotated[list[str] | None, typer.Option(help="engine.kind; repeat for several.")] = None,
+    step_ms: Annotated[
+        list[float] | None, typer.Option(min=0, help="Time of a step of the replay engine; repeat for several.")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured.")] = 7,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, help="Length of each measurement; there are three per round.")
+    ] = 1.5,
+    model: Annotated[Path, typer.Option(help="Checkpoint to serve.")] = DEMO / "model",
+    output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
+) -> None:
+    """Compare a server that shows nothing with one that has metrics, and one that has metrics and traces."""
+    if step_ms and engine and "replay" not in engine:
+        raise typer.BadParameter("only the replay engine's steps can be set", param_hint="--step-ms")
+    chosen = [*(f"--engine {one} " for one in engine or ()), *(f"--step-ms {one:g} " for one in step_ms or ())]
+    loads = [
+        EngineLoad(kind, step)
+        for kind in engine or ["replay", "pytorch"]
+        for step in (step_ms or [0.0, 10.0] if kind == "replay" else [None])
+    ]
+    _report(
+        lambda: measure_observability(model, loads, streams, rounds, seconds, _console.print),
+        "What metrics and traces cost",
+        f"inflight bench observability {''.join(chosen)}--streams {streams} --rounds {rounds} --seconds {seconds:g}",
+        output,
+    )
+
+
 def _report(measure: Callable[[], Iterable[Any]], title: str, command: str, output: Path | None) -> None:
     """Measure, show a row for each result (a dataclass), and write them to ``output``; a failure is one line."""
-    try:
+    with one_line_errors(_console, _NEEDS):
         rows = [asdict(result) for result in measure()]
-    except InflightError as error:
-        _console.print(f"inflight: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
     print_table(title, rows)
     if output is not None:
         write_results(output, command, rows)

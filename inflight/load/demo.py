@@ -11,7 +11,7 @@ from rich.console import Console
 
 from inflight.client import Client, GenerateOptions
 from inflight.deployment import load_deployment
-from inflight.errors import InflightError
+from inflight.report.failures import one_line_errors
 from inflight.serve.command import DEMO, override_server
 from inflight.serve.server import TritonServer, free_ports
 
@@ -21,6 +21,7 @@ QUESTIONS = (
     "What is Inflight?",
 )
 _console = Console(highlight=False)
+_NEEDS = "the demo needs the extra `engine`"
 
 
 def demo(
@@ -29,7 +30,7 @@ def demo(
 ) -> None:
     """Serve a deployment on free ports, ask three questions, show answers and speeds, and stop."""
     http, grpc, metrics = free_ports(3)
-    try:
+    with one_line_errors(_console, _NEEDS):
         deployment = override_server(
             load_deployment(directory), {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
         )
@@ -41,9 +42,6 @@ def demo(
             with Client(f"{deployment.server.host}:{grpc}") as client:
                 for question in QUESTIONS:
                     _ask(client, question, max_tokens)
-    except InflightError as error:
-        _console.print(f"inflight: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
 
 
 def _ask(client: Client, question: str, max_tokens: int) -> None:

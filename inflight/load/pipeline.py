@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -59,13 +60,21 @@ class _Stream:
 @contextmanager
 def replay_server(model: Path, step_ms: float, max_batch_size: int = 128) -> Iterator[TritonServer]:
     """Serve ``model``'s tokenizer with the replay engine, on free ports."""
-    http, grpc, metrics = free_ports(3)
     settings = {
         "model": str(model.resolve()),
         "engine": {"kind": "replay", "replay_step_ms": step_ms},
         "batching": {"max_batch_size": max_batch_size},
-        "server": {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": 5},
     }
+    with serve(settings) as server:
+        yield server
+
+
+@contextmanager
+def serve(settings: dict[str, Any]) -> Iterator[TritonServer]:
+    """Serve a deployment with these settings, on free ports."""
+    http, grpc, metrics = free_ports(3)
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": 5}
+    settings = settings | {"server": ports}
     with tempfile.TemporaryDirectory(prefix="inflight-bench-") as directory:
         (Path(directory) / FILE_NAME).write_text(yaml.safe_dump(settings))
         with TritonServer(Path(directory), load_deployment(Path(directory))) as server:
@@ -73,14 +82,16 @@ def replay_server(model: Path, step_ms: float, max_batch_size: int = 128) -> Ite
             yield server
 
 
-def measure(server: TritonServer, streams: int, step_ms: float, seconds: float) -> PipelineResult:
-    """Keep ``streams`` streams running for at least ``seconds``.
+def measure(
+    server: TritonServer, streams: int, step_ms: float, seconds: float, warm_up_s: float = 0.5
+) -> PipelineResult:
+    """Keep ``streams`` streams running for at least ``seconds``, after as many for ``warm_up_s``.
 
     Raises:
         EngineFailure: a stream's text is not what its tokens decode to.
     """
     url = f"{server.settings.host}:{server.settings.grpc_port}"
-    asyncio.run(_run(url, streams, 0.5))
+    asyncio.run(_run(url, streams, warm_up_s))
     before, started = _cpu_seconds(server), time.monotonic()
     done = asyncio.run(_run(url, streams, seconds))
     elapsed, cpu = time.monotonic() - started, _cpu_seconds(server) - before
@@ -121,7 +132,7 @@ async def _run(url: str, streams: int, seconds: float) -> list[_Stream]:
 
 async def _one(client: AsyncClient, tokens: int) -> _Stream:
     times, parts = [time.monotonic()], []
-    async with client.stream(PROMPT, GenerateOptions(max_tokens=tokens)) as stream:
+    async with client.stream(PROMPT, GenerateOptions(max_tokens=tokens, ignore_eos=True)) as stream:
         async for chunk in stream:
             if chunk.text:
                 times.append(time.monotonic())

@@ -9,10 +9,12 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:  # most commands, and a server, draw nothing
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, object]
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -56,6 +58,8 @@ def cell(value: object) -> str:
 
 def svg(figure: Figure) -> str:
     """Return a figure as an SVG element; its text stays text, and equal figures give equal files."""
+    from matplotlib import rc_context
+
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "inflight"}):
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})

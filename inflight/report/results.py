@@ -43,7 +43,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int | float) else value for value in row.values()))
     # Wide enough for every column, also where the output is a file or a pipe.
-    Console(width=max(Console().width, 120)).print(table)
+    needed = Console(width=1_000).measure(table).maximum
+    Console(width=max(Console().width, needed)).print(table)
 
 
 def _git(*arguments: str) -> str:

@@ -1,0 +1,127 @@
+"""Looks at a running server: the engine's snapshot over gRPC or HTTP, and the page of metrics over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from inflight.client.commands import is_http
+from inflight.client.errors import RequestTimeout, ServerUnreachable
+from inflight.client.grpc_transport import GrpcTransport
+from inflight.client.http_transport import HttpTransport
+from inflight.client.request import Request
+from inflight.contract import ENGINE
+from inflight.engine.snapshot import Snapshot
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, nearest
+from inflight.observe.page import Page
+
+PATIENCE_S = 3.0
+"""What one look of many may take: a server that hangs is told of, not waited for."""
+ONCE_PATIENCE_S = 10.0
+"""What one look may take where no other follows: on a busy machine an answer may take seconds to come and go."""
+DEFAULT_METRICS_PORT = 8002
+_SCHEMES = ("grpc", "grpcs", "http", "https")
+_METRICS_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a server said at one moment. Either half may be missing: then there is the reason."""
+
+    at_s: float
+    """``time.monotonic()`` when the page came, or why not: rates are taken over it."""
+    snapshot: Snapshot | InflightError
+    page: Page | InflightError
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing to show."""
+        return isinstance(self.snapshot, InflightError) and isinstance(self.page, InflightError)
+
+
+class Source:
+    """Looks at one server."""
+
+    def __init__(self, url: str, metrics: str | None, patience_s: float = PATIENCE_S) -> None:
+        """
+        Args:
+            url: of gRPC, or of HTTP if it says so.
+            metrics: ``host:port`` of the metrics; None: the host of ``url``, port 8002.
+            patience_s: seconds that one look may take.
+
+        Raises:
+            InvalidRequest: either is no address.
+        """
+        host = _host("--url", url, _SCHEMES)
+        if metrics is not None:
+            _host("--metrics", metrics, _METRICS_SCHEMES)
+        self.url = url
+        self.metrics = f"{host}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
+        self._transport = (HttpTransport if is_http(url) else GrpcTransport)(url, ENGINE, patience_s)
+        self._http = httpx.AsyncClient(timeout=patience_s)
+        self._patience_s = patience_s
+
+    async def look(self) -> Look:
+        """Ask for both, at once."""
+        snapshot, (at_s, page) = await asyncio.gather(self._snapshot(), self._timed_page())
+        return Look(at_s, snapshot, page)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+        await self._http.aclose()
+
+    async def _snapshot(self) -> Snapshot | InflightError:
+        try:
+            return Snapshot.from_json(await asyncio.wait_for(self._inspect(), self._patience_s))
+        except asyncio.TimeoutError:
+            return RequestTimeout(f"{self.url}: no snapshot within {self._patience_s:g} s")
+        except InflightError as error:
+            return error
+
+    async def _inspect(self) -> str:
+        # To the call's end: one that is left right after its answer can stay with Triton (2.51), and hold up its stop.
+        answers = [outputs async for outputs in self._transport.replies(Request({"inspect": [True]}))]
+        if not answers:
+            raise EngineFailure(f"{self.url}: the answer has no snapshot")
+        return str(answers[0]["snapshot"][0])
+
+    async def _timed_page(self) -> tuple[float, Page | InflightError]:
+        page = await self._page()
+        return time.monotonic(), page
+
+    async def _page(self) -> Page | InflightError:
+        url = f"{self.metrics if '://' in self.metrics else f'http://{self.metrics}'}/metrics"
+        try:
+            response = await self._http.get(url)
+            if response.status_code != httpx.codes.OK:
+                return ServerUnreachable(f"{url} answers {response.status_code}")
+            return Page(response.text)
+        except InflightError as error:
+            return type(error)(f"{url}: {error}")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return ServerUnreachable(f"{url}: {error or type(error).__name__}")
+
+
+def _host(option: str, url: str, schemes: Sequence[str]) -> str:
+    """Return the host of ``[scheme://]host[:port]``, an IPv6 address in its brackets.
+
+    Raises:
+        InvalidRequest: it is no such address.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, _ = parts.hostname, parts.port  # both are looked at only when asked for
+    except ValueError as error:
+        raise InvalidRequest(f"{option} is {url!r}: {error}") from None
+    if parts.scheme and parts.scheme not in schemes:
+        known = ", ".join(schemes)
+        raise InvalidRequest(f"{option} is {url!r}: the scheme is one of {known}{nearest(parts.scheme, schemes)}")
+    if not host:
+        raise InvalidRequest(f"{option} is {url!r}; it must be [scheme://]host:port, such as localhost:8001")
+    return f"[{host}]" if ":" in host else host

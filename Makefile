@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve demo engine test test-fast lint contract train-demo clean
+.PHONY: setup serve demo engine test test-fast lint contract dashboards gpu-test gpu-bench train-demo train-draft clean
 
 setup: $(STAMP)
 
@@ -47,18 +47,45 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What looks at times runs after all else, which has a worker for each core, 8 at most; in `test` one more, since one of
+# them mostly waits. ARGS are pytest's, of one run without workers.
+WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
+TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 test: setup
-	$(BIN)/pytest
+	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
+	$(TOGETHER) -n $$(($(WORKERS) + 1)) -m "not alone and not docker" || status=1; \
+	$(BIN)/pytest -m "alone or docker" || status=1; \
+	exit $$status)
 
 test-fast: setup
-	$(BIN)/pytest -m "not slow and not docker"
+	@status=0; \
+	$(TOGETHER) -n $(WORKERS) -m "not slow and not alone and not docker" || status=1; \
+	$(BIN)/pytest -m "not slow and alone" || status=1; \
+	exit $$status
 
 contract: setup
 	$(BIN)/python -m inflight.serve.pbtxt model_repository
 	$(BIN)/python -m inflight.serve.reference docs
 
+# make dashboards RUNBOOKS=https://wiki.example/runbooks
+dashboards: setup
+	$(BIN)/python -m inflight.monitoring.rules monitoring/rules $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
+	$(BIN)/python -m inflight.monitoring.dashboards monitoring/dashboards $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
+
+# On a machine with an NVIDIA GPU. GPU_PYTHON is any Python with torch, triton, transformers, pytest and Inflight's base
+# dependencies: make gpu-test gpu-bench GPU_PYTHON=python3 needs no set-up and no network.
+GPU_PYTHON ?= $(BIN)/python
+gpu-test:
+	@TRITON_INTERPRET=0 PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu -rs $(ARGS)
+
+gpu-bench:
+	@TRITON_INTERPRET=0 PYTHONPATH=. $(GPU_PYTHON) -m inflight.bench.gpu --output docs/results/gpu $(ARGS)
+
 train-demo: setup
 	$(BIN)/python build/train_demo.py
+
+train-draft: setup
+	$(BIN)/python build/train_draft.py
 
 clean:
 	rm -rf $(VENV) artifacts

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import typer
 
+from inflight.bench.commands import engine, headlines, scheduler, soak
 from inflight.client.commands import chat, generate
 from inflight.export.build.commands import build
 from inflight.export.plan.commands import plan
 from inflight.load.commands import bench
 from inflight.load.demo import demo
+from inflight.load.group import load
+from inflight.monitoring.commands import dashboards
+from inflight.observe.profile import profile
+from inflight.observe.top import top
 from inflight.serve.command import serve
 
 app = typer.Typer(help="LLM serving on Triton Inference Server.", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -18,4 +23,12 @@ app.command()(chat)
 app.command()(generate)
 app.command()(build)
 app.command()(plan)
+app.command()(top)
+app.command()(profile)
+app.command()(dashboards)
+bench.command()(engine)
+bench.command()(headlines)
+bench.command()(scheduler)
+bench.command()(soak)
 app.add_typer(bench, name="bench")
+app.add_typer(load, name="load")

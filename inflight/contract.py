@@ -18,9 +18,9 @@ ENSEMBLE, TOKENIZER, ENGINE, DETOKENIZER = "ensemble", "tokenizer", "tensorrt_ll
 MAX_BATCH_SIZE = 128
 """Rows of one request, and requests of one batch of the tokenizer."""
 
-TRTLLM, TENSORRTLLM = "trtllm", "tensorrtllm"
+PYTORCH, TRTLLM, TENSORRTLLM = "pytorch", "trtllm", "tensorrtllm"
 """Kinds of ``engine.kind`` of the deployment that a tensor names where not all engines serve it."""
-_OWN_STAGE = ("pytorch", "replay", TRTLLM)
+_OWN_STAGE = (PYTORCH, "replay", TRTLLM)
 """The kinds with Inflight's engine stage; upstream's C++ backend knows upstream's tensors only."""
 
 _ABSENT = object()
@@ -67,6 +67,15 @@ def _unserved(name: str, dtype: str, dims: tuple[int, ...], doc: str, **more: An
     return Tensor(name, dtype, dims, doc, served_by=(), **more)
 
 
+def _only(engine: str, name: str, dtype: str, dims: tuple[int, ...], doc: str) -> Tensor:
+    return Tensor(name, dtype, dims, doc, ragged=True, served_by=(engine,))
+
+
+def _retention(name: str, dims: tuple[int, ...], doc: str) -> Tensor:
+    served_by = (PYTORCH, TRTLLM)
+    return Tensor(f"retention_{name}", INT32, dims, f"KV retention: {doc}", ragged=True, served_by=served_by)
+
+
 _FLAGS = (
     _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
     _scalar("return_context_logits", BOOL, "fill context_logits"),
@@ -91,6 +100,7 @@ _OWN_SAMPLING = (
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
     _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OWN),
     _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OWN),
+    _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", own=True, served_by=("pytorch",)),
 )
 _LORA = (
     _unserved("lora_task_id", UINT64, (1,), "LoRA adapter id", reshape=True),
@@ -99,27 +109,16 @@ _LORA = (
 )
 _OWN_LORA = (_scalar("lora_name", BYTES, "LoRA adapter, by its name in the deployment", own=True, served_by=(TRTLLM,)),)
 _GUIDE = (
-    Tensor(
-        "guided_decoding_guide_type",
-        BYTES,
-        (1,),
-        "json, json_schema, regex, ebnf_grammar or structural_tag",
-        ragged=True,
-        served_by=(TRTLLM,),
+    _only(
+        TRTLLM, "guided_decoding_guide_type", BYTES, (1,), "json, json_schema, regex, ebnf_grammar or structural_tag"
     ),
-    Tensor(
-        "guided_decoding_guide",
-        BYTES,
-        (1,),
-        "schema, regex, grammar or tag; none for json",
-        ragged=True,
-        served_by=(TRTLLM,),
-    ),
+    _only(TRTLLM, "guided_decoding_guide", BYTES, (1,), "schema, regex, grammar or tag; none for json"),
 )
 _PROMPT_TABLE = (
     _unserved("prompt_embedding_table", FP16, (-1, -1), "p-tuning or multimodal embeddings", ragged=True),
     _unserved("prompt_vocab_size", INT32, (1,), "rows of the table", reshape=True),
 )
+_PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
 
 ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("input_ids", INT32, (-1,), "prompt token ids, padded on the right", ragged=True),
@@ -138,14 +137,14 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("stop_words_list", INT32, (2, -1), "stop words: ids joined; end offsets, -1 padded", ragged=True),
     Tensor("bad_words_list", INT32, (2, -1), "bad words, laid out the same way", ragged=True),
     Tensor("embedding_bias", FP32, (-1,), "added to the logits [vocab]; empty: none", ragged=True),
-    _unserved("beam_width", INT32, (1,), "beams; only 1 is served", reshape=True, neutral=1),
+    _scalar("beam_width", INT32, "beams of beam search; 1: no search", neutral=1, **_PORTABLE),
     _scalar("runtime_top_k", INT32, "sample among the k likeliest; 0: all, 1: greedy"),
     _scalar("runtime_top_p", FP32, "sample among the likeliest whose sum reaches p; <= 0: ignored"),
     _unserved("runtime_top_p_min", FP32, (1,), "floor of the decaying top-p", reshape=True),
     _unserved("runtime_top_p_decay", FP32, (1,), "decay of top-p", reshape=True),
     _unserved("runtime_top_p_reset_ids", INT32, (1,), "token that resets top-p", reshape=True),
-    _unserved("len_penalty", FP32, (1,), "length penalty of beam search", reshape=True, neutral=1.0),
-    _unserved("early_stopping", BOOL, (1,), "early stopping of beam search", reshape=True, neutral=False),
+    _scalar("len_penalty", FP32, "beams' scores: log-prob / length ** this; 0 by default", neutral=1.0, **_PORTABLE),
+    _scalar("early_stopping", BOOL, "end with beam_width finished beams; true by default", neutral=False, **_PORTABLE),
     _unserved("beam_search_diversity_rate", FP32, (1,), "diversity of beams", reshape=True, neutral=0.0),
     *_SAMPLING,
     *_FLAGS,
@@ -159,12 +158,12 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     *_LORA,
     _unserved("context_phase_params", UINT8, (-1,), "state of a context-only response", ragged=True),
     _unserved("skip_cross_attn_blocks", BOOL, (1,), "skip cross attention", ragged=True, neutral=False),
-    _unserved("retention_token_range_starts", INT32, (-1,), "KV retention: ranges' starts", ragged=True),
-    _unserved("retention_token_range_ends", INT32, (-1,), "KV retention: ranges' ends", ragged=True),
-    _unserved("retention_token_range_priorities", INT32, (-1,), "KV retention: priorities", ragged=True),
-    _unserved("retention_token_range_durations_ms", INT32, (-1,), "KV retention: durations", ragged=True),
-    _unserved("retention_decode_priority", INT32, (1,), "KV retention: generated blocks", ragged=True),
-    _unserved("retention_decode_duration_ms", INT32, (1,), "KV retention: generated blocks", ragged=True),
+    _retention("token_range_starts", (-1,), "starts of ranges of prompt tokens"),
+    _retention("token_range_ends", (-1,), "ends, exclusive; -1: open"),
+    _retention("token_range_priorities", (-1,), "0 goes first, 100 last; else 35"),
+    _retention("token_range_durations_ms", (-1,), "from the end; -1: for good"),
+    _retention("decode_priority", (1,), "of generated tokens"),
+    _retention("decode_duration_ms", (1,), "how long that holds"),
     *_GUIDE,
     _unserved("lookahead_window_size", INT32, (1,), "lookahead decoding: window", ragged=True),
     _unserved("lookahead_ngram_size", INT32, (1,), "lookahead decoding: n-gram", ragged=True),
@@ -175,6 +174,8 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),
     _scalar("stream_key", INT64, "with stop: end this stream only", own=True),
     _scalar("heartbeat", BOOL, "send empty responses while the request has nothing to say", own=True),
+    _scalar("trace_context", BYTES, "the request's trace; from the tokenizer, where traces are on", **_OWN),
+    _scalar("inspect", BOOL, "alone: answer with `snapshot` and do nothing else", neutral=False, **_OWN),
 )
 
 
@@ -183,8 +184,8 @@ def _output(name: str, dtype: str, doc: str, dims: tuple[int, ...] = (1,), own: 
 
 
 PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
-    _output("cum_log_probs", FP32, "sum of the log-probs so far [beams]", (-1,)),
-    _output("output_log_probs", FP32, "log-prob of each new token [beams, n]", (-1, -1)),
+    _output("cum_log_probs", FP32, "sum of the log-probs so far [beams]; a beam's has its end id's too", (-1,)),
+    _output("output_log_probs", FP32, "log-prob of each new token [beams, n], padded with -1", (-1, -1)),
     _output("context_logits", FP32, "logits of the prompt [prompt length, vocab]", (-1, -1)),
     _output("generation_logits", FP32, "logits of each new token [beams, n, vocab]", (-1, -1, -1)),
     _output("batch_index", INT32, "row of the request's batch; only if it has several"),
@@ -200,7 +201,7 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("total_accepted_draft_tokens", INT32, "draft tokens accepted"),
     _output("total_draft_tokens", INT32, "draft tokens proposed"),
     _output("num_input_tokens", INT32, "tokens of the prompt"),
-    _output("num_output_tokens", INT32, "tokens generated so far"),
+    _output("num_output_tokens", INT32, "tokens generated so far, of all beams"),
     _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),
     _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
@@ -208,24 +209,26 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
 """What the engine says about a request and the detokenizer hands through to the client."""
 
 _IDS = (
-    _output("output_ids", INT32, "token ids [beams, n]", (-1, -1)),
+    _output("output_ids", INT32, "ids [beams, n]; short beams end in -1, short rows of a batch in pad_id", (-1, -1)),
     _output("sequence_length", INT32, "their number [beams]", (-1,)),
 )
 _STREAM_STATE = (
     _output("stream_key", INT64, "the stream's key, unique while the engine lives", own=True),
     _output("text_limit", INT32, "characters of the generated text that may be shown so far", own=True),
     _output("echo_length", INT32, "how many leading output_ids are the prompt", own=True),
+    _output("trace_span", BYTES, "with a sequence's last response, where it is traced: its request's span", own=True),
 )
 ENGINE_OUTPUTS = (
     *_IDS,
     *PER_REQUEST_OUTPUTS,
     _output("context_phase_params", UINT8, "never sent: context-only requests are refused", (-1,)),
     *_STREAM_STATE,
+    _output("snapshot", BYTES, "to `inspect`: requests and KV cache at this moment, as JSON", own=True),
 )
 
 DETOKENIZER_INPUTS = (*_IDS, *_STREAM_STATE, *PER_REQUEST_OUTPUTS)
 _TEXT = (
-    _output("text_output", BYTES, "the text: new text only, when streaming", (-1,)),
+    _output("text_output", BYTES, "the text: new text only, when streaming; one per beam, the best first", (-1,)),
     _output("text_start", INT32, "where this text starts in the generated text, in characters", own=True),
     _output("text_end", INT32, "where it ends", own=True),
 )
@@ -250,7 +253,7 @@ _TEXT_INPUTS = (
 TOKENIZER_INPUTS = _TEXT_INPUTS
 _TO_ENGINE = (
     "input_ids input_lengths request_output_len end_id pad_id bad_words_list embedding_bias "
-    "end_ids stop_strings heartbeat"
+    "end_ids stop_strings heartbeat trace_context"
 ).split()
 ENGINE_INPUT = {tensor.name: tensor for tensor in ENGINE_INPUTS}
 TOKENIZER_OUTPUTS = tuple(replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_ENGINE)
@@ -277,7 +280,7 @@ _PASSED_TO_ENGINE = (
     "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
     "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
-    "min_p num_top_log_probs ignore_eos priority deadline_ms lora_name"
+    "min_p num_top_log_probs ignore_eos priority deadline_ms client_id lora_name"
 ).split()
 ENSEMBLE_INPUTS = (
     *_TEXT_INPUTS,

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from inflight.batching import BatchingSettings
 from inflight.errors import DeploymentError
 from inflight.explain import explain
-from inflight.speculation import SpeculationSettings
+from inflight.kv_cache import KvCacheSettings
+from inflight.observability import ObservabilitySettings
+from inflight.speculation import PORTABLE_METHODS, SpeculationSettings
 
 FILE_NAME = "deployment.yaml"
 ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
 """Names the deployment's directory to the stages; set by ``inflight serve``."""
+Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
+"""At most an hour: what takes longer is a slip of the unit."""
 
 
 class _Section(BaseModel):
@@ -35,7 +40,11 @@ class EngineSettings(_Section):
         description="pytorch: the portable engine; trtllm: TensorRT-LLM's LLM API; tensorrtllm: upstream's C++ "
         "backend; replay: answer with the prompt's own tokens, without a model, to measure the stages",
     )
-    replay_step_ms: float = Field(0, ge=0, description="how long a step of the replay engine takes")
+    replay_queue_ms: Milliseconds = Field(0, description="how long a request waits in the replay engine, at least")
+    replay_prefill_ms: Milliseconds = Field(0, description="its time from being scheduled to the first token")
+    replay_step_ms: Milliseconds = Field(
+        0, description="its time from each token to the next; alone, the step of one clock for all requests"
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -44,28 +53,12 @@ class EngineSettings(_Section):
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
 
-    @field_validator("replay_step_ms")
+    @field_validator("replay_queue_ms", "replay_prefill_ms", "replay_step_ms")
     @classmethod
-    def _only_replay_has_steps_of_a_set_length(cls, value: float, info: ValidationInfo) -> float:
+    def _only_replay_has_a_set_pace(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("kind", "replay") != "replay":
-            raise ValueError("it needs `kind: replay`; no other engine has steps of a set length")
+            raise ValueError("it needs `kind: replay`; no other engine has a set pace")
         return value
-
-
-class KvCacheSettings(_Section):
-    """The paged KV cache."""
-
-    block_size: int = Field(16, ge=1, le=256, description="tokens per block; unset, TensorRT-LLM's or its engine's own")
-    tokens: int | None = Field(
-        None,
-        ge=1,
-        description="capacity in tokens; null: enough for a full batch of 1,024 each; with TensorRT-LLM, "
-        "tensorrt_llm.free_gpu_memory_fraction alone decides",
-    )
-    dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="auto: FP8 where the checkpoint was calibrated for it, else the type of the computation"
-    )
-    prefix_reuse: bool = Field(True, description="keep finished blocks and reuse them for equal prefixes")
 
 
 class TensorRtLlmSettings(_Section):
@@ -125,23 +118,6 @@ class QualitySettings(_Section):
     )
 
 
-class BatchingSettings(_Section):
-    """The scheduler."""
-
-    max_batch_size: int = Field(
-        32, ge=1, le=4096, description="sequences that run at once; unset, a compiled engine's or TensorRT-LLM's own"
-    )
-    max_tokens_per_step: int = Field(
-        512,
-        ge=1,
-        description="tokens of one step, prefill and decode; unset, a compiled engine's or TensorRT-LLM's own",
-    )
-    policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
-        "guaranteed_no_evict", description="reserve a request's blocks at admission, or preempt when they run out"
-    )
-    max_queue_size: int = Field(256, ge=1, description="requests that may wait; one more is refused")
-
-
 class LimitSettings(_Section):
     """Limits on requests."""
 
@@ -176,6 +152,7 @@ class Deployment(_Section):
     speculation: SpeculationSettings = SpeculationSettings()
     quality: QualitySettings = QualitySettings()
     limits: LimitSettings = LimitSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
     server: ServerSettings = ServerSettings()
 
     @model_validator(mode="after")
@@ -192,11 +169,17 @@ _TRTLLM_ONLY = {"cuda_graph_batch_sizes", "sampler", "guided_decoding", "lora", 
 def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
     """Yield the settings that are given and would have no effect, each with what it needs."""
     kind, settings = deployment.engine.kind, deployment.tensorrt_llm
+    for name, needs in deployment.observability.unread(kind):
+        yield f"observability.{name}", needs
+    for name, needs in deployment.batching.unread(kind):
+        yield f"batching.{name}", needs
+    for name, needs in deployment.kv_cache.unread(kind):
+        yield f"kv_cache.{name}", needs
     portable, given = deployment.engine.model_fields_set, sorted(settings.model_fields_set)
+    yield from _unread_speculation(deployment.speculation, kind)
     if kind not in ("trtllm", "tensorrtllm"):
-        for name in given + sorted(deployment.speculation.model_fields_set):
-            section = "tensorrt_llm" if name in given else "speculation"
-            yield f"{section}.{name}", f"`engine.kind:` trtllm or tensorrtllm; it is {kind}"
+        for name in given:
+            yield f"tensorrt_llm.{name}", f"`engine.kind:` trtllm or tensorrtllm; it is {kind}"
         return
     for name in sorted(portable & {"device", "threads"}):
         yield f"engine.{name}", f"`engine.kind:` pytorch; it is {kind}"
@@ -214,6 +197,16 @@ def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
                 yield f"{section}.{name}", "the PyTorch flow; a compiled engine has its own"
     if "max_lora_rank" in given and not settings.lora:
         yield "tensorrt_llm.max_lora_rank", "adapters in `tensorrt_llm.lora`"
+
+
+def _unread_speculation(settings: SpeculationSettings, kind: str) -> Iterator[tuple[str, str]]:
+    if kind == "pytorch" and settings.method not in (None, *PORTABLE_METHODS):
+        yield f"speculation.method: {settings.method}", f"`engine.kind:` trtllm or tensorrtllm; it is {kind}"
+    if kind == "replay":
+        for name in sorted(settings.model_fields_set):
+            yield f"speculation.{name}", f"an engine with a model; `engine.kind` is {kind}"
+    for name in sorted({"adaptive", "candidates"} & settings.model_fields_set) if kind != "pytorch" else ():
+        yield f"speculation.{name}", f"`engine.kind:` pytorch; it is {kind}"
 
 
 def load_deployment(directory: Path) -> Deployment:
@@ -266,14 +259,16 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
 
 def _resolve_paths(deployment: Deployment, directory: Path) -> Deployment:
     """Resolve what else is relative to the deployment; whoever uses it checks that it exists."""
-    settings, speculation = deployment.tensorrt_llm, deployment.speculation
+    settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     engine_dir, draft = settings.engine_dir, speculation.draft_model
     update: dict[str, Any] = {
         "engine_dir": engine_dir and (directory / engine_dir).resolve(),
         "lora": {name: (directory / path).resolve() for name, path in settings.lora.items()},
     }
+    file = offload.model_copy(update={"directory": offload.directory and (directory / offload.directory).resolve()})
     return deployment.model_copy(
         update={
+            "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
             "tensorrt_llm": settings.model_copy(update=update),
             "speculation": speculation.model_copy(update={"draft_model": draft and (directory / draft).resolve()}),
         }

@@ -88,13 +88,25 @@ class DeadlineExceeded(InflightError):
 
 
 class EngineFailure(InflightError):
-    """A fault of ours while serving the request."""
+    """A fault of ours while serving the request; ``fault`` is what went wrong, which no client is told."""
+
+    def __init__(self, message: str, fault: Exception | None = None) -> None:
+        super().__init__(message)
+        if fault is not None:
+            self.__cause__ = fault.with_traceback(None)  # whose frames would keep alive all that the step had
 
 
 class DeploymentError(InflightError):
     """A deployment or a checkpoint that cannot be served; the message is one line for the operator."""
 
     status, triton_code, label = "FAILED_PRECONDITION", "INTERNAL", "deployment"
+
+
+def as_told(error: Exception) -> InflightError:
+    """Return the error that a request ends with, as all that tells of it knows it: a fault of ours without details."""
+    if isinstance(error, InflightError):
+        return error
+    return EngineFailure("the server failed to serve this request; its log says why")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,7 +29,22 @@ def _explain_one(location: tuple[int | str, ...], kind: str, message: str, value
 
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    section = model
+    sections = [model]
     for part in location:
-        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
-    return list(section.model_fields)
+        fields = [section.model_fields[str(part)] for section in sections if part in section.model_fields]
+        if fields:
+            sections = [inner for field in fields for inner in _models(field.annotation)]
+        elif isinstance(part, str):  # the tag of a union; an index stays in the same section
+            sections = [section for section in sections if _is_tagged(section, part)]
+    return [key for section in sections for key in section.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that an annotation names: itself, or any inside of it, as in a list or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models(argument)]
+
+
+def _is_tagged(section: type[BaseModel], tag: str) -> bool:
+    return any(tag in get_args(field.annotation) for field in section.model_fields.values())

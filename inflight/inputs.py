@@ -18,6 +18,8 @@ TRITON_PARAMETERS = frozenset(
     "classification shared_memory_region shared_memory_offset shared_memory_byte_size".split()
 )
 """Request parameters that Triton or its clients add themselves."""
+TRACE_PARAMETERS = frozenset({"traceparent", "tracestate"})
+"""W3C trace context, as a parameter or as a header that Triton hands on; a client need not know whether it is used."""
 _ENSEMBLE_NAME_OF = {engine: ensemble for ensemble, engine in ENGINE_NAME_OF.items()}
 
 
@@ -90,7 +92,8 @@ def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[st
         InvalidRequest: names the parameter and the nearest known input.
     """
     for name in parameters:
-        if name not in TRITON_PARAMETERS and not name.startswith("triton_"):
+        known = name in TRITON_PARAMETERS or name.lower() in TRACE_PARAMETERS
+        if not known and not name.startswith("triton_"):
             raise InvalidRequest(f"unknown parameter {name!r}{nearest(name, known_inputs)}")
 
 

@@ -5,6 +5,7 @@ It is also where a gone client is noticed: Triton tells this stage, never the en
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from inflight.contract import TENSORRTLLM
@@ -12,6 +13,11 @@ from inflight.text.assemble import TextAssembler
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamAssembler
 from inflight.triton import adapter
+from inflight.triton.observed import make_tracer, traced_assembler
+from inflight.triton.pace import ANSWERED
+from inflight.triton.responses import Arrays
+from inflight.triton.stage_metrics import StageMetrics
+from inflight.triton.tally import Tally, take_tally
 
 
 class TritonPythonModel:
@@ -21,32 +27,43 @@ class TritonPythonModel:
         """Load the checkpoint's tokenizer."""
         deployment = adapter.deployment()
         assembler = UpstreamAssembler if deployment.engine.kind == TENSORRTLLM else TextAssembler
-        self._assembler = assembler(Tokenizer.from_checkpoint(deployment.model))
+        self._tracer = make_tracer(deployment)
+        self._metrics = StageMetrics(deployment, args)
+        with self._metrics.phase("tokenizer"):
+            tokenizer = Tokenizer.from_checkpoint(deployment.model)
+        self._assembler = traced_assembler(assembler(tokenizer), self._tracer)
         self._decoupled = adapter.is_decoupled(args)
+        self._answered: Tally | None = None
+        self._metrics.start()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer each response of the engine with its text."""
         if not self._decoupled:
             return [self._answer_once(request) for request in requests]
+        if self._answered is None:  # the engine's stage has made it by now
+            self._answered = take_tally(ANSWERED)
         for request in requests:
             self._answer(request, adapter.TritonSender(request))
+            if self._answered is not None:
+                self._answered.add()
         return None
 
     def _answer_once(self, request: Any) -> Any:
         try:
-            outputs = self._assembler.assemble(adapter.read_arrays(request), request.request_id())
-            return adapter.response(outputs or {})
+            return adapter.response(self._assemble(adapter.read_arrays(request), request) or {})
         except Exception as error:
-            return adapter.error_response(error)
+            self._metrics.count_refusal(error)
+            return adapter.error_response(error, request.request_id())
 
     def _answer(self, request: Any, sender: adapter.TritonSender) -> None:
         try:
             arrays = adapter.read_arrays(request)
-            outputs = self._assembler.assemble(arrays, request.request_id())
+            outputs = self._assemble(arrays, request)
             if request.is_cancelled() and not self._assembler.is_final(arrays):
                 for stop in self._assembler.stops(arrays):
                     adapter.stop_stream(stop, request.request_id())
         except Exception as error:
+            self._metrics.count_refusal(error)
             sender.fail(error)
             return
         # A cancelled call is answered like any other: an error here would leave the ensemble's request in flight.
@@ -54,3 +71,16 @@ class TritonPythonModel:
             sender.end()
         else:
             sender.send(outputs, final=True)
+
+    def _assemble(self, arrays: Arrays, request: Any) -> Arrays | None:
+        began = time.perf_counter()
+        outputs = self._assembler.assemble(arrays, request.request_id())
+        if outputs is not None:  # else it was a heartbeat
+            self._metrics.detokenizer.observe(time.perf_counter() - began)
+        return outputs
+
+    def finalize(self) -> None:
+        """Stop exporting, and send the last spans."""
+        self._metrics.close()
+        if self._tracer is not None:
+            self._tracer.close()

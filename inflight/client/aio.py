@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import ClassVar, Protocol, TypeVar
 
@@ -133,14 +133,23 @@ class _BaseClient:
         *,
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        trace_context: Mapping[str, str] | None = None,
     ) -> AsyncStream:
         """Return the answer to ``prompt`` (a text or a list of chat messages) as a stream of chunks.
+
+        Args:
+            prompt: what to answer.
+            options: how.
+            request_id: names the request to ``stop``, in traces and in the server's log.
+            timeouts: in place of the client's.
+            trace_context: W3C ``traceparent`` and ``tracestate``; None: the current OpenTelemetry span's, if the
+                application uses OpenTelemetry.
 
         Raises:
             InvalidRequest: at once, for a value that no tensor can carry; while iterating, for what the server refuses.
             InflightError: while iterating: ServerUnreachable, RequestTimeout, or the server's error.
         """
-        return self._start(prompt, options, True, request_id, timeouts)
+        return self._start(prompt, options, True, request_id, timeouts, trace_context)
 
     async def generate(
         self,
@@ -149,9 +158,10 @@ class _BaseClient:
         *,
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        trace_context: Mapping[str, str] | None = None,
     ) -> Completion:
         """Return the whole answer to ``prompt``; raises what ``stream`` raises. Cancelling the task cancels it."""
-        async with self._start(prompt, options, False, request_id, timeouts) as stream:
+        async with self._start(prompt, options, False, request_id, timeouts, trace_context) as stream:
             async for _ in stream:
                 pass
             return stream.completion()
@@ -163,8 +173,10 @@ class _BaseClient:
         stream: bool,
         request_id: str,
         timeouts: Timeouts | None,
+        trace_context: Mapping[str, str] | None,
     ) -> AsyncStream:
-        request = build_request(prompt, options or GenerateOptions(), stream=stream, request_id=request_id)
+        chosen = options or GenerateOptions()
+        request = build_request(prompt, chosen, stream=stream, request_id=request_id, trace_context=trace_context)
         patience = Patience(timeouts or self._timeouts, stream=stream)
         return AsyncStream(self._transport, request, patience, self._retry)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from inflight.errors import EngineFailure
 
+_PADDING = -1.0
+"""Behind the log-probs of a beam that is shorter than others; upstream's."""
 Outputs = Mapping[str, list[Any]]
 """The output tensors of one response: name to its values in row-major order; BYTES as ``str``."""
 
@@ -23,6 +25,15 @@ class Usage:
 
     input_tokens: int | None = None
     output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """One of the beams of beam search."""
+
+    text: str = ""
+    cum_log_prob: float | None = None
+    log_probs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class Chunk:
     """Of each new token, with ``return_log_probs``."""
     top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per new token the likeliest ones as (token id, log-prob), with ``num_top_log_probs``."""
+    other_beams: tuple[Beam, ...] = ()
+    """With ``beam_width``: those after the best, whose text and log-probs are the chunk's."""
     outputs: Outputs = field(default_factory=dict, repr=False)
     """All tensors of the response, the performance outputs among them."""
 
@@ -56,18 +69,33 @@ def read_chunk(outputs: Outputs, top_log_probs: int = 0) -> Chunk:
 
     likeliest = list(zip(outputs.get("top_log_prob_ids", ()), outputs.get("top_log_probs", ()), strict=True))
     width = max(top_log_probs, 1)
+    best, *others = _beams(outputs)
     return Chunk(
-        text="".join(outputs.get("text_output", ())),
+        text=best.text,
         index=first("sequence_index") or 0,
         finish_reason=first("finish_reason") or None,
         usage=Usage(first("num_input_tokens"), first("num_output_tokens")),
         start=first("text_start"),
         end=first("text_end"),
-        cum_log_prob=first("cum_log_probs"),
-        log_probs=tuple(outputs.get("output_log_probs", ())),
+        cum_log_prob=best.cum_log_prob,
+        log_probs=best.log_probs,
         top_log_probs=tuple(tuple(likeliest[at : at + width]) for at in range(0, len(likeliest), width)),
+        other_beams=tuple(others),
         outputs=outputs,
     )
+
+
+def _beams(outputs: Outputs) -> list[Beam]:
+    """Return what a response has of each beam, the best first; without beam search there is one."""
+    texts = outputs.get("text_output", ()) or [""]
+    cums = outputs.get("cum_log_probs", ()) or [None] * len(texts)
+    flat = outputs.get("output_log_probs", ())
+    count = len(flat) // len(texts)
+    rows = [list(flat[place * count : (place + 1) * count]) for place in range(len(texts))]
+    for row in rows if len(rows) > 1 else ():
+        while row and row[-1] == _PADDING:
+            row.pop()
+    return [Beam(text, cum, tuple(row)) for text, cum, row in zip(texts, cums, rows, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +111,7 @@ class Completion:
     outputs: Outputs = field(default_factory=dict, repr=False)
     """The tensors of the last response."""
     alternatives: tuple[Completion, ...] = ()
-    """The other sequences, with ``num_return_sequences``."""
+    """The other sequences, with ``num_return_sequences``, or the other beams, the best first, with ``beam_width``."""
     first_chunk_seconds: float | None = None
     """From the call to the first chunk, retries included."""
     seconds: float = 0.0
@@ -95,12 +123,14 @@ class _Sequence:
     parts: list[str] = field(default_factory=list)
     end: int | None = None
     completion: Completion = field(default_factory=Completion)
+    beams: tuple[Beam, ...] = ()
 
     def add(self, chunk: Chunk) -> None:
         if None not in (self.end, chunk.start) and chunk.start != self.end:
             raise EngineFailure(f"a chunk of the stream is missing: text up to {self.end}, then from {chunk.start}")
         self.parts.append(chunk.text)
         self.end = chunk.end
+        self.beams = chunk.other_beams
         so_far, usage = self.completion, self.completion.usage
         self.completion = replace(
             so_far,
@@ -152,4 +182,7 @@ class Collector:
         """Return what has been collected so far."""
         in_order = (each for _, each in sorted(self._sequences.items(), key=itemgetter(0)))
         first, *others = (replace(each.completion, text="".join(each.parts)) for each in in_order)
+        others += [
+            Completion(one.text, None, Usage(), one.cum_log_prob, one.log_probs) for one in self._sequences[0].beams
+        ]
         return replace(first, alternatives=tuple(others), first_chunk_seconds=self._first, seconds=self._last)

@@ -35,6 +35,8 @@ class Result:
                 "output_tokens": self.completion.usage.output_tokens,
                 "seconds": round(self.completion.seconds, 6),
             }
+            if self.completion.alternatives:
+                row["alternatives"] = [other.text for other in self.completion.alternatives]
         return json.dumps(row, ensure_ascii=False)
 
 

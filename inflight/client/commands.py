@@ -28,6 +28,8 @@ MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; by
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 or absent: greedy.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens whose sum reaches p.")]
+BeamWidth = Annotated[int | None, typer.Option(help="Beams of beam search; the best one's text is the answer.")]
+LengthPenalty = Annotated[float | None, typer.Option(help="Beams are ranked by log-prob / length ** this.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 Stop = Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be given several times.")]
 
@@ -74,6 +76,8 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    beam_width: BeamWidth = None,
+    length_penalty: LengthPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
 ) -> None:
@@ -83,6 +87,8 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
         seed=seed,
         stop_words=stop,
         return_num_input_tokens=jsonl or None,

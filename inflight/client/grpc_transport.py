@@ -50,7 +50,9 @@ class GrpcTransport:
         """
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams, by SIGSEGV or SIGABRT.
-        call = self._stub().ModelStreamInfer([encode_request(request, self._model)])
+        call = self._stub().ModelStreamInfer(
+            [encode_request(request, self._model)], metadata=tuple(request.trace_context.items())
+        )
         try:
             async for message in call:
                 if message.error_message:

@@ -40,7 +40,8 @@ class HttpTransport:
             InflightError: the server's error, or ServerUnreachable.
         """
         try:
-            async with self._client().stream("POST", f"{self._path}/generate_stream", json=body(request)) as response:
+            url, headers = f"{self._path}/generate_stream", dict(request.trace_context)
+            async with self._client().stream("POST", url, json=body(request), headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     raise from_wire(_message(await response.aread()), http_status(response.status_code))
                 async for event in _events(response):
@@ -65,9 +66,12 @@ class HttpTransport:
 
 
 def body(request: Request) -> dict[str, Any]:
-    """Return the JSON object that carries ``request``: lists for tensors of any length, single values for the rest."""
+    """Return the JSON object that carries ``request``: lists for tensors of any length, single values for the rest.
+
+    The trace context is in it, as parameters: Triton (2.51) hands no headers of ``generate_stream`` to the stages.
+    """
     values = {name: given if INPUTS[name].dims == (-1,) else given[0] for name, given in request.inputs.items()}
-    return {"id": request.id, **values} if request.id else values
+    return ({"id": request.id} if request.id else {}) | values | dict(request.trace_context)
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:

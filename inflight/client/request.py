@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
 from inflight import contract
+from inflight.client.trace_context import trace_headers
 from inflight.errors import InvalidRequest
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -30,7 +31,8 @@ NUMPY_TYPES: dict[str, type[Any]] = {
     contract.FP16: np.float16,
     contract.FP32: np.float32,
 }
-INPUTS = {tensor.name: tensor for tensor in contract.ENSEMBLE_INPUTS}
+INPUTS = {tensor.name: tensor for tensor in (*contract.ENSEMBLE_INPUTS, contract.ENGINE_INPUT["inspect"])}
+"""What a request may carry: the ensemble's inputs, and the one of the engine that asks for no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,10 @@ class GenerateOptions:
     """End id in place of the checkpoint's; -1: none."""
     pad_id: int | None = None
     ignore_eos: bool | None = None
+    beam_width: int | None = None
+    """Beams of beam search; the second and later are ``Completion.alternatives``."""
+    length_penalty: float | None = None
+    """A beam's score is its log-prob over its length to this power."""
     num_return_sequences: int | None = None
     """Independent samples; the second and later are ``Completion.alternatives``."""
     return_log_probs: bool | None = None
@@ -78,6 +84,8 @@ class GenerateOptions:
     """Higher is served first."""
     deadline_ms: int | None = None
     """Milliseconds from arrival after which the server ends the request."""
+    client_id: str | None = None
+    """Whose request it is, where the server's clients take turns (``batching.fairness``)."""
     chat_template_kwargs: Mapping[str, Any] | None = None
     """For the chat template; only with messages."""
     exclude_input_in_output: bool = True
@@ -94,10 +102,21 @@ class Request:
     sequences: int = 1
     """How many sequences must end before the answer is complete."""
     top_log_probs: int = 0
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """W3C headers."""
 
 
-def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, request_id: str = "") -> Request:
+def build_request(
+    prompt: Prompt,
+    options: GenerateOptions,
+    *,
+    stream: bool,
+    request_id: str = "",
+    trace_context: Mapping[str, str] | None = None,
+) -> Request:
     """Return the request for ``prompt``; a stream gets an id of its own if it has none, since some engines need one.
+
+    With ``trace_context`` None the request belongs to the caller's current OpenTelemetry span, if there is one.
 
     Raises:
         InvalidRequest: naming the field, for a value that its tensor cannot carry. Ranges are the server's to judge.
@@ -117,7 +136,8 @@ def build_request(prompt: Prompt, options: GenerateOptions, *, stream: bool, req
     checked = {name: [_checked(name, value) for value in values] for name, values in inputs.items() if values}
     if stream and not request_id:
         request_id = uuid4().hex
-    return Request(checked, request_id, options.num_return_sequences or 1, options.num_top_log_probs or 0)
+    sequences, top_log_probs = options.num_return_sequences or 1, options.num_top_log_probs or 0
+    return Request(checked, request_id, sequences, top_log_probs, trace_headers(trace_context))
 
 
 def _messages(prompt: Sequence[Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
@@ -18,14 +18,20 @@ from inflight.client.patience import Retry, Timeouts
 from inflight.client.request import GenerateOptions, Prompt
 
 T = TypeVar("T")
+_STARTING = threading.Lock()
 Self = TypeVar("Self", bound="_BlockingClient")
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="inflight-client", daemon=True).start()
     return loop
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    with _STARTING:  # `cache` calls twice where two threads come first
+        return _start_loop()
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -95,9 +101,13 @@ class _BlockingClient:
         *,
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        trace_context: Mapping[str, str] | None = None,
     ) -> Stream:
         """Return the answer as a stream of chunks; see ``AsyncClient.stream``."""
-        return Stream(self._client.stream(prompt, options, request_id=request_id, timeouts=timeouts))
+        stream = self._client.stream(
+            prompt, options, request_id=request_id, timeouts=timeouts, trace_context=trace_context
+        )
+        return Stream(stream)
 
     def generate(
         self,
@@ -106,9 +116,14 @@ class _BlockingClient:
         *,
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        trace_context: Mapping[str, str] | None = None,
     ) -> Completion:
         """Return the whole answer; see ``AsyncClient.generate``. Ctrl-C cancels it."""
-        return _run(self._client.generate(prompt, options, request_id=request_id, timeouts=timeouts))
+        # The loop's thread runs this in a copy of the caller's context, the current OpenTelemetry span included.
+        answer = self._client.generate(
+            prompt, options, request_id=request_id, timeouts=timeouts, trace_context=trace_context
+        )
+        return _run(answer)
 
     def ready(self) -> bool:
         """Return whether the server is up and the model can serve."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import tempfile
 import time
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -20,7 +22,17 @@ from inflight.serve.installation import REPOSITORY_ROOT, find_installation
 from inflight.serve.server import TritonServer
 
 DEMO = REPOSITORY_ROOT / "deployments/demo"
+KV_CACHE_LINE = re.compile(r'KV cache(?:, second tier)? in [^"\n]*')
+"""What the portable engine logs of its size, in a line of text or of JSON."""
 _console = Console(stderr=True, highlight=False)
+
+
+class LogFormat(str, Enum):
+    """Values of ``--log-format``."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default=False)]
 
@@ -35,6 +47,10 @@ def serve(
     grpc_port: Port = None,
     metrics_port: Port = None,
     triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Format of the stages' log lines.", show_default=False)
+    ] = None,
+    no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Serve no Prometheus metrics.")] = False,
 ) -> None:
     """Serve a deployment until Ctrl-C."""
     ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
@@ -42,7 +58,10 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="inflight-deployment-") as scratch:
         try:
             directory = _choose(directory, model, Path(scratch))
-            _serve(directory, override_server(load_deployment(directory), overrides), triton)
+            shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
+            shown |= {"log_format": log_format.value} if log_format else {}
+            deployment = override_observability(override_server(load_deployment(directory), overrides), shown)
+            _serve(directory, deployment, triton)
         except DeploymentError as error:
             _console.print(f"inflight: {error}", style="red", soft_wrap=True, markup=False)
             raise typer.Exit(1) from None
@@ -51,6 +70,12 @@ def serve(
 def override_server(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:
     """Return the deployment with other values of ``server``."""
     return deployment.model_copy(update={"server": deployment.server.model_copy(update=overrides)})
+
+
+def override_observability(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:
+    """Return the deployment with other values of ``observability``: ``metrics`` and ``log_format`` reach the stages."""
+    settings = deployment.observability.model_copy(update=overrides)
+    return deployment.model_copy(update={"observability": settings})
 
 
 def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
@@ -73,8 +98,8 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None
         with _console.status("starting") as status:
             server.wait_ready(on_wait=lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
         _console.print(_banner(server, time.monotonic() - started), markup=False, soft_wrap=True)
-        code = server.process.wait()
-        raise DeploymentError(f"the server ended by itself with code {code}; {server.cause()}")
+        server.process.wait()
+        raise DeploymentError(f"the server ended by itself {server.how()}: {server.cause()}")
     except KeyboardInterrupt:
         _console.print("stopping")
     finally:
@@ -88,17 +113,24 @@ def _banner(running: TritonServer, seconds: float) -> str:
     deployment, server = running.deployment, running.settings
     host = "127.0.0.1" if server.host == "0.0.0.0" else server.host
     http = f"http://{host}:{server.http_port}"
+    metrics = f"http://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
     return f"""\
 ready in {seconds:.1f} s on {server.host}: {deployment.model}
   HTTP     {http}
   gRPC     {host}:{server.grpc_port}
-  metrics  http://{host}:{server.metrics_port}/metrics
-  log      {running.log_path}
+  metrics  {metrics}
+  log      {running.log_path}{_memory(running)}
 try:
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
   {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}
 Ctrl-C stops it."""
+
+
+def _memory(running: TritonServer) -> str:
+    """Return what the engine's log says of the size of its KV cache, each line of it on a line of its own."""
+    said = KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace"))
+    return "".join(f"\n  {line}" for line in said)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

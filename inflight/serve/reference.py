@@ -1,4 +1,4 @@
-"""Writes docs/contract.md and docs/deployment.md from the tables that the code itself uses.
+"""Writes docs/contract.md, docs/deployment.md and docs/metrics.md from the tables that the code itself uses.
 
 python -m inflight.serve.reference docs
 """
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, STAGES, TOKENIZER, Tensor
 from inflight.deployment import Deployment
+from inflight.serve.metrics_page import metrics_page
 
 _MODELS = {
     ENSEMBLE: "The client's view: text in, text out.",
@@ -25,7 +26,7 @@ _MODELS = {
 
 def files() -> dict[str, str]:
     """Return the generated pages by name."""
-    return {"contract.md": contract_page(), "deployment.md": deployment_page()}
+    return {"contract.md": contract_page(), "deployment.md": deployment_page(), "metrics.md": metrics_page()}
 
 
 def contract_page() -> str:

@@ -5,15 +5,17 @@ It knows processes, ports and files; not what the models compute.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import http.client
+import itertools
+import logging
 import os
-import re
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,14 +26,25 @@ from inflight.contract import TENSORRTLLM, TRTLLM
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
+from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE
 from inflight.serve import cpp_backend
 from inflight.serve.installation import MODEL_REPOSITORY, TritonInstallation, find_installation
+from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
 from inflight.serve.repository import prepare_repository
+from inflight.serve.shutdown import end_server
+
+log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 _READY_POLL_S = 0.02
-_PR_SET_PDEATHSIG = 1
+_STARTS = 3
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
+_PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
+"""Where ``free_ports`` looks: the first port; the parts, of which two processes rarely share one; the ports of each."""
+_looked_at = itertools.count()
+_TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
+"""What Triton hands on to the stages as parameters: gRPC's, and HTTP's on `infer`; not on `generate` (2.51)."""
 
 
 @dataclass
@@ -46,11 +59,18 @@ class TritonServer:
     _process: subprocess.Popen[bytes] | None = None
     _runtime: tempfile.TemporaryDirectory[str] | None = None
     _log: TextIO | None = None
+    _ready: int = 0
+    """Bytes of its log when it was ready."""
 
     @property
     def settings(self) -> ServerSettings:
         """Where the server listens."""
         return self.deployment.server
+
+    @property
+    def metrics(self) -> bool:
+        """Whether it serves metrics."""
+        return self.deployment.observability.metrics
 
     @property
     def log_path(self) -> Path:
@@ -68,69 +88,87 @@ class TritonServer:
         """Start the process; it is not ready yet.
 
         Raises:
-            DeploymentError: a port is busy, or the deployment was not built for this machine.
+            DeploymentError: a port is busy, the deployment was not built for this machine, or a tool is missing.
         """
+        dies_with_parent = _dies_with_parent()
         kind = self.deployment.engine.kind
         if kind in (TRTLLM, TENSORRTLLM):
             check_deployment(self.directory)
-        for name in ("http_port", "grpc_port", "metrics_port"):
+        for name in ("http_port", "grpc_port", *(["metrics_port"] if self.metrics else [])):
             _require_free(self.settings.host, name, getattr(self.settings, name))
         self._runtime = tempfile.TemporaryDirectory(prefix="inflight-")
         runtime = Path(self._runtime.name)
         repository = prepare_repository(self.model_repository, self.deployment, runtime / "models")
         backends = self.installation.assemble_backends(runtime / "backends")
-        environment = {ENVIRONMENT_VARIABLE: str(self.directory.resolve())}
+        environment = {
+            ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
+            METRICS_VARIABLE: "on" if self.metrics else "off",
+            LOG_FORMAT_VARIABLE: self.deployment.observability.log_format,
+        }
         if kind == TENSORRTLLM:
             self.installation.add_upstreams_backend(backends)
             environment |= cpp_backend.environment(self.deployment)
         self._log = self.log_path.open("w")
         self._process = subprocess.Popen(
-            self._command(backends, repository),
+            [*dies_with_parent, *self._command(backends, repository)],
             env=self.installation.environment() | environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours to handle; a second SIGINT would cut its shutdown short
-            preexec_fn=_die_with_parent,
         )
 
     def wait_ready(self, timeout_s: float = 600, on_wait: Callable[[], None] = lambda: None) -> None:
         """Wait until every model answers; ``on_wait`` is called while waiting.
 
+        A server that crashes before is started again, twice at most: where all cores are busy, Triton's Python backend
+        (2.51) at times aborts while it loads its stages (``boost::interprocess::lock_exception``).
+
         Raises:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.
         """
-        http, metrics = (
-            f"http://{self.settings.host}:{port}" for port in (self.settings.http_port, self.settings.metrics_port)
-        )
         deadline = time.monotonic() + timeout_s
-        # The process is checked too: another server on the same ports would answer the probe in its place.
-        while self.process.poll() is None:
-            if _answers(f"{http}/v2/health/ready") and _answers(f"{metrics}/metrics"):
+        for left in reversed(range(_STARTS)):
+            if self._becomes_ready(deadline, on_wait):
+                self._ready = self.log_path.stat().st_size
                 return
-            if time.monotonic() > deadline:
+            if self.process.poll() is None:
                 raise DeploymentError(f"the server was not ready within {timeout_s:.0f} s: {self.cause()}")
+            end = f"the server ended {self.how()}: {self.cause()}"
+            if self.process.returncode not in _CRASHES or not left:
+                raise DeploymentError(end)
+            log.warning("%s; it is started again", end)
+            self.stop()
+            self.start()
+
+    def _becomes_ready(self, deadline: float, on_wait: Callable[[], None]) -> bool:
+        probes = [f"http://{self.settings.host}:{self.settings.http_port}/v2/health/ready"]
+        if self.metrics:
+            probes.append(self._metrics_url)
+        # The process is checked too: another server on the same ports would answer the probe in its place.
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if all(map(_answers, probes)):
+                return True
             on_wait()
             time.sleep(_READY_POLL_S)
-        raise DeploymentError(f"the server ended with code {self.process.returncode}: {self.cause()}")
+        return False
 
     def stop(self) -> int | None:
         """End the server: SIGTERM, its own exit timeout, then SIGKILL. Remove what it leaves. Return its exit code."""
         code = None
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                code = self._process.wait(self.settings.exit_timeout_s + 10)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                code = self._process.wait()
-            for leftover in SHARED_MEMORY.glob(f"{self._shm_prefix()}*"):
-                leftover.unlink(missing_ok=True)
+            settings = self.settings
+            metrics = self._metrics_url if self.metrics else None
+            code = end_server(self._process, settings.http_port, metrics, settings.exit_timeout_s + 10)
+            for prefix in (self._shm_prefix(), f"inflight_{self._process.pid}_"):  # Triton's files, and the stages' own
+                for leftover in SHARED_MEMORY.glob(f"{prefix}*"):
+                    leftover.unlink(missing_ok=True)
         if self._log is not None:
             self._log.close()
         if self._runtime is not None:
             self._runtime.cleanup()
         self._process = self._log = self._runtime = None
+        self._ready = 0
         return code
 
     def __enter__(self) -> TritonServer:
@@ -139,6 +177,10 @@ class TritonServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def _metrics_url(self) -> str:
+        return f"http://{self.settings.host}:{self.settings.metrics_port}/metrics"
 
     def _shm_prefix(self) -> str:
         return f"inflight_{os.getpid()}_{self.settings.http_port}_"
@@ -153,38 +195,48 @@ class TritonServer:
             "--disable-auto-complete-config",
             f"--http-address={server.host}",
             f"--grpc-address={server.host}",
-            f"--metrics-address={server.host}",
             f"--http-port={server.http_port}",
             f"--grpc-port={server.grpc_port}",
-            f"--metrics-port={server.metrics_port}",
             f"--exit-timeout-secs={server.exit_timeout_s}",
         ]
+        if self.deployment.observability.trace_endpoint is not None:
+            command += [f"--{api}-header-forward-pattern={_TRACE_HEADERS}" for api in ("grpc", "http")]
+        if self.metrics:
+            command += [f"--metrics-address={server.host}", f"--metrics-port={server.metrics_port}"]
+        else:
+            command.append("--allow-metrics=false")
         variant = variant_name(self.deployment.engine.kind, self.deployment.decoupled)
         return command if variant == DEFAULT else [*command, f"--model-config-name={variant}"]
 
+    def how(self) -> str:
+        """Return how the process ended: "with code 1", "on SIGABRT"."""
+        code = self.process.returncode
+        names = {one.value: one.name for one in signal.Signals}
+        return f"on {names.get(-code, f'signal {-code}')}" if code < 0 else f"with code {code}"
+
     def cause(self) -> str:
-        """Return the line of the log that says best why a start failed."""
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        for pattern in (
-            r"DeploymentError: (.*?)(?:\\n\\nAt:|$)",  # the stub puts a traceback, its line ends escaped, behind it
-            r" ERROR inflight[\w.]*: (.*)",
-            r"\| (\w+ +\| \d+ +\| UNAVAILABLE: .*)\|$",
-            r"E\d{4} [^\]]*\] (.*)",
-            "(.+)",
-        ):
-            for line in lines:
-                if match := re.search(pattern, line):
-                    return " ".join(match[1].strip(' "').split())
-        return "its log is empty"
+        """Return what the log says of why it ended."""
+        return cause(self.log_path, self._ready)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on; all are held until all are found, so that they differ."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Return ports that nothing listens on.
+
+    They lie below those that Linux gives to outgoing connections, and each process looks in its part of them, which it
+    rarely shares: until a server binds them, seconds from now, hardly anybody else gets them.
+
+    Raises:
+        DeploymentError: there are not as many.
+    """
+    first, found = _PORTS + os.getpid() % _PROCESSES * _PORTS_EACH, list[int]()
+    for _ in range(_PORTS_EACH):
+        port = first + next(_looked_at) % _PORTS_EACH
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise DeploymentError(f"fewer than {count} of the ports {first} to {first + _PORTS_EACH - 1} are free")
 
 
 def _require_free(host: str, name: str, port: int) -> None:
@@ -203,10 +255,20 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):  # the latter: something else listens there
         return False
 
 
-def _die_with_parent() -> None:
-    """Have the kernel send SIGTERM to the server if this process dies without stopping it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _dies_with_parent() -> list[str]:
+    """Return the command before a command that has the kernel send it SIGTERM if this process dies without stopping it.
+
+    Python's own way, ``preexec_fn``, runs gRPC's handlers in the forked process where this one has used gRPC; at times
+    they end it by SIGABRT before it has become the server (https://github.com/grpc/grpc/issues/43055).
+
+    Raises:
+        DeploymentError: the tool for it is not there.
+    """
+    tool = shutil.which("setpriv")
+    if tool is None:
+        raise DeploymentError("`setpriv` is not installed; it is part of util-linux")
+    return [tool, "--pdeathsig", "TERM", "--"]

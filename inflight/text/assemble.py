@@ -37,9 +37,10 @@ class TextAssembler:
         final = self.is_final(arrays)
         if not final and arrays["output_ids"].size == 0:  # a heartbeat
             return None
-        chunks = [self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))]
+        rows = [self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))]
+        chunks = [beams[0] for beams in rows]
         return {
-            "text_output": np.array([[chunk.text.encode()] for chunk in chunks], np.object_),
+            "text_output": np.array([[chunk.text.encode() for chunk in beams] for beams in rows], np.object_),
             "text_start": np.array([[chunk.start] for chunk in chunks], np.int32),
             "text_end": np.array([[chunk.end] for chunk in chunks], np.int32),
         } | self._handed_through(arrays, chunks)
@@ -60,17 +61,25 @@ class TextAssembler:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> TextChunk:
+    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextChunk]:
+        """Return a row's chunk, or those of its beams; these come whole, with the one response that there is."""
         key = int(arrays["stream_key"].reshape(-1)[row])
-        length = int(arrays["sequence_length"].reshape(-1)[row])
-        ids = arrays["output_ids"][row].reshape(-1)[:length].tolist()
-        echo = _scalar(arrays, "echo_length", row) or 0
+        lengths = arrays["sequence_length"][row].reshape(-1).tolist()
+        beams = arrays["output_ids"][row].reshape(len(lengths), -1)
         stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
-        chunk = stream.push(ids[echo:], _scalar(arrays, "text_limit", row), final)
         if not final:
             self._streams[key] = stream
             while len(self._streams) > MAX_STREAMS:
                 self._streams.popitem(last=False)
+        streams = [stream, *(StreamText(self._tokenizer) for _ in lengths[1:])]
+        limit, echo = _scalar(arrays, "text_limit", row), _scalar(arrays, "echo_length", row) or 0
+        return [
+            self._chunk(one, ids[:length].tolist(), echo, limit, final)
+            for one, ids, length in zip(streams, beams, lengths, strict=True)
+        ]
+
+    def _chunk(self, stream: StreamText, ids: list[int], echo: int, limit: int | None, final: bool) -> TextChunk:
+        chunk = stream.push(ids[echo:], limit, final)
         return chunk._replace(text=self._echoed(ids, echo, chunk.text)) if echo else chunk
 
     def _echoed(self, ids: list[int], echo: int, shown: str) -> str:

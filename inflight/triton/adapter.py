@@ -13,7 +13,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
-from inflight.errors import DeploymentError, EngineFailure, InflightError
+from inflight.errors import DeploymentError, InflightError, as_told
+from inflight.triton import logs, orphan
 from inflight.triton.responses import Arrays
 
 log = logging.getLogger("inflight")
@@ -22,14 +23,16 @@ log = logging.getLogger("inflight")
 def deployment() -> Deployment:
     """Return the deployment that this server serves; its directory comes in the environment.
 
-    Every stage asks for it first, so from here on what the stage's process logs is in the server's log.
+    Every stage asks for it first, so from here on what the stage's process logs is in the server's log, and the process
+    ends with its server.
 
     Raises:
         DeploymentError: none is named, or it cannot be served.
     """
-    # Triton keeps what a stub writes to its standard error; without a handler, Python drops all below a warning.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return load_deployment(deployment_directory())
+    loaded = load_deployment(deployment_directory())
+    logs.configure(loaded.observability)
+    orphan.end_with_server()
+    return loaded
 
 
 def deployment_directory() -> Path:
@@ -66,13 +69,13 @@ def response(arrays: Arrays) -> Any:
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
 
 
-def error_response(error: Exception) -> Any:
+def error_response(error: Exception, request_id: str) -> Any:
     """Return a Triton error response. What is not an InflightError is ours: logged in full, told without details."""
     if not isinstance(error, InflightError):
-        log.exception("a stage failed", exc_info=error)
-        error = EngineFailure("the server failed to serve this request; its log says why")
-    code = getattr(pb_utils.TritonError, error.triton_code)
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire_message(), code))
+        log.exception("a stage failed", exc_info=error, extra={"request_id": request_id})
+    told = as_told(error)
+    code = getattr(pb_utils.TritonError, told.triton_code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(told.wire_message(), code))
 
 
 class TritonSender:
@@ -80,6 +83,7 @@ class TritonSender:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._request_id = request.request_id()
 
     def send(self, arrays: Arrays, final: bool) -> None:
         """Send a response, the last one with ``final``."""
@@ -92,7 +96,7 @@ class TritonSender:
 
     def fail(self, error: Exception) -> None:
         """Send ``error`` as the last response."""
-        self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""

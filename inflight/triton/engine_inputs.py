@@ -11,10 +11,13 @@ import numpy as np
 
 from inflight.contract import ENGINE_INPUTS
 from inflight.deployment import LimitSettings
+from inflight.engine.kv.retention import Retention, retention_of
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest
 from inflight.inputs import Inputs
 from inflight.sampling import MAX_SEED, Guide, SamplingParams
+
+_MAX_CLIENT_ID = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ def read_request(
             priority = inputs.scalar("priority", row, 0)
             deadline = _deadline_ns(inputs, row)
             lora = inputs.string("lora_name", row)
-            request = Request(prompt, sampling, request_id, priority, lora, deadline)
+            client = _client_id(inputs, row)
+            retention = _retention(inputs, row, len(prompt))
+            request = Request(prompt, sampling, request_id, priority, lora, deadline, client, retention)
             parts.append(Part(request, row, sequence))
     return delivery, parts
 
@@ -83,6 +88,8 @@ def _delivery(inputs: Inputs, limits: LimitSettings) -> Delivery:
     if not 1 <= sequences <= limits.max_return_sequences:
         limit = limits.max_return_sequences
         raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
+    if _common(inputs, "beam_width", 1) > 1 and sequences > 1:
+        raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
 
     def flag(name: str) -> bool:
         return bool(_common(inputs, name, False))
@@ -138,6 +145,9 @@ def _sampling(inputs: Inputs, row: int, sequence: int, vocab_size: int) -> Sampl
         presence_penalty=inputs.scalar("presence_penalty", row, 0.0),
         frequency_penalty=inputs.scalar("frequency_penalty", row, 0.0),
         seed=_seed(inputs, row, sequence),
+        beam_width=inputs.scalar("beam_width", row, 1),
+        length_penalty=inputs.scalar("len_penalty", row, 0.0),
+        early_stopping=bool(inputs.scalar("early_stopping", row, True)),
         end_ids=_end_ids(inputs, row),
         ignore_eos=bool(inputs.scalar("ignore_eos", row, False)),
         stop_strings=tuple(inputs.strings("stop_strings", row)),
@@ -187,6 +197,29 @@ def _deadline_ns(inputs: Inputs, row: int) -> int | None:
     if milliseconds < 1:
         raise InvalidRequest(f"deadline_ms is {milliseconds}; it must be at least 1")
     return time.time_ns() + milliseconds * 1_000_000
+
+
+def _retention(inputs: Inputs, row: int, prompt_tokens: int) -> Retention:
+    def values(name: str) -> list[int]:
+        of_ranges: list[int] = inputs.vector(f"retention_token_range_{name}", row).reshape(-1).tolist()
+        return of_ranges
+
+    return retention_of(
+        values("starts"),
+        values("ends"),
+        values("priorities"),
+        values("durations_ms"),
+        inputs.scalar("retention_decode_priority", row),
+        inputs.scalar("retention_decode_duration_ms", row),
+        prompt_tokens,
+    )
+
+
+def _client_id(inputs: Inputs, row: int) -> str:
+    client = inputs.string("client_id", row) or ""
+    if len(client) > _MAX_CLIENT_ID:
+        raise InvalidRequest(f"client_id has {len(client)} characters; it may have {_MAX_CLIENT_ID}")
+    return client
 
 
 def _words(inputs: Inputs, name: str, row: int) -> tuple[tuple[int, ...], ...]:

@@ -9,15 +9,21 @@ from inflight.contract import ENGINE_INPUTS
 from inflight.deployment import Deployment
 from inflight.engine.loop import EngineLoop, SteppedEngine
 from inflight.engine.request import Output
+from inflight.engine.snapshot import Snapshot
 from inflight.engine.stats import EngineStats
-from inflight.errors import EngineFailure, InflightError, InvalidRequest
+from inflight.errors import InvalidRequest
 from inflight.inputs import check_parameters
 from inflight.text.tokenizer import Tokenizer
 from inflight.triton import adapter
-from inflight.triton.engine_inputs import read_request
-from inflight.triton.metrics import EngineMetrics
+from inflight.triton.engine_inputs import Delivery, Part, read_request
+from inflight.triton.inspection import INSPECT, Inspection
+from inflight.triton.observed import make_tracer
+from inflight.triton.pace import ANSWERED
 from inflight.triton.responses import Arrays
-from inflight.triton.streams import ResponseStreams
+from inflight.triton.stage_metrics import StageMetrics
+from inflight.triton.streams import ResponseStreams, Sender
+from inflight.triton.tally import make_tally, remove_tally
+from inflight.triton.watch import RequestWatch
 
 _KNOWN = [tensor.name for tensor in ENGINE_INPUTS]
 
@@ -28,6 +34,9 @@ class StageEngine(SteppedEngine, Protocol):
     @property
     def stats(self) -> EngineStats:
         """What the engine does and has done."""
+
+    def snapshot(self) -> Snapshot:
+        """Return what it is doing; called by its own thread, between two steps."""
 
 
 class EngineStage:
@@ -40,56 +49,83 @@ class EngineStage:
         """Load the checkpoint and run a first generation."""
         self._deployment = adapter.deployment()
         self._decoupled = adapter.is_decoupled(args)
-        tokenizer = Tokenizer.from_checkpoint(self._deployment.model)
+        metrics = self._metrics = StageMetrics(self._deployment, args)
+        with metrics.phase("tokenizer"):
+            tokenizer = Tokenizer.from_checkpoint(self._deployment.model)
         self._vocab_size = tokenizer.config.vocab_size
         engine: StageEngine = self.make_engine(self._deployment, tokenizer)
-        metrics = self._metrics = EngineMetrics(args["model_name"], args["model_version"])
-        self._loop = EngineLoop(
-            engine,
-            self._deliver,
-            self._deployment.batching.max_queue_size,
-            after_step=lambda: metrics.update(engine.stats, not engine.busy),
+        metrics.startup |= engine.stats.start_phases
+        metrics.start(lambda: [engine.stats])
+        self._loop = EngineLoop(engine, self._deliver, self._deployment.batching.max_queue_size)
+        answered = make_tally(ANSWERED)
+        self._streams = ResponseStreams(
+            self._loop.cancel, self._decoupled, metrics.count_response, metrics.count_refusal, lambda: answered.count
         )
-        metrics.update(engine.stats, idle=True)
-        self._streams = ResponseStreams(self._loop.cancel, self._decoupled)
+        self._inspection = Inspection(self._deployment, engine.snapshot, self._loop.between_steps)
+        self._tracer = make_tracer(self._deployment)
+        self._watch = RequestWatch(self._deployment, self._tracer)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand each request over; the streams answer later."""
         for request in requests:
-            sender = adapter.TritonSender(request)
+            responder = adapter.TritonSender(request)
+            sender: Sender = responder
+            parts: list[Part] = []
             try:
-                self._accept(request, sender)
+                arrays = adapter.read_arrays(request)
+                if self._control(request, arrays, responder):
+                    continue
+                parameters = adapter.read_parameters(request)
+                sender = self._watch.watch(sender, arrays, parameters, request.request_id())
+                check_parameters(parameters, _KNOWN)
+                delivery, parts = self._read(arrays, request.request_id())
+                self._accept(sender, delivery, parts)
             except Exception as error:
-                self._metrics.outcome(error.label if isinstance(error, InflightError) else EngineFailure.label)
+                self._metrics.count_refusal(error, max(1, len(parts)))
                 sender.fail(error)
+
+    def _control(self, request: Any, arrays: Arrays, responder: adapter.TritonSender) -> bool:
+        """Answer a request that generates nothing, and is not counted as one; return whether it was such."""
+        stops, inspects = (name in arrays and arrays[name].any() for name in ("stop", INSPECT))
+        try:
+            if stops:
+                self._stop(arrays, request.request_id())
+                responder.end(self._decoupled)
+            elif inspects:
+                self._inspection.answer(arrays, responder)
+        except Exception as error:
+            responder.fail(error)
+        return bool(stops or inspects)
 
     def finalize(self) -> None:
         """Stop the engine; Triton has waited for running streams before."""
+        remove_tally(ANSWERED)
         self._loop.close()
+        self._inspection.close()
         self._streams.close()
+        self._metrics.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _deliver(self, output: Output) -> None:
         """Take one output, in the engine's thread."""
+        if output.finished:  # before it is delivered: who sees the end sees it counted
+            self._watch.finished(output)
+            self._metrics.count_end(output)
         self._streams.deliver(output)
-        if output.finished:
-            self._metrics.finished(output)
 
-    def _accept(self, request: Any, sender: adapter.TritonSender) -> None:
-        arrays = adapter.read_arrays(request)
-        if "stop" in arrays and arrays["stop"].any():
-            self._stop(arrays, request.request_id())
-            sender.end(self._decoupled)
-            return
-        check_parameters(adapter.read_parameters(request), _KNOWN)
+    def _read(self, arrays: Arrays, request_id: str) -> tuple[Delivery, list[Part]]:
         limits, kind = self._deployment.limits, self._deployment.engine.kind
-        delivery, parts = read_request(
-            arrays, request.request_id(), limits, self._vocab_size, self._decoupled, engine=kind
-        )
+        return read_request(arrays, request_id, limits, self._vocab_size, self._decoupled, engine=kind)
+
+    def _accept(self, sender: Sender, delivery: Delivery, parts: list[Part]) -> None:
+        self._watch.opened(sender, parts)
         self._streams.open(sender, delivery, parts)
         try:
             self._loop.submit(*(part.request for part in parts))
         except Exception:
             self._streams.forget(parts)
+            self._watch.forget(parts)
             raise
 
     def _stop(self, arrays: Arrays, request_id: str) -> None:

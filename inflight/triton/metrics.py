@@ -1,169 +1,236 @@
-"""Metrics of the engine stage, on Triton's own endpoint: upstream's families by their names, and Inflight's own.
+"""Metric families on Triton's own endpoint, made from the table of ``inflight.metrics``.
 
-A wrong call (a counter set, a histogram incremented) can abort the whole server, so each kind is wrapped in a class
-that has only the calls which fit it.
+A call into Triton's metric API is a round trip to the server's process, so none is made per token or step: the stages
+count in plain numbers, and a thread copies those that have changed (docs/decisions/0007). A wrong call (a counter set,
+a histogram incremented) can abort the whole server, so each kind of series is a class with the one call that fits it.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
-from inflight.engine.request import FinishReason, Output, RequestMetrics
-from inflight.engine.stats import EngineStats
-from inflight.errors import InflightError
+from inflight.engine.stats import Histogram
+from inflight.metrics import FAMILIES, REQUESTS, UPSTREAM, Family
 
-UPDATE_S = 0.1
-"""Upstream's own period: the gauges show the last engine step at most this long ago."""
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_LENGTHS = (10, 50, 100, 500, 1000)
+log = logging.getLogger(__name__)
 
-REQUEST = {
-    "active": lambda s: s.active,
-    "max": lambda s: s.max,
-    "scheduled": lambda s: s.scheduled,
-    "context": lambda s: s.context,
-    "waiting": lambda s: s.waiting,
-}
-KV_BLOCKS = {
-    "max": lambda s: s.kv_blocks_max,
-    "free": lambda s: s.kv_blocks_max - s.kv_blocks_used,
-    "used": lambda s: s.kv_blocks_used,
-    "tokens_per": lambda s: s.tokens_per_block,
-    "reused": lambda s: s.kv_blocks_reused,
-    "fraction": lambda s: s.kv_blocks_used / s.kv_blocks_max if s.kv_blocks_max else 0.0,
-}
-OWN_KV_BLOCKS = {
-    "used": lambda s: s.kv_blocks_used,
-    "cached": lambda s: s.kv_blocks_cached,
-    "free": lambda s: s.kv_blocks_max - s.kv_blocks_used - s.kv_blocks_cached,
-}
-BATCHER = {
-    "total_context_tokens": lambda s: s.total_context_tokens,
-    "generation_requests": lambda s: s.generation,
-    "micro_batch_id": lambda s: 0,
-    "paused_requests": lambda s: s.paused,
-}
-GENERAL = {
-    "timestamp": lambda s: time.time_ns() // 1000,
-    "iteration_counter": lambda s: s.iterations,
-}
+LIVE_S = 0.2
+"""How old what is shown of the engine's moment is at most."""
+COMPLETE_S = 2.0
+"""How often the engine's stage sends all that has changed; it does so too once nothing is counted for ``LIVE_S``."""
+TEXT_S = 1.0
+"""How often the other stages do."""
+CLOSE_S = 2.0
+"""How long the end of a stage waits for the last round."""
+ACTIVITY, OUTCOMES = UPSTREAM[0].name, REQUESTS[0].name
+LIVE = (
+    ACTIVITY,
+    "nv_trt_llm_kv_cache_block_metrics",
+    "nv_trt_llm_inflight_batcher_metrics",
+    "inflight_running_requests",
+    "inflight_waiting_requests",
+    "inflight_kv_cache_blocks",
+    "inflight_kv_cache_reserved_blocks",
+)
+"""What the engine does at this moment. Shown more rarely it would mislead: whenever the engine rests, all is shown, so
+what is not shown again soon looks like an engine at rest."""
+PULSE = (OUTCOMES, "inflight_steps_total", "inflight_responses_total")
+"""One of these grows with whatever else the engine's stage counts."""
+_NOTHING = object()
+_STEPS = 3
+
+Values = dict[str, Any]
+"""By the family's name: a number; for a histogram, its cumulative counts and its sum; by label values where a family
+has labels of its own."""
+
+
+class _Series(Protocol):
+    def show(self, value: Any) -> int:
+        """Make the endpoint show the value; return the calls that it took: none if it does already."""
 
 
 class _Gauge:
-    def __init__(self, family: Any, labels: dict[str, str]) -> None:
-        self._metric = family.Metric(labels=labels)
+    """Moved by differences: Triton's stub keeps Python's lock while it sets a value, not while it adds to one (2.51).
 
-    def set(self, value: float) -> None:
-        self._metric.set(value)
+    A set would hold up the engine for its round trip, and freeze a stage whose server is gone. Triton adds the same
+    floats, so what it shows is known to the last bit; what rounding takes from the first difference, the second adds.
+    """
+
+    def __init__(self, family: Any, labels: dict[str, str]) -> None:
+        self._metric, self._shown = family.Metric(labels=labels), 0.0
+
+    def show(self, value: float) -> int:
+        for calls in range(_STEPS):
+            if value == self._shown:
+                return calls
+            difference = value - self._shown
+            self._metric.increment(difference)
+            self._shown += difference
+        return _STEPS
 
 
 class _Counter:
     def __init__(self, family: Any, labels: dict[str, str]) -> None:
-        self._metric = family.Metric(labels=labels)
+        self._metric, self._shown = family.Metric(labels=labels), 0.0
 
-    def add(self, value: float) -> None:
-        if value > 0:
-            self._metric.increment(value)
-
-
-class _Histogram:
-    def __init__(self, family: Any, labels: dict[str, str], buckets: Sequence[float]) -> None:
-        self._metric = family.Metric(labels=labels, buckets=list(buckets))
-
-    def observe(self, value: float) -> None:
-        self._metric.observe(value)
+    def show(self, value: float) -> int:
+        if value <= self._shown:
+            return 0
+        self._metric.increment(value - self._shown)
+        self._shown = value
+        return 1
 
 
-def _family(name: str, description: str, kind: str) -> Any:
-    return pb_utils.MetricFamily(name=name, description=description, kind=getattr(pb_utils.MetricFamily, kind))
+class _Family:
+    """One family and its series. Triton drops both with the Python object, so it is kept."""
+
+    def __init__(self, family: Family, labels: dict[str, str]) -> None:
+        self._family, self._labels = family, labels
+        self._made = [self._make(family.name, family.kind)] if family.kind != "histogram" else self._make_parts()
+        self._series: dict[tuple[str, ...], _Series] = {}
+        self._shown: Any = None
+
+    def show(self, value: Any) -> int:
+        """Make the endpoint show the family's values; return the calls that it took."""
+        if value == self._shown:  # one comparison in place of one per series: most families rest most of the time
+            return 0
+        own, calls = self._family.labels, 0
+        for key, one in value.items() if own else [((), value)]:
+            names = key if isinstance(key, tuple) else (key,)
+            if names not in self._series:
+                self._series[names] = self._new_series(self._labels | dict(zip(own, names, strict=True)))
+            calls += self._series[names].show(one)
+        self._shown = value
+        return calls
+
+    def _new_series(self, labels: dict[str, str]) -> _Series:
+        if self._family.kind == "histogram":
+            return _Buckets(self._made, labels, self._family.buckets)
+        return (_Gauge if self._family.kind == "gauge" else _Counter)(self._made[0], labels)
+
+    def _make_parts(self) -> list[Any]:
+        return [self._make(f"{self._family.name}_{part}", "counter") for part in ("bucket", "sum", "count")]
+
+    def _make(self, name: str, kind: str) -> Any:
+        kinds = pb_utils.MetricFamily
+        return kinds(name=name, description=self._family.help, kind=getattr(kinds, kind.upper()))
 
 
-class EngineMetrics:
-    """Every metric family of the engine stage; families exist from construction on."""
+class _Buckets:
+    """The series of a histogram as counters, because Triton's histograms take one value per call."""
 
-    def __init__(self, model: str, version: str) -> None:
-        self._labels = {"model": model, "version": version}
-        self._families: list[Any] = []
-        self._next_update = 0.0
-        self._gauges = [
-            *self._upstream("nv_trt_llm_request_metrics", "TRT LLM request metrics", "request_type", REQUEST),
-            *self._upstream(
-                "nv_trt_llm_kv_cache_block_metrics", "TRT LLM KV cache block metrics", "kv_cache_block_type", KV_BLOCKS
-            ),
-            *self._upstream(
-                "nv_trt_llm_inflight_batcher_metrics",
-                "TRT LLM inflight_batcher-specific metrics",
-                "inflight_batcher_specific_metric",
-                BATCHER,
-            ),
-            *self._upstream("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", GENERAL),
-            *self._upstream("inflight_kv_cache_blocks", "KV cache blocks by state", "state", OWN_KV_BLOCKS),
-        ]
-        text = "TRT LLM response metrics"
-        kinds = {name: {"response_metric_type": f"total_{name}_tokens"} for name in ("input", "output")}
-        self._input_length = self._histogram("nv_llm_input_token_len", text, _LENGTHS, kinds["input"])
-        self._output_length = self._histogram("nv_llm_output_token_len", text, _LENGTHS, kinds["output"])
-        self._ttft = self._histogram("inflight_time_to_first_token_seconds", "Arrival to first token", _SECONDS)
-        self._itl = self._histogram("inflight_inter_token_seconds", "Mean time per token after the first", _SECONDS)
-        self._prompt = self._counter("inflight_prompt_tokens_total", "Prompt tokens of finished requests")
-        self._cached = self._counter("inflight_cached_tokens_total", "Prompt tokens taken from the prefix cache")
-        self._generated = self._counter("inflight_generated_tokens_total", "Tokens generated by finished requests")
-        self._outcome_family = self._new_family("inflight_requests_total", "Finished requests by outcome", "COUNTER")
-        labels = [reason.value for reason in FinishReason] + [one.label for one in InflightError.__subclasses__()]
-        self._outcomes = {
-            label: _Counter(self._outcome_family, self._labels | {"outcome": label})
-            for label in dict.fromkeys([*labels, InflightError.label])
-        }
+    def __init__(self, families: list[Any], labels: dict[str, str], bounds: tuple[float, ...]) -> None:
+        buckets, total, count = families
+        self._bounds = [f"{bound:g}" for bound in bounds] + ["+Inf"]
+        self._buckets = [_Counter(buckets, labels | {"le": bound}) for bound in self._bounds]
+        self._sum, self._count = _Counter(total, labels), _Counter(count, labels)
 
-    def update(self, stats: EngineStats, idle: bool) -> None:
-        """Set the gauges from the engine's statistics, every ``UPDATE_S`` and when the engine becomes idle."""
-        now = time.monotonic()
-        if now >= self._next_update or idle:
-            self._next_update = now + UPDATE_S
-            for gauge, read in self._gauges:
-                gauge.set(read(stats))
+    def show(self, value: tuple[list[int], float]) -> int:
+        counts, total = value
+        calls = self._count.show(counts[-1]) + self._sum.show(total)
+        # From the last one down: whoever reads in between sees counts that rise with the bounds.
+        pairs = zip(reversed(self._buckets), reversed(counts), strict=True)
+        return calls + sum(bucket.show(count) for bucket, count in pairs)
 
-    def finished(self, output: Output) -> None:
-        """Record the last output of a sequence."""
-        reason = output.finish_reason
-        self.outcome(reason.value if reason is not None else (output.error or InflightError()).label)
-        if output.metrics is not None:
-            self._record(output.metrics)
 
-    def outcome(self, label: str) -> None:
-        """Count one finished or refused request."""
-        self._outcomes[label].add(1)
+class Exporter:
+    """The families of one stage, and the thread that keeps them true."""
 
-    def _record(self, metrics: RequestMetrics) -> None:
-        self._input_length.observe(metrics.prompt_tokens)
-        self._output_length.observe(metrics.generated_tokens)
-        self._prompt.add(metrics.prompt_tokens)
-        self._cached.add(metrics.cached_tokens)
-        self._generated.add(metrics.generated_tokens)
-        if metrics.first_token_ns:
-            self._ttft.observe((metrics.first_token_ns - metrics.arrival_ns) / 1e9)
-        if metrics.generated_tokens > 1:
-            span = metrics.last_token_ns - metrics.first_token_ns
-            self._itl.observe(span / 1e9 / (metrics.generated_tokens - 1))
+    def __init__(self, stage: str, version: str, engine: str, figures: Callable[[], Sequence[object]]) -> None:
+        """
+        Args:
+            stage: the Triton model's name.
+            version: its version.
+            engine: ``engine.kind`` of the deployment.
+            figures: returns what has the attributes of the stage's families; they are read at any time. What is read
+                while they change is true for each of them, and not for all of them at one moment.
+        """
+        labels = {"model": stage, "version": version}
+        self._figures = figures
+        families = [family for family in FAMILIES.values() if family.exported_by(stage, engine)]
+        self._attributes = {family.name: family.attribute for family in families}
+        # Who sees a request's outcome counted sees all that is counted of it; who sees an idle engine, that too.
+        self._complete = sorted(self._attributes, key=lambda name: (name == ACTIVITY, name == OUTCOMES))
+        self._live = [name for name in LIVE if name in self._attributes]
+        self._made = {family.name: _Family(family, labels) for family in families}
+        self.metrics_export_cpu = 0.0
+        """Seconds."""
+        self.metrics_export_calls = 0
+        self._looked_at = [*(name for name in PULSE if name in self._attributes), ACTIVITY]
+        self._pulse: Values = {}
+        """What was counted at the last round."""
+        self._next_complete = 0.0
+        self._rests = False
+        """Whether all has been shown since something was counted last."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
-    def _upstream(self, name: str, text: str, label: str, values: dict[str, Any]) -> Iterable[tuple[_Gauge, Any]]:
-        family = self._new_family(name, text, "GAUGE")
-        return [(_Gauge(family, self._labels | {label: value}), read) for value, read in values.items()]
+    def start(self) -> None:
+        """Show what is known now, and from here on what changes."""
+        self._round()
+        self._thread.start()
 
-    def _counter(self, name: str, text: str) -> _Counter:
-        return _Counter(self._new_family(name, text, "COUNTER"), self._labels)
+    def close(self) -> None:
+        """End the thread, unless it waits for an answer that a server in trouble does not give."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
 
-    def _histogram(
-        self, name: str, text: str, buckets: Sequence[float], labels: dict[str, str] | None = None
-    ) -> _Histogram:
-        return _Histogram(self._new_family(name, text, "HISTOGRAM"), self._labels | (labels or {}), buckets)
+    def _run(self) -> None:
+        # Only the engine's stage has gauges of the moment: the others need not wake so often.
+        while not self._closing.wait(LIVE_S if self._live else TEXT_S):
+            try:
+                self._round()
+            except Exception:
+                log.exception("the metrics could not be exported")
 
-    def _new_family(self, name: str, text: str, kind: str) -> Any:
-        """Make a family and keep it: Triton drops the family, and its metrics, with the Python object."""
-        family = _family(name, text, kind)
-        self._families.append(family)
-        return family
+    def _round(self) -> None:
+        began = time.thread_time()
+        names = self._names_to_show() if self._live else self._complete
+        values = self._read(names)
+        self.metrics_export_calls += sum(self._made[name].show(values[name]) for name in names)
+        self.metrics_export_cpu += time.thread_time() - began
+
+    def _names_to_show(self) -> Sequence[str]:
+        """Return the families that this round of the engine's stage shows, in this order."""
+        now, before = time.monotonic(), self._pulse
+        values = self._read(self._looked_at)
+        idle = not values.pop(ACTIVITY)["active"]
+        self._pulse, quiet = values, values == before
+        if now >= self._next_complete or (quiet and not self._rests):
+            self._rests, self._next_complete = quiet, now + COMPLETE_S
+            return self._complete
+        self._rests = quiet
+        # An engine that has just become idle is shown by the next round, with all that it has counted.
+        return () if idle and not quiet else self._live
+
+    def _read(self, names: Sequence[str]) -> Values:
+        """Return the families' values; later changes of the figures do not reach them.
+
+        Outcomes are read first, as they are shown last: a request ends in its other figures before it ends in them.
+        """
+        sources, attributes = (*self._figures(), self), self._attributes
+        return {name: _copy(_value(sources, attributes[name])) for name in sorted(names, key=_outcomes_first)}
+
+
+def _outcomes_first(name: str) -> bool:
+    return name != OUTCOMES
+
+
+def _value(sources: Sequence[object], attribute: str) -> Any:
+    for source in sources:
+        # Asked once: some are computed, one from a file.
+        if (value := getattr(source, attribute, _NOTHING)) is not _NOTHING:
+            return value
+    raise AttributeError(f"nothing counts {attribute!r}")
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Histogram):
+        return value.cumulative, value.sum
+    return {key: _copy(one) for key, one in value.items()} if isinstance(value, dict) else value

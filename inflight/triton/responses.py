@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from inflight.engine.request import Output, RequestMetrics
@@ -20,7 +22,7 @@ def join(first: Output | None, second: Output) -> Output:
         if new is not None:
             known = getattr(first, name)
             setattr(first, name, new) if known is None else known.extend(new)
-    for name in ("context_logits", "text_limit", "finish_reason", "error", "metrics"):
+    for name in ("beams", "context_logits", "text_limit", "finish_reason", "error", "metrics"):
         new = getattr(second, name)
         if new is not None:
             setattr(first, name, new)
@@ -47,10 +49,10 @@ def write(output: Output, part: Part, delivery: Delivery, generated: int, cum_lo
         cum_log_prob: sum of their log-probs.
     """
     echo = [] if delivery.streaming or delivery.exclude_input else part.request.prompt
-    ids = echo + output.tokens
+    rows = [echo + output.tokens] if output.beams is None else [[*echo, *beam.tokens] for beam in output.beams]
     arrays: Arrays = {
-        "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
-        "sequence_length": np.array([[len(ids)]], np.int32),
+        "output_ids": _beams(rows, np.int32),
+        "sequence_length": np.array([[len(row) for row in rows]], np.int32),
         "stream_key": np.array([[output.key]], np.int64),
     }
     if echo:
@@ -73,8 +75,10 @@ def write(output: Output, part: Part, delivery: Delivery, generated: int, cum_lo
 def _scores(output: Output, delivery: Delivery, cum_log_prob: float) -> Arrays:
     arrays: Arrays = {}
     if delivery.log_probs:
-        arrays["cum_log_probs"] = np.array([[cum_log_prob]], np.float32)
-        arrays["output_log_probs"] = np.array(output.log_probs or [], np.float32).reshape(1, 1, -1)
+        cums = [cum_log_prob] if output.beams is None else [beam.cum_log_prob for beam in output.beams]
+        rows = [output.log_probs or []] if output.beams is None else [beam.log_probs for beam in output.beams]
+        arrays["cum_log_probs"] = np.array([cums], np.float32)
+        arrays["output_log_probs"] = _beams(rows, np.float32)
     if output.top_log_probs:
         arrays["top_log_prob_ids"] = np.array([[[token for token, _ in row] for row in output.top_log_probs]], np.int32)
         arrays["top_log_probs"] = np.array([[[value for _, value in row] for row in output.top_log_probs]], np.float32)
@@ -83,6 +87,14 @@ def _scores(output: Output, delivery: Delivery, cum_log_prob: float) -> Arrays:
     if output.generation_logits:
         arrays["generation_logits"] = np.stack(output.generation_logits)[None, None]
     return arrays
+
+
+def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
+    """Return ``[1, beams, n]``; short beams are padded with -1, as upstream does."""
+    table = np.full((1, len(rows), max(map(len, rows))), -1, dtype)
+    for beam, row in zip(table[0], rows, strict=True):
+        beam[: len(row)] = row
+    return table
 
 
 def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
@@ -110,9 +122,9 @@ def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
 
 
 def stack(rows: list[Arrays], pad_id: int) -> Arrays:
-    """Stack the single-row responses of a batch into one response; short rows of token ids are padded."""
+    """Stack the single-row responses of a batch into one response; short rows are padded, ids with ``pad_id``."""
     names = dict.fromkeys(name for row in rows for name in row if name != "batch_index")
-    fills = {"output_ids": pad_id, "text_limit": np.iinfo(np.int32).max}
+    fills = {"output_ids": pad_id, "output_log_probs": -1, "text_limit": np.iinfo(np.int32).max}
     return {name: _stack([row.get(name) for row in rows], fills.get(name, 0)) for name in names}
 
 

@@ -1,15 +1,13 @@
 """Response streams: what the engine makes, sent as the responses of Triton requests; every stream ends exactly once.
 
-Each response costs the ensemble most of a millisecond of CPU, whatever it carries, so tokens are coalesced when streams
-are many: responses leave at a fixed rate at most, the stream that has waited longest first, with all the tokens that
-it has by then. A first token and a last one never wait. One thread sends, so that the engine's own thread never does.
-This module knows Triton only as ``Sender``.
+Tokens are coalesced when streams are many: responses leave at a pace, the stream that has waited longest first, with
+all the tokens that it has by then. A first token and a last one never wait. One thread sends, so that the engine's own
+thread never does. This module knows Triton only as ``Sender``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,17 +18,11 @@ from inflight.engine.request import Output
 from inflight.errors import EngineFailure, InflightError, ShuttingDown
 from inflight.triton import responses
 from inflight.triton.engine_inputs import Delivery, Part
+from inflight.triton.pace import RESPONSES_PER_SECOND, Pace
 from inflight.triton.responses import Arrays
 
 log = logging.getLogger(__name__)
 
-RESPONSES_PER_SECOND = min(2_400, 600 * len(os.sched_getaffinity(0)))
-"""What the stages behind the engine take and still answer new requests at once; above it, coalesce.
-
-Measured on two cores; with four and more, the detokenizer's one instance is what limits.
-"""
-_MOST_ARREARS_S = 0.005
-"""How far first and last tokens, which never wait, may push back the others."""
 HEARTBEAT_S = 0.25
 """How often a request that has nothing to send tells the detokenizer that it lives."""
 HEARTBEAT_SHARE = 8
@@ -44,7 +36,7 @@ class Sender(Protocol):
     def send(self, arrays: Arrays, final: bool) -> None:
         """Send a response, the last one with ``final``."""
 
-    def fail(self, error: InflightError) -> None:
+    def fail(self, error: Exception) -> None:
         """Send ``error`` as the last response."""
 
     def is_cancelled(self) -> bool:
@@ -77,21 +69,32 @@ class _Request:
 class ResponseStreams:
     """All running Triton requests of the engine stage."""
 
-    def __init__(self, cancel: Callable[[int], object], decoupled: bool) -> None:
+    def __init__(
+        self,
+        cancel: Callable[[int], object],
+        decoupled: bool,
+        on_sent: Callable[[], object] = lambda: None,
+        on_unsent: Callable[[Exception], object] = lambda error: None,
+        answered: Callable[[], int] | None = None,
+    ) -> None:
         """
         Args:
             cancel: ends the sequence with this stream key; its last output still comes.
             decoupled: whether a request may have several responses.
+            on_sent: called after each response but heartbeats and errors, in the thread that sends.
+            on_unsent: called with what a request ends with of which a response could not be written, there too.
+            answered: returns how many responses of requests with heartbeats the detokenizer has answered so far.
         """
         self._cancel = cancel
         self._decoupled = decoupled
+        self._on_sent = on_sent
+        self._on_unsent = on_unsent
         self._streams: dict[int, _Request] = {}
         self._due: dict[int, None] = {}
         """Keys with something to send, oldest first."""
         self._urgent: dict[int, None] = {}
         """Those of them that must not wait: first tokens and last ones."""
-        self._next_slot = 0.0
-        """When the next response that is not urgent may leave."""
+        self._pace = Pace(answered)
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
@@ -177,17 +180,16 @@ class ResponseStreams:
     def _patience(self) -> float | None:
         """Seconds until there may be something to do; None: until something comes."""
         if self._due:
-            return max(0.0, self._next_slot - time.monotonic())
+            return self._pace.wait_s
         return CANCEL_POLL_S if self._streams else None
 
     def _ready_keys(self) -> list[int]:
         """Return the keys to send now: all that are urgent, and the one that has waited longest if a slot is free."""
         keys, now = list(self._urgent), time.monotonic()
-        if now >= self._next_slot and self._due:
+        if self._due and self._pace.is_free(now):
             keys.append(next(iter(self._due)))
         if keys:
-            slot = max(now, self._next_slot) + len(keys) / RESPONSES_PER_SECOND
-            self._next_slot = min(slot, now + _MOST_ARREARS_S)
+            self._pace.leave(len(keys), now)
         return keys
 
     def _take(self, key: int) -> tuple[_Request, _Sequence, Output, bool]:
@@ -227,7 +229,9 @@ class ResponseStreams:
             log.exception("response of stream %d failed", output.key)
             with self._changed:
                 self._drop_rest(stream)
-            self._fail(stream, EngineFailure("the response could not be written; the server's log says why"))
+            failure = EngineFailure("the response could not be written; the server's log says why")
+            self._on_unsent(failure)
+            self._fail(stream, failure)
 
     def _fail(self, stream: _Request, error: InflightError) -> None:
         try:
@@ -239,7 +243,7 @@ class ResponseStreams:
         if output.error is not None:
             stream.sender.fail(output.error)
             return
-        sequence.generated += len(output.tokens)
+        sequence.generated += output.num_tokens
         sequence.cum_log_prob += sum(output.log_probs or ())
         part = sequence.part
         arrays = responses.write(output, part, stream.delivery, sequence.generated, sequence.cum_log_prob)
@@ -248,6 +252,12 @@ class ResponseStreams:
             if not final:
                 return
             arrays = responses.stack([stream.rows[row] for row in sorted(stream.rows)], stream.delivery.pad_id)
+        self._send_on(stream, arrays, final)
+        self._on_sent()
+
+    def _send_on(self, stream: _Request, arrays: Arrays, final: bool) -> None:
+        if stream.delivery.heartbeat:  # its responses go to the detokenizer
+            self._pace.sent()
         stream.sender.send(arrays, final)
 
     def _poll(self, now: float) -> None:
@@ -270,4 +280,4 @@ class ResponseStreams:
         elif self._decoupled and now - request.last_sent >= interval:
             request.last_sent = now
             if key in request.open:  # else the engine has refused it, and Triton's thread says so
-                request.sender.send(responses.heartbeat(key), final=False)
+                self._send_on(request, responses.heartbeat(key), final=False)

@@ -17,7 +17,8 @@ from typing import Any
 
 from inflight.deployment import Deployment
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.engine.sequence import Sequence
+from inflight.engine.sequence import Rank, Sequence, rank_of
+from inflight.engine.snapshot import Snapshot, counted_cache, snapshot
 from inflight.engine.stats import EngineStats
 from inflight.engine.validation import check_request
 from inflight.errors import EngineFailure, InflightError, InvalidRequest, UnsupportedFeature, nearest
@@ -25,7 +26,7 @@ from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import reading
-from inflight.trtllm.arguments import build_config, flow, max_batch_size, max_sequence_length, sampler
+from inflight.trtllm.arguments import build_config, flow, llm_arguments, max_batch_size, max_sequence_length, sampler
 from inflight.trtllm.runtime import Event, Runtime
 from inflight.trtllm.sampling import check
 from inflight.trtllm.watchdog import Watchdog
@@ -66,36 +67,57 @@ class TrtLlmEngine:
         self._has_context_logits = flow(deployment) == "pytorch" or bool(
             build_config(deployment).get("gather_context_logits")
         )
+        self._keeps_blocks = llm_arguments(deployment)["kv_cache_config"]["enable_block_reuse"]
         self._iteration: Any = None
         """The newest iteration that was seen; another is progress."""
         self._sequences: dict[int, Sequence] = {}
-        self._running: set[int] = set()
-        self._waiting: list[tuple[tuple[int, int], int]] = []
+        self._running: dict[int, int] = {}
+        """When each of those that TensorRT-LLM has was handed to it, ``time.time_ns()``, by key."""
+        self._waiting: list[tuple[Rank, int]] = []
         """A heap of (rank, key); the keys of sequences that have ended are left in it."""
         self._with_deadline: set[int] = set()
         self._outputs: list[Output] = []
+        self._skips_iterations = False
+        """Between the warm-up and the first request: what the warm-up ran may be reported late, and is not counted."""
         self._idle = True
         """Whether the statistics show that nothing is open: a generation may end between two looks at it."""
         self._orders = itertools.count()
-        self.stats = EngineStats(max=max_batch_size(deployment))
+        self.stats = self._new_stats()
+
+    def _new_stats(self) -> EngineStats:
+        return EngineStats(
+            max=max_batch_size(self._deployment),
+            kv_blocks_cached=None,
+            memory=lambda: reading.memory_of(self._runtime.iteration),
+        )
 
     def warm_up(self) -> None:
-        """Generate a few tokens for real; from then on the watchdog is armed.
+        """Generate a few tokens for real, which are not counted; from then on the watchdog is armed.
 
         Raises:
             InflightError: what the generation ended with.
         """
+        started = time.perf_counter()
         self.submit(Request([0], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True)))
         while self.busy:
             for output in self.step():
                 if output.error is not None:
                     raise output.error
         self._watchdog.arm()
+        self._skips_iterations = True
+        self.stats = self._new_stats()
+        self.stats.start_phases["warm_up"] = time.perf_counter() - started
+        self._update_stats()
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything: what was aborted is watched until TensorRT-LLM has ended it too."""
         return bool(self._sequences or self._outputs or not (self._idle or self._watchdog.dead))
+
+    @property
+    def due_in_s(self) -> float:
+        """A step waits for TensorRT-LLM by itself."""
+        return 0.0
 
     @property
     def waiting(self) -> int:
@@ -119,6 +141,8 @@ class TrtLlmEngine:
             raise UnsupportedFeature(
                 "guided_decoding_guide_type is not supported by this deployment; set tensorrt_llm.guided_decoding"
             )
+        if request.retention and not self._keeps_blocks:
+            raise UnsupportedFeature("retention_* is not supported by this deployment; its KV cache reuses no prefixes")
         if request.lora is not None and request.lora not in settings.lora:
             known = ", ".join(settings.lora) or "none"
             hint = nearest(request.lora, settings.lora)
@@ -135,6 +159,7 @@ class TrtLlmEngine:
         self._sequences[request.key] = sequence
         if request.deadline_ns is not None:
             self._with_deadline.add(request.key)
+        sequence.rank = rank_of(request, sequence.order, self._deployment.batching.priority_aging_ns)
         heapq.heappush(self._waiting, (sequence.rank, request.key))
 
     def cancel(self, key: int) -> None:
@@ -169,6 +194,11 @@ class TrtLlmEngine:
             self._watchdog.progress()
         self._watchdog.bites()
 
+    def snapshot(self) -> Snapshot:
+        """Return what it is doing, between two steps; of the KV cache the counts of the last iteration."""
+        requests = [(one.request, one.metrics, key not in self._running) for key, one in self._sequences.items()]
+        return snapshot(self.stats, requests, counted_cache(self.stats))
+
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request with ``error``; return their last outputs."""
         for sequence in list(self._sequences.values()):
@@ -186,9 +216,12 @@ class TrtLlmEngine:
             _, key = heapq.heappop(self._waiting)
             if key in self._sequences:
                 request = self._sequences[key].request
+                if self._skips_iterations:
+                    self._skips_iterations = False
+                    self._runtime.take_iterations()
                 if not self._runtime.open:
                     self._watchdog.progress()
-                self._running.add(key)
+                self._running[key] = time.time_ns()
                 self._runtime.generate(key, partial(self._arguments_of, request))
 
     def _expire(self) -> None:
@@ -210,12 +243,19 @@ class TrtLlmEngine:
 
     def _advance(self, sequence: Sequence, event: Event) -> None:
         """Book one event; where its tokens end the sequence, what comes after them is dropped."""
-        output = Output(sequence.request.key, error=event.error)
-        reading.read_metrics(sequence.metrics, event)
+        output, metrics = Output(sequence.request.key, error=event.error), sequence.metrics
+        refused = isinstance(event.error, InvalidRequest)
+        if not refused:
+            reading.read_metrics(metrics, event, self._running[sequence.request.key])
+        if not (sequence.counted or refused):
+            sequence.counted = True
+            self.stats.count_scheduled(metrics)
         for index, token in enumerate(event.tokens):
-            before = sequence.generated
+            before, previous_ns = sequence.generated, metrics.last_token_ns
             output.finish_reason = sequence.append(token)
-            if sequence.generated > before:
+            generated = sequence.generated - before
+            self.stats.count_sampled(metrics, generated, previous_ns)
+            if generated:
                 reading.report(output, sequence.request.sampling, event, index)
             if output.finish_reason is not None:
                 break
@@ -237,10 +277,11 @@ class TrtLlmEngine:
         if sequence.stop_text is not None:
             output.text_limit = sequence.stop_text.finish()
         output.metrics = sequence.metrics
+        self.stats.count_end(sequence.metrics, time.time_ns())
         del self._sequences[key]
         self._with_deadline.discard(key)
         if key in self._running:
-            self._running.discard(key)
+            del self._running[key]
             if not over:
                 self._runtime.abort(key)
         self._outputs.append(output)
@@ -250,6 +291,9 @@ class TrtLlmEngine:
         return outputs
 
     def _update_stats(self) -> None:
-        self.stats.active, self.stats.waiting = len(self._sequences), self.waiting
+        self.stats.set_open(len(self._running), self.waiting)
+        for iteration in self._runtime.take_iterations():
+            if not self._skips_iterations:
+                reading.count_iteration(self.stats, iteration)
         self._idle = not self._runtime.open
         reading.read_iteration(self.stats, self._runtime.iteration, idle=self._idle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import sampling
 from inflight.trtllm.api import find, make_llm, require_tensorrt_llm
 from inflight.trtllm.engine import TrtLlmEngine
+from inflight.trtllm.retention import retention_arguments
 from inflight.trtllm.runtime import Runtime
 from inflight.trtllm.watchdog import Watchdog
 
@@ -29,12 +31,15 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_death: Callable
     """
     require_tensorrt_llm()
     request_error = find("llmapi", "RequestError")
+    started = time.perf_counter()
     runtime = Runtime(make_llm(deployment), request_error)
+    loaded = time.perf_counter()
     try:
         watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, on_death)
         arguments = RequestArguments(deployment, tokenizer.config.vocab_size)
         engine = TrtLlmEngine(deployment, tokenizer, runtime, arguments.of, watchdog)
         engine.warm_up()
+        engine.stats.start_phases["load"] = loaded - started
     except BaseException as error:
         runtime.close()
         if isinstance(error, InflightError) and not isinstance(error, DeploymentError):
@@ -63,4 +68,12 @@ class RequestArguments:
         params = find("llmapi", "SamplingParams")(**arguments)
         sampling.set_bad_words(params, request.sampling.bad_sequences)
         made: dict[str, Any] = {"inputs": request.prompt, "sampling_params": params}
+        if request.retention:
+            made["kv_cache_retention_config"] = _retention_config(request)
         return made | ({"lora_request": self._adapters[request.lora]} if request.lora else {})
+
+
+def _retention_config(request: Request) -> Any:
+    config = find("llmapi", "KvCacheRetentionConfig")
+    ranges, others = retention_arguments(request.retention, len(request.prompt))
+    return config([config.TokenRangeRetentionConfig(**one) for one in ranges], **others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight.engine.request import FinishReason, Output, RequestMetrics
-from inflight.engine.stats import EngineStats
+from inflight.engine.stats import EngineStats, process_memory
 from inflight.errors import EngineFailure
 from inflight.sampling import SamplingParams
 from inflight.trtllm.runtime import Event
@@ -42,20 +42,41 @@ def require_whole(output: Output, prompt_length: int) -> None:
         )
 
 
-def read_metrics(metrics: RequestMetrics, event: Event) -> None:
-    """Take over what TensorRT-LLM measured so far. Its clock is its own: only differences of its times are used."""
+def read_metrics(metrics: RequestMetrics, event: Event, handed_ns: int) -> None:
+    """Take over what TensorRT-LLM measured so far. Its clock is its own: only differences of its times are used.
+
+    Args:
+        metrics: of the sequence.
+        event: one of its events.
+        handed_ns: when it was handed to TensorRT-LLM.
+    """
     perf = event.perf
     metrics.cached_tokens = max(metrics.cached_tokens, event.cached_tokens)
     if perf is None:
+        metrics.first_scheduled_ns = metrics.first_scheduled_ns or handed_ns
         return
     timing, cache, drafts = perf.timing_metrics, perf.kv_cache_metrics, perf.speculative_decoding
     waited = (timing.first_scheduled_time - timing.arrival_time).total_seconds()
-    metrics.first_scheduled_ns = metrics.arrival_ns + max(0, int(waited * 1e9))
+    metrics.first_scheduled_ns = handed_ns + max(0, int(waited * 1e9))
     metrics.new_blocks = cache.num_new_allocated_blocks
     metrics.reused_blocks = cache.num_reused_blocks
     metrics.total_blocks = cache.num_total_allocated_blocks
     metrics.draft_tokens = drafts.total_draft_tokens
     metrics.accepted_draft_tokens = drafts.total_accepted_draft_tokens
+
+
+def count_iteration(stats: EngineStats, iteration: dict[str, Any]) -> None:
+    """Count one iteration that computed something; of a generating sequence it counts one token, without drafts."""
+    batch = iteration.get("inflightBatchingStats") or {}
+    if sequences := batch.get("numScheduledRequests", 0):
+        seconds = iteration.get("iterLatencyMS", 0.0) / 1000
+        stats.count_step(sequences, batch.get("numCtxTokens", 0), batch.get("numGenRequests", 0), seconds)
+
+
+def memory_of(iteration: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes that this process has in memory, and those that TensorRT-LLM says it has on GPUs and pinned."""
+    gpu, pinned = iteration.get("gpuMemUsage", 0), iteration.get("pinnedMemUsage", 0)
+    return process_memory() | {"gpu": gpu, "pinned": pinned}
 
 
 def read_iteration(stats: EngineStats, iteration: dict[str, Any], idle: bool) -> None:

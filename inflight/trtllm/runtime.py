@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,7 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self.iteration: dict[str, Any] = {}
         """The newest iteration statistics; replaced as a whole, never changed."""
+        self._iterations: deque[dict[str, Any]] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tensorrt-llm", daemon=True)
         self._thread.start()
@@ -97,6 +99,10 @@ class Runtime:
                 events.append(self._events.get_nowait())
         except queue.Empty:
             return events
+
+    def take_iterations(self) -> list[dict[str, Any]]:
+        """Return the statistics of the iterations since the last call, in order."""
+        return [self._iterations.popleft() for _ in range(len(self._iterations))]
 
     def close(self) -> None:
         """End the loop and the engine; one that does not end in time is left to the end of its process."""
@@ -194,6 +200,7 @@ class Runtime:
             while True:
                 async for iteration in self._llm.get_stats_async(timeout=_STATS_TIMEOUT_S):
                     self.iteration = iteration
+                    self._iterations.append(iteration)
                 await asyncio.sleep(_STATS_PAUSE_S)
         except Exception:
             log.exception("TensorRT-LLM gives no statistics; the metrics of its iterations stay as they are")

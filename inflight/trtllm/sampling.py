@@ -32,6 +32,8 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
     Raises:
         UnsupportedFeature: naming the tensor, and the setting with which it is served if there is one.
     """
+    if sampling.beam_width > 1:
+        raise UnsupportedFeature("beam_width is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
     if speculation is not None:
         for name, asked in _unserved_beside(speculation, sampling).items():
             if asked:

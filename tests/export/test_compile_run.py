@@ -137,6 +137,8 @@ def test_missing_tools_are_named_before_anything_runs(tmp_path: Path, monkeypatc
 def test_an_interrupt_takes_the_tool_along(tmp_path: Path) -> None:
     """Ctrl-C in the caller: the tool, which has a session of its own, must not run on."""
     program = (
+        # A job in the background of a shell has SIGINT ignored, and its children with it.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from inflight.export.compile.run import Command, run_commands; from pathlib import Path; "
         "run_commands([Command('wait', ('sh', '-c', 'echo $$; exec sleep 60'), ())], "
         f"Path({str(tmp_path)!r}), lambda line: print(line, flush=True))"

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from inflight.deployment import load_deployment
+from inflight.errors import DeploymentError
 from inflight.serve.command import DEMO, override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
@@ -62,7 +63,11 @@ def run(directory: Path = DEMO, **settings: object) -> Iterator[Running]:
     installation = InstallationWithFake.find() if deployment.engine.kind == "trtllm" else find_installation()
     server = TritonServer(directory, deployment, installation)
     with server:
-        server.wait_ready(60)
+        try:
+            server.wait_ready(60)
+        except DeploymentError:
+            print(server.log_path.read_text(errors="replace"))  # gone with the server; pytest shows what was printed
+            raise
         yield Running(http, grpc, metrics, server)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import time
@@ -114,7 +115,7 @@ def test_each_way_ends_the_generation(server: Running, way: Callable[[Running, f
     before = outcome(server, "cancelled")
     asyncio.run(way(server, 0.4, "one"))
     assert wait_until(lambda: is_idle(server), 3), "the request runs on"
-    assert outcome(server, "cancelled") == before + 1
+    assert wait_until(lambda: outcome(server, "cancelled") == before + 1, 3)
 
 
 def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> None:
@@ -122,7 +123,7 @@ def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> N
         answer = client.generate("Tell me", GenerateOptions(max_tokens=900, ignore_eos=True, deadline_ms=300))
     assert answer.finish_reason == "deadline"
     assert answer.text
-    assert is_idle(server)
+    assert wait_until(lambda: is_idle(server), 3)
 
 
 def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
@@ -134,7 +135,7 @@ def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
         time.sleep(0.3)
         client.stop_stream(cancel_requests=True)
     assert wait_until(lambda: is_idle(server), 3)
-    assert outcome(server, "cancelled") == before + 1
+    assert wait_until(lambda: outcome(server, "cancelled") == before + 1, 3)
 
 
 def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
@@ -161,7 +162,8 @@ def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
 
 
 def _files() -> set[str]:
-    return {file.name for file in SHARED_MEMORY.iterdir()}
+    """Return what this test's servers have in shared memory; what is other servers' comes and goes."""
+    return {file.name for file in SHARED_MEMORY.glob(f"inflight_{os.getpid()}_*")}
 
 
 def _stop_and_time(server: Running) -> tuple[float, str]:

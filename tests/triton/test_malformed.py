@@ -74,6 +74,7 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"num_top_log_probs": 21}, INVALID, "num_top_log_probs is 21"),
     ({"deadline_ms": 0}, INVALID, "deadline_ms is 0"),
     ({"deadline_ms": -3}, INVALID, "deadline_ms is -3"),
+    ({"client_id": "somebody"}, UNSUPPORTED, "client_id is not supported by this"),
     ({"end_id": -2}, INVALID, "end_id is -2"),
     (
         {"embedding_bias_words": ["a", "b"], "embedding_bias_weights": [1.0]},
@@ -82,9 +83,14 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"embedding_bias_words": ["a"]}, INVALID, "embedding_bias_words has 1 words"),
     ({"embedding_bias_weights": [1.0]}, INVALID, "embedding_bias_weights 1 weights"),
-    ({"beam_width": 4}, UNSUPPORTED, "beam_width"),
-    ({"beam_width": 0}, UNSUPPORTED, "beam_width"),
-    ({"length_penalty": 0.5}, UNSUPPORTED, "length_penalty"),
+    ({"beam_width": 0}, INVALID, "beam_width is 0"),
+    ({"beam_width": 999}, INVALID, "beam_width is 999"),
+    ({"length_penalty": 0.5}, INVALID, "length_penalty is 0.5; it must be 0 or 1 where beam_width is 1"),
+    ({"beam_width": 2, "num_return_sequences": 2}, INVALID, "num_return_sequences"),
+    ({"beam_width": 2, "temperature": 0.5}, UNSUPPORTED, "temperature"),
+    ({"beam_width": 2, "stop_words": ["x"]}, UNSUPPORTED, "stop_words"),
+    ({"beam_width": 2, "num_top_log_probs": 2}, UNSUPPORTED, "num_top_log_probs"),
+    ({"beam_width": 2, "return_generation_logits": True}, UNSUPPORTED, "return_generation_logits"),
     ({"lora_task_id": 7}, UNSUPPORTED, "lora_task_id"),
     ({"guided_decoding_guide_type": "json"}, UNSUPPORTED, "guided_decoding_guide_type"),
     (
@@ -133,12 +139,17 @@ TENSORS: list[tuple[str, dict[str, Any], str, str]] = [
         UNSUPPORTED,
         "draft_input_ids",
     ),
-    ("tensorrt_llm", {"input_ids": [1], "request_output_len": 4, "beam_width": 2}, UNSUPPORTED, "beam_width"),
     (
         "tensorrt_llm",
-        {"input_ids": [1], "request_output_len": 4, "retention_decode_priority": 5},
+        {"input_ids": [1], "request_output_len": 4, "beam_width": 2, "beam_search_diversity_rate": 0.5},
         UNSUPPORTED,
-        "retention",
+        "beam_search_diversity_rate",
+    ),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "lookahead_window_size": 5},
+        UNSUPPORTED,
+        "lookahead_window_size",
     ),
     (
         "tensorrt_llm",
@@ -168,6 +179,13 @@ async def _grpc_error(url: str, model: str, values: dict[str, Any]) -> str:
     return "no error"
 
 
+def _expected(server: Running, values: dict[str, Any], status: str, said: str) -> tuple[str, str]:
+    """Return what this engine says: one without beam search refuses all of it, and looks no further."""
+    if server.engine == "pytorch" or not values.keys() & {"beam_width", "length_penalty"}:
+        return status, said
+    return UNSUPPORTED, "beam_width is not supported" if "beam_width" in values else "len_penalty"
+
+
 def _check(message: str, status: str, said: str) -> None:
     assert status in message, message
     assert said in message, message
@@ -179,19 +197,21 @@ def _check(message: str, status: str, said: str) -> None:
 def test_each_is_refused_by_name_over_http(server: Running, fields: dict[str, Any], status: str, said: str) -> None:
     reply = httpx.post(f"{server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
     assert reply.status_code in (400, 501), reply.text
-    _check(reply.json()["error"], status, said)
+    _check(reply.json()["error"], *_expected(server, fields, status, said))
 
 
 @pytest.mark.parametrize(("fields", "status", "said"), ENSEMBLE, ids=lambda value: str(value)[:50])
 def test_each_is_refused_by_name_over_grpc(server: Running, fields: dict[str, Any], status: str, said: str) -> None:
-    _check(asyncio.run(_grpc_error(server.grpc, "ensemble", _body(fields))), status, said)
+    message = asyncio.run(_grpc_error(server.grpc, "ensemble", _body(fields)))
+    _check(message, *_expected(server, fields, status, said))
 
 
 @pytest.mark.parametrize(("model", "values", "status", "said"), TENSORS, ids=lambda value: str(value)[:50])
 def test_bad_tensors_are_refused_by_name(
     server: Running, model: str, values: dict[str, Any], status: str, said: str
 ) -> None:
-    _check(asyncio.run(_grpc_error(server.grpc, model, values)), status, said)
+    message = asyncio.run(_grpc_error(server.grpc, model, values))
+    _check(message, *_expected(server, values, status, said))
 
 
 @pytest.mark.parametrize(("fields", "said"), PARAMETERS, ids=str)

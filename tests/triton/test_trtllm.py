@@ -19,7 +19,7 @@ from inflight.engine.engine import Engine
 from inflight.errors import DeploymentError
 from inflight.text.tokenizer import Tokenizer
 from tests.triton.conftest import Running, on_engine, run
-from tests.triton.metrics_page import read_metric
+from tests.triton.metrics_page import read_metric, wait_until
 from tests.trtllm.conftest import ask, deployment
 from tests.trtllm.conftest import run as generate
 
@@ -127,7 +127,7 @@ def test_shutdown_is_clean(tmp_path: Path) -> None:
     server = next(serving)
     with Client(server.grpc) as client:
         client.generate(QUESTION, GenerateOptions(max_tokens=4))
-    assert read_metric(server.metrics, "inflight_requests_total", outcome="length") == 1
+    assert wait_until(lambda: read_metric(server.metrics, "inflight_requests_total", outcome="length") == 1, 3)
     began = time.monotonic()
     server.server.process.send_signal(signal.SIGTERM)
     server.server.process.wait(30)

@@ -148,9 +148,16 @@ def test_what_a_sampler_serves_passes() -> None:
     check(SamplingParams(16, top_log_probs=3, temperature=1.0, log_probs=True, seed=3), "tensorrt", None)
 
 
+@pytest.mark.parametrize("sampler", ["torch", "trtllm", "tensorrt"])
+def test_no_sampler_gets_beams(sampler: Sampler) -> None:
+    with pytest.raises(UnsupportedFeature, match="beam_width"):
+        check(SamplingParams(16, beam_width=2), sampler, None)
+
+
 def test_every_field_of_sampling_is_judged() -> None:
     """A field added to SamplingParams must be thought of here: sent, matched on what comes back, or refused."""
     here = {"stop_strings", "stop_sequences", "guide", "bad_sequences"}
+    here |= {"beam_width", "length_penalty", "early_stopping"}
     sent = set(arguments(temperature=0.5, min_tokens=1, logit_bias={1: 1.0}, log_probs=True, end_ids=frozenset({1, 2})))
     renamed = {
         "end_ids": "end_id",

@@ -18,6 +18,8 @@ from inflight.trtllm.engine import TrtLlmEngine
 from tests.trtllm.conftest import ask, deployment, run
 from tests.trtllm.test_arguments import engine_dir
 
+pytestmark = pytest.mark.alone
+
 Start = Callable[..., TrtLlmEngine]
 SetFault = Callable[..., None]
 

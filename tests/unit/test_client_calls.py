@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from inflight.client import (
     Retry,
     ServerUnreachable,
     Timeouts,
+    sync,
 )
 from tests.fake_server import PIECES, FakeServer, Faults
 
@@ -166,21 +168,28 @@ def test_a_stream_that_lost_something_is_an_error(blocking: Make, fake: FakeServ
 @pytest.mark.parametrize(
     ("limits", "faults", "name", "arrived"),
     [
-        (Timeouts(first_chunk=0.15), Faults(first_delay=0.7), "first_chunk of 0.15 s", 0),
-        (Timeouts(between_chunks=0.15), Faults(delay=0.7), "between_chunks of 0.15 s", 1),
-        (Timeouts(total=0.25), Faults(delay=0.1), "total of 0.25 s", 2),
+        (Timeouts(first_chunk=0.4), Faults(first_delay=1.2), "first_chunk of 0.4 s", 0),
+        (Timeouts(between_chunks=0.4), Faults(delay=1.2), "between_chunks of 0.4 s", 1),
+        (Timeouts(total=0.6), Faults(delay=0.25), "total of 0.6 s", None),
     ],
 )
 def test_timeouts_name_their_limit(
-    blocking: Make, fake: FakeServer, limits: Timeouts, faults: Faults, name: str, arrived: int
+    blocking: Make, fake: FakeServer, limits: Timeouts, faults: Faults, name: str, arrived: int | None
 ) -> None:
+    """That it came in time is seen in what the server had not sent yet, which no clock of a busy machine can change.
+
+    No pause is as long as the total that is tested: one that began anew with each chunk would not be reached.
+    """
     fake.faults = faults
-    started = time.monotonic()
-    stream = blocking().stream("Hi", timeouts=limits)
+    client = blocking()
+    client.wait_ready(10)  # on a busy machine, a connection can take longer than a limit that is tested
+    stream = client.stream("Hi", timeouts=limits)
     with pytest.raises(RequestTimeout, match=name):
         list(stream)
-    assert time.monotonic() - started < 0.65
-    assert len(stream.completion().text) >= len("".join(PIECES[:arrived]))
+    text = stream.completion().text
+    assert TEXT.startswith(text)
+    assert text != TEXT
+    assert arrived is None or text == "".join(PIECES[:arrived])
     assert fake.cancelled.wait(5)
 
 
@@ -194,18 +203,15 @@ def test_an_answer_in_one_response_has_only_the_total_limit(blocking: Make, fake
 
 @pytest.mark.parametrize("way", ["cancel", "leave", "thread"])
 def test_cancelling_reaches_the_server(blocking: Make, fake: FakeServer, way: str) -> None:
-    fake.faults = Faults(delay=0.05)
+    fake.faults = Faults(delay=1.0)
     with blocking().stream("Hi") as stream:
         assert next(stream).text == PIECES[0]
         if way == "cancel":
             stream.cancel()
         elif way == "thread":
-            fake.faults.delay = 1.0
             threading.Timer(0.1, stream.cancel).start()
         if way != "leave":
-            started = time.monotonic()
-            assert len(list(stream)) <= 1
-            assert time.monotonic() - started < 0.8
+            assert list(stream) == [], "it has waited for the next chunk"
     assert list(stream) == []
     assert stream.completion().finish_reason is None
     assert fake.cancelled.wait(5)
@@ -258,9 +264,24 @@ async def test_cancelled_task_and_cancel_from_another_task(parallel: Make, fake:
 async def test_closed_pause_between_tries_ends_at_once(parallel: Make, fake: FakeServer) -> None:
     fake.faults = Faults(refuse=99)
     async with parallel(retry=Retry(attempts=3, first_pause=30, longest_pause=60)) as client:
+        await client.wait_ready(10)
         stream = client.stream("Hi")
-        asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(stream.cancel()))
+        asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(stream.cancel()))
         assert [chunk async for chunk in stream] == []
         with pytest.raises(RequestTimeout, match="total"):
-            await client.generate("Hi", timeouts=Timeouts(total=0.2))
+            await client.generate("Hi", timeouts=Timeouts(total=0.5))
     assert len(fake.requests) == 2
+
+
+def test_threads_that_come_first_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_loop = asyncio.new_event_loop
+
+    def slow() -> asyncio.AbstractEventLoop:
+        time.sleep(0.05)
+        return new_loop()
+
+    sync._start_loop.cache_clear()
+    monkeypatch.setattr(asyncio, "new_event_loop", slow)
+    with ThreadPoolExecutor(4) as threads:
+        loops = list(threads.map(lambda _: sync._loop(), range(4)))
+    assert len(set(loops)) == 1

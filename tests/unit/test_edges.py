@@ -84,15 +84,17 @@ def test_a_deployment_says_all_its_faults_in_one_line(tmp_path: Path) -> None:
         ("{replay_step_ms: 0}", True),
         ("{replay_step_ms: 2}", False),
         ("{kind: pytorch, replay_step_ms: 2}", False),
+        ("{replay_queue_ms: 2}", False),
+        ("{kind: trtllm, replay_prefill_ms: 2}", False),
     ],
 )
-def test_a_replays_step_needs_the_replay_engine(tmp_path: Path, engine: str, accepted: bool) -> None:
+def test_a_replays_pace_needs_the_replay_engine(tmp_path: Path, engine: str, accepted: bool) -> None:
     model = ROOT / "deployments/demo/model"
     (tmp_path / "deployment.yaml").write_text(f"model: {model}\nengine: {engine}\n")
     if accepted:
         load_deployment(tmp_path)
         return
-    with pytest.raises(DeploymentError, match=r"`engine\.replay_step_ms` is 2(\.0)?: it needs `kind: replay`"):
+    with pytest.raises(DeploymentError, match=r"`engine\.replay_\w+_ms` is 2(\.0)?: it needs `kind: replay`"):
         load_deployment(tmp_path)
 
 

@@ -13,8 +13,9 @@ from inflight.engine.request import FinishReason, Output, Request
 from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
 from inflight.sampling import SamplingParams
 from inflight.triton.engine_inputs import Delivery, Part
+from inflight.triton.pace import RESPONSES_PER_SECOND
 from inflight.triton.responses import Arrays
-from inflight.triton.streams import RESPONSES_PER_SECOND, ResponseStreams
+from inflight.triton.streams import ResponseStreams
 
 
 class FakeSender:
@@ -166,6 +167,17 @@ def test_a_request_that_the_engine_refused_is_forgotten(streams: ResponseStreams
     streams._poll_one(parts[0].request.key, request, time.monotonic(), interval=0)  # of a round that had begun before
     assert not sender.sent
     assert not sender.ended.is_set()
+
+
+def test_a_request_whose_response_cannot_be_written_is_told_of() -> None:
+    told: list[Exception] = []
+    streams, sender = ResponseStreams(lambda key: None, True, on_unsent=told.append), FakeSender(broken=True)
+    [part] = _parts()
+    streams.open(sender, _delivery(), [part])
+    streams.deliver(Output(part.request.key, [5], finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(10)
+    streams.close()
+    assert [type(error) for error in told] == [EngineFailure]
 
 
 def test_a_broken_sender_harms_nobody_else(streams: ResponseStreams) -> None:

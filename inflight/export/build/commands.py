@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
 
-from inflight.errors import InflightError
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
 from inflight.export.checkpoint import name_of
 from inflight.export.compile.request import EXAMPLES
@@ -25,9 +24,11 @@ from inflight.export.plan.gpus import CPU, find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.progress import Progress
 from inflight.machine import Machine
+from inflight.report.failures import one_line_errors
 from inflight.serve.installation import REPOSITORY_ROOT
 
 _console = Console(stderr=True, highlight=False)
+_NEEDS = "a build needs the extras `engine` and `build`"
 _ARTIFACTS = REPOSITORY_ROOT / "artifacts"
 _LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Precision of single layers"
 
@@ -102,7 +103,7 @@ def build(
     work: Work = _ARTIFACTS / "build",
 ) -> None:
     """Plan, quantize, compile and verify; write a deployment that `inflight serve` serves."""
-    with _one_line_errors():
+    with one_line_errors(_console, _NEEDS):
         if gpu == "auto":
             gpu, gpus = gpu_here(), gpus or len(Machine.detect().gpus) or None
         plan = PlanRequest(
@@ -124,22 +125,6 @@ def build(
             kl_budget, examples, device,
         )  # fmt: skip
         _print_dry_run(request) if dry_run else _run(request)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Tell an error in one line, and end with code 1."""
-    try:
-        yield
-    except (InflightError, OSError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError):
-            text = f"{error.name} is not installed; a build needs the extras `engine` and `build`"
-        elif isinstance(error, OSError) and error.filename:
-            text = f"{error.filename}: {error.strerror}"
-        else:
-            text = str(error)
-        _console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
 
 
 def _print_dry_run(request: BuildRequest) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from inflight.engine.models.config import ModelConfig, read_model_config
-from inflight.errors import DeploymentError, InflightError
+from inflight.errors import DeploymentError
 from inflight.export.plan.calibration import Comparison, Measurement, compare, fit, read_measurement
 from inflight.export.plan.detect import find_or_measure, gpu_here
 from inflight.export.plan.gpus import CPU, Gpu, known_gpus
@@ -23,10 +23,12 @@ from inflight.export.plan.precision import resolve_precision
 from inflight.export.plan.ranking import Ranking, rank
 from inflight.export.plan.roofline import Efficiency
 from inflight.export.plan.show import show_comparison, show_plan, show_ranking
+from inflight.report.failures import one_line_errors
 from inflight.report.results import provenance
 from inflight.text.checkpoint import read_json
 
 _errors = Console(stderr=True, highlight=False)
+_NEEDS = "a plan needs the extras `engine` and `build`"
 _LOAD, _MEASURE, _OUTPUT = "Load and objectives", "Measuring", "Output"
 
 
@@ -95,7 +97,7 @@ def plan(
     html: Html = None,
 ) -> None:
     """Plan how to serve a model: what fits, how fast it is, what it costs."""
-    try:
+    with one_line_errors(_errors, _NEEDS):
         request = PlanRequest(
             precision=precision,
             kv_cache=kv_cache,
@@ -117,9 +119,6 @@ def plan(
         if measure is not None:
             _measure(model, names, precision, rounds, measure)
         _report(model, _plan(model, names, request, calibrate, check), as_json, html)
-    except InflightError as error:
-        _errors.print(f"inflight: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tensorrt_llm.llmapi.configs import (
 )
 from tensorrt_llm.llmapi.llm import LLM
 from tensorrt_llm.llmapi.results import RequestError
+from tensorrt_llm.llmapi.retention import KvCacheRetentionConfig
 from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EagleDecodingConfig",
     "GuidedDecodingParams",
     "KvCacheConfig",
+    "KvCacheRetentionConfig",
     "LookaheadDecodingConfig",
     "MedusaDecodingConfig",
     "NGramDecodingConfig",

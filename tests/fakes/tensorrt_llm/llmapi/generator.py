@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
+from inflight.engine.kv.retention import Retention, RetentionRange
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import Output, Request
 from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
@@ -22,6 +24,8 @@ from tensorrt_llm.faults import fault
 from tensorrt_llm.llmapi.results import Logprob, RequestError, RequestOutput, perf_metrics
 
 _TOKENS = 32 * 1024
+GPU_MEMORY = 3 * 2**30
+"""Bytes that it says it has."""
 
 
 class Generator:
@@ -46,13 +50,15 @@ class Generator:
             max_sequence_length=args.max_seq_len,
         )
         self._engine = Engine.load(config)
+        self._step, self._engine.step = self._engine.step, self._step_and_note
         self._requests: dict[int, tuple[RequestOutput, Any]] = {}
         self._given: Counter[int] = Counter()
         """Tokens handed over, by request."""
-        self._loop = EngineLoop(self._engine, self._deliver, 10_000, after_step=self._after_step)
-        self.iteration: dict[str, Any] = {"iter": 0}
+        self.iterations: list[dict[str, Any]] = [{"iter": 0}]
+        self._step_s = 0.0
+        self._loop = EngineLoop(self._engine, self._deliver, 10_000)
 
-    def start(self, result: RequestOutput, params: Any, lora: Any, streaming: bool) -> None:
+    def start(self, result: RequestOutput, params: Any, lora: Any, streaming: bool, retention: Any) -> None:
         """Begin a generation; its responses go to ``result``."""
         assert streaming, "this fake streams"
         if params.guided_decoding is not None:
@@ -60,6 +66,7 @@ class Generator:
             return
         self._requests[result.request_id] = (result, params)
         request = Request(result.prompt_token_ids, self._sampling(params, lora), key=result.request_id)
+        request.retention = _retention(retention, len(request.prompt))
         try:
             self._loop.submit(request)
         except Exception as error:
@@ -197,10 +204,20 @@ class Generator:
 
         result.put(respond)
 
-    def _after_step(self) -> None:
+    def _step_and_note(self) -> list[Output]:
+        outputs = self._step()
+        self._note_iteration()
+        return outputs
+
+    def _note_iteration(self) -> None:
         stats, cache = self._engine.stats, self._llm.args.kv_cache_config
-        self.iteration = {
-            "iter": stats.iterations,
+        if stats.steps == self.iterations[-1]["iter"]:
+            return
+        before, self._step_s = self._step_s, stats.step.sum
+        iteration = {
+            "iter": stats.steps,
+            "iterLatencyMS": 1000 * (self._step_s - before),
+            "gpuMemUsage": GPU_MEMORY,
             "numActiveRequests": stats.active,
             "numQueuedRequests": stats.waiting,
             "maxNumActiveRequests": stats.max,
@@ -220,6 +237,21 @@ class Generator:
                 "microBatchId": 0,
             },
         }
+        self.iterations.append(iteration)
+
+
+def _retention(config: Any, prompt_tokens: int) -> Retention:
+    """Return it as the portable engine has it."""
+    if config is None:
+        return ()
+    ranges = [(one.token_start, one.token_end, one) for one in config.token_range_retention_configs]
+    prompt = [RetentionRange(start, end, one.priority, _ms(one.duration_ms)) for start, end, one in ranges]
+    decoded = RetentionRange(prompt_tokens, None, config.decode_retention_priority, _ms(config.decode_duration_ms))
+    return (*prompt, decoded)
+
+
+def _ms(duration: timedelta | None) -> int | None:
+    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
 def _nonzero(bias: torch.Tensor) -> dict[int, float]:

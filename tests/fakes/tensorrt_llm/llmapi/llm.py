@@ -13,6 +13,7 @@ from tensorrt_llm.faults import fault
 from tensorrt_llm.llmapi.configs import CudaGraphConfig, KvCacheConfig, SchedulerConfig, SpeculativeConfig
 from tensorrt_llm.llmapi.generator import Generator
 from tensorrt_llm.llmapi.results import RequestOutput
+from tensorrt_llm.llmapi.retention import KvCacheRetentionConfig
 from tensorrt_llm.lora_helper import LoraConfig
 from tensorrt_llm.sampling_params import SamplingParams
 from tensorrt_llm.tables import LLM_API, LLM_ARGS, model, names
@@ -85,10 +86,13 @@ class _BaseLLM:
         if params.end_id is None and self.tokenizer is None:
             raise ValueError("tokenizer is required to reset end_id if it is None")
         self._check(inputs, params, more.get("lora_request"))
+        retention = more.get("kv_cache_retention_config")
+        if not isinstance(retention, KvCacheRetentionConfig | None):
+            raise TypeError(f"kv_cache_retention_config must be KvCacheRetentionConfig, but got {type(retention)}")
         self._asked = True
         self._stats_done = False
         result = RequestOutput(next(self._ids), list(inputs), self._generator.abort)
-        self._generator.start(result, params, more.get("lora_request"), more.get("streaming", False))
+        self._generator.start(result, params, more.get("lora_request"), more.get("streaming", False), retention)
         return result
 
     def _check(self, inputs: list[int], params: Any, lora: Any) -> None:
@@ -109,14 +113,13 @@ class _BaseLLM:
     async def _stats(self, timeout: float | None) -> Any:
         if not getattr(self.args, "enable_iter_perf_stats", True) or not self._asked:
             return
-        seen, waited = self._generator.iteration["iter"], 0.0
+        seen, waited = len(self._generator.iterations), 0.0
         while not self._stats_done and waited < (timeout or 0):
             await asyncio.sleep(0.02)
             waited += 0.02
-            newest = self._generator.iteration
-            if newest["iter"] != seen:
-                seen, waited = newest["iter"], 0.0
-                yield json.loads(json.dumps(newest))
+            for iteration in self._generator.iterations[seen:]:
+                seen, waited = seen + 1, 0.0
+                yield json.loads(json.dumps(iteration))
         self._stats_done = True
 
     @property
@@ -127,7 +130,7 @@ class _BaseLLM:
     @property
     def iteration(self) -> dict[str, Any]:
         """Statistics of the newest iteration."""
-        return self._generator.iteration
+        return self._generator.iterations[-1]
 
     def shutdown(self) -> None:
         """Stop the engine."""

@@ -1,0 +1,66 @@
+"""The stages' log lines, as text or as JSON objects. What Triton itself logs, in the same file, stays Triton's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from typing import Any
+
+from inflight.observability import LOG_FORMAT_VARIABLE, ObservabilitySettings
+
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+"""What every record has; the rest are the fields that its line was logged with."""
+_PLAIN = re.compile(r"[\w.,:/-]+")
+"""Values that are one word; all others are quoted: a client names its requests, and must not write lines of the log."""
+
+
+def configure(settings: ObservabilitySettings) -> None:
+    """Have this process log as the settings say, to its standard error, which Triton keeps."""
+    chosen = os.environ.get(LOG_FORMAT_VARIABLE) or settings.log_format
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger and message; then the fields as ``name=value``, the value as JSON unless it is one word."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={_word(value)}" for name, value in _fields(record).items())
+        return super().formatMessage(record) + fields
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, a traceback included."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD and value not in (None, "")}

@@ -1,0 +1,100 @@
+"""The end of a real server: idle connections do not delay it, running streams are finished, and nothing is left."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from inflight.serve.server import free_ports
+from tests.triton.conftest import Running, run
+
+INFLIGHT = str(Path(sys.executable).with_name("inflight"))
+SHARED_MEMORY = Path("/dev/shm")
+EXIT_TIMEOUT_S = 30
+"""The deployment's default: a server that waits for idle connections takes this long."""
+ASK = {"text_input": "What is in-flight batching?", "max_tokens": 200, "min_tokens": 200, "stream": True}
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    yield from run()
+
+
+def _keep_alive(port: int, path: str) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", path)
+    connection.getresponse().read()
+    assert connection.sock is not None, "the server has closed it"
+    return connection
+
+
+def _shared_memory(*processes: int) -> list[Path]:
+    return [file for process in processes for file in SHARED_MEMORY.glob(f"inflight_{process}_*")]
+
+
+def test_idle_connections_do_not_delay_it() -> None:
+    http_port, grpc_port, metrics_port = free_ports(3)
+    ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
+    process = subprocess.Popen([INFLIGHT, "serve", *ports], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    assert any("Ctrl-C stops it" in line for line in process.stderr)
+    idle = [_keep_alive(http_port, "/v2/health/ready"), _keep_alive(metrics_port, "/metrics")]
+    children = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(2 * EXIT_TIMEOUT_S) == 0
+    assert time.monotonic() - began < EXIT_TIMEOUT_S / 2
+    assert process.stderr.read() == "stopping\n"
+    assert not psutil.wait_procs(children, timeout=1)[1]
+    assert not _shared_memory(process.pid, *(child.pid for child in children))
+    assert idle[0].sock.recv(1) == b""
+
+
+def test_running_streams_are_finished(running: Running) -> None:
+    """Over connections that are shut down for reading while they stream."""
+    url = f"{running.http}/v2/models/ensemble/generate_stream"
+    whole = httpx.post(url, json=ASK, timeout=60).text
+    codes: list[int | None] = []
+    stop = threading.Thread(target=lambda: codes.append(running.server.stop()))
+    with httpx.Client(timeout=60) as client, client.stream("POST", url, json=ASK) as response:
+        chunks = response.iter_text()
+        text = next(chunks)
+        stop.start()
+        text += "".join(chunks)
+    stop.join()
+    assert codes == [0]
+    assert _events(text) == _events(whole)
+
+
+def _events(text: str) -> list[object]:
+    said = [json.loads(line) for line in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
+    return ["".join(event["text_output"] for event in said)]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_killed_server_leaves_no_stage(running: Running, busy: bool) -> None:
+    server = running.server.process
+    stages = psutil.Process(server.pid).children(recursive=True)
+    assert len(stages) == 3
+    regions = [SHARED_MEMORY / stage.cmdline()[2] for stage in stages]
+    assert all(region.exists() for region in regions)
+    if busy:
+        with httpx.stream("POST", f"{running.http}/v2/models/ensemble/generate_stream", json=ASK) as response:
+            next(response.iter_text())
+            server.kill()
+    server.kill()
+    assert not psutil.wait_procs(stages, timeout=10)[1]
+    assert not any(region.exists() for region in regions)
+    assert not _shared_memory(server.pid)

@@ -1,0 +1,87 @@
+"""What runs with the base dependencies and one extra alone: the container image has only ``engine``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REFUSING = """
+import importlib.abc, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+refused = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, Refuse())
+"""
+RUN = REFUSING + "sys.argv[:2] = ['inflight']\nfrom inflight.cli import app\napp()"
+
+
+def _needed(requirements: Iterable[str], extra: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (distribution, extra) of what ``requirements`` install, not looking further."""
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield from ((canonicalize_name(requirement.name), one) for one in ("", *requirement.extras))
+
+
+def _installed_by(requirements: Iterable[str]) -> set[str]:
+    """Return the names of all distributions that ``requirements`` install here, theirs included."""
+    found: set[tuple[str, str]] = set()
+    waiting = list(_needed(requirements))
+    while waiting:
+        name, extra = one = waiting.pop()
+        if one in found:
+            continue
+        try:
+            required = distribution(name).requires or []
+        except PackageNotFoundError:  # for another platform
+            continue
+        found.add(one)
+        waiting += _needed(required, extra)
+    return {name for name, _ in found}
+
+
+def _beyond(extra: str) -> set[str]:
+    """Return the top-level modules installed here that the base and ``extra`` do not install."""
+    kept = _installed_by([*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]) | {PROJECT["name"]}
+    return {
+        module
+        for module, names in packages_distributions().items()
+        if not kept & {canonicalize_name(name) for name in names}
+    }
+
+
+@pytest.fixture(scope="module")
+def refused() -> str:
+    """Every module that the container image has not, comma-separated."""
+    return ",".join(sorted(_beyond("engine")))
+
+
+def test_what_the_image_lacks_is_known(refused: str) -> None:
+    lacking = set(refused.split(","))
+    assert {"matplotlib", "locust", "transformers", "modelopt", "pytest", "hypothesis"} <= lacking
+    assert "grafana_foundation_sdk" in lacking
+    assert not lacking & {"inflight", "torch", "numpy", "grpc", "google", "sympy", "typer", "click"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
+def test_the_image_has_all_that_the_command_imports(words: list[str], refused: str) -> None:
+    done = subprocess.run([sys.executable, "-c", RUN, refused, *words], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: inflight" in done.stdout

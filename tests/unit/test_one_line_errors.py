@@ -1,0 +1,37 @@
+"""Errors of commands: one line, code 1."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import typer
+from rich.console import Console
+
+from inflight.errors import InflightError
+from inflight.report.failures import one_line_errors
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (InflightError("no [such] thing"), "no [such] thing"),
+        (ModuleNotFoundError(name="modelopt"), "modelopt is not installed; it needs the extra `build`"),
+        (FileNotFoundError(2, "No such file or directory", "there"), "there: No such file or directory"),
+        (OSError("the pipe is closed"), "the pipe is closed"),
+    ],
+)
+def test_an_error_is_a_line_and_ends_with_1(error: Exception, line: str) -> None:
+    written = io.StringIO()
+    with (
+        pytest.raises(typer.Exit) as ended,
+        one_line_errors(Console(file=written, width=20), "it needs the extra `build`"),
+    ):
+        raise error
+    assert ended.value.exit_code == 1
+    assert written.getvalue() == f"inflight: {line}\n"
+
+
+def test_our_own_faults_are_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), one_line_errors(Console(), ""):
+        _ = 1 // 0

@@ -1,0 +1,42 @@
+"""A stage's process ends after its server, even one that is caught in a call that keeps Python's lock."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+STAGE = """
+import ctypes, time
+from inflight.triton import orphan
+orphan.end_with_server()
+time.sleep(1)
+print("ready", flush=True)
+ctypes.{library}(None).sleep(60)
+"""
+SERVER = (
+    "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1], 'model', 'no_such_region']).wait()"
+)
+
+
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["free", "caught"])  # PyDLL keeps the lock during a call
+def test_a_stage_ends_after_its_server(library: str) -> None:
+    command = [sys.executable, "-c", SERVER, STAGE.format(library=library)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        [stage] = psutil.Process(server.pid).children()
+        server.kill()
+        try:
+            assert not psutil.wait_procs([stage], timeout=15)[1]
+        finally:
+            if stage.is_running():
+                stage.send_signal(signal.SIGKILL)
+
+
+def test_a_stage_lives_while_its_server_does() -> None:
+    command = [sys.executable, "-c", SERVER, STAGE.format(library="CDLL").replace("sleep(60)", "sleep(2)")]
+    assert subprocess.run(command, timeout=60, capture_output=True, text=True).stdout == "ready\n"

@@ -1,0 +1,81 @@
+"""The end of a server's process group, and of a stage whose server has gone, with processes in Triton's place."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inflight.serve import shutdown
+from inflight.serve.shutdown import end_server
+
+STAGE = """
+import subprocess, sys, time
+from inflight.triton.orphan import end_with_server
+end_with_server()
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+time.sleep(60)
+"""
+SERVER = """
+import os, subprocess, sys, time
+stage = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+print(stage.pid, stage.stdout.readline(), end="", flush=True)
+time.sleep(60)
+"""
+
+
+def _start(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    assert process.stdout is not None
+    return [psutil.Process(int(word)) for word in process.stdout.readline().split()]
+
+
+def test_what_a_server_leaves_of_its_group_is_ended() -> None:
+    server = _start("bash", "-c", "trap 'exit 3' TERM; sleep 60 & echo $!; while true; do sleep 0.1; done")
+    left = _first_line(server)
+    assert end_server(server, 1, None, 20) == 3
+    assert not psutil.wait_procs(left, timeout=5)[1]
+    assert end_server(server, 1, None, 20) == 3, "one that has ended already"
+
+
+def test_a_server_that_does_not_end_is_killed() -> None:
+    server = _start("bash", "-c", "trap '' TERM; echo $$; while true; do sleep 0.1; done")
+    _first_line(server)
+    assert end_server(server, 1, None, 0.3) == -signal.SIGKILL
+
+
+def test_where_connections_are_out_of_reach_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutdown, "_PIDFD_GETFD", 100_000)  # no such call, as in an old kernel
+    monkeypatch.setattr(shutdown, "_is_idle", lambda metrics: True)
+    server = _start("bash", "-c", "trap 'sleep 0.5; exit 0' TERM; echo $$; while true; do sleep 0.1; done")
+    _first_line(server)
+    with caplog.at_level(logging.WARNING):
+        assert end_server(server, 1, "http://127.0.0.1:1/metrics", 20) == 0
+    [line] = caplog.messages
+    assert line.startswith("idle HTTP connections cannot be closed (Function not implemented)")
+
+
+def test_a_stage_ends_with_its_server_and_all_it_started_with_it(tmp_path: Path) -> None:
+    script, region = tmp_path / "stub.py", Path("/dev/shm") / f"inflight_test_{uuid.uuid4()}"
+    script.write_text(STAGE)
+    server = _start(sys.executable, "-c", SERVER, sys.executable, str(script), region.name)
+    stage, started = _first_line(server)
+    tally = Path("/dev/shm") / f"inflight_{server.pid}_tally"
+    region.touch()
+    tally.touch()
+    server.kill()
+    server.wait()
+    assert not psutil.wait_procs([stage, started], timeout=10)[1]
+    assert not region.exists()
+    assert not tally.exists()

@@ -1,11 +1,19 @@
-"""What a parallel run (`make test`) needs to know: which tests share a process; and where kernels are interpreted."""
+"""What a parallel run (`make test`) needs to know: which tests share a process; and where kernels are interpreted.
+
+A failed test says what the machine did meanwhile: much of what is rare happens where others take its time.
+"""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Generator
 from pathlib import Path
 
+import psutil
 import pytest
+
+_BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
 
 if not Path("/dev/nvidiactl").exists():  # Triton looks once, when whoever is first imports it
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,3 +34,29 @@ def _group(item: pytest.Item) -> str:
     call = getattr(item, "callspec", None)
     engine = call.params.get("engine") if call else None
     return f"servers-{engine}" if engine else item.path.stem
+
+
+def _waited_s() -> dict[str, float]:
+    """Return the seconds since boot that others took of all cores, and that some task waited for each resource."""
+    waited = {"stolen by other guests": psutil.cpu_times().steal}
+    for path in Path("/proc/pressure").glob("*"):
+        waited[f"waited for {path.name}"] = int(path.read_text().split("total=")[1].split()[0]) / 1e6
+    return waited
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_BEFORE] = time.monotonic(), _waited_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and _BEFORE in item.stash:
+        began, before = item.stash[_BEFORE]
+        after = _waited_s()
+        seconds = ", ".join(f"{name} {after[name] - before[name]:.1f} s" for name in after)
+        load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+        free_gib = psutil.virtual_memory().available / 2**30
+        text = f"in {time.monotonic() - began:.1f} s: {seconds}; load {load}; {free_gib:.1f} GiB free"
+        report.sections.append(("The machine meanwhile", text))
+    return report

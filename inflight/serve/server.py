@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 _READY_POLL_S = 0.02
-_STARTS = 3
+_PAUSES_S = (0, 1, 2, 4, 8, 16)
+"""Before each new start of a server that crashed while it started: what held it up may last a while."""
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
 """Where ``free_ports`` looks: the first port; the parts, of which two processes rarely share one; the ports of each."""
@@ -121,24 +122,26 @@ class TritonServer:
     def wait_ready(self, timeout_s: float = 600, on_wait: Callable[[], None] = lambda: None) -> None:
         """Wait until every model answers; ``on_wait`` is called while waiting.
 
-        A server that crashes before is started again, twice at most: where all cores are busy, Triton's Python backend
-        (2.51) at times aborts while it loads its stages (``boost::interprocess::lock_exception``).
+        A server that crashes before is started again, six times at most. Triton's Python backend (2.51) aborts
+        (``boost::interprocess::lock_exception``) where a stage that loads shows no sign of life for a second, say
+        because the whole machine stood still: it gives the stage up, but frees what the stage still uses.
 
         Raises:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.
         """
         deadline = time.monotonic() + timeout_s
-        for left in reversed(range(_STARTS)):
+        for pause_s in (*_PAUSES_S, None):
             if self._becomes_ready(deadline, on_wait):
                 self._ready = self.log_path.stat().st_size
                 return
             if self.process.poll() is None:
                 raise DeploymentError(f"the server was not ready within {timeout_s:.0f} s: {self.cause()}")
             end = f"the server ended {self.how()}: {self.cause()}"
-            if self.process.returncode not in _CRASHES or not left:
+            if self.process.returncode not in _CRASHES or pause_s is None:
                 raise DeploymentError(end)
-            log.warning("%s; it is started again", end)
+            log.warning("%s; it is started again in %d s", end, pause_s)
             self.stop()
+            time.sleep(pause_s)
             self.start()
 
     def _becomes_ready(self, deadline: float, on_wait: Callable[[], None]) -> bool:

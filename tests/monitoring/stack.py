@@ -121,7 +121,7 @@ def stack(
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": exit_timeout_s}
     server = TritonServer(folder, override_server(load_deployment(folder), ports))
     with server, watch(server, folder, scale) as prometheus:
-        server.wait_ready(120)
+        server.wait_ready(180)
         running = Stack(server, prometheus, scale)
         wait_for(lambda: prometheus.instant('up{job="inflight"} == 1'), 20, "the server is not scraped")
         yield running

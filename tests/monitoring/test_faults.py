@@ -122,7 +122,7 @@ def test_a_killed_stage_which_triton_does_not_notice_then_the_whole_server_then_
         for _ in range(3):
             begin = time.time()
             with running.server:
-                running.server.wait_ready(120)
+                running.server.wait_ready(180)
                 seen = f"inflight_start_time_seconds > {begin}"
                 wait_for(lambda seen=seen: running.prometheus.instant(seen), 20, "the start is not scraped")
         running.wait_firing("InflightRestartLoop", 0)

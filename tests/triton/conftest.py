@@ -64,7 +64,7 @@ def run(directory: Path = DEMO, **settings: object) -> Iterator[Running]:
     server = TritonServer(directory, deployment, installation)
     with server:
         try:
-            server.wait_ready(60)
+            server.wait_ready(180)
         except DeploymentError:
             print(server.log_path.read_text(errors="replace"))  # gone with the server; pytest shows what was printed
             raise

@@ -56,5 +56,5 @@ def serve(directory: Path, tmp_path: Path) -> Iterator[Running]:
     deployment = override_server(load_deployment(directory), {**ports, "exit_timeout_s": 10})
     server = TritonServer(directory, deployment, replace(found, python_backend=tmp_path / "backends/python"))
     with server:
-        server.wait_ready(60)
+        server.wait_ready(180)
         yield Running(*ports.values(), server)

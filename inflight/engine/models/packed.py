@@ -2,7 +2,7 @@
 
 Few rows, as decoding has them, are where it counts: there a general product spends its time on bringing the weight into
 order. And each row is added up in the same order however many there are: what a request gets does not depend on what
-else is in the batch, to the last bit.
+else is in the batch, to the last bit. Not so bfloat16 with AMX, whose order goes by the number of rows.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ class TritonServer:
     def wait_ready(self, timeout_s: float = 600, on_wait: Callable[[], None] = lambda: None) -> None:
         """Wait until every model answers; ``on_wait`` is called while waiting.
 
-        A server that crashes before is started again, six times at most. Triton's Python backend (2.51) aborts
-        (``boost::interprocess::lock_exception``) where a stage that loads shows no sign of life for a second, say
-        because the whole machine stood still: it gives the stage up, but frees what the stage still uses.
+        A server that crashes before is started again, six times at most, if time is left. Triton's Python backend
+        (2.51) aborts (``boost::interprocess::lock_exception``) where a stage that loads shows no sign of life for a
+        second, say because the whole machine stood still: it gives the stage up, but frees what the stage still uses.
 
         Raises:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.
@@ -137,7 +137,7 @@ class TritonServer:
             if self.process.poll() is None:
                 raise DeploymentError(f"the server was not ready within {timeout_s:.0f} s: {self.cause()}")
             end = f"the server ended {self.how()}: {self.cause()}"
-            if self.process.returncode not in _CRASHES or pause_s is None:
+            if self.process.returncode not in _CRASHES or pause_s is None or time.monotonic() + pause_s > deadline:
                 raise DeploymentError(end)
             log.warning("%s; it is started again in %d s", end, pause_s)
             self.stop()

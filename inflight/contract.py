@@ -228,7 +228,9 @@ ENGINE_OUTPUTS = (
 
 DETOKENIZER_INPUTS = (*_IDS, *_STREAM_STATE, *PER_REQUEST_OUTPUTS)
 _TEXT = (
-    _output("text_output", BYTES, "the text: new text only, when streaming; one per beam, the best first", (-1,)),
+    _output(
+        "text_output", BYTES, "a flat list, each row's beams in turn, the best first; new text, if streaming", (-1,)
+    ),
     _output("text_start", INT32, "where this text starts in the generated text, in characters", own=True),
     _output("text_end", INT32, "where it ends", own=True),
 )

@@ -38,7 +38,7 @@ def contract_page() -> str:
         "*refused* marks what is declared and not served: a request that uses it ends with `UNIMPLEMENTED` and the "
         "tensor's name, unless its value asks for nothing; so it does on engines other than those that a tensor is "
         "*only* for (`engine.kind` of the deployment). Every input is optional to Triton; the stages judge. "
-        "Shapes are without the batch dimension.\n"
+        "Shapes are without the batch dimension; `text_output` comes without one.\n"
     ]
     for model, (inputs, outputs) in STAGES.items():
         parts.append(

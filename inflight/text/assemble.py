@@ -40,7 +40,7 @@ class TextAssembler:
         rows = [self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))]
         chunks = [beams[0] for beams in rows]
         return {
-            "text_output": np.array([[chunk.text.encode() for chunk in beams] for beams in rows], np.object_),
+            "text_output": np.array([chunk.text.encode() for beams in rows for chunk in beams], np.object_),
             "text_start": np.array([[chunk.start] for chunk in chunks], np.int32),
             "text_end": np.array([[chunk.end] for chunk in chunks], np.int32),
         } | self._handed_through(arrays, chunks)

@@ -106,9 +106,9 @@ def test_a_unary_server_has_beams_with_the_prompt_before_each(unary_server: Runn
     with grpc.InferenceServerClient(unary_server.grpc) as client:
         answer = client.infer("ensemble", grpc_inputs("ensemble", values))
     texts = answer.as_numpy("text_output")
-    assert texts.shape == (1, 3)
-    assert all(text.decode().startswith(PROMPT) for text in texts[0])
-    assert len(set(texts[0])) == 3
+    assert texts.shape == (3,)
+    assert all(text.decode().startswith(PROMPT) for text in texts)
+    assert len(set(texts)) == 3
     assert answer.as_numpy("finish_reason").shape == (1, 1)
 
 

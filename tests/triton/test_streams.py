@@ -31,7 +31,7 @@ async def _one_stream(url: str, prompt: str) -> list[tuple[str, int, int, int, b
             if result.as_numpy("text_output") is None:
                 responses.append(("", -1, -1, -1, final))
                 continue
-            text = result.as_numpy("text_output").flat[0].decode()
+            text = result.as_numpy("text_output")[0].decode()
             start, end, tokens = (
                 int(result.as_numpy(name).flat[0]) for name in ("text_start", "text_end", "num_output_tokens")
             )
@@ -112,7 +112,7 @@ def test_batches_come_back_by_row(unary_server: Running) -> None:
             most = http.InferInput("max_tokens", [len(rows), 1], "INT32")
             most.set_data_from_numpy(np.full((len(rows), 1), 16, np.int32))
             result = client.infer("ensemble", [text, most])
-            return [one.decode() for one in result.as_numpy("text_output").reshape(-1)]
+            return [one.decode() for one in result.as_numpy("text_output")]
 
         together = texts(prompts)
         assert together == [texts([prompt])[0] for prompt in prompts]

@@ -162,11 +162,48 @@ def test_text_client_options(mode: Mode) -> None:
     assert last.as_numpy("total_draft_tokens").item() == 0
 
 
-def test_text_client_batches(mode: Mode) -> None:
-    server, options = mode
+@pytest.mark.parametrize("streaming", [True, False])
+def test_text_client_batches(server: Running, streaming: bool) -> None:
+    """The program reads one row of each reply, so a batch needs a deployment that streams, as it did upstream."""
     prompts = [PROMPT, "What is TTFT?", "Hello"]
-    alone = [TextClient(server.grpc, one, output_len=12, **options).run()[0] for one in prompts]
-    assert TextClient(server.grpc, prompts, output_len=12, batch_inputs=True, **options).run() == alone
+    alone = TextClient(server.grpc, prompts, output_len=12, streaming=streaming).run()
+    assert all(alone)
+    assert TextClient(server.grpc, prompts, output_len=12, streaming=streaming, batch_inputs=True).run() == alone
+
+
+@pytest.mark.parametrize("batch_inputs", [False, True])
+def test_text_client_sequences(server: Running, batch_inputs: bool) -> None:
+    prompts = [PROMPT, "What is TTFT?"]
+    client = TextClient(server.grpc, prompts, output_len=12, streaming=True, batch_inputs=batch_inputs)
+    expected = [text for text in client.run() for _ in range(2)]
+    client.num_return_sequences = 2
+    assert client.run() == expected
+
+
+def test_text_client_beams(mode: Mode) -> None:
+    """The program reads the first of a reply's texts, which is the best beam's."""
+    server, options = mode
+    if server.engine != "pytorch":
+        pytest.skip("this engine refuses beams by name")
+    best, other = TextClient(server.grpc, PROMPT, output_len=12, beam_width=2, **options).run()
+    assert best
+    assert other == ""
+
+
+def test_text_output_is_a_flat_list(unary_server: Running) -> None:
+    """As upstream's postprocessing sends it: of a batch the rows one after another, without a dimension for them."""
+    arrays = {
+        "text_input": np.array([[PROMPT.encode()], [b"Hello"], [b"What is TTFT?"]], object),
+        "max_tokens": np.full((3, 1), 12, np.int32),
+    }
+    with http.InferenceServerClient(f"127.0.0.1:{unary_server.http_port}") as client:
+        result = client.infer("ensemble", [tensor(name, array, http) for name, array in arrays.items()])
+    texts = result.as_numpy("text_output")
+    assert texts.shape == (3,)
+    assert [text.decode()[:5] for text in texts] == [PROMPT[:5], "Hello", "What "]
+    body = {"text_input": PROMPT, "max_tokens": 12}
+    reply = httpx.post(f"{unary_server.http}/v2/models/ensemble/generate", json=body, timeout=60).json()
+    assert reply["text_output"] == texts[0].decode()
 
 
 def test_core_model_benchmark(mode: Mode) -> None:

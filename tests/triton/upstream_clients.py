@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpc
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 PERF_OUTPUTS = (
     "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns "
@@ -33,6 +33,12 @@ def tensor(name: str, array: np.ndarray, module: Any = grpc) -> Any:
 def strings(values: list[str]) -> np.ndarray:
     """Return BYTES [1, n]."""
     return np.array([[value.encode() for value in values]], object)
+
+
+def scalar(reply: grpc.InferResult, name: str) -> int:
+    """Return an index of a reply; 0 where it has none."""
+    index = reply.as_numpy(name)
+    return 0 if index is None else int(index[0][0])
 
 
 @dataclass(kw_only=True)
@@ -201,35 +207,39 @@ class TextClient(_Options):
     bad_words: list[str] = field(default_factory=list)
     embedding_bias_words: list[str] = field(default_factory=list)
     embedding_bias_weights: list[float] = field(default_factory=list)
+    overwrite_output_text: bool = False
     batch_inputs: bool = False
     end_id: int | None = None
     pad_id: int | None = None
 
     def run(self) -> list[str]:
-        """Return the text of each prompt (with ``batch_inputs``) or each returned sequence."""
+        """Return the texts of all prompts, one after another: of each its sequences, or its beams."""
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        errors: list[Any] = []
-
-        def take(result: Any, error: Any) -> None:
-            errors.append(error) if error is not None else self.replies.append(result)
-
+        requests = [prompts] if self.batch_inputs else [[prompt] for prompt in prompts]
         with grpc.InferenceServerClient(self.url) as client:
-            client.start_stream(callback=take)
-            client.async_stream_infer(
-                "ensemble", self._inputs(prompts), outputs=self._outputs(), request_id=self.request_id
-            )
-            client.stop_stream()
-        assert not errors, errors[0]
-        name = "batch_index" if self.batch_inputs else "sequence_index"
-        count = len(prompts) if self.batch_inputs else self.num_return_sequences or 1
-        texts = [""] * count
-        for reply in self.replies:
-            index = reply.as_numpy(name)
-            rows = reply.as_numpy("text_output").reshape(-1)
-            for row, text in enumerate(rows):
-                place = row if index is None else int(index.reshape(-1)[row])
-                texts[place] += text.decode()
+            return [text for request in requests for texts in self._ask(client, request) for text in texts]
+
+    def _ask(self, client: grpc.InferenceServerClient, prompts: list[str]) -> list[list[str]]:
+        inbox: queue.Queue[Any] = queue.Queue()
+        client.start_stream(callback=lambda result, error: inbox.put(error or result))
+        client.async_stream_infer(
+            "ensemble", self._inputs(prompts), outputs=self._outputs(), request_id=self.request_id
+        )
+        client.stop_stream()
+        texts = [[""] * (self.num_return_sequences or self.beam_width) for _ in prompts]
+        while not inbox.empty():
+            reply = inbox.get()
+            assert not isinstance(reply, InferenceServerException), reply
+            self._read(reply, texts)
         return texts
+
+    def _read(self, reply: grpc.InferResult, texts: list[list[str]]) -> None:
+        """Read a reply as the program does: its first text, bytes, is of the row and place that it names."""
+        self.replies.append(reply)
+        text = reply.as_numpy("text_output")[0].decode("utf-8")
+        row, place = (scalar(reply, name) for name in ("batch_index", "sequence_index"))
+        joins = self.streaming and self.beam_width == 1 and not self.overwrite_output_text
+        texts[row][place] = texts[row][place] + text if joins else text
 
     def _inputs(self, prompts: list[str]) -> list[Any]:
         rows = len(prompts)
@@ -259,7 +269,7 @@ class TextClient(_Options):
         if self.return_log_probs:
             names += ["cum_log_probs", "output_log_probs"]
         names += [name for name in ("context_logits", "generation_logits") if getattr(self, f"return_{name}")]
-        names += ["sequence_index"] if self.num_return_sequences else []
+        names += ["sequence_index"] if (self.num_return_sequences or 1) > 1 else []
         names += ["batch_index"] if self.batch_inputs else []
         return [grpc.InferRequestedOutput(name) for name in names + (PERF_OUTPUTS if self.return_perf_metrics else [])]
 

@@ -37,10 +37,11 @@ def respond(tokenizer: Tokenizer, key: int = 0, texts: tuple[str, ...] = TEXTS, 
     return write(output, part, Delivery(**(usual | delivery)), output.num_tokens, 0.0)
 
 
-def texts_of(tokenizer: Tokenizer, arrays: Arrays) -> list[list[str]]:
+def texts_of(tokenizer: Tokenizer, arrays: Arrays) -> list[str]:
+    """Return `text_output`, which upstream's clients read as a flat list of bytes."""
     assembled = TextAssembler(tokenizer).assemble(arrays)
     assert assembled is not None
-    return [[text.decode() for text in row] for row in assembled["text_output"]]
+    return [text.decode() for text in assembled["text_output"]]
 
 
 def whole(tokenizer: Tokenizer, arrays: Arrays, beam: int) -> str:
@@ -50,14 +51,14 @@ def whole(tokenizer: Tokenizer, arrays: Arrays, beam: int) -> str:
 @pytest.mark.parametrize("streaming", [True, False])
 def test_every_beam_has_its_text(tokenizer: Tokenizer, streaming: bool) -> None:
     arrays = respond(tokenizer, streaming=streaming, exclude_input=True)
-    assert texts_of(tokenizer, arrays) == [[whole(tokenizer, arrays, beam) for beam in range(3)]]
+    assert texts_of(tokenizer, arrays) == [whole(tokenizer, arrays, beam) for beam in range(3)]
     assert arrays["sequence_length"].shape == (1, 3)
     assert arrays["sequence_length"][0, 2] == 0
 
 
 def test_each_beam_begins_with_the_prompt_where_that_comes_back(tokenizer: Tokenizer) -> None:
     arrays = respond(tokenizer)
-    assert texts_of(tokenizer, arrays) == [[whole(tokenizer, arrays, beam) for beam in range(3)]]
+    assert texts_of(tokenizer, arrays) == [whole(tokenizer, arrays, beam) for beam in range(3)]
     assert arrays["sequence_length"][0, 2] == arrays["echo_length"].item()
 
 
@@ -73,5 +74,5 @@ def test_short_beams_are_padded_with_minus_one(tokenizer: Tokenizer) -> None:
 
 def test_rows_of_a_batch_keep_their_beams(tokenizer: Tokenizer) -> None:
     rows = [respond(tokenizer, 1, TEXTS, exclude_input=True), respond(tokenizer, 2, TEXTS[::-1], exclude_input=True)]
-    first, second = texts_of(tokenizer, stack(rows, 7))
-    assert first == second[::-1] == [whole(tokenizer, rows[0], beam) for beam in range(3)]
+    texts = texts_of(tokenizer, stack(rows, 7))
+    assert texts[:3] == texts[:2:-1] == [whole(tokenizer, rows[0], beam) for beam in range(3)]

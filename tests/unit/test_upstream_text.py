@@ -108,7 +108,7 @@ def response(ids: list[int], last: bool, arrival: int = 1, **more: int) -> dict[
 
 def text_of(outputs: dict[str, np.ndarray] | None) -> str:
     assert outputs is not None
-    return str(outputs["text_output"][0, 0].decode())
+    return str(outputs["text_output"][0].decode())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -130,6 +130,10 @@ class LimitSettings(_Section):
     max_return_sequences: int = Field(16, ge=1, description="largest num_return_sequences")
 
 
+OperatorsApi = Literal["shared-memory", "trace", "logging"]
+"""Parts of Triton's API that no request needs: who registers memory, or changes what is logged, rules the server."""
+
+
 class ServerSettings(_Section):
     """Where the server listens."""
 
@@ -138,6 +142,9 @@ class ServerSettings(_Section):
     grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port")
     metrics_port: int = Field(8002, ge=1, le=65535, description="Prometheus metrics port")
     exit_timeout_s: int = Field(30, ge=1, description="seconds that running requests get at shutdown")
+    open_apis: tuple[OperatorsApi, ...] = Field(
+        (), description="operators' parts of Triton's API that anyone who reaches the ports may use; closed otherwise"
+    )
 
 
 class Deployment(_Section):

@@ -89,7 +89,10 @@ def _rows(section: type[BaseModel], prefix: str) -> list[str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "`null`" if field.default is None else f"`{str(field.default).lower()}`"
+    if field.default is None:
+        return "`null`"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{str(value).lower()}`"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
 from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE
-from inflight.serve import cpp_backend
+from inflight.serve import cpp_backend, shields
 from inflight.serve.installation import MODEL_REPOSITORY, TritonInstallation, find_installation
 from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
@@ -91,7 +91,7 @@ class TritonServer:
         Raises:
             DeploymentError: a port is busy, the deployment was not built for this machine, or a tool is missing.
         """
-        dies_with_parent = _dies_with_parent()
+        dies_with_parent, roomy_stack = _dies_with_parent(), shields.roomy_stack()
         kind = self.deployment.engine.kind
         if kind in (TRTLLM, TENSORRTLLM):
             check_deployment(self.directory)
@@ -111,7 +111,7 @@ class TritonServer:
             environment |= cpp_backend.environment(self.deployment)
         self._log = self.log_path.open("w")
         self._process = subprocess.Popen(
-            [*dies_with_parent, *self._command(backends, repository)],
+            [*dies_with_parent, *roomy_stack, *self._command(backends, repository)],
             env=self.installation.environment() | environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -186,7 +186,8 @@ class TritonServer:
         return f"http://{self.settings.host}:{self.settings.metrics_port}/metrics"
 
     def _shm_prefix(self) -> str:
-        return f"inflight_{os.getpid()}_{self.settings.http_port}_"
+        # Newer servers refuse to register a region whose name begins as the Python backend's own do.
+        return f"triton_python_backend_shm_region_inflight_{os.getpid()}_{self.settings.http_port}_"
 
     def _command(self, backends: Path, repository: Path) -> list[str]:
         server = self.settings
@@ -201,6 +202,7 @@ class TritonServer:
             f"--http-port={server.http_port}",
             f"--grpc-port={server.grpc_port}",
             f"--exit-timeout-secs={server.exit_timeout_s}",
+            *shields.closed_apis(server.open_apis),
         ]
         if self.deployment.observability.trace_endpoint is not None:
             command += [f"--{api}-header-forward-pattern={_TRACE_HEADERS}" for api in ("grpc", "http")]

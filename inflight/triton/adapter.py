@@ -23,8 +23,8 @@ log = logging.getLogger("inflight")
 def deployment() -> Deployment:
     """Return the deployment that this server serves; its directory comes in the environment.
 
-    Every stage asks for it first, so from here on what the stage's process logs is in the server's log, and the process
-    ends with its server.
+    Every stage asks for it first, so from here on what the stage's process logs is in the server's log, the process
+    ends with its server, and nobody else can open the memory in which the two meet.
 
     Raises:
         DeploymentError: none is named, or it cannot be served.
@@ -32,6 +32,7 @@ def deployment() -> Deployment:
     loaded = load_deployment(deployment_directory())
     logs.configure(loaded.observability)
     orphan.end_with_server()
+    orphan.forget_region()
     return loaded
 
 

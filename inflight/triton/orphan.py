@@ -71,15 +71,29 @@ def _arm_kernel() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
+def forget_region() -> None:
+    """Remove the name of the file in which this stage and its server meet; both have it open, and need no name.
+
+    Triton tells the name to clients in some of its errors, and whoever could have the server open it would write what
+    the two tell each other. A file without a name is gone with its last process, too, however that ends.
+    """
+    (SHARED_MEMORY / _region()).unlink(missing_ok=True)
+
+
 def _regions() -> Iterator[Path]:
-    """Yield the files in which the server and its stages met; the stub's arguments are its model's path and its file.
+    """Yield the files in which the server and its stages met, where they still have a name: that of a stage that loads.
 
     `inflight serve` names them by itself and its port, so those of stages that are caught can be told too.
     """
-    region = Path("/proc/self/cmdline").read_text().split("\0")[2]
+    region = _region()
     yield SHARED_MEMORY / region
-    if region.startswith("inflight_"):
+    if "inflight_" in region:
         yield from SHARED_MEMORY.glob(f"{region.rpartition('_')[0]}_*")
+
+
+def _region() -> str:
+    """Return the name that the server gave the stub of this stage, after the path of its model."""
+    return Path("/proc/self/cmdline").read_text().split("\0")[2]
 
 
 def _descendants(process: int) -> Iterator[int]:

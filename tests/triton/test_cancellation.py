@@ -163,7 +163,7 @@ def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
 
 def _files() -> set[str]:
     """Return what this test's servers have in shared memory; what is other servers' comes and goes."""
-    return {file.name for file in SHARED_MEMORY.glob(f"inflight_{os.getpid()}_*")}
+    return {file.name for file in SHARED_MEMORY.glob(f"*inflight_{os.getpid()}_*")}
 
 
 def _stop_and_time(server: Running) -> tuple[float, str]:

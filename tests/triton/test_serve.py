@@ -105,7 +105,7 @@ def _start_ask_and_stop() -> float:
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 0
     assert not psutil.wait_procs(children, timeout=1)[1]
-    assert not list(SHARED_MEMORY.glob(f"inflight_{process.pid}_*"))
+    assert not list(SHARED_MEMORY.glob(f"*inflight_{process.pid}_*"))
     return seconds * min(share, 1)
 
 
@@ -116,7 +116,7 @@ def test_a_killed_command_takes_its_server_along() -> None:
     process.kill()
     process.wait()
     assert not psutil.wait_procs(children, timeout=PATIENCE_S)[1]
-    for file in SHARED_MEMORY.glob(f"inflight_{process.pid}_*"):
+    for file in SHARED_MEMORY.glob(f"*inflight_{process.pid}_*"):
         file.unlink()  # nobody was left to do it
 
 

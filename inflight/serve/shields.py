@@ -1,0 +1,69 @@
+"""What the embedded Triton (2.51) is given so that one request cannot end it. SECURITY.md says what it cannot be given.
+
+- A large stack for every thread of the server. Its HTTP front end keeps one entry for each chunk of a body, and one
+  frame of its JSON parser for each level of nesting, on the stack: 8 MiB, the usual size, hold 25,000 levels.
+- APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import secrets
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import get_args
+
+from inflight.deployment import OperatorsApi
+from inflight.errors import DeploymentError
+
+log = logging.getLogger(__name__)
+
+STACK_BYTES = 4 << 30
+"""Most of each thread, and never more than a quarter of the machine's memory. A level of JSON takes about 310 bytes."""
+KEY = "see-server.open_apis-in-deployment.yaml"
+"""The header that opens a closed API: its name is all that a refusal tells."""
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+_NEVER_OVERCOMMIT = "2"
+
+
+def roomy_stack() -> list[str]:
+    """Return the command before a command that gives each thread of it a large stack.
+
+    The kernel hands out memory for the pages that a thread uses, so a stack that is not used costs address space alone.
+
+    Raises:
+        DeploymentError: the tool for it is not there.
+    """
+    tool = shutil.which("prlimit")
+    if tool is None:
+        raise DeploymentError("`prlimit` is not installed; it is part of util-linux")
+    size, reason = _stack()
+    if reason:
+        log.warning("%s: a request with much nesting or many chunks may end the server", reason)
+    return [tool, f"--stack={size}:", "--"] if size else []
+
+
+def _stack() -> tuple[int, str]:
+    """Return the bytes of a stack, 0 for those that there are now, and why they are fewer than they should be."""
+    wanted = min(STACK_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return 0, "the stack of the server's threads stays small, as the address space is limited (`ulimit -v`)"
+    if _OVERCOMMIT.read_text().strip() == _NEVER_OVERCOMMIT:
+        return 0, "the stack of the server's threads stays small, as this machine's vm.overcommit_memory is 2"
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        return hard, f"the stack of the server's threads is {hard >> 10} KiB, its hard limit (`ulimit -Hs`)"
+    return wanted, ""
+
+
+def closed_apis(opened: Collection[str]) -> list[str]:
+    """Return the server's options that close the operators' APIs over HTTP and gRPC, but those in ``opened``.
+
+    The value that would open them is made anew at each start, and nobody is told.
+    """
+    closed = ",".join(api for api in get_args(OperatorsApi) if api not in opened)
+    restriction = f"{closed}:{KEY}={secrets.token_hex(32)}"
+    return [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"] if closed else []

@@ -1,0 +1,124 @@
+"""One request does not end the server, nor rule it: bodies beyond all limits, and the operators' APIs, are refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from inflight.client import Client, GenerateOptions
+from inflight.deployment import load_deployment
+from inflight.errors import InvalidRequest
+from inflight.serve.command import DEMO
+from tests.triton.conftest import Running, on_engine, run
+
+GENERATE = "/v2/models/ensemble/generate"
+LEGAL_BYTES = load_deployment(DEMO).limits.max_prompt_bytes
+CLOSED = {"error": "This API is restricted, expecting header 'see-server.open_apis-in-deployment.yaml'"}
+
+
+def _post(server: Running, body: bytes | Iterable[bytes]) -> tuple[int, str]:
+    """Send a body, an iterable chunk by chunk; return the status and the error."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=300)
+    connection.request("POST", GENERATE, body, encode_chunked=not isinstance(body, bytes))
+    response = connection.getresponse()
+    return response.status, json.loads(response.read()).get("error", "")
+
+
+def _still_serves(server: Running) -> None:
+    assert server.server.process.poll() is None
+    with Client(server.grpc) as client:
+        assert client.generate("Hello", GenerateOptions(max_tokens=2)).text
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'], ids=["lists", "objects"])
+@pytest.mark.parametrize("levels", [50_000, 1_000_000])
+def test_nesting_is_refused(server: Running, opening: str, levels: int) -> None:
+    closing = {"[": "]", '{"a":': "}"}[opening]
+    nested = opening * levels + ("1" if closing == "}" else "") + closing * levels
+    status, _ = _post(server, f'{{"text_input":{nested},"max_tokens":1}}'.encode())
+    assert status >= 400
+    _still_serves(server)
+
+
+def test_more_chunks_than_a_small_stack_has_room_for_are_taken(server: Running) -> None:
+    text = json.dumps({"text_input": "Hello", "max_tokens": 2}).encode()
+    status, error = _post(server, _chunks(text + b" " * 600_000))
+    assert (status, error) == (200, "")
+
+
+def _chunks(text: bytes) -> Iterator[bytes]:
+    yield from (text[index : index + 1] for index in range(len(text)))
+
+
+def test_the_longest_prompt_that_limits_allow_is_served_over_each_protocol(server: Running) -> None:
+    """In JSON it is twice as long; the stages read it all, and judge its length in tokens."""
+    line = "\u4f60\u597d\uff0c\u8bf7\u95ee\u3002\n"
+    prompt = line * (LEGAL_BYTES // len(line.encode()))
+    said = [_post(server, json.dumps({"text_input": prompt, "max_tokens": 1}).encode())[1]]
+    with Client(server.grpc) as client, pytest.raises(InvalidRequest) as refusal:
+        client.generate(prompt, GenerateOptions(max_tokens=1))
+    for error in (*said, str(refusal.value)):
+        assert "the prompt length" in error
+    _still_serves(server)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "systemsharedmemory/region/x/register",
+        "systemsharedmemory/unregister",
+        "cudasharedmemory/region/x/register",
+        "cudasharedmemory/unregister",
+        "logging",
+        "trace/setting",
+        "models/ensemble/trace/setting",
+    ],
+)
+def test_operators_apis_are_closed_over_http(server: Running, path: str) -> None:
+    body = {"key": "/x", "offset": 0, "byte_size": 64}
+    reply = httpx.post(f"{server.http}/v2/{path}", json=body, timeout=30)
+    assert (reply.status_code, reply.json()) == (403, CLOSED)
+
+
+def test_operators_apis_are_closed_over_grpc(server: Running) -> None:
+    with grpc.InferenceServerClient(server.grpc) as client:
+        calls = [
+            lambda: client.register_system_shared_memory("x", "/x", 64),
+            lambda: client.register_cuda_shared_memory("x", b"x" * 64, 0, 64),
+            client.get_system_shared_memory_status,
+            client.get_log_settings,
+            lambda: client.update_log_settings({"log_verbose_level": 9}),
+            client.get_trace_settings,
+            lambda: client.update_trace_settings(settings={"trace_level": ["TENSORS"]}),
+        ]
+        for call in calls:
+            with pytest.raises(InferenceServerException, match="This protocol is restricted"):
+                call()
+        assert client.get_inference_statistics().model_stats
+        assert client.get_model_repository_index().models
+
+
+def test_the_memory_that_a_stage_shares_with_its_server_has_no_name(server: Running) -> None:
+    """What Triton's errors tell of it opens nothing."""
+    [*regions] = [stage.cmdline()[2] for stage in psutil.Process(server.server.process.pid).children()]
+    assert len(regions) == 3
+    for region in regions:
+        assert region.startswith("triton_python_backend_shm_region_")
+        assert not (Path("/dev/shm") / region).exists()
+
+
+@pytest.mark.slow
+def test_what_the_deployment_opens_is_open(tmp_path: Path) -> None:
+    running = run(on_engine("replay", tmp_path, server={"open_apis": ["logging"]}))
+    server = next(running)
+    assert httpx.get(f"{server.http}/v2/logging", timeout=30).status_code == 200
+    assert httpx.get(f"{server.http}/v2/trace/setting", timeout=30).status_code == 403
+    running.close()

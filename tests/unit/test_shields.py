@@ -1,0 +1,73 @@
+"""The stack that the server is started with, and the line that says where it cannot be had."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inflight.errors import DeploymentError
+from inflight.serve import shields
+
+_ASK = [
+    sys.executable,
+    "-c",
+    "import resource, threading as t; print(resource.getrlimit(resource.RLIMIT_STACK)[0]);"
+    "one = t.Thread(target=print); one.start(); one.join()",
+]
+
+
+def _limits(monkeypatch: pytest.MonkeyPatch, **limits: tuple[int, int]) -> None:
+    real = resource.getrlimit
+    named = {getattr(resource, f"RLIMIT_{name}"): value for name, value in limits.items()}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: named.get(which) or real(which))
+
+
+def test_a_command_and_its_threads_get_it(caplog: pytest.LogCaptureFixture) -> None:
+    if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
+        pytest.skip("this process has a hard limit of its own")
+    said = subprocess.check_output([*shields.roomy_stack(), *_ASK], text=True)
+    assert int(said) >= 512 << 20
+    assert not caplog.messages
+
+
+def test_a_hard_limit_is_taken_and_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    _limits(monkeypatch, STACK=(8 << 20, 64 << 20))
+    said = subprocess.check_output([*shields.roomy_stack(), *_ASK], text=True)
+    assert int(said) == 64 << 20
+    [line] = caplog.messages
+    assert line.startswith("the stack of the server's threads is 65536 KiB, its hard limit (`ulimit -Hs`)")
+
+
+def test_where_memory_is_not_overcommitted_the_stack_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    _limits(monkeypatch, AS=(1 << 36, 1 << 36))
+    assert shields.roomy_stack() == []
+    assert "`ulimit -v`" in caplog.messages[0]
+    _limits(monkeypatch, AS=(resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    policy = tmp_path / "overcommit_memory"
+    policy.write_text("2\n")
+    monkeypatch.setattr(shields, "_OVERCOMMIT", policy)
+    assert shields.roomy_stack() == []
+    assert "vm.overcommit_memory is 2" in caplog.messages[1]
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DeploymentError, match="`prlimit` is not installed; it is part of util-linux"):
+        shields.roomy_stack()
+
+
+def test_the_value_that_opens_an_api_differs_at_each_start() -> None:
+    first, again = shields.closed_apis(()), shields.closed_apis(())
+    assert first != again
+    assert [option.partition(":")[0] for option in first] == [
+        "--http-restricted-api=shared-memory,trace,logging",
+        "--grpc-restricted-protocol=shared-memory,trace,logging",
+    ]
+    assert shields.closed_apis(["trace", "shared-memory"])[0].startswith("--http-restricted-api=logging:")
+    assert shields.closed_apis(["trace", "shared-memory", "logging"]) == []

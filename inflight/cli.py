@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from inflight.bench.commands import engine, headlines, scheduler, soak
@@ -14,9 +16,27 @@ from inflight.load.group import load
 from inflight.monitoring.commands import dashboards
 from inflight.observe.profile import profile
 from inflight.observe.top import top
+from inflight.resources import VERSION
 from inflight.serve.command import serve
 
 app = typer.Typer(help="LLM serving on Triton Inference Server.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"inflight {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """LLM serving on Triton Inference Server."""
+
+
 app.command()(serve)
 app.command()(demo)
 app.command()(chat)

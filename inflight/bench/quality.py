@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from inflight.engine.scoring import Scorer
-from inflight.export.data import DEFAULT_HELD_OUT, DataSet, Example, Source
+from inflight.export.data import DataSet, Example, Source
 from inflight.export.progress import silent
 from inflight.export.verify.measures import measure
+from inflight.resources import HELD_OUT_DATA
 from inflight.text.tokenizer import Tokenizer
 
 KvType = Literal["auto", "fp8", "int8", "bfloat16", "float32"]
@@ -41,7 +42,7 @@ class Demo:
         self.directory = directory
         tokenizer = Tokenizer.from_checkpoint(directory)
         self._original = Scorer(directory, "float32", "float32", "cpu")
-        self.examples: list[Example] = DataSet([Source(DEFAULT_HELD_OUT)], count).examples(
+        self.examples: list[Example] = DataSet([Source(HELD_OUT_DATA)], count).examples(
             tokenizer, self._original.max_length
         )
 

@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import DeploymentError, InvalidRequest
-from inflight.serve.installation import REPOSITORY_ROOT
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
-DEFAULT_CALIBRATION = REPOSITORY_ROOT / "build/data/calibration.jsonl"
-DEFAULT_HELD_OUT = REPOSITORY_ROOT / "build/data/held_out.jsonl"
 DEFAULT_DESCRIPTION = "Inflight's own questions and answers about LLM serving, in English: a stand-in for your data"
 
 

@@ -15,7 +15,7 @@ from inflight.load.observability import EngineLoad, measure_observability
 from inflight.load.tokenizer import measure_tokenizers
 from inflight.report.failures import one_line_errors
 from inflight.report.results import print_table, write_results
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 bench = typer.Typer(help="Measure Inflight.", no_args_is_help=True)
 _console = Console(stderr=True, highlight=False)

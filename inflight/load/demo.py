@@ -12,7 +12,8 @@ from rich.console import Console
 from inflight.client import Client, GenerateOptions
 from inflight.deployment import load_deployment
 from inflight.report.failures import one_line_errors
-from inflight.serve.command import DEMO, override_server
+from inflight.resources import DEMO, bundled
+from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 
 QUESTIONS = (
@@ -30,6 +31,7 @@ def demo(
 ) -> None:
     """Serve a deployment on free ports, ask three questions, show answers and speeds, and stop."""
     http, grpc, metrics = free_ports(3)
+    directory = bundled(directory)
     with one_line_errors(_console, _NEEDS):
         deployment = override_server(
             load_deployment(directory), {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}

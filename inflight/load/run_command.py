@@ -27,7 +27,8 @@ from inflight.load.runner import Runner, SessionFault, client_for
 from inflight.load.scenario import Scenario, ScenarioError, Slo, load_scenario
 from inflight.load.workload import Workload
 from inflight.report.failures import one_line_errors
-from inflight.serve.command import DEMO, override_server
+from inflight.resources import DEMO, bundled
+from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 
 _console = Console(stderr=True, highlight=False)
@@ -133,7 +134,8 @@ def target_at(url: str | None, serve: Path | None, directory: Path | None, http:
     Raises:
         DeploymentError: a deployment that cannot be read or served.
     """
-    directory = serve or directory or DEMO
+    serve = serve and bundled(serve)
+    directory = serve or bundled(directory or DEMO)
     deployment, name = load_deployment(directory), directory.resolve().name
     if serve is None:
         settings = deployment.server

@@ -17,15 +17,12 @@ from inflight.explain import explain
 from inflight.load.arrivals import Phase, starts
 from inflight.load.lengths import Lengths
 from inflight.load.settings import DIRECTORY, FileSection, Section, file_sections
-from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.resources import SCENARIOS
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-SCENARIOS = REPOSITORY_ROOT / "loadtest/scenarios"
-"""The committed scenarios; they can be named without their path."""
 
 
 class ScenarioError(InflightError):

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from inflight.deployment import FILE_NAME, load_deployment
-from inflight.serve.installation import MODEL_REPOSITORY, REPOSITORY_ROOT
+from inflight.resources import MODEL_REPOSITORY, UPSTREAM_PREPROCESSING
 from inflight.serve.server import TritonServer, free_ports
 
 _SENTENCE = "In-flight batching lets a request join the running batch at any step, and leave it at any step. "
@@ -51,7 +51,7 @@ def measure_tokenizers(model: Path, words: list[int], seconds: float, concurrenc
         repository = directory / "models"
         repository.mkdir()
         (repository / "tokenizer").symlink_to(MODEL_REPOSITORY / "tokenizer")
-        (repository / "preprocessing").symlink_to(REPOSITORY_ROOT / "loadtest/baseline/preprocessing")
+        (repository / "preprocessing").symlink_to(UPSTREAM_PREPROCESSING)
         with TritonServer(directory, load_deployment(directory), model_repository=repository) as server:
             server.wait_ready()
             return [_compare(f"127.0.0.1:{port}", count, seconds, concurrency) for count in words]

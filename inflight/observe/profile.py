@@ -19,7 +19,7 @@ from inflight.deployment import Deployment, load_deployment
 from inflight.errors import DeploymentError
 from inflight.report.failures import one_line_errors
 from inflight.report.results import provenance
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO, bundled
 
 if TYPE_CHECKING:  # PyTorch is loaded by the command that needs it, and not by the others
     from inflight.observe.profiling import KernelTime, Load, Profile
@@ -41,7 +41,7 @@ def profile(
 ) -> None:
     """Profile the portable engine in this process, without Triton, under a load of random prompts."""
     with one_line_errors(_errors, _NEEDS):
-        deployment = load_deployment(directory)
+        deployment = load_deployment(bundled(directory))
         _check(deployment, streams, prompt_tokens, shared_prefix)
         _make(output)
         result, load = _run(deployment, (streams, prompt_tokens, output_tokens, shared_prefix), warm_up, steps, output)

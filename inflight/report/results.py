@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.resources import CHECKOUT, VERSION
 
 Row = Mapping[str, float | str]
 
@@ -29,7 +29,7 @@ def write_results(path: Path, command: str, rows: Sequence[Row]) -> None:
 def provenance() -> dict[str, str | int]:
     """Return commit, machine and date."""
     return {
-        "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": _commit(),
         "machine": f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
@@ -47,14 +47,15 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     Console(width=max(Console().width, needed)).print(table)
 
 
-def _git(*arguments: str) -> str:
+def _commit() -> str:
+    """Return the checkout's commit; the version, where Inflight was installed from a wheel."""
+    if CHECKOUT is None:
+        return VERSION
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(REPOSITORY_ROOT), *arguments], capture_output=True, text=True, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done.stdout.strip()
 
 
 def cpu_model() -> str:

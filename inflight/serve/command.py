@@ -18,12 +18,14 @@ from rich.console import Console
 
 from inflight.deployment import FILE_NAME, Deployment, load_deployment
 from inflight.errors import DeploymentError
-from inflight.serve.installation import REPOSITORY_ROOT, find_installation
+from inflight.resources import DEMO, bundled
+from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
 
-DEMO = REPOSITORY_ROOT / "deployments/demo"
 KV_CACHE_LINE = re.compile(r'KV cache(?:, second tier)? in [^"\n]*')
 """What the portable engine logs of its size, in a line of text or of JSON."""
+_CHECKPOINT = "config.json"
+"""What every Hugging Face checkpoint has."""
 _console = Console(stderr=True, highlight=False)
 
 
@@ -38,7 +40,9 @@ Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default=False)]
 
 
 def serve(
-    directory: Annotated[Path | None, typer.Argument(help="Deployment directory; the demo by default.")] = None,
+    directory: Annotated[
+        Path | None, typer.Argument(help="Deployment or checkpoint directory; the demo by default.")
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
     ] = None,
@@ -79,13 +83,31 @@ def override_observability(deployment: Deployment, overrides: dict[str, Any]) ->
 
 
 def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
-    """Return the deployment directory to serve; ``--model`` has one made on the fly."""
-    if model is None:
-        return directory or DEMO
-    if directory is not None:
+    """Return the deployment directory to serve; one is made in ``scratch`` for a checkpoint.
+
+    Raises:
+        DeploymentError: there is neither a deployment nor a checkpoint where one is named.
+    """
+    if directory is not None and model is not None:
         raise DeploymentError("give a deployment directory or --model, not both")
-    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(model.resolve())}))
+    named = model or bundled(directory or DEMO)
+    if not named.is_dir():
+        raise DeploymentError(f"{named} is no directory{_download(named)}")
+    if model is None and (named / FILE_NAME).exists():
+        return named
+    if not (named / _CHECKPOINT).is_file():
+        files = _CHECKPOINT if model else f"{FILE_NAME} of a deployment and no {_CHECKPOINT}"
+        raise DeploymentError(f"{named} has no {files} of a Hugging Face checkpoint")
+    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(named.resolve())}))
     return scratch
+
+
+def _download(named: Path) -> str:
+    """Return how to download a checkpoint, where ``named`` looks like its name on the Hugging Face Hub."""
+    if named.is_absolute() or len(named.parts) != 2 or named.parts[0] in (".", ".."):
+        return ""
+    hub = Path(sys.argv[0]).with_name("hf")
+    return f"; a checkpoint of that name is downloaded by: {hub} download {named} --local-dir {named.name}"
 
 
 def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None:

@@ -17,10 +17,8 @@ from pathlib import Path
 from inflight.contract import TENSORRTLLM
 from inflight.errors import DeploymentError
 from inflight.manifest import TENSORRT_LLM_IMAGE
+from inflight.resources import BACKENDS, how_to_install
 
-REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
-BACKENDS = REPOSITORY_ROOT / "backends"
-MODEL_REPOSITORY = REPOSITORY_ROOT / "model_repository"
 DEFAULT_INSTALLATION = Path("/opt/tritonserver")
 
 
@@ -98,7 +96,7 @@ def _installed(root: Path) -> TritonInstallation:
 def _from_wheel() -> TritonInstallation:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        raise DeploymentError("no Triton server: install nvidia-pytriton==0.7.0, or name one with --triton")
+        raise DeploymentError(f"there is no Triton server: `{how_to_install('serve')}`, or name one with --triton")
     package = Path(spec.origin).parent
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = package / f"tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"

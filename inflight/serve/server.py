@@ -27,8 +27,9 @@ from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
 from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE
+from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import cpp_backend, shields
-from inflight.serve.installation import MODEL_REPOSITORY, TritonInstallation, find_installation
+from inflight.serve.installation import TritonInstallation, find_installation
 from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
 from inflight.serve.repository import prepare_repository

@@ -18,7 +18,8 @@ class TextConfig:
     """The text side of a checkpoint."""
 
     vocab_size: int
-    """Of the model: the length of a row of logits. The tokenizer may know fewer tokens."""
+    """Of the model: the length of a row of logits. The tokenizer may know fewer tokens; it has the say where
+    ``config.json`` does not: the engine refuses a model that it does not know, by the architecture's name."""
     end_ids: frozenset[int]
     """Tokens that end a generation, by the checkpoint's own generation defaults."""
     pad_id: int | None
@@ -46,9 +47,10 @@ def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfi
     pad_id = generation.get("pad_token_id", model.get("pad_token_id"))
     if pad_id is None:
         pad_id = token_ids.get(tokens.get("pad_token", ""), min(end_ids, default=None))
-    if not isinstance(model.get("vocab_size"), int):
-        raise DeploymentError(f"{directory / 'config.json'}: vocab_size is missing")
-    return TextConfig(model["vocab_size"], end_ids, pad_id, tokens, _chat_template(directory, tokenizer))
+    vocab_size = model.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        vocab_size = max(token_ids.values(), default=-1) + 1
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, _chat_template(directory, tokenizer))
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:

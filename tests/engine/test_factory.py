@@ -13,7 +13,7 @@ from inflight.engine import model_runner
 from inflight.engine.factory import make_engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.errors import DeploymentError
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
 
 

@@ -25,9 +25,10 @@ from inflight.engine.quant.kv_cache import ConvertedKvTensors, Int8KvTensors
 from inflight.engine.scoring import Scorer
 from inflight.engine.speculate.draft_model import DraftModel
 from inflight.errors import DeploymentError
-from inflight.export.data import DEFAULT_HELD_OUT, DataSet, Source
+from inflight.export.data import DataSet, Source
 from inflight.export.progress import silent
 from inflight.export.verify.measures import measure
+from inflight.resources import HELD_OUT_DATA
 from inflight.serve.command import KV_CACHE_LINE
 from inflight.speculation import SpeculationSettings
 from inflight.text.tokenizer import Tokenizer
@@ -104,7 +105,7 @@ def test_tokens_do_not_depend_on_the_way(way: str, dtype: str) -> None:
 def test_quality_stays_within_one_percent(dtype: Literal["int8", "fp8"]) -> None:
     """Of the demo model's perplexity on held-out answers, without calibration."""
     original = Scorer(DEMO, "float32", "float32", device="cpu")
-    examples = DataSet([Source(DEFAULT_HELD_OUT)], 30).examples(Tokenizer.from_checkpoint(DEMO), original.max_length)
+    examples = DataSet([Source(HELD_OUT_DATA)], 30).examples(Tokenizer.from_checkpoint(DEMO), original.max_length)
     stored = Scorer(DEMO, "float32", dtype, device="cpu")
     found = measure(original, stored, examples, [], (), silent)
     assert 0 < abs(found.perplexity_increase) < 0.01

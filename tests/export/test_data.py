@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import DeploymentError
-from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, DataSet, RowEncoder, Source
+from inflight.export.data import DataSet, RowEncoder, Source
 from inflight.export.verify.recall import recall_examples
+from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 from inflight.text.tokenizer import Tokenizer
 from tests.export.tiny import DEMO
 
@@ -88,7 +89,7 @@ def test_a_long_prompt_loses_its_beginning_and_keeps_its_answer(tokenizer: Token
 
 
 def test_recall_asks_the_first_question_again(tokenizer: Tokenizer) -> None:
-    data = DataSet([Source(DEFAULT_HELD_OUT)], 400)
+    data = DataSet([Source(HELD_OUT_DATA)], 400)
     made = recall_examples(data, tokenizer, 512, 6)
     assert len(made) == 6
     assert all(len(example.tokens) <= 512 for example in made)
@@ -108,7 +109,7 @@ def test_the_default_data_sets_share_no_question() -> None:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         return {message["content"] for row in rows for message in row.get("messages", []) if message["role"] == "user"}
 
-    calibration, held_out = asked(DEFAULT_CALIBRATION), asked(DEFAULT_HELD_OUT)
+    calibration, held_out = asked(CALIBRATION_DATA), asked(HELD_OUT_DATA)
     assert len(held_out) > 200
     assert not calibration & held_out
 

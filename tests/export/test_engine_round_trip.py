@@ -13,7 +13,7 @@ from inflight.deployment import Deployment, resolve
 from inflight.errors import DeploymentError
 from inflight.export.compile.run import run_commands
 from inflight.export.compile.steps import compile_steps
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.serve.cpp_backend import parameters
 from inflight.speculation import SpeculationSettings
 from inflight.trtllm.api import classes

@@ -26,7 +26,7 @@ from inflight.manifest import (
     require_same,
     write_manifest,
 )
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 HASH = "0" * 64
 BUILT = Versions(tensorrt_llm="1.2.1", tensorrt="10.14.1.48", driver="590.44.01", cuda="13.1", inflight="0.1.0")

@@ -16,11 +16,11 @@ from inflight.export.plan.gpus import Gpu, find_gpu
 from inflight.export.plan.measure import STREAMS, loads, measure
 from inflight.export.plan.plan import PlanRequest, make_plan
 from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency
-from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.resources import ROOT
 from tests.engine.checkpoints import checkpoint
 from tests.export.planning import SHAPES, shape
 
-RESULTS = REPOSITORY_ROOT / "docs/results/plan"
+RESULTS = ROOT / "docs/results/plan"
 CPU = cpu_gpu(16_384, 30.0, {"float32": 0.1, "fp16": 0.2})
 TRUTHS = [
     Efficiency(0.4, 0.3, 0.9, step_overhead_s=6e-3, sequence_overhead_s=2e-4),

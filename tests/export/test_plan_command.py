@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.export.plan.gpus import find_gpu
-from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.resources import ROOT
 from tests.export.planning import SHAPES
 
-RESULTS = REPOSITORY_ROOT / "docs/results/plan"
-DEMO = REPOSITORY_ROOT / "deployments/demo/model"
+RESULTS = ROOT / "docs/results/plan"
+DEMO = ROOT / "deployments/demo/model"
 LLAMA = str(SHAPES / "llama-3.1-8b")
 
 

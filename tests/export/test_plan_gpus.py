@@ -11,7 +11,7 @@ import pytest
 from inflight.errors import DeploymentError
 from inflight.export.plan import detect
 from inflight.export.plan.detect import find_or_measure, gpu_of_driver, measure_cpu
-from inflight.export.plan.gpus import TABLE, find_gpu, known_gpus, load_gpus
+from inflight.export.plan.gpus import GPUS, find_gpu, known_gpus, load_gpus
 from inflight.export.plan.precision import PRECISIONS, resolve_kv_cache, resolve_precision
 from inflight.machine import Machine, Versions
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
@@ -70,7 +70,7 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path: Path, old: str, new: str, fault: str) -> None:
-    text = TABLE.read_text()
+    text = GPUS.read_text()
     table = text[text.index("[l4]") : text.index("[a100-40]")]
     assert old in table
     (tmp_path / "gpus.toml").write_text(table.replace(old, new))

@@ -9,7 +9,7 @@ from typing import Any
 from inflight.load.prompts import PromptWriter
 from inflight.load.scenario import Scenario, validate_scenario
 from inflight.load.workload import Workload
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 
 def fixed(value: int) -> dict[str, Any]:

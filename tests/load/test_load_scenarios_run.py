@@ -21,7 +21,7 @@ from inflight.load.result import read_records, read_summary
 from inflight.load.run_command import Target, run_scenario, target_at
 from inflight.load.scenario import SCENARIOS, Scenario, load_scenario
 from inflight.load.workload import Turn, Workload
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from tests.load.scenarios import demo_writer
 
 SECONDS = 0.6

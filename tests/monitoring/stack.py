@@ -23,7 +23,8 @@ from inflight.monitoring.objectives import Objectives
 from inflight.monitoring.prometheus import Prometheus, PrometheusError
 from inflight.monitoring.rules import write_rules
 from inflight.monitoring.timescale import Timescale
-from inflight.serve.command import DEMO, override_server
+from inflight.resources import DEMO
+from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 
 MONITORING = Path(__file__).parents[2] / "monitoring"

@@ -25,8 +25,8 @@ from inflight.errors import EngineFailure, QueueFull
 from inflight.monitoring.health import HEARTBEAT_S
 from inflight.monitoring.timescale import MINUTE
 from inflight.observability import METRICS_VARIABLE
+from inflight.resources import DEMO
 from inflight.serve import server as serve_server
-from inflight.serve.command import DEMO
 from inflight.text.tokenizer import Tokenizer
 from tests.monitoring.stack import SLOW_ENGINE, Stack, in_thread, stack, stopped, wait_for, watch
 

@@ -22,7 +22,7 @@ from inflight.engine.models.rope import RotaryEmbedding
 from inflight.errors import InvalidRequest
 from inflight.observe.profiling import Load, take_profile
 from inflight.observe.ranges import PHASES
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from tests.engine.checkpoints import checkpoint
 from tests.engine.driving import ask, run
 

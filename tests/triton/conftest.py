@@ -15,7 +15,8 @@ import yaml
 
 from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
-from inflight.serve.command import DEMO, override_server
+from inflight.resources import DEMO
+from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
 from tests.trtllm.fake import InstallationWithFake

@@ -11,7 +11,7 @@ import tritonclient.grpc as grpc
 
 from inflight import errors
 from inflight.client import Client, GenerateOptions, HttpClient
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
 from tests.triton.conftest import Running
 from tests.triton.tensors import grpc_inputs

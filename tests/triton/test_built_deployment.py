@@ -11,7 +11,7 @@ import pytest
 
 from inflight.client import Client, GenerateOptions
 from inflight.manifest import read_manifest
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from tests.triton.conftest import Running, run
 
 ROOT = Path(__file__).parents[2]

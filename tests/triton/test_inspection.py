@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions
 from inflight.engine.snapshot import Snapshot
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
 from tests.triton.conftest import Running, on_engine, run

@@ -17,7 +17,7 @@ import pytest
 
 from inflight.load.pipeline import replay_server
 from inflight.load.result import REPORT, read_records, read_summary
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.serve.server import TritonServer, free_ports
 
 ROOT = Path(__file__).parents[2]

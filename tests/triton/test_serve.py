@@ -19,8 +19,9 @@ import pytest
 
 from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
+from inflight.resources import DEMO
 from inflight.serve import server as serve_server
-from inflight.serve.command import DEMO, override_server
+from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
 from tests.triton.conftest import Running
@@ -144,8 +145,8 @@ def test_a_bad_deployment_is_one_clear_line(tmp_path: Path, yaml: str, reason: s
 
 
 def test_a_missing_deployment_and_a_missing_model_are_named(tmp_path: Path) -> None:
-    _expect_failure("cannot be read", str(tmp_path / "nothing"))
-    _expect_failure("is not a checkpoint directory", "--model", str(tmp_path))
+    _expect_failure("is no directory", str(tmp_path / "nothing"))
+    _expect_failure("has no config.json of a Hugging Face checkpoint", "--model", str(tmp_path))
     _expect_failure("not both", str(tmp_path), "--model", str(tmp_path))
     _expect_failure("is not a Triton installation", "--triton", str(tmp_path))
 
@@ -155,6 +156,13 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     shutil.copytree(DEMO / "model", model)
     (model / "tokenizer.json").unlink()
     _expect_failure("tokenizer.json: missing", "--model", str(model))
+
+
+def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
+    """Its config.json may have other keys than those that are known."""
+    shutil.copytree(DEMO / "model", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "n_embd": 64}')
+    _expect_failure("architecture GPT2LMHeadModel is not supported; supported: LlamaForCausalLM, ", str(tmp_path))
 
 
 def test_a_busy_port_is_named() -> None:

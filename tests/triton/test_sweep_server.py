@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.load import overhead
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 pytestmark = pytest.mark.alone
 

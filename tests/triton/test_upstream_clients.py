@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
 from tests.triton.conftest import Running, on_engine, run
 from tests.triton.upstream_clients import PERF_OUTPUTS, EngineClient, TextClient, fire_together, tensor

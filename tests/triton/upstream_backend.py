@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from inflight.deployment import load_deployment
-from inflight.serve.command import DEMO, override_server
+from inflight.resources import DEMO
+from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
 from tests.triton.conftest import Running

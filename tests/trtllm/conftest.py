@@ -11,8 +11,8 @@ import pytest
 
 from inflight.deployment import Deployment, resolve
 from inflight.engine.request import Output, Request
+from inflight.resources import DEMO
 from inflight.sampling import SamplingParams
-from inflight.serve.command import DEMO
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
 from inflight.trtllm.factory import make_engine

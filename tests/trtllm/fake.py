@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
-from inflight.serve.installation import BACKENDS, TritonInstallation, find_installation
+from inflight.resources import BACKENDS
+from inflight.serve.installation import TritonInstallation, find_installation
 
 FAKES = Path(__file__).parents[1] / "fakes"
 _BACKEND = """\

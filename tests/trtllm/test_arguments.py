@@ -13,7 +13,7 @@ import pytest
 from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
 from inflight.kv_cache import KvCacheSettings
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.trtllm.api import classes
 from inflight.trtllm.arguments import check_adapters, llm_arguments, max_batch_size, max_sequence_length
 from tests.trtllm.conftest import deployment

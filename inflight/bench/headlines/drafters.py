@@ -14,7 +14,7 @@ from inflight.errors import EngineFailure
 from inflight.export.data import Example
 from inflight.load.compare.medians import median_interval
 from inflight.report.results import Row
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from inflight.speculation import SpeculationSettings
 
 _DRAFT = DEMO / "draft"

@@ -14,7 +14,7 @@ from inflight.bench.quality import Demo, KvType
 from inflight.bench.result import Result
 from inflight.bench.setting import Setting
 from inflight.report.results import Row
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 _TYPES: tuple[KvType, ...] = ("float32", "bfloat16", "fp8", "int8")
 _OUTPUT = 32

@@ -18,7 +18,7 @@ from inflight.bench.quantized import quantized_checkpoint
 from inflight.bench.result import Result
 from inflight.bench.setting import Setting
 from inflight.report.results import Row
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 _ORIGINAL = "float32"
 _PROMPT, _OUTPUT = 32, 16

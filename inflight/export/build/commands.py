@@ -17,7 +17,7 @@ from rich.progress import Progress as ProgressBars
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
 from inflight.export.checkpoint import name_of
 from inflight.export.compile.request import EXAMPLES
-from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
+from inflight.export.data import Source
 from inflight.export.plan.commands import KvCache, Precision
 from inflight.export.plan.detect import gpu_here, measure_cpu
 from inflight.export.plan.gpus import CPU, find_gpu
@@ -25,11 +25,11 @@ from inflight.export.plan.plan import PlanRequest
 from inflight.export.progress import Progress
 from inflight.machine import Machine
 from inflight.report.failures import one_line_errors
-from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 
 _console = Console(stderr=True, highlight=False)
 _NEEDS = "a build needs the extras `engine` and `build`"
-_ARTIFACTS = REPOSITORY_ROOT / "artifacts"
+_ARTIFACTS = Path("artifacts")
 _LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Precision of single layers"
 
 Model = Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")]
@@ -111,9 +111,9 @@ def build(
             tensor_parallel_size=tensor_parallel,
         )  # fmt: skip
         data = DataRequest(
-            calibration=_sources(calibration, DEFAULT_CALIBRATION),
+            calibration=_sources(calibration, CALIBRATION_DATA),
             calibration_rows=calibration_rows,
-            held_out=_sources(held_out, DEFAULT_HELD_OUT),
+            held_out=_sources(held_out, HELD_OUT_DATA),
             held_out_rows=held_out_rows,
             recall_prompts=recall_prompts,
             max_length=max_length,

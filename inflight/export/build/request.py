@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from inflight.export.compile.request import EXAMPLES
-from inflight.export.data import DEFAULT_CALIBRATION, DEFAULT_HELD_OUT, Source
+from inflight.export.data import Source
 from inflight.export.plan.plan import PlanRequest
+from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 
 EngineChoice = Literal["auto", "pytorch", "trtllm", "tensorrtllm"]
 FlowChoice = Literal["pytorch", "tensorrt"]
@@ -18,11 +19,11 @@ FlowChoice = Literal["pytorch", "tensorrt"]
 class DataRequest:
     """Which data, and how much of it."""
 
-    calibration: tuple[Source, ...] = (Source(DEFAULT_CALIBRATION),)
+    calibration: tuple[Source, ...] = (Source(CALIBRATION_DATA),)
     calibration_rows: int = 512
     calibration_length: int = 512
     """Tokens of a row, at most."""
-    held_out: tuple[Source, ...] = (Source(DEFAULT_HELD_OUT),)
+    held_out: tuple[Source, ...] = (Source(HELD_OUT_DATA),)
     held_out_rows: int = 400
     recall_prompts: int = 48
     max_length: int = 2048
@@ -32,7 +33,7 @@ class DataRequest:
     def is_default(self) -> bool:
         """Whether any of it is Inflight's own, in place of the user's."""
         paths = {source.path for source in (*self.calibration, *self.held_out)}
-        return bool(paths & {DEFAULT_CALIBRATION, DEFAULT_HELD_OUT})
+        return bool(paths & {CALIBRATION_DATA, HELD_OUT_DATA})
 
 
 @dataclass(frozen=True)

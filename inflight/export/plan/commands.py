@@ -25,6 +25,7 @@ from inflight.export.plan.roofline import Efficiency
 from inflight.export.plan.show import show_comparison, show_plan, show_ranking
 from inflight.report.failures import one_line_errors
 from inflight.report.results import provenance
+from inflight.resources import bundled
 from inflight.text.checkpoint import read_json
 
 _errors = Console(stderr=True, highlight=False)
@@ -97,6 +98,7 @@ def plan(
     html: Html = None,
 ) -> None:
     """Plan how to serve a model: what fits, how fast it is, what it costs."""
+    model = bundled(model)
     with one_line_errors(_errors, _NEEDS):
         request = PlanRequest(
             precision=precision,

@@ -15,14 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from inflight.errors import DeploymentError, nearest
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
-from inflight.serve.installation import REPOSITORY_ROOT
+from inflight.resources import GPUS
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-TABLE = REPOSITORY_ROOT / "build/gpus.toml"
 CPU = "cpu"
 """Name of the machine at hand, on which the portable engine runs."""
 
@@ -83,7 +82,7 @@ class Gpu(BaseModel):
         return self.name == CPU
 
 
-def load_gpus(path: Path = TABLE) -> dict[str, Gpu]:
+def load_gpus(path: Path = GPUS) -> dict[str, Gpu]:
     """Read the table.
 
     Raises:
@@ -120,6 +119,6 @@ def find_gpu(name: str) -> Gpu:
     gpus = known_gpus()
     if name not in gpus:
         raise DeploymentError(
-            f"GPU {name!r} is not in {TABLE.name}{nearest(name.lower(), [*gpus, CPU])}; known: {', '.join(gpus)}, {CPU}"
+            f"GPU {name!r} is not in {GPUS.name}{nearest(name.lower(), [*gpus, CPU])}; known: {', '.join(gpus)}, {CPU}"
         )
     return gpus[name]

@@ -11,7 +11,7 @@ import psutil
 
 from inflight.load.scenario import ScenarioError, find_scenario, load_scenario
 from inflight.load.swarm.lane import Settings
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 
 if TYPE_CHECKING:  # importing locust patches the whole process for gevent
     from locust.argument_parser import LocustArgumentParser

@@ -1,0 +1,58 @@
+"""What `inflight serve` makes of the directory that it is given: a deployment, a checkpoint, or one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from inflight.cli import app
+from inflight.deployment import Deployment
+from inflight.resources import DEMO
+from inflight.serve import command
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The models of the deployments that were to be served; no server is started."""
+    models: list[Path] = []
+
+    def serve(_directory: Path, deployment: Deployment, _triton: Path | None) -> None:
+        models.append(deployment.model)
+
+    monkeypatch.setattr(command, "_serve", serve)
+    return models
+
+
+def _said(*words: str) -> str:
+    done = CliRunner().invoke(app, ["serve", *words])
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 1, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], [str(DEMO)], ["deployments/demo"], [str(DEMO / "model")], ["--model", str(DEMO / "model")]],
+    ids=["nothing", "a deployment", "the demo's name", "a checkpoint", "--model"],
+)
+def test_what_is_served(words: list[str], served: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["serve", *words]).exit_code == 0
+    assert served == [DEMO / "model"]
+
+
+@pytest.mark.parametrize("words", [["org/name"], ["--model", "org/name"]], ids=" ".join)
+def test_a_name_of_the_hub_gets_the_command_that_downloads_it(words: list[str], served: list[Path]) -> None:
+    said = _said(*words)
+    assert said.startswith("inflight: org/name is no directory; ")
+    assert said.endswith("hf download org/name --local-dir name\n")
+    assert not served
+
+
+def test_a_directory_of_neither_kind(served: list[Path], tmp_path: Path) -> None:
+    assert f"{tmp_path} has no deployment.yaml of a deployment and no config.json" in _said(str(tmp_path))
+    assert "give a deployment directory or --model, not both" in _said(str(DEMO), "--model", str(DEMO / "model"))
+    assert f"{tmp_path / 'x'} is no directory\n" in _said(str(tmp_path / "x"))
+    assert not served

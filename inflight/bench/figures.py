@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
+from inflight.report.drawing import COLOURS, WIDTH, legend_above, new_figure
 from inflight.report.results import Row
 
-COLOURS = ("#35618f", "#b3541e", "#4f9d69", "#b05f9e", "#e0a83b", "#6b7680", "#7fb2d9", "#d99a7f", "#b5b35c")
-_WIDTH, _HEIGHT = 9.5, 3.6
+_HEIGHT = 3.6
 
 Points = Mapping[float, float]
 """A curve: heights by places."""
@@ -19,13 +19,8 @@ Points = Mapping[float, float]
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:
     """Return a figure and its panels, side by side."""
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(alpha=0.25)
-        one.set_axisbelow(True)
-    return figure, axes
+    figure = new_figure(WIDTH, _HEIGHT)
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def curves(axes: Axes, lines: Mapping[str, Points], across: str, up: str, log_x: bool = False) -> None:
@@ -42,7 +37,7 @@ def curves(axes: Axes, lines: Mapping[str, Points], across: str, up: str, log_x:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     if len(lines) > 1:
-        legend(axes)
+        legend_above(axes)
 
 
 def bars(axes: Axes, groups: Mapping[str, Mapping[str, float]], up: str) -> None:
@@ -57,7 +52,7 @@ def bars(axes: Axes, groups: Mapping[str, Mapping[str, float]], up: str) -> None
     axes.set_ylabel(up)
     axes.grid(axis="x", visible=False)
     if len(names) > 1:
-        legend(axes)
+        legend_above(axes)
 
 
 def stacks(axes: Axes, groups: Mapping[str, Mapping[str, float]], up: str) -> None:
@@ -70,19 +65,14 @@ def stacks(axes: Axes, groups: Mapping[str, Mapping[str, float]], up: str) -> No
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylabel(up)
     axes.grid(axis="x", visible=False)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9, reverse=True)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
 
 
 def level(axes: Axes, value: float, name: str, number: int = 0) -> None:
     """Draw a line across, to hold the others to; ``number``: which of several it is."""
     axes.axhline(value, color=COLOURS[1 + number], linestyle="--", linewidth=1.2, label=name)
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.08 * value))
-    legend(axes)
-
-
-def legend(axes: Axes) -> None:
-    """Name what is drawn, above the panel."""
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=9)
+    legend_above(axes)
 
 
 def streams_of(count: int) -> str:

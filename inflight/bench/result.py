@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inflight.errors import InflightError
-from inflight.report.page import cell, svg
+from inflight.report.page import cell
 from inflight.report.results import Row, provenance
 
 if TYPE_CHECKING:  # results without a picture do without what draws
@@ -57,11 +57,18 @@ def write_result(result: Result, folder: Path, command: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1) + "\n")
         if result.figure is not None:
-            if result.caveat:
-                result.figure.supxlabel(textwrap.fill(result.caveat, _WIDTH), fontsize=8, color="#6b7680")
-            (folder / f"{result.name}.svg").write_text(svg(result.figure))
+            (folder / f"{result.name}.svg").write_text(_picture(result.figure, result))
     except OSError as error:
         raise InflightError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+def _picture(figure: Figure, result: Result) -> str:
+    from inflight.report.drawing import GREY, svg
+
+    figure.suptitle(result.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    if result.caveat:
+        figure.supxlabel(textwrap.fill(result.caveat, _WIDTH), fontsize=8, color=GREY)
+    return svg(figure, result.title)
 
 
 def write_page(folder: Path, title: str, lead: str, order: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight.bench.checkpoints import SMALL, VOCAB
-from inflight.bench.figures import legend, panels
+from inflight.bench.figures import panels
 from inflight.bench.result import Result
 from inflight.bench.setting import Setting
 from inflight.engine.engine import Engine
@@ -22,6 +22,7 @@ from inflight.engine.stats import process_memory
 from inflight.errors import DeadlineExceeded, EngineFailure
 from inflight.load.compare.bootstrap import block_length
 from inflight.load.compare.judge import interval
+from inflight.report.drawing import BLUE, GREY, legend_above
 from inflight.sampling import SamplingParams
 
 TOLERANCE = 32
@@ -186,10 +187,10 @@ def soak_result(soaked: Soaked) -> tuple[Result, bool]:
         f"{TOLERANCE} are called flat: {'it is' if flat else 'it is not'}."
     )
     figure, [axes] = panels(1)
-    axes.plot(soaked.requests, [size / 2**20 for size in soaked.resident], color="#35618f", linewidth=1.2)
-    axes.axvspan(0, _WARM_UP * total, color="#6b7680", alpha=0.12, linewidth=0, label="warm-up")
+    axes.plot(soaked.requests, [size / 2**20 for size in soaked.resident], color=BLUE, linewidth=1.2)
+    axes.axvspan(0, _WARM_UP * total, color=GREY, alpha=0.12, linewidth=0, label="warm-up")
     axes.set_ylim(0, 1.15 * max(soaked.resident) / 2**20)
     axes.set_xlabel("requests")
     axes.set_ylabel("resident memory, MiB")
-    legend(axes)
+    legend_above(axes)
     return Result("soak", "The soak", finding, [row], figure), flat

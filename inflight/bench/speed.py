@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from inflight.bench.checkpoints import Shape
 from inflight.bench.drive import prompts
@@ -28,6 +29,7 @@ from inflight.bench.setting import BLOCK_SIZE, Setting
 from inflight.bench.start import Start, start
 from inflight.bench.step import TOKENS_PER_STEP, Steps, phases, profile
 from inflight.load.compare.medians import median_interval
+from inflight.report.drawing import GREY, INK
 from inflight.report.results import Row
 
 Phase = Literal["prefill", "decode"]
@@ -43,6 +45,13 @@ ALIKE = {
 """The engine beside transformers in the same type."""
 FASTEST = "fastest / fastest"
 COMPARISONS = (*ALIKE, FASTEST)
+_LEGEND = {
+    "float32 / generate": "both in float32, beside generate",
+    "bfloat16 / generate": "both in bfloat16, beside generate",
+    "float32 / continuous batching": "both in float32, beside continuous batching",
+    FASTEST: "the fastest on either side",
+}
+"""What each comparison is called in the picture."""
 _GOAL = 2.0
 """Times transformers, which the engine is meant to reach at many streams."""
 
@@ -166,21 +175,31 @@ def _speed(cells: Sequence[_Cell], lengths: Lengths, rounds: int) -> Result:
         "prompts whose outputs end together are generate's best case: what batching in flight is worth where lengths "
         "differ is among the headlines."
     )
+    return Result("speed", "Speed beside transformers", finding, rows, picture(rows))
+
+
+def picture(rows: Sequence[Row]) -> Figure:
+    """Return how many times as fast as transformers the engine is: a panel for each phase, from the result's rows."""
     figure, axes = panels(len(PHASES))
+    figure.set_figheight(4.4)
     for one, phase in zip(axes, PHASES, strict=True):
-        one.axhline(1, color="#1d2329", linewidth=1)
-        one.axhline(_GOAL, color="#6b7680", linestyle="--", linewidth=1)
+        one.set_title(phase)
+        one.axhline(1, color=INK, linewidth=1, label="as fast as transformers")
+        one.axhline(_GOAL, color=GREY, linestyle="--", linewidth=1, label=f"the goal, {_GOAL:g} times")
         groups = {
-            f"{cell.shape.name}\n{cell.streams}": {name: cell.ratio(name, phase) for name in COMPARISONS}
-            for cell in cells
+            f"{row['model']}\n{row['streams']}": {
+                text: float(str(row[name]).split()[0]) for name, text in _LEGEND.items()
+            }
+            for row in rows
+            if row["phase"] == phase
         }
-        bars(one, groups, f"{phase}: engine over transformers")
-        one.set_xlabel("model and streams")
+        bars(one, groups, "times transformers' speed")
+        one.set_xlabel("model and number of streams")
         if (own := one.get_legend()) is not None:  # the figure has one for both
             own.remove()
     drawn, names = axes[0].get_legend_handles_labels()
-    figure.legend(drawn, names, loc="outside upper center", ncols=len(names), frameon=False, fontsize=9)
-    return Result("speed", "Speed beside transformers", finding, rows, figure)
+    figure.legend(drawn, names, loc="outside lower left", ncols=3)
+    return figure
 
 
 def _told(cell: _Cell, phase: Phase) -> str:

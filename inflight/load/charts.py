@@ -11,32 +11,31 @@ from matplotlib.figure import Figure
 from inflight.load.arrivals import starts
 from inflight.load.measurements import RequestRecord
 from inflight.load.result import LoadResult
+from inflight.report.drawing import BLUE, COLOURS, FRAME, GREEN, ORANGE, WIDTH, legend_above, new_figure
 
-_COLOURS = ("#35618f", "#b3541e", "#4f9d69", "#b05f9e", "#e0a83b", "#6b7680")
-_WIDTH = 9.5
 _MOST_POINTS = 4000
 """Of a curve or a cloud; more would only make the file larger."""
 
 
 def course_figure(result: LoadResult) -> Figure:
     """Return throughput and running requests over time, with the steady window marked."""
-    figure = Figure(figsize=(_WIDTH, 4.6), layout="constrained")
+    figure = new_figure(WIDTH, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
     end = max(one.ended_s for one in result.records)
     edges = np.linspace(0, end, int(np.clip(end, 20, 120)) + 1)
     times = [arrival.time_s for one in result.records for arrival in one.arrivals]
     tokens = [arrival.tokens for one in result.records for arrival in one.arrivals]
     per_bin, _ = np.histogram(times, edges, weights=tokens)
-    upper.stairs(per_bin / np.diff(edges), edges, color=_COLOURS[0], linewidth=1.5)
+    upper.stairs(per_bin / np.diff(edges), edges, color=BLUE, linewidth=1.5)
     upper.set_ylabel("output tokens/s")
-    lower.stairs(_mean_running(result.records, edges), edges, color=_COLOURS[1], linewidth=1.5)
+    lower.stairs(_mean_running(result.records, edges), edges, color=ORANGE, linewidth=1.5)
     lower.set_ylabel("running requests")
     lower.set_xlabel("seconds")
     for axes in (upper, lower):
         _mark_window(axes, result)
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, end)
-    upper.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9)
+    legend_above(upper)
     return figure
 
 
@@ -50,27 +49,25 @@ def _mean_running(records: Sequence[RequestRecord], edges: np.ndarray) -> np.nda
 
 def _mark_window(axes: Axes, result: LoadResult) -> None:
     label = "measured window" if result.steady else "ramp-up"
-    axes.axvspan(*result.window, color="#4f9d69", alpha=0.10, linewidth=0, label=label)
+    axes.axvspan(*result.window, color=GREEN, alpha=0.10, linewidth=0, label=label)
     for begin in starts(result.scenario.phases)[1:-1]:
-        axes.axvline(begin, color="#9aa5b1", linestyle=":", linewidth=1)
-    _plain(axes)
+        axes.axvline(begin, color=FRAME, linestyle=":", linewidth=1)
 
 
 def distribution_figure(result: LoadResult) -> Figure:
     """Return the cumulative distributions of TTFT, ITL and E2E of the window's completed requests, by class."""
-    figure = Figure(figsize=(_WIDTH, 3.4), layout="constrained")
+    figure = new_figure(WIDTH, 3.4)
     panels: tuple[tuple[str, Callable[[RequestRecord], Sequence[float]]], ...] = (
         ("TTFT, ms", lambda one: [] if one.ttft_s is None else [one.ttft_s]),
         ("ITL per token, ms", lambda one: one.itl_s),
         ("E2E, ms", lambda one: [one.e2e_s]),
     )
     for axes, (label, of) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
-        for (name, records), colour in zip(_measured(result), _COLOURS * 9, strict=False):
+        for (name, records), colour in zip(_measured(result), COLOURS * 9, strict=False):
             _curve(axes, [1000 * sample for one in records for sample in of(one)], name, colour)
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
-        _plain(axes)
     figure.axes[0].set_ylabel("share of samples")
     _legend(figure.axes[0], result)
     return figure
@@ -88,9 +85,9 @@ def _curve(axes: Axes, samples: Sequence[float], name: str, colour: str) -> None
 
 def latency_figure(result: LoadResult) -> Figure:
     """Return TTFT and E2E of each completed request at the time of its start, also outside of the window."""
-    figure = Figure(figsize=(_WIDTH, 4.6), layout="constrained")
+    figure = new_figure(WIDTH, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    for (name, records), colour in zip(_by_class(result), _COLOURS * 9, strict=False):
+    for (name, records), colour in zip(_by_class(result), COLOURS * 9, strict=False):
         done = [one for one in records if one.outcome == "completed" and one.ttft_s is not None]
         done = [done[place] for place in _spread(len(done))]
         start = [one.start_s for one in done]
@@ -123,15 +120,9 @@ def _measured(result: LoadResult) -> list[tuple[str, list[RequestRecord]]]:
 
 def _legend(axes: Axes, result: LoadResult) -> None:
     if len(result.slo_of) > 1:
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=8)
+        legend_above(axes)
 
 
 def _spread(count: int) -> np.ndarray:
     """Return places, evenly spread, the first and the last among them: all of them unless there are very many."""
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(int)) if count else np.empty(0, int)
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)

@@ -16,10 +16,13 @@ from matplotlib.transforms import Bbox
 
 from inflight.monitoring.panels import Panel, Query, Unit
 from inflight.monitoring.prometheus import Series
+from inflight.report.drawing import BAD, BLUE, COLOURS, GREY, GRID, MUTED
 from inflight.report.units import duration, quantity
 
-_COLORS = ("#3274d9", "#e0752d", "#629e51", "#ba43a9", "#e5ac0e", "#64b0c8", "#705da0", "#bf1b00", "#447ebc", "#967302")
-_LIMIT = "#c4162a"
+_SUFFIXES: dict[Unit, str] = {"reqps": "req/s", "tokens/s": "tokens/s", "ops": "/s", "short": ""}
+"""Of units that one number's place in the series does not change; times and shares carry theirs with each number."""
+_STAT_AREA = 0.36
+"""How much of its panel the course of a number may take: the number stands above it."""
 _HIDDEN = {"__name__", "job", "version", "model"}
 """Labels that a table of builds leaves out."""
 _LEGEND_ENTRIES = 4
@@ -40,7 +43,7 @@ def draw_panel(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
     """Draw ``data`` as the panel's kind says; a panel without data says so."""
     if not any(series for _, series in data):
         axes.axis("off")
-        axes.text(0.5, 0.5, "no data", ha="center", va="center", color="#999999", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no data", ha="center", va="center", color=GREY, transform=axes.transAxes)
         return
     _KINDS[panel.kind](axes, panel, data, window)
 
@@ -51,8 +54,13 @@ def format_value(value: float, unit: Unit) -> str:
         return f"{quantity(value * 100)} %" if value < 10 else f"{value:,.0f} x"
     if unit == "s":
         return duration(value)
-    suffix = {"reqps": " req/s", "tokens/s": " tokens/s", "ops": "/s", "short": ""}[unit]
-    return f"{quantity(value)}{suffix}"
+    suffix = _SUFFIXES[unit]
+    return f"{quantity(value)}{' ' * suffix[:1].isalpha()}{suffix}"
+
+
+def axis_unit(unit: Unit) -> str:
+    """Return the unit that a panel says once, beside its title, for all the numbers of its axis."""
+    return _SUFFIXES.get(unit, "")
 
 
 def _lines(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
@@ -62,13 +70,13 @@ def _lines(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
     else:
         for index, (name, one) in enumerate(lines):
             axes.plot(_times(one.times), one.values, color=_color(index), linewidth=1.3, label=name)
-    _set_inside(axes, left=0.7, bottom=0.52)
+    _set_inside(axes, left=0.6, bottom=0.52)
     axes.set_ylim(bottom=0)
     if panel.limit is not None:
         highest = max(max(one.values) for _, one in lines)
         # A limit far above the data would flatten it.
         if panel.limit <= 6 * highest:
-            axes.axhline(panel.limit, color=_LIMIT, linewidth=1, linestyle="--", label="limit")
+            axes.axhline(panel.limit, color=BAD, linewidth=1, linestyle="--", label="limit")
             axes.set_ylim(0, 1.15 * max(panel.limit, highest))
     if axes.get_ylim()[1] <= 1e-9 or all(max(one.values) == 0 for _, one in lines):
         axes.set_ylim(0, 1)
@@ -89,9 +97,8 @@ def _add_legend(axes: Axes, panel: Panel, lines: list[tuple[str, Series]]) -> No
             names,
             loc="upper left",
             bbox_to_anchor=(-0.02, -0.12),
-            ncol=_LEGEND_ENTRIES if panel.width <= 8 else 2 * _LEGEND_ENTRIES,
-            fontsize=6.5,
-            frameon=False,
+            ncols=_LEGEND_ENTRIES if panel.width <= 8 else 2 * _LEGEND_ENTRIES,
+            fontsize=8,
             handlelength=1,
             columnspacing=1,
             borderaxespad=0.2,
@@ -112,11 +119,11 @@ def _stat(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
     for index, (name, one) in enumerate(lines):
         axes.fill_between(_times(one.times), one.values, color=_color(index), alpha=0.18, linewidth=0)
         place = (index + 0.5) / len(lines)
-        text, size = format_value(one.values[-1], panel.unit), 17 / len(lines) ** 0.5
-        axes.text(place, 0.52, text, ha="center", va="center", size=size, weight="bold", transform=axes.transAxes)
+        text, size = format_value(one.values[-1], panel.unit), 15 / len(lines) ** 0.5
+        axes.text(place, 0.72, text, ha="center", va="center", size=size, weight="bold", transform=axes.transAxes)
         if len(lines) > 1:
-            axes.text(place, 0.3, name, ha="center", va="center", size=6.5, transform=axes.transAxes)
-    axes.set_ylim(0, 2.2 * (max(max(one.values) for _, one in lines) or 1))
+            axes.text(place, 0.48, name, ha="center", va="center", size=8, color=MUTED, transform=axes.transAxes)
+    axes.set_ylim(0, (max(max(one.values) for _, one in lines) or 1) / _STAT_AREA)
     axes.axis("off")
 
 
@@ -125,12 +132,12 @@ def _bars(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
     lines = _named(data)
     _set_inside(axes, left=1.9, bottom=0.1)
     values = [one.values[-1] for _, one in lines]
-    bars = axes.barh(range(len(lines)), values, color=_COLORS[0], height=0.65)
-    axes.bar_label(bars, [format_value(value, panel.unit) for value in values], padding=4, fontsize=7.5)
+    bars = axes.barh(range(len(lines)), values, color=BLUE, height=0.65)
+    axes.bar_label(bars, [format_value(value, panel.unit) for value in values], padding=4, fontsize=8)
     axes.set_yticks(range(len(lines)), [name for name, _ in lines])
     axes.set_xlim(0, 1.15 * max(*values, 1e-9))
     axes.invert_yaxis()
-    axes.tick_params(labelsize=7.5, length=0, labelbottom=False)
+    axes.tick_params(labelsize=8, length=0, labelbottom=False)
     for side in axes.spines.values():
         side.set_visible(False)
 
@@ -176,7 +183,7 @@ def _table(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
     table.auto_set_font_size(False)
     table.set_fontsize(8.5)
     for (row, _), cell in table.get_celld().items():
-        cell.set_edgecolor("#d8d9da")
+        cell.set_edgecolor(GRID)
         cell.visible_edges = "B"
         cell.set_text_props(weight="bold" if row == 0 else "normal")
 
@@ -187,9 +194,10 @@ def _style(axes: Axes, panel: Panel, window: Window) -> None:
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=timezone.utc, show_offset=False))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value, panel.unit)))
-    axes.tick_params(labelsize=7, length=0, colors="#555555")
-    axes.grid(color="#ececec", linewidth=0.7)
+    scale: Unit = "short" if axis_unit(panel.unit) else panel.unit
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value, scale)))
+    axes.tick_params(labelsize=8, length=0, colors=MUTED)
+    axes.grid(color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -210,7 +218,7 @@ def _times(seconds: list[float]) -> list[Any]:
 
 
 def _color(index: int) -> str:
-    return _COLORS[index % len(_COLORS)]
+    return COLOURS[index % len(COLOURS)]
 
 
 def _named(data: Data) -> list[tuple[str, Series]]:

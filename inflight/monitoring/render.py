@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from inflight.monitoring.boards.all import DASHBOARDS
-from inflight.monitoring.draw import Window, draw_panel
+from inflight.monitoring.draw import Window, axis_unit, draw_panel
 from inflight.monitoring.health import JOB
 from inflight.monitoring.panels import COLUMNS, Dashboard, Panel, Query, Row
 from inflight.monitoring.prometheus import Prometheus, Series
-from inflight.report.page import svg
+from inflight.report.drawing import GRID, MUTED, PAPER, SHADE, new_figure, svg
 
-_COLUMN, _UNIT, _GAP, _HEAD, _ROW = 0.62, 0.33, 0.08, 0.75, 0.42
+_COLUMN, _UNIT, _GAP, _HEAD, _ROW = 0.5, 0.33, 0.1, 0.75, 0.42
 """Inches: a column of the grid, a unit of height, between panels, the page's heading, a row's heading."""
 _POINTS = 240
 """Points of a line."""
@@ -52,17 +52,18 @@ def render(prometheus: Prometheus, folder: Path, start: float, end: float) -> It
     folder.mkdir(parents=True, exist_ok=True)
     for board in DASHBOARDS:
         path = folder / f"{board.uid}.svg"
-        path.write_text(svg(_figure(board, prometheus, window, interval_s)), encoding="utf-8")
+        path.write_text(svg(_figure(board, prometheus, window, interval_s), board.title), encoding="utf-8")
         yield path
 
 
 def _figure(board: Dashboard, prometheus: Prometheus, window: Window, interval_s: float) -> Figure:
     placed = [(row, list(_place(row))) for row in board.rows]
     height = _HEAD + sum(_ROW + _bottom(panels) * _UNIT for _, panels in placed)
-    figure = Figure(figsize=(COLUMNS * _COLUMN, height), facecolor="#f4f5f5")
+    figure = new_figure(COLUMNS * _COLUMN, height, layout=None)
+    figure.set_facecolor(SHADE)
     first, last = (datetime.fromtimestamp(at, timezone.utc) for at in (window.start, window.end))
     _text(figure, 0.02, 0.3, board.title, size=17, weight="bold")
-    _text(figure, 0.02, 0.58, f"{board.description}  {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC", color="#555555")
+    _text(figure, 0.02, 0.58, f"{board.description}  {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC", color=MUTED)
     top = _HEAD
     for row, panels in placed:
         _text(figure, 0.02, top + 0.27, row.title, size=12, weight="bold")
@@ -107,13 +108,15 @@ def _panel(
         high / height,
         boxstyle="square,pad=0",
         transform=figure.transFigure,
-        facecolor="white",
-        edgecolor="#d8d9da",
+        facecolor=PAPER,
+        edgecolor=GRID,
         linewidth=0.8,
         zorder=-1,
     )
     figure.add_artist(frame)
     _text(figure, left + 0.1, top + 0.22, panel.title, size=9.5, weight="bold")
+    if panel.kind == "timeseries" and (unit := axis_unit(panel.unit)):
+        _text(figure, left + wide - 0.1, top + 0.22, unit, size=8, color=MUTED, ha="right")
     inner = (left, 1 - (top + high) / height, wide, high - 0.32)
     axes = figure.add_axes((inner[0] / width, inner[1], inner[2] / width, inner[3] / height))
     draw_panel(axes, panel, data, window)

@@ -82,7 +82,8 @@ async def _once(url: str, metrics: str | None, interval: float, after: float, sv
     if svg is not None:
         # Without rich's fonts, which the reader's browser would load from elsewhere.
         picture = console.export_svg(title="inflight top")
-        svg.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
+        plain = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+        svg.write_text(plain.replace(">", ">\n<title>inflight top: what a server does</title>", 1))
 
 
 async def _live(url: str, metrics: str | None, interval: float) -> None:

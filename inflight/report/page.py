@@ -5,7 +5,7 @@ It knows how a page looks; not what its numbers mean.
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # most commands, and a server, draw nothing
     from matplotlib.figure import Figure
 
 Row = Mapping[str, object]
+_NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)? ?%?$")
+"""A text that is aligned as numbers are."""
+_LONG = 40
+"""Characters from which on a text may go over several lines."""
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
@@ -37,10 +41,29 @@ def render_page(title: str, lead: str, sections: Sequence[Section], footer: str 
     """Return the HTML text of a page; everything in it is escaped."""
     environment = Environment(autoescape=True, trim_blocks=True)
     environment.filters["cell"] = cell
-    environment.filters["svg"] = svg
+    environment.filters["columns"] = _columns
+    environment.filters["svg"] = _picture
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         title=title, lead=lead, sections=sections, footer=footer
     )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """How a table's column is aligned: numbers to the right, words to the left, in the heading as in each row."""
+
+    name: str
+    is_text: bool
+    is_long: bool
+
+
+def _columns(table: Sequence[Row]) -> list[_Column]:
+    found = []
+    for place, name in enumerate(table[0]):
+        texts = [str(row[name]) for row in table if isinstance(row[name], str) and row[name]]
+        is_text = place == 0 or not all(map(_NUMBER.match, texts))
+        found.append(_Column(name, is_text, is_text and any(len(text) > _LONG for text in texts)))
+    return found
 
 
 def cell(value: object) -> str:
@@ -56,11 +79,7 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def svg(figure: Figure) -> str:
-    """Return a figure as an SVG element; its text stays text, and equal figures give equal files."""
-    from matplotlib import rc_context
+def _picture(figure: Figure, title: str) -> str:
+    from inflight.report.drawing import svg  # a page without a figure needs nothing that draws
 
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "inflight"}):
-        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    return svg(figure, title)

@@ -25,13 +25,16 @@ from tests.triton.otlp_sink import OtlpSink, Span
 REQUESTS, TOKENS = 6, 48
 PHASES = {"tokenize", "queue", "prefill", "decode", "detokenize"}
 WIDTH, LEFT, RIGHT, ROW = 960, 245, 100, 30
-COLOURS = {
-    "queue": "#e0a458",
-    "prefill": "#5e81ac",
-    "decode": "#4c9a7d",
-    "detokenize": "#8f6fb0",
-    "tokenize": "#b05c6f",
-}
+STYLE = """
+    .paper { fill: #ffffff } .ink { fill: #1d2329 } .muted { fill: #4a5560 } .inside { fill: #ffffff }
+    .grid { stroke: #e4e8ec } .application { fill: #9aa5b1 } .server { fill: #4a5560 }
+    .queue { fill: #b3541e } .prefill { fill: #35618f } .decode { fill: #4f9d69 }
+    .detokenize { fill: #b05f9e } .tokenize { fill: #6b7680 }
+    @media (prefers-color-scheme: dark) {
+      .paper { fill: #0d1117 } .ink { fill: #e6ebf0 } .muted { fill: #aab4be }
+      .grid { stroke: #262d35 } .application { fill: #5b6670 } .server { fill: #6b7680 }
+    }
+  """
 SHOWN = {
     "inflight.prompt_tokens": "prompt tokens",
     "inflight.cached_tokens": "cached",
@@ -84,8 +87,10 @@ def draw(spans: list[Span]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            'font-family="system-ui, sans-serif" font-size="13" fill="#3b4252">',
-            f'  <rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+            'font-family="system-ui, sans-serif" font-size="13" role="img">',
+            "  <title>The trace of one request: where its time went, stage by stage</title>",
+            f"  <style>{STYLE}</style>",
+            f'  <rect class="paper" width="{WIDTH}" height="{height}"/>',
             *_axis(total, scale, height),
             *(
                 line
@@ -101,23 +106,23 @@ def _axis(total: int, scale: float, height: int) -> Iterator[str]:
     step = next(one for one in (10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if one * 1e6 * 8 > total)
     for milliseconds in range(0, int(total / 1e6) + 1, step):
         x = LEFT + milliseconds * 1e6 * scale
-        yield f'  <line x1="{x:.1f}" y1="24" x2="{x:.1f}" y2="{height - 20}" stroke="#e3e7ee"/>'
-        yield f'  <text x="{x:.1f}" y="16" text-anchor="middle" fill="#6b7488" font-size="11">{milliseconds} ms</text>'
+        yield f'  <line x1="{x:.1f}" y1="24" x2="{x:.1f}" y2="{height - 20}" class="grid"/>'
+        yield f'  <text x="{x:.1f}" y="16" text-anchor="middle" class="muted" font-size="11">{milliseconds} ms</text>'
 
 
 def _bar(span: Span, depth: int, y: int, began: int, scale: float) -> Iterator[str]:
     x, width = LEFT + (span.start - began) * scale, max((span.end - span.start) * scale, 1.5)
-    colour = COLOURS.get(span.name, "#3b4252" if span.is_server else "#9aa5b8")
+    kind = span.name if span.name in PHASES else "server" if span.is_server else "application"
     facts = [f"{text} {span.attributes[name]:.3g}" for name, text in SHOWN.items() if name in span.attributes]
     label = ", ".join([f"{(span.end - span.start) / 1e6:.1f} ms", *facts])
     outside = width < 7 * len(label)
     beside = x + width + 6 if x + width + 7 * len(label) < WIDTH else x - 6
     place = f'x="{beside if outside else x + 6:.1f}"' + (' text-anchor="end"' if outside and beside < x else "")
     name = f"{span.service}: {span.name}" if depth < 2 else span.name
-    yield f'  <text x="{10 + 14 * depth}" y="{y + 19}">{escape(name)}</text>'
-    yield f'  <rect x="{x:.1f}" y="{y + 5}" width="{width:.1f}" height="20" rx="2" fill="{colour}"/>'
-    fill = "#3b4252" if outside else "#ffffff"
-    yield f'  <text {place} y="{y + 19}" font-size="11" fill="{fill}">{escape(label)}</text>'
+    yield f'  <text class="ink" x="{10 + 14 * depth}" y="{y + 19}">{escape(name)}</text>'
+    yield f'  <rect x="{x:.1f}" y="{y + 5}" width="{width:.1f}" height="20" rx="2" class="{kind}"/>'
+    shade = "ink" if outside else "inside"
+    yield f'  <text {place} y="{y + 19}" font-size="11" class="{shade}">{escape(label)}</text>'
 
 
 if __name__ == "__main__":

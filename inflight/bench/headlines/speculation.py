@@ -21,6 +21,7 @@ from inflight.bench.result import Result
 from inflight.bench.setting import Setting
 from inflight.engine.sequence import Sequence
 from inflight.errors import EngineFailure
+from inflight.report.drawing import INK
 from inflight.report.results import Row
 from inflight.speculation import SpeculationSettings
 
@@ -181,5 +182,5 @@ def _figure(rows: Rows[Row]) -> Figure:
             }
     curves(right, over, "streams", "speed-up", log_x=True)
     for axes in (left, right):
-        axes.axhline(1, color="#1d2329", linewidth=1)
+        axes.axhline(1, color=INK, linewidth=1)
     return figure

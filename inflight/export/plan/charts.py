@@ -11,22 +11,35 @@ from inflight.export.plan.calibration import Comparison
 from inflight.export.plan.ranking import Ranking
 from inflight.export.plan.result import Plan
 from inflight.export.plan.rows import memory_parts
+from inflight.report.drawing import (
+    BAD,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    PAPER,
+    PURPLE,
+    WIDTH,
+    YELLOW,
+    legend_above,
+    new_figure,
+)
 
 _COLOURS = {
-    "weights": "#35618f",
-    "KV cache": "#4f9d69",
-    "activations": "#e0a83b",
-    "runtime": "#b05f9e",
-    "reserve": "#9aa5b1",
-    "free": "#e4e8ec",
+    "weights": BLUE,
+    "KV cache": GREEN,
+    "activations": YELLOW,
+    "runtime": PURPLE,
+    "reserve": GREY,
+    "free": GRID,
 }
-_LINES = ("#35618f", "#b3541e", "#4f9d69", "#b05f9e")
-_WIDTH = 9.0
 
 
 def memory_figure(plans: Sequence[Plan]) -> Figure:
     """Return one bar per plan: one GPU's memory, in GiB."""
-    figure = Figure(figsize=(_WIDTH, 1.3 + 0.6 * len(plans)))
+    figure = new_figure(WIDTH, 1.1 + 0.5 * len(plans))
     axes = figure.add_subplot()
     for place, plan in enumerate(plans):
         left = 0.0
@@ -35,14 +48,14 @@ def memory_figure(plans: Sequence[Plan]) -> Figure:
             first = name not in axes.get_legend_handles_labels()[1]
             axes.barh(place, width, left=left, color=_COLOURS[name], label=name if first else None, height=0.6)
             if width > 0.07 * plan.memory.total / 2**30 * _scale(plans, plan):
-                shade = "white" if name in ("weights", "KV cache", "runtime") else "#1d2329"
+                shade = INK if name in ("activations", "free") else PAPER
                 axes.text(left + width / 2, place, f"{width:.1f}", ha="center", va="center", color=shade, fontsize=9)
             left += width
     axes.set_yticks(range(len(plans)), [plan.gpu.name for plan in plans])
     axes.invert_yaxis()
     axes.set_xlabel("memory of one GPU, GiB")
-    axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=9)
-    _plain(axes)
+    axes.grid(axis="y", visible=False)
+    legend_above(axes, columns=6)
     return figure
 
 
@@ -53,12 +66,12 @@ def _scale(plans: Sequence[Plan], plan: Plan) -> float:
 
 def curve_figure(plans: Sequence[Plan]) -> Figure:
     """Return throughput against ITL and against TTFT, of one replica each, with the objectives as lines."""
-    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
+    figure = new_figure(WIDTH, 3.8)
     left, right = figure.subplots(1, 2)
     request = plans[0].request
     panels = ((left, "itl_ms", "ITL, ms", request.slo_itl_ms), (right, "ttft_ms", "TTFT, ms", request.slo_ttft_ms))
     for axes, name, label, objective in panels:
-        for plan, colour in zip(plans, _LINES * len(plans), strict=False):
+        for plan, colour in zip(plans, COLOURS * len(plans), strict=False):
             across = [point.tokens_per_second for point in plan.curve]
             up = [getattr(point, name) for point in plan.curve]
             axes.plot(across, up, color=colour, marker="o", markersize=4, label=plan.gpu.name)
@@ -67,14 +80,13 @@ def curve_figure(plans: Sequence[Plan]) -> Figure:
             if plan.load is not None:
                 axes.plot(plan.load.tokens_per_second, getattr(plan.load, name), "*", color=colour, markersize=13)
         if objective is not None:
-            axes.axhline(objective, color="#b3261e", linestyle="--", linewidth=1, label="objective")
+            axes.axhline(objective, color=BAD, linestyle="--", linewidth=1, label="objective")
         axes.set_xlabel("tokens/s of one replica")
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.margins(y=0.15)
-        axes.legend(frameon=False, fontsize=9)
-        _plain(axes)
+        axes.legend()
     return figure
 
 
@@ -94,26 +106,26 @@ def price_figure(ranking: Ranking) -> Figure:
     plans = ranking.plans
     hourly = plans[0].request.rate is not None
     prices = [plan.fleet.usd_per_hour if hourly else plan.fleet.usd_per_million_tokens or 0.0 for plan in plans]
-    figure = Figure(figsize=(_WIDTH, 0.9 + 0.34 * len(plans)))
+    figure = new_figure(WIDTH, 0.9 + 0.34 * len(plans))
     axes = figure.add_subplot()
-    axes.barh(range(len(plans)), prices, color="#35618f", height=0.65)
+    axes.barh(range(len(plans)), prices, color=BLUE, height=0.65)
     for place, (plan, price) in enumerate(zip(plans, prices, strict=True)):
         label = f"{price:.3g} USD, {plan.fleet.gpus} GPU{'s' * (plan.fleet.gpus != 1)}"
         axes.annotate(label, (price, place), textcoords="offset points", xytext=(5, 0), va="center", fontsize=9)
     axes.set_yticks(range(len(plans)), [plan.gpu.name for plan in plans])
     axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 1.25 * max(prices) or 1)
     axes.set_xlabel("USD per hour for the whole load" if hourly else "USD per million generated tokens, fully used")
-    _plain(axes)
     return figure
 
 
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
     """Return measured points on the predicted curves: decode throughput against ITL, and prompts against their time."""
-    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
+    figure = new_figure(WIDTH, 3.8)
     left, right = figure.subplots(1, 2)
     decodes = [one for one in comparisons if not one.row.prompt_tokens]
-    for context, colour in zip(sorted({one.row.context for one in decodes}), _LINES, strict=False):
+    for context, colour in zip(sorted({one.row.context for one in decodes}), COLOURS, strict=False):
         rows = sorted((one for one in decodes if one.row.context == context), key=lambda one: one.row.streams)
         predicted = [1000 * one.row.streams / one.predicted_ms for one in rows]
         left.plot(predicted, [one.predicted_ms for one in rows], color=colour, label=f"predicted, context {context}")
@@ -127,7 +139,7 @@ def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
     left.set_xlabel("tokens/s, all streams")
     left.set_ylabel("ITL, ms (labels: streams)")
     prompts = [one for one in comparisons if one.row.prompt_tokens]
-    for streams, colour in zip(sorted({one.row.streams for one in prompts}), _LINES, strict=False):
+    for streams, colour in zip(sorted({one.row.streams for one in prompts}), COLOURS, strict=False):
         rows = sorted((one for one in prompts if one.row.streams == streams), key=lambda one: one.row.prompt_tokens)
         lengths = [one.row.prompt_tokens for one in rows]
         label = f"predicted, {streams} streams beside" if streams else "predicted, alone"
@@ -139,12 +151,5 @@ def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
     for axes in (left, right):
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8)
-        _plain(axes)
+        axes.legend(fontsize=8)
     return figure
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)

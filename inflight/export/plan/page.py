@@ -40,8 +40,10 @@ def _speeds(plans: Sequence[Plan]) -> list[Section]:
     return [
         Section(
             "Throughput and latency",
-            "Steady states of one replica under a load of the mean lengths; the numbers are batch sizes, a star is the "
-            "rate asked for. TTFT is that of a P95 prompt.",
+            "Steady states of one replica under a load of the mean lengths, a point for each batch size"
+            f"{', which stands beside it' if len(plans) == 1 else ' of the tables below'}."
+            f"{' A star is the rate that was asked for.' * (plans[0].request.rate is not None)} "
+            "TTFT is that of a P95 prompt.",
             figure=curve_figure(plans),
         ),
         *(Section(f"Steady states: {plan.gpu.name}", table=curve_rows(plan)) for plan in plans),

@@ -43,7 +43,7 @@ def check(quality: Quality, costs: Sequence[LayerCost], limits: QualitySettings)
         Check(
             "max_kl_divergence",
             "",
-            f"{quality.kl_divergence:.6f} nats",
+            f"{quality.kl_divergence:.2g} nats",
             quality.kl_divergence,
             limits.max_kl_divergence,
             quality.kl_divergence <= limits.max_kl_divergence,

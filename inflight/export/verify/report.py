@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from inflight.export.verify.checks import Check, failure
 from inflight.export.verify.layers import LayerCost
 from inflight.export.verify.measures import Quality
+from inflight.report.drawing import BAD, BLUE, GREY, new_figure
 from inflight.report.page import Row, Section, render_page
 
-_BLUE, _RED, _GREY = "#2563a8", "#b3261e", "#9aa5b1"
 _MEANING = {
     "max_perplexity_increase": "Perplexity of the held-out answers and texts",
     "max_kl_divergence": "KL divergence of the next token's distribution from the original's, mean over positions",
@@ -106,44 +106,42 @@ def _layer_rows(costs: Sequence[LayerCost]) -> list[Row]:
 
 
 def _sizes(sizes: Mapping[str, int]) -> Figure:
-    figure = Figure(figsize=(7, 0.5 + 0.4 * len(sizes)))
+    figure = new_figure(7, 0.6 + 0.4 * len(sizes))
     axes = figure.subplots()
-    bars = axes.barh(list(sizes), [size / 1e6 for size in sizes.values()], color=[_GREY, _BLUE][: len(sizes)])
+    bars = axes.barh(list(sizes), [size / 1e6 for size in sizes.values()], color=[GREY, BLUE][: len(sizes)])
     axes.bar_label(bars, fmt="%.2f MB", padding=4)
     axes.invert_yaxis()
     axes.set_xlabel("weights (MB)")
     axes.margins(x=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", visible=False)
     return figure
 
 
 def _divergences(quality: Quality) -> Figure:
-    figure = Figure(figsize=(7, 2.6))
+    figure = new_figure(7, 2.6)
     axes = figure.subplots()
     values = sorted(quality.kl_of_examples)
-    axes.plot([100 * (rank + 1) / len(values) for rank in range(len(values))], values, color=_BLUE)
-    axes.axhline(quality.kl_divergence, color=_RED, linewidth=1, linestyle="--")
-    axes.text(1, quality.kl_divergence, "mean over all positions", color=_RED, va="bottom", fontsize=9)
+    axes.plot([100 * (rank + 1) / len(values) for rank in range(len(values))], values, color=BLUE)
+    axes.axhline(quality.kl_divergence, color=BAD, linewidth=1, linestyle="--")
+    axes.text(1, quality.kl_divergence, "mean over all positions", color=BAD, va="bottom", fontsize=9)
     axes.set_yscale("log")
     axes.set_xlabel("examples with at most this divergence (%)")
     axes.set_ylabel("KL divergence (nats)")
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def _layers(costs: Sequence[LayerCost]) -> Figure:
     ordered = sorted(costs, key=lambda cost: int(cost.layer.rpartition(".")[2]))
     names = [cost.layer.rpartition(".")[2] for cost in ordered]
-    figure = Figure(figsize=(7, 4))
+    figure = new_figure(7, 4)
     saved, errors = figure.subplots(2, 1, sharex=True)
     worst = max(cost.kl_saved for cost in costs)
-    saved.bar(
-        names, [cost.kl_saved for cost in ordered], color=[_RED if c.kl_saved == worst else _BLUE for c in ordered]
-    )
+    saved.bar(names, [cost.kl_saved for cost in ordered], color=[BAD if c.kl_saved == worst else BLUE for c in ordered])
     saved.set_ylabel("KL saved (nats)")
-    errors.bar(names, [100 * cost.weight_error for cost in ordered], color=_GREY)
+    saved.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
+    errors.bar(names, [100 * cost.weight_error for cost in ordered], color=GREY)
     errors.set_ylabel("weight error (%)")
     errors.set_xlabel("layer")
     for axes in (saved, errors):
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", visible=False)
     return figure

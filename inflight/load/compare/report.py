@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from inflight.load.compare.bootstrap import MANY_RUNS
 from inflight.load.compare.compare import Row
 from inflight.load.compare.sides import Side
+from inflight.report.drawing import BAD, FRAME, GOOD, GREY, INK
 from inflight.report.page import Section, render_page
 from inflight.report.results import provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = {"better": "#2a7f4f", "worse": "#b3261e", "no change": "#6b7680", "too few": "#c3cad1"}
+_COLOURS = {"better": GOOD, "worse": BAD, "no change": GREY, "too few": FRAME}
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def interval_figure(rows: Sequence[Row]) -> Figure:
     for verdict in ("worse", "better", "no change", "too few"):
         if any(row.verdict == verdict for row in rows):
             axes.plot([], [], marker="o", color=_COLOURS[verdict], linewidth=2.2, label=verdict)
-    axes.axvline(0, color="#1d2329", linewidth=1)
+    axes.axvline(0, color=INK, linewidth=1)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("after against before, percent")

@@ -13,17 +13,16 @@ from inflight.load.sweep.knee import Findings
 from inflight.load.sweep.rows import percentile
 from inflight.load.sweep.search import Plan
 from inflight.load.sweep.step import Level
+from inflight.report.drawing import BLUE, GOOD, GREY, INK, ORANGE, PAPER, WIDTH, YELLOW, new_figure
 
-_PERCENTILES = (("p50", "#35618f"), ("p95", "#e0a83b"), ("p99", "#b3541e"))
-_KNEE, _USABLE, _GREY = "#1d2329", "#2a7f4f", "#6b7680"
-_WIDTH = 9.5
+_PERCENTILES = (("p50", BLUE), ("p95", YELLOW), ("p99", ORANGE))
 _LOG_FROM = 20
 """Times that the largest value is the smallest, from which on an axis of latencies is logarithmic."""
 
 
 def curve_figure(plan: Plan, levels: Sequence[Level], findings: Findings) -> Figure:
     """Return TTFT and ITL over the throughput that was reached, the loads in order."""
-    figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
+    figure = new_figure(WIDTH, 4.2)
     shown = [level for level in levels if not level.client_bound]
     for axes, (label, name) in zip(figure.subplots(1, 2), (("TTFT", "ttft_ms"), ("ITL", "itl_ms")), strict=True):
         for which, colour in _PERCENTILES:
@@ -32,14 +31,13 @@ def curve_figure(plan: Plan, levels: Sequence[Level], findings: Findings) -> Fig
             axes.plot([x for x, _, _ in known], [y for _, y, _ in known], color=colour, linewidth=1.4, label=which)
             for x, y, level in known:
                 stable = level.keeps_up or not plan.open
-                axes.plot([x], [y], marker="o", markersize=4.5, color=colour, markerfacecolor=None if stable else "w")
+                axes.plot([x], [y], marker="o", markersize=4.5, color=colour, markerfacecolor=None if stable else PAPER)
         _latency_axis(axes)
         axes.set_ylabel(f"{label}, ms")
         axes.set_xlabel("requests/s answered")
         axes.set_xlim(left=0)
         _mark_throughputs(axes, levels, findings)
-        _plain(axes)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=5, frameon=False)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=5)
     return figure
 
 
@@ -55,39 +53,38 @@ def _latency_axis(axes: Axes) -> None:
 
 def _mark_throughputs(axes: Axes, levels: Sequence[Level], findings: Findings) -> None:
     if findings.knee is not None:
-        axes.axvline(findings.knee.requests_per_second, color=_KNEE, linestyle="--", linewidth=1.2, label="knee")
+        axes.axvline(findings.knee.requests_per_second, color=INK, linestyle="--", linewidth=1.2, label="knee")
     if findings.usable is not None:
         [level] = [level for level in levels if level.load == findings.usable.load]
-        axes.axvline(level.answered, color=_USABLE, linestyle="-.", linewidth=1.2, label="keeps the limits")
+        axes.axvline(level.answered, color=GOOD, linestyle="-.", linewidth=1.2, label="keeps the limits")
 
 
 def load_figure(plan: Plan, levels: Sequence[Level], findings: Findings) -> Figure:
     """Return throughput, what the knee is read from, and goodput, over the load."""
     shown = [level for level in levels if not level.client_bound]
     goodput = [(level.load, level.goodput) for level in shown if level.goodput is not None]
-    figure = Figure(figsize=(_WIDTH, 3.4), layout="constrained")
+    figure = new_figure(WIDTH, 3.4)
     panels = figure.subplots(1, 3 if goodput else 2)
     loads = [level.load for level in shown]
-    panels[0].plot(loads, [level.answered for level in shown], marker="o", markersize=4.5, color="#35618f")
+    panels[0].plot(loads, [level.answered for level in shown], marker="o", markersize=4.5, color=BLUE)
     panels[0].set_ylabel("requests/s answered")
     top = max((level.answered for level in shown), default=0.0)
     for ceiling, bound in _asymptotes(plan, shown, top):
-        panels[0].plot(ceiling, bound, color=_GREY, linestyle=":", linewidth=1.2)
+        panels[0].plot(ceiling, bound, color=GREY, linestyle=":", linewidth=1.2)
     panels[0].set_ylim(0, 1.15 * top or 1)
     values = [level.queue_growth for level in shown] if plan.open else [level.power for level in shown]
-    panels[1].plot(loads, values, marker="o", markersize=4.5, color="#b3541e")
+    panels[1].plot(loads, values, marker="o", markersize=4.5, color=ORANGE)
     panels[1].set_ylabel("queue growth, requests/s" if plan.open else "power, requests/s per second")
     if goodput:
-        panels[2].plot(*zip(*goodput, strict=True), marker="o", markersize=4.5, color=_USABLE)
+        panels[2].plot(*zip(*goodput, strict=True), marker="o", markersize=4.5, color=GOOD)
         panels[2].set_ylabel("goodput, requests/s")
         panels[2].set_ylim(bottom=0)
     for axes in panels:
         axes.set_xlabel("sessions/s" if plan.open else "sessions at a time")
         _load_axis(axes, plan)
         _mark_loads(axes, findings)
-        _plain(axes)
     handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
+    figure.legend(handles, labels, loc="outside upper right", ncols=2)
     return figure
 
 
@@ -111,12 +108,6 @@ def _load_axis(axes: Axes, plan: Plan) -> None:
 
 def _mark_loads(axes: Axes, findings: Findings) -> None:
     if findings.knee is not None:
-        axes.axvline(findings.knee.load, color=_KNEE, linestyle="--", linewidth=1.2, label="knee")
+        axes.axvline(findings.knee.load, color=INK, linestyle="--", linewidth=1.2, label="knee")
     if findings.usable is not None:
-        axes.axvline(findings.usable.load, color=_USABLE, linestyle="-.", linewidth=1.2, label="keeps the limits")
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
+        axes.axvline(findings.usable.load, color=GOOD, linestyle="-.", linewidth=1.2, label="keeps the limits")

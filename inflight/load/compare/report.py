@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 from inflight.load.compare.bootstrap import MANY_RUNS
 from inflight.load.compare.compare import Row
 from inflight.load.compare.sides import Side
-from inflight.report.drawing import BAD, FRAME, GOOD, GREY, INK
 from inflight.report.page import Section, render_page
 from inflight.report.results import provenance
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_COLOURS = {"better": GOOD, "worse": BAD, "no change": GREY, "too few": FRAME}
+    pass
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,8 @@ def comparison_page(comparison: Comparison) -> str:
     Raises:
         ImportError: matplotlib is not installed.
     """
+    from inflight.load.compare.charts import interval_figure
+
     sections = [Section(text=comparison.verdict, verdict=not comparison.worse)]
     sections += [Section(text=line, verdict=False) for line in comparison.warnings]
     shown = [row for row in comparison.rows if row.percent is not None]
@@ -145,28 +144,3 @@ def comparison_page(comparison: Comparison) -> str:
     lead = f"Before is {comparison.before.title}. After is {comparison.after.title}."
     made = provenance()
     return render_page("Comparison of load tests", lead, sections, f"commit {made['commit']}, {made['date']}")
-
-
-def interval_figure(rows: Sequence[Row]) -> Figure:
-    """Return the changes of figures with their intervals, in percent; those not judged are pale."""
-    from matplotlib.figure import Figure as Canvas
-
-    figure = Canvas(figsize=(9.5, 0.8 + 0.27 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        assert row.percent is not None, "chosen by the caller"
-        low, high = row.percent_interval or (0.0, 0.0)
-        colour = _COLOURS[row.verdict]
-        axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.plot([row.percent], [place], marker="o", markersize=6, color=colour)
-    for verdict in ("worse", "better", "no change", "too few"):
-        if any(row.verdict == verdict for row in rows):
-            axes.plot([], [], marker="o", color=_COLOURS[verdict], linewidth=2.2, label=verdict)
-    axes.axvline(0, color=INK, linewidth=1)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("after against before, percent")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", alpha=0.25)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4, frameon=False)
-    return figure

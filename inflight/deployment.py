@@ -125,8 +125,21 @@ class LimitSettings(_Section):
         None, ge=2, description="prompt and output; null: the model's own, or a compiled engine's"
     )
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")
-    max_prompt_bytes: int = Field(4 << 20, ge=1, description="bytes of text_input or messages")
-    max_words: int = Field(256, ge=1, description="stop_words of a request, and bad_words of a request")
+    max_prompt_bytes: int = Field(
+        4 << 20, ge=1, description="bytes of text_input or messages, and of chat_template_kwargs"
+    )
+    max_words: int = Field(
+        256,
+        ge=1,
+        description="elements of each input that lists words or end ids; stop_words_list and bad_words_list, where a "
+        "word has two spellings, may have twice as many words",
+    )
+    max_words_bytes: int = Field(
+        8192,
+        ge=1,
+        description="bytes of all words in one such input; stop_words_list and bad_words_list may have "
+        "2 x (max_words + max_words_bytes) token ids",
+    )
     max_return_sequences: int = Field(16, ge=1, description="largest num_return_sequences")
 
 

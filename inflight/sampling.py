@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, cast, get_args
+
+import numpy as np
 
 from inflight.errors import InvalidRequest
 
@@ -49,7 +53,7 @@ class Guide:
         return cls(cast(GuideKind, kind), text or "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingParams:
     """How one sequence is sampled.
 
@@ -132,6 +136,27 @@ class SamplingParams:
         # One beam is never weighed against another; 1 is what old clients send for none.
         of_one = self.beam_width == 1 and penalty not in (0.0, 1.0)
         _require(not of_one, "length_penalty", penalty, "0 or 1 where beam_width is 1")
+
+    @cached_property
+    def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """``logit_bias`` as token ids, int64 [n], and what is added to their logits, float64 [n]."""
+        return np.array(list(self.logit_bias), np.int64), np.array(list(self.logit_bias.values()), np.float64)
+
+    @cached_property
+    def stop_sequences_by_last(self) -> dict[int, list[tuple[int, ...]]]:
+        """``stop_sequences`` by their last token: a step looks at those alone that its token can end."""
+        found = defaultdict(list)
+        for stop in self.stop_sequences:
+            found[stop[-1]].append(stop)
+        return dict(found)
+
+    @cached_property
+    def bad_sequences_by_previous(self) -> dict[int | None, list[tuple[int, ...]]]:
+        """``bad_sequences`` by their last token but one, which a step has seen; None: they have one token."""
+        found = defaultdict(list)
+        for bad in self.bad_sequences:
+            found[bad[-2] if len(bad) > 1 else None].append(bad)
+        return dict(found)
 
     @property
     def greedy(self) -> bool:

@@ -120,7 +120,8 @@ class BeamSearch:
         """Return why a continuation ends with its last token, if it does."""
         if beam.token in self._end_ids:
             return FinishReason.STOP
-        stops = self._sampling.stop_sequences if beam.length >= self._sampling.min_tokens else ()
+        may_stop = beam.length >= self._sampling.min_tokens
+        stops = self._sampling.stop_sequences_by_last.get(beam.token, ()) if may_stop else ()
         if any(tuple(one.token for one in beam.last(len(stop))) == stop for stop in stops):
             return FinishReason.STOP
         return FinishReason.LENGTH if beam.length >= self._max_tokens else None

@@ -16,10 +16,10 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.kv.blocks import BlockTable
 from inflight.engine.kv.forking import ForkingKvCache
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.engine.sampler import Sampled
+from inflight.engine.sampler import Sampled, no_token
 from inflight.engine.sequence import Sequence, longest
 from inflight.engine.stats import EngineStats
-from inflight.errors import EngineFailure, InvalidRequest, UnsupportedFeature
+from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams
 
 
@@ -61,8 +61,7 @@ class BeamGroup:
         Where it lets the search go on, ``stale`` is true: the live beams are others than the members.
         """
         if sampled.token < 0:
-            error = EngineFailure("the model's logits are not numbers")
-            return Output(self.leader.request.key, error=error)
+            return Output(self.leader.request.key, error=no_token(sampled.token))
         self.stale = self.search.started and not self.forked  # it has come back after a preemption
         if self.stale:
             return None

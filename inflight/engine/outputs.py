@@ -7,10 +7,9 @@ from collections.abc import Sequence as Rows
 import numpy as np
 
 from inflight.engine.request import Output
-from inflight.engine.sampler import Sampled
+from inflight.engine.sampler import Sampled, no_token
 from inflight.engine.sequence import Sequence
 from inflight.engine.stats import EngineStats
-from inflight.errors import EngineFailure
 
 
 def advance(sequence: Sequence, sampled: Rows[Sampled], stats: EngineStats) -> Output:
@@ -18,7 +17,7 @@ def advance(sequence: Sequence, sampled: Rows[Sampled], stats: EngineStats) -> O
     output = Output(sequence.request.key)
     for one in sampled:
         if one.token < 0:
-            output.error = EngineFailure("the model's logits are not numbers")
+            output.error = no_token(one.token)
         else:
             _append(output, sequence, one, stats)
         if output.finished:

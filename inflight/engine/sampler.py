@@ -21,7 +21,11 @@ from torch import Tensor
 from inflight.engine.beam import num_candidates
 from inflight.engine.request import Request
 from inflight.engine.transfer import ToHost, to_device
+from inflight.errors import EngineFailure, InflightError, InvalidRequest
 from inflight.sampling import SamplingParams
+
+_NOT_NUMBERS, _ALL_BANNED = -1, -2
+"""In place of a token, where there is none."""
 
 
 class Row(Protocol):
@@ -49,7 +53,7 @@ class Sampled:
     """One sequence's next token, and what was asked about it."""
 
     token: int
-    """-1: the logits are not numbers."""
+    """Below 0: there is none; ``no_token`` says why."""
     log_prob: float = 0.0
     top: list[tuple[int, float]] = field(default_factory=list)
     logits: np.ndarray | None = None
@@ -63,7 +67,7 @@ class Choice:
     def __init__(self, tokens: Tensor, reports: Rows[_Report]) -> None:
         """
         Args:
-            tokens: int64 ``[n]``; -1: the logits are not numbers.
+            tokens: int64 ``[n]``; below 0: there is none.
             reports: what was asked about them.
         """
         self.tokens = tokens
@@ -120,14 +124,23 @@ def choose(logits: Tensor, sequences: Rows[Row]) -> Choice:
         for row in touched:
             _adjust(adjusted[row], sequences[row])
     tokens = _likeliest_of_each(adjusted)
-    broken = adjusted.gather(-1, tokens[:, None])[:, 0].isnan()  # what is no number counts as the largest
+    largest = adjusted.gather(-1, tokens[:, None])[:, 0]  # what is no number counts as such
     drawn = [row for row, one in enumerate(settings) if not one.greedy]
     if drawn:
         places = _places(drawn, logits)
         tokens[places] = _draw(adjusted[places], [sequences[row] for row in drawn])
-    tokens = tokens.masked_fill(broken, -1)
+    tokens = tokens.masked_fill(largest == -torch.inf, _ALL_BANNED).masked_fill(largest.isnan(), _NOT_NUMBERS)
     reports = (_log_probs(logits, tokens, settings), _own_logits(logits, settings), _candidates(adjusted, settings))
     return Choice(tokens, [report for report in reports if report is not None])
+
+
+def no_token(token: int) -> InflightError:
+    """Return the error that a sequence ends with for which no token was sampled; ``token`` is below 0."""
+    if token == _ALL_BANNED:
+        return InvalidRequest(
+            "embedding_bias, bad_words_list and min_tokens ban every token that could come next; they must leave one"
+        )
+    return EngineFailure("the model's logits are not numbers")
 
 
 def needs_tokens(sampling: SamplingParams) -> bool:
@@ -171,15 +184,21 @@ def _adjust(row: Tensor, sequence: Row) -> None:
     """Apply to one row, in place, what depends on the request's own tokens."""
     sampling = sequence.request.sampling
     if sampling.logit_bias:
-        values = to_device(np.array(list(sampling.logit_bias.values()), np.float64), row.device)
-        row[_places(list(sampling.logit_bias), row)] += values.to(row.dtype)
-    forbidden = [bad[-1] for bad in sampling.bad_sequences if _ends_with(sequence.tokens, bad[:-1])]
+        tokens, values = (to_device(part, row.device) for part in sampling.bias_arrays)
+        row[tokens] += values.to(row.dtype)
+    forbidden = _forbidden(sampling, sequence.tokens) if sampling.bad_sequences else []
     if sequence.generated < sampling.min_tokens and not sampling.ignore_eos:
         # Old clients send end ids of other models; an id that this one lacks ends nothing.
         forbidden += [token for token in sampling.end_ids if 0 <= token < len(row)]
     if forbidden:
         row.index_fill_(0, _places(forbidden, row), -torch.inf)
     _penalize(row, sequence.tokens, sampling)
+
+
+def _forbidden(sampling: SamplingParams, tokens: list[int]) -> list[int]:
+    """Return the tokens that would complete a bad sequence."""
+    bad = sampling.bad_sequences_by_previous
+    return [one[-1] for key in (None, tokens[-1]) for one in bad.get(key, ()) if _ends_with(tokens, one[:-1])]
 
 
 def _ends_with(tokens: list[int], ending: tuple[int, ...]) -> bool:

@@ -135,7 +135,7 @@ class Sequence:
     def _ends_with_stop_sequence(self) -> bool:
         return any(
             len(stop) <= self.generated and tuple(self.tokens[-len(stop) :]) == stop
-            for stop in self.request.sampling.stop_sequences
+            for stop in self.request.sampling.stop_sequences_by_last.get(self.tokens[-1], ())
         )
 
 

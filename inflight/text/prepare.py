@@ -16,10 +16,12 @@ from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS, Tensor
 from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import Inputs, check_parameters
+from inflight.limits import check_count, check_words
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]
+_WORDS = ("stop_words", "bad_words", "embedding_bias_words")
 _KNOWN = [tensor.name for tensor in ENSEMBLE_INPUTS]
 
 
@@ -82,14 +84,15 @@ class PromptPreparer:
             raise InvalidRequest("text_input is missing; a request needs text_input or messages")
         if "messages" in request.arrays and "text_input" in request.arrays:
             raise InvalidRequest("text_input and messages are both given; a request has one of them")
-        return Inputs(request.arrays, self.table, rows=len(source), engine=self.engine)
+        inputs = Inputs(request.arrays, self.table, rows=len(source), engine=self.engine)
+        check_words(inputs, _WORDS, self._limits)
+        check_count(inputs, "embedding_bias_weights", self._limits.max_words)
+        return inputs
 
     def _prompt(self, inputs: Inputs, row: int) -> _Prompt:
         name = "messages" if "messages" in inputs else "text_input"
         text = inputs.string(name, row) or ""
-        size, limit = len(text.encode()), self._limits.max_prompt_bytes
-        if size > limit:
-            raise InvalidRequest(f"{name} has {size} bytes; the limit is {limit}")
+        self._check_size(name, text)
         if name == "text_input":
             if not text:
                 raise InvalidRequest("text_input is empty; it must have at least one character")
@@ -98,8 +101,15 @@ class PromptPreparer:
             return _Prompt(name, text, add_special_tokens=True)
         if self._chat is None:
             raise UnsupportedFeature("messages: this checkpoint has no chat template; send text_input")
-        options = _json_object("chat_template_kwargs", inputs.string("chat_template_kwargs", row))
+        given = inputs.string("chat_template_kwargs", row) or ""
+        self._check_size("chat_template_kwargs", given)
+        options = _json_object("chat_template_kwargs", given)
         return _Prompt(name, self._chat.render(parse_messages(text), options), add_special_tokens=False)
+
+    def _check_size(self, name: str, text: str) -> None:
+        size, limit = len(text.encode()), self._limits.max_prompt_bytes
+        if size > limit:
+            raise InvalidRequest(f"{name} has {size} bytes; the limit is {limit}")
 
     def _encode_all(self, requests: list[list[_Prompt]]) -> list[list[list[int]] | Exception]:
         """Encode the prompts of all requests together; where one cannot be encoded, its request fails alone."""
@@ -126,10 +136,6 @@ class PromptPreparer:
         return encoded
 
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
-        for name in ("stop_words", "bad_words"):
-            count = inputs.vector(name, 0).size
-            if count > self._limits.max_words:
-                raise InvalidRequest(f"{name} has {count} words; the limit is {self._limits.max_words}")
         outputs = {
             "input_ids": _padded(rows, fill=0),
             "input_lengths": np.array([[len(row)] for row in rows], np.int32),
@@ -225,7 +231,7 @@ def _padded_strings(rows: list[list[str]]) -> np.ndarray:
     return np.array([[text.encode() for text in row] + [b""] * (width - len(row)) for row in rows], np.object_)
 
 
-def _json_object(name: str, text: str | None) -> dict[str, Any]:
+def _json_object(name: str, text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 
 from inflight.text.detokenizer import IncrementalDetokenizer
@@ -11,13 +13,21 @@ from inflight.text.tokenizer import Tokenizer
 class StopMatcher:
     """Finds the first of several strings in a text that comes in parts.
 
-    Only the last ``longest - 1`` characters are kept: a match that ends in the new part begins no earlier.
+    A text ends with an *open* part: the longest suffix that begins one of the strings. It is all of the text that the
+    matcher keeps, and the next character either makes it longer or makes it begin later. So a character of text costs
+    two searches of the sorted strings on average, however many there are, and mostly one look-up.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._longest = max(map(len, stops))
-        self._tail = ""
+        self._sorted = sorted(stops)
+        self._first = frozenset(stop[0] for stop in stops)
+        ending: defaultdict[str, list[str]] = defaultdict(list)
+        for stop in stops:
+            ending[stop[-1]].append(stop)
+        self._ending = {character: tuple(found) for character, found in ending.items()}
+        """The strings by their last character."""
+        self._followed, self._open = "", 0
+        """A string, and how many of its first characters are the text's open part."""
         self._length = 0
         self.match_start: int | None = None
         """Where the match begins in the whole text (code points), once there is one."""
@@ -25,9 +35,7 @@ class StopMatcher:
     @property
     def settled(self) -> int:
         """How many characters of the text can no longer be part of a match, or precede the match."""
-        if self.match_start is not None:
-            return self.match_start
-        return self._length - self._open_suffix()
+        return self._length - self._open if self.match_start is None else self.match_start
 
     @property
     def length(self) -> int:
@@ -36,30 +44,43 @@ class StopMatcher:
 
     def push(self, text: str) -> bool:
         """Take the next part of the text; return whether a stop string has been found in the text so far."""
-        if self.match_start is not None or not text:
-            return self.match_start is not None
-        window = self._tail + text
-        offset = self._length - len(self._tail)
+        if self.match_start is not None:
+            return True
+        for end, character in enumerate(text, self._length + 1):
+            if match := self._match(character):
+                self.match_start = end - match
+                break
+            self._follow(character)
         self._length += len(text)
-        # The match that ends first wins; of those that end together the longest, which begins first.
-        ends = [(found + len(stop), found) for stop in self._stops if (found := window.find(stop)) >= 0]
-        if ends:
-            self.match_start = offset + min(ends)[1]
-        self._tail = window[-(self._longest - 1) :] if self._longest > 1 else ""
-        return bool(ends)
+        return self.match_start is not None
 
     def skip(self, text: str) -> None:
         """Take a part of the text in which no stop string counts, not even as the beginning of one."""
         self._length += len(text)
-        self._tail = ""
+        self._open = 0
 
-    def _open_suffix(self) -> int:
-        """Return the length of the longest suffix that begins a stop string."""
-        for size in range(len(self._tail), 0, -1):
-            suffix = self._tail[-size:]
-            if any(stop.startswith(suffix) for stop in self._stops):
-                return size
-        return 0
+    def _match(self, character: str) -> int:
+        """Return the length of the longest string that the next character ends; 0: it ends none."""
+        ending = self._ending.get(character, ())
+        if not ending:
+            return 0
+        text = self._followed[: self._open] + character
+        return max(map(len, filter(text.endswith, ending)), default=0)
+
+    def _follow(self, character: str) -> None:
+        """Take the next character into the open part, which begins where one of the strings can go on with it."""
+        if self._open and self._followed[self._open] == character:
+            self._open += 1
+            return
+        text = self._followed[: self._open] + character
+        for start in range(len(text)):
+            if text[start] in self._first:
+                suffix = text[start:]
+                place = bisect_left(self._sorted, suffix)
+                if place < len(self._sorted) and self._sorted[place].startswith(suffix):
+                    self._followed, self._open = self._sorted[place], len(suffix)
+                    return
+        self._open = 0
 
 
 class StopTextLimit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from inflight.engine.kv.retention import Retention, retention_of
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest
 from inflight.inputs import Inputs
+from inflight.limits import check_count, check_token_words, check_words
 from inflight.sampling import MAX_SEED, Guide, SamplingParams
 
 _MAX_CLIENT_ID = 256
@@ -69,10 +70,14 @@ def read_request(
         name = "streaming" if delivery.streaming else "num_return_sequences above 1"
         raise InvalidRequest(f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`")
     parts = []
+    check_words(inputs, ["stop_strings"], limits)
+    check_count(inputs, "end_ids", limits.max_words)
+    check_count(inputs, "retention_token_range_starts", limits.max_words)
     for row in range(inputs.rows):
         prompt = _prompt(inputs, ids, row)
+        common = _sampling(inputs, row, limits, vocab_size)
         for sequence in range(delivery.sequences):
-            sampling = _sampling(inputs, row, sequence, vocab_size)
+            sampling = common if common.seed is None else replace(common, seed=_seed_of(common.seed, sequence))
             priority = inputs.scalar("priority", row, 0)
             deadline = _deadline_ns(inputs, row)
             lora = inputs.string("lora_name", row)
@@ -126,7 +131,7 @@ def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:
     return prompt
 
 
-def _sampling(inputs: Inputs, row: int, sequence: int, vocab_size: int) -> SamplingParams:
+def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) -> SamplingParams:
     max_tokens = inputs.scalar("request_output_len", row)
     if max_tokens is None:
         raise InvalidRequest("request_output_len is not present in the request; it must be at least 1")
@@ -144,15 +149,15 @@ def _sampling(inputs: Inputs, row: int, sequence: int, vocab_size: int) -> Sampl
         repetition_penalty=inputs.scalar("repetition_penalty", row, 1.0),
         presence_penalty=inputs.scalar("presence_penalty", row, 0.0),
         frequency_penalty=inputs.scalar("frequency_penalty", row, 0.0),
-        seed=_seed(inputs, row, sequence),
+        seed=inputs.scalar("seed", row),
         beam_width=inputs.scalar("beam_width", row, 1),
         length_penalty=inputs.scalar("len_penalty", row, 0.0),
         early_stopping=bool(inputs.scalar("early_stopping", row, True)),
         end_ids=_end_ids(inputs, row),
         ignore_eos=bool(inputs.scalar("ignore_eos", row, False)),
         stop_strings=tuple(inputs.strings("stop_strings", row)),
-        stop_sequences=_words(inputs, "stop_words_list", row),
-        bad_sequences=_words(inputs, "bad_words_list", row),
+        stop_sequences=_words(inputs, "stop_words_list", row, limits),
+        bad_sequences=_words(inputs, "bad_words_list", row, limits),
         logit_bias=_bias(inputs.vector("embedding_bias", row), vocab_size),
         guide=Guide.read(inputs.string("guided_decoding_guide_type", row), inputs.string("guided_decoding_guide", row)),
         log_probs=bool(inputs.scalar("return_log_probs", row, False)),
@@ -175,10 +180,9 @@ def _temperature(inputs: Inputs, row: int) -> float | None:
     return 1.0 if restricts or "min_p" in inputs or "seed" in inputs else None
 
 
-def _seed(inputs: Inputs, row: int, sequence: int) -> int | None:
-    seed = inputs.scalar("seed", row)
-    # Sequences of one request must differ from each other, repeatably.
-    return None if seed is None else (seed + sequence) % (MAX_SEED + 1)
+def _seed_of(seed: int, sequence: int) -> int:
+    """Return the seed of one of a request's sequences: they must differ from each other, repeatably."""
+    return (seed + sequence) % (MAX_SEED + 1)
 
 
 def _end_ids(inputs: Inputs, row: int) -> frozenset[int]:
@@ -222,11 +226,12 @@ def _client_id(inputs: Inputs, row: int) -> str:
     return client
 
 
-def _words(inputs: Inputs, name: str, row: int) -> tuple[tuple[int, ...], ...]:
+def _words(inputs: Inputs, name: str, row: int, limits: LimitSettings) -> tuple[tuple[int, ...], ...]:
     """Read upstream's layout of word lists: row 0 all ids joined, row 1 the end offsets, padded with -1."""
     if name not in inputs:
         return ()
     ids, offsets = inputs.vector(name, row)
+    check_token_words(name, ids, offsets, limits)
     ends = [end for end in offsets.tolist() if end >= 0]
     starts = [0, *ends[:-1]]
     if any(end <= start for start, end in zip(starts, ends, strict=True)) or (ends and ends[-1] > len(ids)):

@@ -120,8 +120,7 @@ def test_where_several_tokens_are_infinitely_likely_one_of_them_is_drawn() -> No
 
 @pytest.mark.parametrize("temperature", [None, 1e-30, 1e30])
 def test_extremes_give_a_token_of_the_vocabulary(temperature: float | None) -> None:
-    banned = tuple((token,) for token in range(len(LOGITS)))
-    for more in ({}, {"bad_sequences": banned}, {"repetition_penalty": 1e-38}, {"presence_penalty": 3e38}):
+    for more in ({}, {"repetition_penalty": 1e-38}, {"presence_penalty": 3e38}):
         [row] = sample(LOGITS[None], [_sequence(prompt=(0, 1, 7), temperature=temperature, **more)])
         assert 0 <= row.token < len(LOGITS)
 
@@ -154,6 +153,40 @@ def test_logits_that_are_not_numbers_end_their_request_alone(
     rest = finish(engine)
     assert broken.key not in rest
     assert first[good.key].tokens + rest[good.key].tokens == _alone(1)[:6]
+
+
+_ALL = dict.fromkeys(range(VOCAB), -math.inf)
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED, {"beam_width": 2}, {"top_log_probs": 3, "log_probs": True}], ids=str)
+@pytest.mark.parametrize(
+    "banned",
+    [
+        {"logit_bias": _ALL},
+        {"bad_sequences": tuple((token,) for token in range(VOCAB))},
+        {"logit_bias": {**_ALL, 7: 0.0}, "bad_sequences": ((4, 7),)},
+        {"logit_bias": {**_ALL, 7: 0.0}, "end_ids": frozenset({7}), "min_tokens": 2},
+    ],
+    ids=["bias", "bad words", "both", "min_tokens"],
+)
+def test_a_request_that_bans_every_token_fails_alone(banned: dict[str, Any], options: dict[str, Any]) -> None:
+    engine = load(checkpoint("llama"))
+    good, impossible = ask(PROMPT, 6, seed=1, **SAMPLED), ask([3, 4], 6, **banned, **options)
+    outputs = run(engine, [good, impossible])
+    error = outputs[impossible.key].error
+    assert isinstance(error, InvalidRequest)
+    assert "embedding_bias, bad_words_list and min_tokens ban every token" in str(error)
+    assert not outputs[impossible.key].tokens
+    assert outputs[good.key].tokens == _alone(1)[:6]
+
+
+def test_bad_words_of_several_lengths_are_banned_where_they_would_be_completed() -> None:
+    """Words that share their last tokens: each counts where all that comes before its last one is there."""
+    bad = ((1,), (5, 0), (6, 5, 2), (9, 9, 9, 3))
+    for prompt, banned in (((4,), {1}), ((5,), {0, 1}), ((6, 5), {0, 1, 2}), ((9, 9), {1}), ((9, 9, 9), {1, 3})):
+        tokens = {sample(LOGITS[None], [_sequence(seed, prompt, temperature=9.0, bad_sequences=bad)])[0].token
+                  for seed in range(300)}  # fmt: skip
+        assert tokens == set(range(8)) - banned
 
 
 def test_scores_of_a_batch_are_each_requests_own() -> None:

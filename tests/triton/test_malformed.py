@@ -22,6 +22,8 @@ TEXT = {"text_input": "Hello", "max_tokens": 4}
 INVALID, UNSUPPORTED = "INVALID_ARGUMENT", "UNIMPLEMENTED"
 USER = '[{"role": "user", "content": "Hi"}]'
 LONG = "word " * 3000
+VOCABULARY = 4096
+"""Of the demo's model."""
 
 # (the request's fields, beside text_input and max_tokens unless they are given as None; status; what the message says)
 ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
@@ -56,6 +58,8 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"text_input": None, "messages": USER, "chat_template_kwargs": '{"tool": 1}'}, INVALID, "did you mean 'tools'?"),
     ({"stop_words": ["x"] * 300}, INVALID, "stop_words has 300 words; the limit is 256"),
+    ({"stop_words": ["x" * 9000]}, INVALID, "stop_words has 9000 bytes of words; the limit is 8192"),
+    ({"bad_words": ["x" * 9000]}, INVALID, "bad_words has 9000 bytes of words; the limit is 8192"),
     ({"chat_template_kwargs": "{}"}, INVALID, "chat_template_kwargs is given without messages"),
     ({"max_tokens": 0}, INVALID, "max_tokens is 0; it must be at least 1"),
     ({"max_tokens": -5}, INVALID, "max_tokens is -5"),
@@ -127,6 +131,24 @@ TENSORS: list[tuple[str, dict[str, Any], str, str]] = [
     ("tensorrt_llm", {"input_ids": [1, 2], "request_output_len": 0}, INVALID, "request_output_len is 0"),
     ("tensorrt_llm", {"input_ids": [-1, 2], "request_output_len": 4}, INVALID, "input_ids has token -1"),
     ("tensorrt_llm", {"input_ids": [1, 99999], "request_output_len": 4}, INVALID, "input_ids has token 99999"),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "stop_strings": [f"w{number}" for number in range(257)]},
+        INVALID,
+        "stop_strings has 257 words; the limit is 256",
+    ),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "end_ids": list(range(257))},
+        INVALID,
+        "end_ids has 257 elements; the limit is 256",
+    ),
+    (
+        "tensorrt_llm",
+        {"input_ids": [1], "request_output_len": 4, "embedding_bias": [-np.inf] * VOCABULARY},
+        INVALID,
+        "ban every token that could come next",
+    ),
     (
         "tensorrt_llm",
         {"input_ids": [1], "request_output_len": 4, "embedding_bias": [1.0, 2.0]},

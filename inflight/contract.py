@@ -78,9 +78,9 @@ def _retention(name: str, dims: tuple[int, ...], doc: str) -> Tensor:
 
 _FLAGS = (
     _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
-    _scalar("return_context_logits", BOOL, "fill context_logits"),
+    _scalar("return_context_logits", BOOL, "fill context_logits: of a stream, in its last response"),
     _scalar("return_generation_logits", BOOL, "fill generation_logits"),
-    _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts"),
+    _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts, so far"),
     _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
     _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
     _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
@@ -186,7 +186,7 @@ def _output(name: str, dtype: str, doc: str, dims: tuple[int, ...] = (1,), own: 
 PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("cum_log_probs", FP32, "sum of the log-probs so far [beams]; a beam's has its end id's too", (-1,)),
     _output("output_log_probs", FP32, "log-prob of each new token [beams, n], padded with -1", (-1, -1)),
-    _output("context_logits", FP32, "logits of the prompt [prompt length, vocab]", (-1, -1)),
+    _output("context_logits", FP32, "logits of the prompt [n, vocab]; before the last response n is 0", (-1, -1)),
     _output("generation_logits", FP32, "logits of each new token [beams, n, vocab]", (-1, -1, -1)),
     _output("batch_index", INT32, "row of the request's batch; only if it has several"),
     _output("sequence_index", INT32, "which of num_return_sequences; only if several"),

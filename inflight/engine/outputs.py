@@ -14,7 +14,7 @@ from inflight.engine.stats import EngineStats
 
 def advance(sequence: Sequence, sampled: Rows[Sampled], stats: EngineStats) -> Output:
     """Add what a step sampled, up to the sequence's end, to the sequence and to the stats; return the output."""
-    output = Output(sequence.request.key)
+    output = Output(sequence.request.key, metrics=sequence.metrics)
     for one in sampled:
         if one.token < 0:
             output.error = no_token(one.token)

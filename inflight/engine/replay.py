@@ -199,7 +199,7 @@ class ReplayEngine:
     def _give(self, running: _Running, now: int) -> Output:
         """Give one token."""
         request, metrics, due = running.request, running.metrics, running.due_ns
-        output = Output(request.key, [request.prompt[metrics.generated_tokens % len(request.prompt)]])
+        output = Output(request.key, [request.prompt[metrics.generated_tokens % len(request.prompt)]], metrics=metrics)
         running.due_ns = self._next_tick(now) if self._on_ticks else due + self._step_ns
         previous_ns = metrics.last_token_ns
         metrics.generated_tokens += 1

@@ -118,7 +118,7 @@ class Output:
     finish_reason: FinishReason | None = None
     error: InflightError | None = None
     metrics: RequestMetrics | None = None
-    """With the last output."""
+    """The engine's own record, which goes on until the last output."""
 
     @property
     def num_tokens(self) -> int:

@@ -24,12 +24,6 @@ from inflight.text.assemble import TextAssembler
 from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
 from inflight.text.trimmer import TextChunk
 
-_ONLY_WITH_THE_LAST = (
-    "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns "
-    "first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens "
-    "total_draft_tokens"
-).split()
-
 
 class UpstreamPreparer(PromptPreparer):
     """The tokenizer stage: it refuses what upstream's backend does not know, and says the rest in its terms."""
@@ -91,8 +85,6 @@ class UpstreamAssembler(TextAssembler):
         outputs = super()._handed_through(arrays, chunks)
         if self.is_final(arrays):
             outputs["finish_reason"] = np.full((len(chunks), 1), b"unknown", np.object_)
-        else:
-            outputs = {name: array for name, array in outputs.items() if name not in _ONLY_WITH_THE_LAST}
         # Upstream counts those of each response alone, the prompt's included.
         return outputs | {"num_output_tokens": np.array([[chunk.tokens] for chunk in chunks], np.int32)}
 

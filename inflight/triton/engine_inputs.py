@@ -33,6 +33,8 @@ class Delivery:
     num_input_tokens: bool
     num_output_tokens: bool
     pad_id: int
+    vocab_size: int
+    """Width of the logits."""
     batch_size: int
     sequences: int
 
@@ -44,6 +46,11 @@ class Part:
     request: Request
     batch_index: int
     sequence_index: int
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether something comes with each token."""
+        return self.request.sampling.log_probs or self.request.sampling.generation_logits
 
 
 def read_request(
@@ -65,7 +72,7 @@ def read_request(
     if ids is None or not ids.size:
         raise InvalidRequest("input_ids is missing or empty")
     inputs = Inputs(arrays, ENGINE_INPUTS, rows=len(ids), engine=engine)
-    delivery = _delivery(inputs, limits)
+    delivery = _delivery(inputs, limits, vocab_size)
     if not decoupled and (delivery.streaming or delivery.sequences > 1):
         name = "streaming" if delivery.streaming else "num_return_sequences above 1"
         raise InvalidRequest(f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`")
@@ -88,7 +95,7 @@ def read_request(
     return delivery, parts
 
 
-def _delivery(inputs: Inputs, limits: LimitSettings) -> Delivery:
+def _delivery(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> Delivery:
     sequences = _common(inputs, "num_return_sequences", 1)
     if not 1 <= sequences <= limits.max_return_sequences:
         limit = limits.max_return_sequences
@@ -108,6 +115,7 @@ def _delivery(inputs: Inputs, limits: LimitSettings) -> Delivery:
         num_input_tokens=flag("return_num_input_tokens"),
         num_output_tokens=flag("return_num_output_tokens"),
         pad_id=_common(inputs, "pad_id", 0),
+        vocab_size=vocab_size,
         batch_size=inputs.rows,
         sequences=sequences,
     )

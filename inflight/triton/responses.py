@@ -11,13 +11,15 @@ from inflight.triton.engine_inputs import Delivery, Part
 
 Arrays = dict[str, np.ndarray]
 
+_PER_TOKEN = ("log_probs", "top_log_probs", "generation_logits")
+
 
 def join(first: Output | None, second: Output) -> Output:
     """Join two successive outputs of one sequence into one; ``first`` may be None and is used up."""
     if first is None:
         return second
     first.tokens += second.tokens
-    for name in ("log_probs", "top_log_probs", "generation_logits"):
+    for name in _PER_TOKEN:
         new = getattr(second, name)
         if new is not None:
             known = getattr(first, name)
@@ -27,6 +29,20 @@ def join(first: Output | None, second: Output) -> Output:
         if new is not None:
             setattr(first, name, new)
     return first
+
+
+def split_last(output: Output) -> list[Output]:
+    """Return the output in two: the tokens before the last one, if there are any, and the last one with the rest."""
+    if len(output.tokens) < 2:
+        return [output]
+    before = Output(output.key, output.tokens[:-1], text_limit=output.text_limit, metrics=output.metrics)
+    output.tokens = output.tokens[-1:]
+    for name in _PER_TOKEN:
+        values = getattr(output, name)
+        if values is not None:
+            setattr(before, name, values[:-1])
+            setattr(output, name, values[-1:])
+    return [before, output]
 
 
 def heartbeat(key: int) -> Arrays:
@@ -69,11 +85,12 @@ def write(output: Output, part: Part, delivery: Delivery, generated: int, cum_lo
         arrays["num_input_tokens"] = np.array([[len(part.request.prompt)]], np.int32)
     if delivery.num_output_tokens:
         arrays["num_output_tokens"] = np.array([[generated]], np.int32)
-    return arrays | _scores(output, delivery, cum_log_prob) | _metrics(output.metrics, delivery)
+    return arrays | _scores(output, part, delivery, cum_log_prob) | _metrics(output.metrics, delivery)
 
 
-def _scores(output: Output, delivery: Delivery, cum_log_prob: float) -> Arrays:
+def _scores(output: Output, part: Part, delivery: Delivery, cum_log_prob: float) -> Arrays:
     arrays: Arrays = {}
+    sampling = part.request.sampling
     if delivery.log_probs:
         cums = [cum_log_prob] if output.beams is None else [beam.cum_log_prob for beam in output.beams]
         rows = [output.log_probs or []] if output.beams is None else [beam.log_probs for beam in output.beams]
@@ -82,11 +99,17 @@ def _scores(output: Output, delivery: Delivery, cum_log_prob: float) -> Arrays:
     if output.top_log_probs:
         arrays["top_log_prob_ids"] = np.array([[[token for token, _ in row] for row in output.top_log_probs]], np.int32)
         arrays["top_log_probs"] = np.array([[[value for _, value in row] for row in output.top_log_probs]], np.float32)
-    if output.context_logits is not None:
-        arrays["context_logits"] = output.context_logits[None]
-    if output.generation_logits:
-        arrays["generation_logits"] = np.stack(output.generation_logits)[None, None]
+    if sampling.context_logits:
+        arrays["context_logits"] = _logits(output.context_logits, delivery)[None]
+    if sampling.generation_logits:
+        arrays["generation_logits"] = _logits(output.generation_logits, delivery)[None, None]
     return arrays
+
+
+def _logits(rows: Sequence[np.ndarray] | np.ndarray | None, delivery: Delivery) -> np.ndarray:
+    """Return ``[n, vocab]``, empty without rows: upstream's clients look for what they asked for in every response."""
+    empty = np.empty((0, delivery.vocab_size), np.float32)
+    return empty if rows is None or not len(rows) else np.asarray(rows, np.float32)
 
 
 def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
@@ -98,7 +121,7 @@ def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarr
 
 
 def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
-    """The ten performance outputs, with the last response."""
+    """The ten performance outputs, as of now."""
     if metrics is None or not delivery.perf_metrics:
         return {}
     integers = {

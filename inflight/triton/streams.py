@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from inflight.engine.request import Output
 from inflight.errors import EngineFailure, InflightError, ShuttingDown
 from inflight.triton import responses
@@ -47,6 +49,8 @@ class Sender(Protocol):
 class _Sequence:
     part: Part
     pending: Output | None = None
+    context_logits: np.ndarray | None = None
+    """Kept for the last response."""
     started: bool = False
     generated: int = 0
     cum_log_prob: float = 0.0
@@ -168,8 +172,9 @@ class ResponseStreams:
                 # One failed sequence takes the others of its request out of the books.
                 keys = list(self._due) if closing else self._ready_keys()
                 ready = [self._take(key) for key in keys if key in self._due]
-            for stream, sequence, output, final in ready:
-                self._send(stream, sequence, output, final)
+            for stream, sequence, outputs, final in ready:
+                for output in outputs:
+                    self._send(stream, sequence, output, final and output is outputs[-1])
             if closing:
                 return
             now = time.monotonic()
@@ -192,10 +197,11 @@ class ResponseStreams:
             self._pace.leave(len(keys), now)
         return keys
 
-    def _take(self, key: int) -> tuple[_Request, _Sequence, Output, bool]:
-        """Take what a sequence has to send, and whether it is its request's last response.
+    def _take(self, key: int) -> tuple[_Request, _Sequence, list[Output], bool]:
+        """Take what a sequence has to send, and whether its request's last response is the last of it.
 
-        A finished sequence leaves the books here, before anything is sent.
+        A finished sequence leaves the books here, before anything is sent. Upstream's client stacks the scores of its
+        sequences' last responses, so these have one token each, if the sequences have any.
         """
         stream = self._streams[key]
         sequence = stream.sequences[key]
@@ -205,12 +211,19 @@ class ResponseStreams:
         self._urgent.pop(key, None)
         sequence.started = True
         stream.last_sent = time.monotonic()
+        kept = output.context_logits if sequence.context_logits is None else sequence.context_logits
+        output.context_logits, sequence.context_logits = (kept, None) if output.finished else (None, kept)
         if output.finished:
             stream.open.discard(key)
             del self._streams[key]
         if output.error is not None:
             self._drop_rest(stream)
-        return stream, sequence, output, not stream.open
+        outputs = [output]
+        if stream.delivery.streaming and stream.delivery.sequences > 1 and sequence.part.has_scores:
+            outputs = responses.split_last(output)
+            if not output.finished:  # it may be the last token
+                sequence.pending = outputs.pop()
+        return stream, sequence, outputs, not stream.open
 
     def _drop_rest(self, stream: _Request) -> None:
         """One failed sequence fails its request: an error and the final flag go in one response."""

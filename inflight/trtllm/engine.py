@@ -243,7 +243,7 @@ class TrtLlmEngine:
 
     def _advance(self, sequence: Sequence, event: Event) -> None:
         """Book one event; where its tokens end the sequence, what comes after them is dropped."""
-        output, metrics = Output(sequence.request.key, error=event.error), sequence.metrics
+        output, metrics = Output(sequence.request.key, error=event.error, metrics=sequence.metrics), sequence.metrics
         refused = isinstance(event.error, InvalidRequest)
         if not refused:
             reading.read_metrics(metrics, event, self._running[sequence.request.key])

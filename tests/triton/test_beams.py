@@ -15,7 +15,7 @@ from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
 from tests.triton.conftest import Running
 from tests.triton.tensors import grpc_inputs
-from tests.triton.upstream_clients import EngineClient
+from tests.triton.upstream_engine_client import EngineClient
 
 PROMPT = "Once upon a time"
 TOKENS = 10
@@ -126,7 +126,7 @@ def test_upstreams_client_gets_beams(beams: Running) -> None:
         requested_outputs=["output_ids", "sequence_length", "cum_log_probs", "output_log_probs"],
     )
     expected = found(2, 0.0, True, end_id)
-    assert client.run() == [[*ids, *expected[0][0]]]
+    assert client.run() == [[*ids, *expected[0][0]], ids]  # of a stream, the program reads the best beam
     [reply] = client.replies
     lengths = reply.as_numpy("sequence_length")[0].tolist()
     assert lengths == [len(row) for row, _ in expected]

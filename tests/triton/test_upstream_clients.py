@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
@@ -13,8 +11,9 @@ import tritonclient.http as http
 
 from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.conftest import Running, on_engine, run
-from tests.triton.upstream_clients import PERF_OUTPUTS, EngineClient, TextClient, fire_together, tensor
+from tests.triton.conftest import Running
+from tests.triton.upstream_clients import PERF_OUTPUTS, TextClient, tensor
+from tests.triton.upstream_engine_client import EngineClient
 
 PROMPT = "What is a paged KV cache?"
 
@@ -100,8 +99,8 @@ def test_engine_client_scores_and_figures(mode: Mode, prompt: list[int]) -> None
     )
     client.run()
     vocab = 4096
-    [context] = [array for reply in client.replies if (array := reply.as_numpy("context_logits")) is not None]
-    assert context.shape == (1, len(prompt), vocab)
+    assert client.replies[-1].as_numpy("context_logits").shape == (1, len(prompt), vocab)
+    assert all(not reply.as_numpy("context_logits").size for reply in client.replies[:-1])
     logits = np.concatenate([reply.as_numpy("generation_logits") for reply in client.replies], axis=2)
     assert logits.shape == (1, 1, 16, vocab)
     log_probs = np.concatenate([reply.as_numpy("output_log_probs")[0, 0] for reply in client.replies])
@@ -114,6 +113,49 @@ def test_engine_client_scores_and_figures(mode: Mode, prompt: list[int]) -> None
     assert figures["kv_cache_alloc_total_blocks"] >= 1
     assert last.as_numpy("num_input_tokens").item() == len(prompt)
     assert last.as_numpy("num_output_tokens").item() == 16
+
+
+SCORES = ("return_log_probs", "return_context_logits", "return_generation_logits", "return_perf_metrics")
+
+
+@pytest.mark.parametrize("by_cancelling", [False, True])
+def test_engine_client_stops_with_scores(server: Running, prompt: list[int], by_cancelling: bool) -> None:
+    """However a stream ends, the program finds what it asked for in the last response that it got."""
+    client = EngineClient(
+        server.grpc,
+        prompt,
+        streaming=True,
+        request_output_len=900,
+        stop_after_ms=250,
+        stop_via_request_cancel=by_cancelling,
+        request_id=f"scores {by_cancelling}",
+        **dict.fromkeys(SCORES, True),
+    )
+    [tokens] = client.run()
+    assert len(tokens) > len(prompt)
+
+
+def test_engine_client_requests_scores_by_name(mode: Mode, prompt: list[int], reference: list[int]) -> None:
+    """The program requires that each response has all that it names, and nothing else."""
+    server, options = mode
+    scores = "cum_log_probs output_log_probs context_logits generation_logits".split()
+    client = EngineClient(
+        server.grpc,
+        prompt,
+        requested_outputs=["output_ids", "sequence_length", *scores, *PERF_OUTPUTS],
+        **dict.fromkeys(SCORES, True),
+        **options,
+    )
+    assert client.run() == [reference]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_engine_client_return_sequences_with_scores(server: Running, prompt: list[int], streaming: bool) -> None:
+    """It stacks the last scores of the sequences, which must therefore be alike in shape."""
+    client = EngineClient(
+        server.grpc, prompt, streaming=streaming, num_return_sequences=3, top_k=50, **dict.fromkeys(SCORES, True)
+    )
+    assert [len(tokens) for tokens in client.run()] == [len(prompt) + 16] * 3
 
 
 def test_engine_client_return_sequences(server: Running, prompt: list[int], reference: list[int]) -> None:
@@ -158,8 +200,8 @@ def test_text_client_options(mode: Mode) -> None:
     [text] = client.run()
     assert "stores" not in text
     assert "paged" not in text
-    last = client.replies[-1]
-    assert last.as_numpy("total_draft_tokens").item() == 0
+    for reply in client.replies:  # the program reads the figures of each
+        assert [reply.as_numpy(name).shape for name in PERF_OUTPUTS] == [(1, 1)] * len(PERF_OUTPUTS)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -190,22 +232,6 @@ def test_text_client_beams(mode: Mode) -> None:
     assert other == ""
 
 
-def test_text_output_is_a_flat_list(unary_server: Running) -> None:
-    """As upstream's postprocessing sends it: of a batch the rows one after another, without a dimension for them."""
-    arrays = {
-        "text_input": np.array([[PROMPT.encode()], [b"Hello"], [b"What is TTFT?"]], object),
-        "max_tokens": np.full((3, 1), 12, np.int32),
-    }
-    with http.InferenceServerClient(f"127.0.0.1:{unary_server.http_port}") as client:
-        result = client.infer("ensemble", [tensor(name, array, http) for name, array in arrays.items()])
-    texts = result.as_numpy("text_output")
-    assert texts.shape == (3,)
-    assert [text.decode()[:5] for text in texts] == [PROMPT[:5], "Hello", "What "]
-    body = {"text_input": PROMPT, "max_tokens": 12}
-    reply = httpx.post(f"{unary_server.http}/v2/models/ensemble/generate", json=body, timeout=60).json()
-    assert reply["text_output"] == texts[0].decode()
-
-
 def test_core_model_benchmark(mode: Mode) -> None:
     """`benchmark_core_model.py`: bare requests to the engine; output length from the first returned output."""
     server, options = mode
@@ -230,53 +256,3 @@ def test_core_model_benchmark(mode: Mode) -> None:
                 .get_response()["outputs"][0]["shape"]
             )
     assert list(shape) == [1, 1, 14]
-
-
-def test_end_to_end_over_http(unary_server: Running) -> None:
-    """`end_to_end_test.py`: empty word lists mean none, and the scores have the ranks it checks."""
-    arrays = {
-        "text_input": np.array([[PROMPT.encode()]], object),
-        "max_tokens": np.array([[12]], np.int32),
-        "bad_words": np.array([[b""]], object),
-        "stop_words": np.array([[b""]], object),
-        "return_log_probs": np.array([[True]]),
-        "return_context_logits": np.array([[True]]),
-        "return_generation_logits": np.array([[True]]),
-    }
-    with http.InferenceServerClient(f"127.0.0.1:{unary_server.http_port}") as client:
-        result = client.infer("ensemble", [tensor(name, array, http) for name, array in arrays.items()])
-    assert result.as_numpy("text_output").item().decode().startswith(PROMPT)
-    assert result.as_numpy("context_logits").ndim == 3
-    assert result.as_numpy("generation_logits").shape[:3] == (1, 1, 12)
-    assert result.as_numpy("cum_log_probs").item() == pytest.approx(result.as_numpy("output_log_probs").sum(), rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def narrow_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A deployment that runs one sequence at a time and lets two wait."""
-    directory = tmp_path_factory.mktemp("narrow")
-    yield from run(on_engine(engine, directory, batching={"max_batch_size": 1, "max_queue_size": 2}))
-
-
-def test_max_queue_size_http(narrow_server: Running) -> None:
-    def call() -> str:
-        body = {"text_input": PROMPT, "max_tokens": 60, "ignore_eos": True, "return_log_probs": True}
-        reply = httpx.post(f"{narrow_server.http}/v2/models/ensemble/generate", json=body, timeout=60)
-        return f"{reply.status_code} {reply.text}"
-
-    said = fire_together(16, call)
-    refused = [one for one in said if "Maximum queue size of" in one]
-    assert refused
-    # Triton's generate endpoint answers 400 to every error; the status is the first word of the message.
-    assert all("UNAVAILABLE" in one for one in refused)
-    assert len(refused) == sum(not one.startswith("200") for one in said)
-
-
-def test_max_queue_size_grpc(narrow_server: Running) -> None:
-    def call() -> str:
-        try:
-            return TextClient(narrow_server.grpc, PROMPT, output_len=60, return_log_probs=True).run()[0]
-        except AssertionError as error:
-            return str(error)
-
-    assert any("Exceeds maximum queue size" in one for one in fire_together(16, call))

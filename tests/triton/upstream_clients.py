@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +41,7 @@ def scalar(reply: grpc.InferResult, name: str) -> int:
 
 
 @dataclass(kw_only=True)
-class _Options:
+class Options:
     """What both programs can be asked for, and how they send it."""
 
     streaming: bool = False
@@ -74,130 +73,7 @@ class _Options:
 
 
 @dataclass
-class EngineClient(_Options):
-    """`inflight_batcher_llm_client.py`: talks to `tensorrt_llm` in token ids."""
-
-    url: str
-    input_ids: list[int]
-    end_id: int = -1
-    pad_id: int = 50256
-    request_output_len: int = 16
-    stop_after_ms: int = 0
-    stop_via_request_cancel: bool = False
-    return_num_input_tokens: bool = False
-    return_num_output_tokens: bool = False
-    top_k: int = 1
-    top_p: float = 0.0
-    requested_outputs: list[str] = field(default_factory=list)
-    cancelled: bool = False
-
-    def run(self) -> list[list[int]]:
-        """Send the request, and the stop if one is due; return the token ids of each returned sequence."""
-        inbox: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        with grpc.InferenceServerClient(self.url) as client:
-            if self.streaming or self.num_return_sequences:
-                self._run_stream(client, inbox)
-            else:
-                self._run_unary(client, inbox)
-        return self._sequences()
-
-    def _inputs(self) -> list[Any]:
-        scalars = self._scalars("return_num_input_tokens return_num_output_tokens exclude_input_in_output") | {
-            "input_lengths": np.int32(len(self.input_ids)),
-            "request_output_len": np.int32(self.request_output_len),
-            "streaming": np.bool_(self.streaming),
-            "end_id": np.int32(self.end_id),
-            "pad_id": np.int32(self.pad_id),
-            "runtime_top_k": np.int32(self.top_k),
-            "runtime_top_p": np.float32(self.top_p),
-        }
-        ids = tensor("input_ids", np.array([self.input_ids], np.int32))
-        return [ids, *(tensor(name, np.array([[value]])) for name, value in scalars.items())]
-
-    def _stop_inputs(self) -> list[Any]:
-        zero = np.zeros((1, 1), np.int32)
-        names = ("input_ids", "input_lengths", "request_output_len")
-        return [*(tensor(name, zero) for name in names), tensor("stop", np.ones((1, 1), bool))]
-
-    def _outputs(self) -> list[grpc.InferRequestedOutput] | None:
-        return [grpc.InferRequestedOutput(name) for name in self.requested_outputs] or None
-
-    def _run_stream(self, client: grpc.InferenceServerClient, inbox: queue.Queue[tuple[Any, Any]]) -> None:
-        client.start_stream(callback=lambda result, error: inbox.put((result, error)))
-        client.async_stream_infer(
-            "tensorrt_llm",
-            self._inputs(),
-            outputs=self._outputs(),
-            request_id=self.request_id,
-            enable_empty_final_response=True,
-            parameters={"Streaming": self.streaming},
-        )
-        if self.stop_after_ms:
-            time.sleep(self.stop_after_ms / 1000)
-            if self.stop_via_request_cancel:
-                client.stop_stream(cancel_requests=True)
-                self._take_all(inbox)
-                return
-            client.async_stream_infer(
-                "tensorrt_llm",
-                self._stop_inputs(),
-                request_id=self.request_id,
-                parameters={"Streaming": self.streaming},
-            )
-        client.stop_stream()
-        self._take_all(inbox)
-
-    def _run_unary(self, client: grpc.InferenceServerClient, inbox: queue.Queue[tuple[Any, Any]]) -> None:
-        def send(inputs: list[Any], outputs: Any = None) -> Any:
-            return client.async_infer(
-                "tensorrt_llm",
-                inputs,
-                outputs=outputs,
-                request_id=self.request_id,
-                callback=lambda result, error: inbox.put((result, error)),
-                parameters={"Streaming": self.streaming},
-            )
-
-        future, expected = send(self._inputs(), self._outputs()), 1
-        if self.stop_after_ms:
-            time.sleep(self.stop_after_ms / 1000)
-            if self.stop_via_request_cancel:
-                future.cancel()
-            else:
-                send(self._stop_inputs())
-                expected += 1
-        for _ in range(expected):
-            self._take(*inbox.get(timeout=30))
-
-    def _take_all(self, inbox: queue.Queue[tuple[Any, Any]]) -> None:
-        while not inbox.empty():
-            self._take(*inbox.get())
-
-    def _take(self, result: Any, error: Any) -> None:
-        if error is not None:
-            assert "StatusCode.CANCELLED" in str(error), error
-            self.cancelled = True
-        elif result.as_numpy("output_ids") is None:
-            self.cancelled = True
-        else:
-            if self.requested_outputs:
-                assert {output.name for output in result.get_response().outputs} == set(self.requested_outputs)
-            self.replies.append(result)
-
-    def _sequences(self) -> list[list[int]]:
-        sequences: list[list[int]] = [[] for _ in range(self.num_return_sequences or 1)]
-        if self.streaming and not self.exclude_input_in_output:
-            sequences = [list(self.input_ids) for _ in sequences]
-        for reply in self.replies:
-            index = reply.as_numpy("sequence_index")
-            place = 0 if index is None else int(index[0][0])
-            length = int(reply.as_numpy("sequence_length")[0][0])
-            sequences[place] += reply.as_numpy("output_ids")[0][0][:length].tolist()
-        return sequences
-
-
-@dataclass
-class TextClient(_Options):
+class TextClient(Options):
     """`end_to_end_grpc_client.py`: talks to `ensemble` in text, always over a gRPC stream."""
 
     url: str

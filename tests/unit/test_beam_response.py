@@ -25,7 +25,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 def respond(tokenizer: Tokenizer, key: int = 0, texts: tuple[str, ...] = TEXTS, **delivery: Any) -> Arrays:
     """Return the engine's response with a beam for each text."""
-    usual = dict.fromkeys(Delivery.__slots__, False) | {"pad_id": 7, "batch_size": 1, "sequences": 1}
+    usual = dict.fromkeys(Delivery.__slots__, False) | {"pad_id": 7, "vocab_size": 16, "batch_size": 1, "sequences": 1}
     beams = []
     for place, text in enumerate(texts):
         [ids] = tokenizer.encode_batch([text], False) if text else [[]]

@@ -59,14 +59,15 @@ def _delivery(**more: Any) -> Delivery:
         "num_input_tokens": False,
         "num_output_tokens": True,
         "pad_id": 0,
+        "vocab_size": 16,
         "batch_size": 1,
         "sequences": 1,
     }
     return Delivery(**(usual | more))
 
 
-def _parts(count: int = 1, rows: bool = False) -> list[Part]:
-    requests = [Request([1, 2], SamplingParams(8), request_id="me") for _ in range(count)]
+def _parts(count: int = 1, rows: bool = False, **sampling: Any) -> list[Part]:
+    requests = [Request([1, 2], SamplingParams(8, **sampling), request_id="me") for _ in range(count)]
     return [Part(one, index if rows else 0, 0 if rows else index) for index, one in enumerate(requests)]
 
 
@@ -141,6 +142,40 @@ def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> 
         streams.deliver(_end(part.request.key, 7))
     assert sender.ended.wait(2)
     assert sorted(int(arrays["sequence_index"].item()) for _, arrays in sender.sent) == [0, 1, 2]
+
+
+def test_the_sequences_of_a_stream_end_with_one_token_each_where_scores_come_with_it(streams: ResponseStreams) -> None:
+    """Upstream's client stacks what came last of each sequence; without scores no token waits for the next."""
+    sender, parts = FakeSender(), _parts(2, log_probs=True)
+    streams.open(sender, _delivery(sequences=2, log_probs=True), parts)
+    for part, tokens in zip(parts, ([1, 2, 3], [4]), strict=True):
+        streams.deliver(Output(part.request.key, tokens, log_probs=[-float(token) for token in tokens]))
+    first, second = (part.request.key for part in parts)
+    streams.deliver(Output(first, finish_reason=FinishReason.STOP))
+    streams.deliver(Output(second, [5, 6], log_probs=[-5.0, -6.0], finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(2)
+    rows: list[list[list[int]]] = [[], []]
+    for _, arrays in sender.sent:
+        assert (arrays["output_log_probs"] == -arrays["output_ids"]).all()
+        rows[arrays["sequence_index"].item()].append(arrays["output_ids"].reshape(-1).tolist())
+    assert [row[-1] for row in rows] == [[3], [6]]
+    assert [[token for tokens in row for token in tokens] for row in rows] == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_context_logits_come_with_the_last_response(streams: ResponseStreams) -> None:
+    """Upstream's client keeps what the last one has, and requires what it asked for in each."""
+    logits = np.ones((2, 16), np.float32)
+    sender, [part] = FakeSender(), _parts(context_logits=True, generation_logits=True)
+    streams.open(sender, _delivery(), [part])
+    streams.deliver(Output(part.request.key, [1], context_logits=logits, generation_logits=[logits[0]]))
+    before = time.monotonic()
+    while not sender.sent:
+        assert time.monotonic() < before + 5
+        time.sleep(0.001)
+    streams.deliver(Output(part.request.key, finish_reason=FinishReason.STOP))
+    assert sender.ended.wait(2)
+    shapes = [(arrays["context_logits"].shape, arrays["generation_logits"].shape) for _, arrays in sender.sent]
+    assert shapes == [((1, 0, 16), (1, 1, 1, 16)), ((1, 2, 16), (1, 1, 0, 16))]
 
 
 def test_one_failed_sequence_fails_its_request_and_cancels_the_others(

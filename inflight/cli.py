@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from inflight.bench.commands import engine, headlines, scheduler, soak
-from inflight.client.commands import chat, generate
+from inflight.client.chat_command import chat
+from inflight.client.generate_command import generate
 from inflight.export.build.commands import build
 from inflight.export.plan.commands import plan
 from inflight.load.commands import bench
@@ -18,6 +20,8 @@ from inflight.observe.profile import profile
 from inflight.observe.top import top
 from inflight.resources import VERSION
 from inflight.serve.command import serve
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told by us, in one line, and not by the library too
 
 app = typer.Typer(help="LLM serving on Triton Inference Server.", no_args_is_help=True, pretty_exceptions_enable=False)
 

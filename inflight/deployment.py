@@ -256,6 +256,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     return data
 
 
+def model_name(checkpoint: Path) -> str:
+    """Return what to call the model of a checkpoint directory: its name, or the one above's where that is `model`."""
+    path = checkpoint.resolve()
+    return path.parent.name if path.name == "model" else path.name
+
+
 def validate(data: dict[str, Any], source: str) -> Deployment:
     """Validate settings; paths stay as they are. ``source`` is named in errors.
 

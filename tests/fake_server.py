@@ -29,11 +29,13 @@ TYPES = {
 OUTPUT_TYPES = {
     "text_output": "BYTES",
     "finish_reason": "BYTES",
+    "snapshot": "BYTES",
     "cum_log_probs": "FP32",
     "output_log_probs": "FP32",
     "top_log_probs": "FP32",
 }
-HTTP_CODES = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503}
+SERVED_MODEL = {"name": "tiny", "max_sequence_length": 2048, "default_max_tokens": 256}
+HTTP_CODES = {"INVALID_ARGUMENT": 400, "UNIMPLEMENTED": 501, "NOT_FOUND": 404, "UNAVAILABLE": 503}
 
 
 class ServerError(Exception):
@@ -52,6 +54,8 @@ class Faults:
     """So many requests are answered UNAVAILABLE before one is served."""
     error: str = ""
     """The error that ends the stream, after ``after`` chunks."""
+    refuse_messages: str = ""
+    """The error of every request that has chat messages."""
     in_band: bool = False
     """gRPC errors come inside a response, without a status."""
     hangup: bool = False
@@ -101,6 +105,9 @@ class FakeServer:
 
     def answer(self, inputs: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
         """Yield the outputs of each response to one request."""
+        if inputs.get("inspect"):
+            yield {"snapshot": [json.dumps({"model": SERVED_MODEL})]}
+            return
         with self._lock:
             self.requests.append(inputs)
             self.running += 1
@@ -116,6 +123,8 @@ class FakeServer:
         if faults.refuse:
             faults.refuse -= 1
             raise ServerError("UNAVAILABLE: Exceeds maximum queue size")
+        if faults.refuse_messages and "messages" in self.requests[-1]:
+            raise ServerError(faults.refuse_messages)
         if faults.error and faults.after == 0:
             time.sleep(faults.first_delay)
             raise ServerError(faults.error)
@@ -165,6 +174,9 @@ class _Servicer(GRPCInferenceServiceServicer):
 
     def ModelReady(self, request: pb.ModelReadyRequest, context: grpc.ServicerContext) -> pb.ModelReadyResponse:
         return pb.ModelReadyResponse(ready=self.fake.ready and request.name == "ensemble")
+
+    def ServerReady(self, request: pb.ServerReadyRequest, context: grpc.ServicerContext) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self.fake.ready)
 
     def ModelStreamInfer(
         self, requests: Iterator[pb.ModelInferRequest], context: grpc.ServicerContext
@@ -237,11 +249,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        self._whole(200 if self.fake.ready and self.path == "/v2/models/ensemble/ready" else 400, {})
+        ready = self.fake.ready and self.path in ("/v2/models/ensemble/ready", "/v2/health/ready")
+        self._whole(200 if ready or self.path == "/v2/health/live" else 400, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.path == "/v2/models/ensemble/generate_stream"
+        model = "tensorrt_llm" if "inspect" in body else "ensemble"
+        assert self.path == f"/v2/models/{model}/generate_stream"
         answer = self.fake.answer({"": body.pop("id", ""), **body})
         begun = False
         try:

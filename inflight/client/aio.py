@@ -14,16 +14,22 @@ from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import ClassVar, Protocol, TypeVar
 
+from inflight.client.about import ServedModel, served_model
+from inflight.client.address import Address, parse_address
 from inflight.client.answer import Chunk, Collector, Completion, Outputs, read_chunk
-from inflight.client.errors import RETRYABLE, ServerUnreachable
+from inflight.client.errors import RETRYABLE, ServerLoading
 from inflight.client.grpc_transport import GrpcTransport
 from inflight.client.http_transport import HttpTransport
 from inflight.client.patience import Patience, Retry, Timeouts
+from inflight.client.reach import Health, find_problem
 from inflight.client.request import GenerateOptions, Prompt, Request, build_request
-from inflight.errors import EngineFailure
+from inflight.contract import ENGINE
+from inflight.errors import EngineFailure, InflightError
 
 Self = TypeVar("Self", bound="_BaseClient")
 _END: Outputs = {}
+_LOOK_S = 2.0
+"""What a look at an address may take that requests do not go to."""
 
 
 class Transport(Protocol):
@@ -32,8 +38,8 @@ class Transport(Protocol):
     def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:
         """Send ``request`` and yield its responses; closing the generator cancels the request."""
 
-    async def ready(self) -> bool:
-        """Return whether the model is ready to serve."""
+    async def health(self) -> Health:
+        """Return what the server says of itself and of the model."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -102,6 +108,8 @@ async def _chunks(
 
 class _BaseClient:
     _transport_type: ClassVar[type[GrpcTransport] | type[HttpTransport]]
+    _scheme: ClassVar[str]
+    """Of an address that names none."""
 
     def __init__(
         self,
@@ -122,6 +130,7 @@ class _BaseClient:
             retry: when to try again.
         """
         self.url = url
+        self._model = model
         self._transport: Transport = self._transport_type(url, model, connect_timeout)
         self._timeouts = timeouts or Timeouts()
         self._retry = retry or Retry()
@@ -182,18 +191,48 @@ class _BaseClient:
 
     async def ready(self) -> bool:
         """Return whether the server is up and the model can serve."""
-        return await self._transport.ready()
+        return await self._transport.health() is Health.READY
 
-    async def wait_ready(self, timeout: float = 120.0) -> None:
-        """Wait until the server is ready.
+    async def problem(self) -> InflightError | None:
+        """Return why the model cannot be asked, in one line that says what to do about it; None: it can.
 
         Raises:
-            ServerUnreachable: if it is not after ``timeout`` seconds.
+            InvalidRequest: the client's address is none.
+        """
+        address = parse_address(self.url, self._scheme)
+        return await find_problem(
+            address, self._model, self._transport, lambda other: _transport_to(other, self._model)
+        )
+
+    async def check(self, loading_s: float = 0.0) -> None:
+        """Return if the model can be asked, at once or within ``loading_s`` seconds of a server that still loads.
+
+        Raises:
+            InflightError: it cannot, as ``problem`` says.
+        """
+        deadline = time.monotonic() + loading_s
+        while problem := await self.problem():
+            if not isinstance(problem, ServerLoading) or time.monotonic() >= deadline:
+                raise problem
+            await asyncio.sleep(0.1)
+
+    async def served_model(self) -> ServedModel | None:
+        """Return what the server tells of the model that it serves; None if it does not."""
+        address = parse_address(self.url, self._scheme)
+        return await served_model(_transport_to(address, ENGINE))
+
+    async def wait_ready(self, timeout: float = 120.0) -> None:
+        """Wait until the server is ready, also for one that is not there yet.
+
+        Raises:
+            InflightError: it is not after ``timeout`` seconds; the message is what ``problem`` says.
         """
         deadline = time.monotonic() + timeout
         while not await self.ready():
             if time.monotonic() >= deadline:
-                raise ServerUnreachable(f"{self.url} is not ready after {timeout:g} s")
+                if problem := await self.problem():
+                    raise type(problem)(f"not ready after {timeout:g} s: {problem}")
+                return
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
@@ -213,9 +252,17 @@ class AsyncClient(_BaseClient):
     """Asks over gRPC: ``host:port`` or, with TLS, ``grpcs://host:port``."""
 
     _transport_type = GrpcTransport
+    _scheme = "grpc"
 
 
 class AsyncHttpClient(_BaseClient):
     """Asks over HTTP: ``host:port``, ``http://host:port`` or ``https://host:port``."""
 
     _transport_type = HttpTransport
+    _scheme = "http"
+
+
+def _transport_to(address: Address, model: str) -> Transport:
+    """Return a transport for a look at ``address``, in its protocol."""
+    kind = GrpcTransport if address.scheme.startswith("grpc") else HttpTransport
+    return kind(address.url, model, _LOOK_S)

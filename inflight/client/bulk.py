@@ -1,4 +1,8 @@
-"""Many prompts at once, answers in the prompts' order. Knows nothing of terminals or files."""
+"""Many prompts at once, answers in the prompts' order. Knows nothing of terminals or files.
+
+A prompt is asked as a chat of one message, so that the checkpoint's chat template is applied to it; a server whose
+checkpoint has none says so, and gets the text as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,43 @@ from dataclasses import dataclass
 from inflight.client.aio import AsyncClient, AsyncHttpClient
 from inflight.client.answer import Completion
 from inflight.client.request import GenerateOptions
-from inflight.errors import InflightError
+from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
+
+
+class Asker:
+    """Asks prompts of one server."""
+
+    def __init__(self, client: AsyncClient | AsyncHttpClient, options: GenerateOptions, raw: bool = False) -> None:
+        """
+        Args:
+            client: of the server.
+            options: of every answer.
+            raw: whether no chat template is applied.
+        """
+        self._client = client
+        self._options = options
+        self._raw = raw
+
+    async def ask(self, prompt: str) -> Completion:
+        """Return the answer to one prompt.
+
+        Raises:
+            InflightError: as ``AsyncClient.generate`` does.
+        """
+        if not self._raw:
+            try:
+                return await self._client.generate([{"role": "user", "content": prompt}], self._options)
+            except (UnsupportedFeature, InvalidRequest) as error:
+                if not _has_no_template(error):
+                    raise
+                self._raw = True
+        return await self._client.generate(prompt, self._options)
+
+
+def _has_no_template(error: InflightError) -> bool:
+    """Return whether a server has refused messages altogether: ours without a template, or upstream's ensemble."""
+    text = str(error)
+    return "no chat template" in text or ("unexpected inference input" in text and "messages" in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +81,8 @@ class Result:
 
 
 async def generate_all(
-    client: AsyncClient | AsyncHttpClient,
+    asker: Asker,
     prompts: Sequence[str],
-    options: GenerateOptions,
     concurrency: int,
     done: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Result, None]:
@@ -57,7 +96,7 @@ async def generate_all(
     async def answer(index: int, prompt: str) -> Result:
         async with room:
             try:
-                return Result(index, prompt, completion=await client.generate(prompt, options))
+                return Result(index, prompt, completion=await asker.ask(prompt))
             except InflightError as error:
                 return Result(index, prompt, error=error)
             finally:

@@ -1,89 +1,167 @@
 """A conversation in a terminal: keeps the messages, streams each answer, obeys a few slash commands.
 
-Knows nothing of how lines are read; answers go to ``out``, everything about them to ``notes``.
+Knows nothing of how messages are read; answers go to ``out``, everything about them to ``notes``.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.console import Console
 
+from inflight.client.about import ServedModel
 from inflight.client.answer import Completion
+from inflight.client.errors import ServerUnreachable
 from inflight.client.request import GenerateOptions
 from inflight.client.sync import Client, HttpClient
-from inflight.errors import InflightError, nearest
+from inflight.client.wrap import Wrapper
+from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature, nearest
 
-HELP = """/system TEXT   set the system message and start anew (without TEXT: show it)
-/reset         forget the conversation
-/help          show this
-Ctrl-C cancels an answer, Ctrl-D leaves."""
+COMMANDS = {
+    "/clear": "forget the conversation and begin a new one",
+    "/system TEXT": "set the system message and begin anew; without TEXT: show it",
+    "/help": "show this",
+    "/exit": "leave; so do /quit and Ctrl-D",
+}
+KEYS = {
+    '"""': "begins a text of several lines, up to the next one",
+    "Alt-Enter": "begins another line",
+    "Ctrl-C": "ends an answer",
+}
+_COMMAND = re.compile(r"/\w*")
+
+
+class Leave(Exception):
+    """The user wants to leave."""
 
 
 class Chat:
-    """One conversation. Every line is a turn of the user's, or a command when it begins with a slash."""
+    """One conversation. Every message is a turn of the user's, or a command when it begins with a slash."""
 
     def __init__(
-        self, client: Client | HttpClient, options: GenerateOptions, system: str, out: TextIO, notes: Console
+        self,
+        client: Client | HttpClient,
+        options: GenerateOptions,
+        system: str,
+        out: TextIO,
+        notes: Console,
+        columns: Callable[[], int] | None = None,
     ) -> None:
+        """
+        Args:
+            client: of the server to ask.
+            options: of every answer.
+            system: system message; empty: none.
+            out: gets the answers' text.
+            notes: gets what is said about them.
+            columns: returns the width that answers are wrapped at; None: they are not.
+        """
         self._client = client
         self._options = options
         self._system = system
         self._out = out
         self._notes = notes
+        self._columns = columns
         self.turns: list[dict[str, Any]] = []
-        self.failed = False
-        """Whether any turn ended with an error."""
 
-    def handle(self, line: str) -> None:
-        """Act on one line of input."""
-        command, _, argument = line.strip().partition(" ")
-        commands = {"/system": self._set_system, "/reset": self._reset, "/help": lambda _: self._note(HELP)}
-        if command in commands:
-            commands[command](argument.strip())
-        elif command.startswith("/"):
-            self._note(f"no command {command}{nearest(command, commands)}; /help lists them")
-        elif command:
-            self._answer(line.strip())
+    def greet(self, served: ServedModel | None) -> None:
+        """Say what is at the other end, and how to leave."""
+        if served is not None:
+            context = f", {served.max_sequence_length:,} tokens of context" if served.max_sequence_length else ""
+            self._notes.print(f"{served.name}{context}", style="bold", markup=False, highlight=False)
+        longest = self._options.max_tokens or (served.default_max_tokens if served else None)
+        limit = f"; answers have at most {longest:,} tokens (--max-tokens)" if longest else ""
+        self.note(f"{self._client.url}{limit}")
+        self.note('/help lists the commands, """ begins a text of several lines, /exit or Ctrl-D leaves')
 
-    def _set_system(self, text: str) -> None:
-        if text:
-            self._system = text
-            self._reset("")
+    def handle(self, message: str) -> None:
+        """Act on one line of a user's.
+
+        Raises:
+            Leave: it says so.
+        """
+        command, _, argument = message.partition(" ")
+        if "\n" in message or not _COMMAND.fullmatch(command):
+            if message:
+                self.ask(message)
+        elif command == "/system":
+            self._set_system(argument.strip())
+        elif command == "/clear":
+            self._clear()
+        elif command in ("/exit", "/quit"):
+            raise Leave
         else:
-            self._note(self._system or "no system message")
+            known = [*(name.split()[0] for name in COMMANDS), "/quit"]
+            if command != "/help":
+                self.note(f"no command {command}{nearest(command, known)}; these are there:")
+            for name, meaning in (COMMANDS | KEYS).items():
+                self.note(f"  {name:<14}{meaning}")
 
-    def _reset(self, _: str) -> None:
-        self.turns.clear()
-        self._note("new conversation")
+    def ask(self, question: str) -> None:
+        """Answer a question, whatever it begins with, and say how fast that was."""
+        if answer := self.answer(question):
+            self.note(summary(answer))
 
-    def _answer(self, question: str) -> None:
+    def answer(self, question: str) -> Completion | None:
+        """Answer a question and return the answer; None: there was an error, which has been told."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         turn = {"role": "user", "content": question}
         try:
             answer = self._stream([*system, *self.turns, turn])
         except InflightError as error:
-            self.failed = True
-            self._note(error.wire_message(), style="red")
-            return
+            self.note(self._what_went_wrong(error), style="red")
+            return None
         if answer.text:  # a question without an answer would upset chat templates that want the roles to alternate
             self.turns += [turn, {"role": "assistant", "content": answer.text}]
-        self._note(summary(answer))
+        return answer
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = text
+            self._clear()
+        else:
+            self.note(self._system or "no system message")
+
+    def _clear(self) -> None:
+        self.turns.clear()
+        self.note("new conversation")
 
     def _stream(self, messages: list[dict[str, Any]]) -> Completion:
+        wrapper = None if self._columns is None else Wrapper(self._columns)
         with self._client.stream(messages, self._options) as stream:
             try:
                 for chunk in stream:
-                    self._out.write(chunk.text)
-                    self._out.flush()
+                    self._write(wrapper.feed(chunk.text) if wrapper else chunk.text)
             except KeyboardInterrupt:
                 stream.cancel()
             finally:
-                self._out.write("\n")
-                self._out.flush()
-            return stream.completion()
+                answer = stream.completion()
+                rest = wrapper.end() if wrapper else ""
+                if answer.text and not answer.text.endswith("\n"):
+                    rest += "\n"
+                self._write(rest)
+            return answer
 
-    def _note(self, text: str, style: str = "dim") -> None:
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _what_went_wrong(self, error: InflightError) -> str:
+        """Return an error as one line, with what to do about it where that is known."""
+        if isinstance(error, ServerUnreachable):
+            broke = f"the connection to {self._client.url} broke; ask again"
+            return str(self._client.problem() or broke)
+        text = " ".join(str(error).split())
+        if isinstance(error, UnsupportedFeature) and "chat template" in text:
+            return "this model has no chat template; `inflight generate` continues a text without one"
+        if isinstance(error, InvalidRequest) and self.turns:
+            return f"{text}; /clear begins a new conversation"
+        return text
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Say something about the conversation."""
         self._notes.print(text, style=style, markup=False, highlight=False)
 
 

@@ -27,6 +27,10 @@ class ServerUnreachable(InflightError):
     status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "unreachable"
 
 
+class ServerLoading(ServerUnreachable):
+    """There is a server, and it is not ready yet."""
+
+
 class RequestTimeout(InflightError):
     """A limit of the client's own passed; the request was cancelled. The message names the limit."""
 

@@ -18,6 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from inflight import contract
 from inflight.client.answer import Outputs
 from inflight.client.errors import from_wire
+from inflight.client.reach import Health
 from inflight.client.request import INPUTS, NUMPY_TYPES, Request
 
 _LENGTH = struct.Struct("<I")
@@ -64,13 +65,19 @@ class GrpcTransport:
         finally:
             call.cancel()
 
-    async def ready(self) -> bool:
-        """Return whether the model is ready to serve; False when there is no server."""
+    async def health(self) -> Health:
+        """Return what the server says of itself and of the model."""
+        stub, limit = self._stub(), self._connect_timeout
         try:
-            request = pb.ModelReadyRequest(name=self._model)
-            return bool((await self._stub().ModelReady(request, timeout=self._connect_timeout)).ready)
+            if (await stub.ModelReady(pb.ModelReadyRequest(name=self._model), timeout=limit)).ready:
+                return Health.READY
+        except grpc.aio.AioRpcError:  # an unknown model, to some versions; what else it may be is seen next
+            pass
+        try:
+            ready = (await stub.ServerReady(pb.ServerReadyRequest(), timeout=limit)).ready
         except grpc.aio.AioRpcError:
-            return False
+            return Health.SILENT
+        return Health.NO_MODEL if ready else Health.LOADING
 
     async def close(self) -> None:
         """Close the channel; requests still running on it are cancelled."""

@@ -14,6 +14,7 @@ import httpx
 
 from inflight.client.answer import Outputs
 from inflight.client.errors import ServerUnreachable, from_wire, http_status
+from inflight.client.reach import Health
 from inflight.client.request import INPUTS, Request
 from inflight.errors import EngineFailure
 
@@ -24,6 +25,7 @@ class HttpTransport:
     def __init__(self, url: str, model: str, connect_timeout: float) -> None:
         self._url = url if "://" in url else f"http://{url}"
         self._path = f"/v2/models/{model}"
+        self._connect_timeout = connect_timeout
         self._timeout = httpx.Timeout(None, connect=connect_timeout)
         self._http: httpx.AsyncClient | None = None
 
@@ -51,12 +53,21 @@ class HttpTransport:
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{self._url}: {error or type(error).__name__}") from error
 
-    async def ready(self) -> bool:
-        """Return whether the model is ready to serve; False when there is no server."""
+    async def health(self) -> Health:
+        """Return what the server says of itself and of the model."""
         try:
-            return (await self._client().get(f"{self._path}/ready")).status_code == httpx.codes.OK
+            if await self._says_yes("/v2/no-such-path"):  # so does Triton's metrics port
+                return Health.SILENT
+            if await self._says_yes(f"{self._path}/ready"):
+                return Health.READY
+            if await self._says_yes("/v2/health/ready"):
+                return Health.NO_MODEL
+            return Health.LOADING if await self._says_yes("/v2/health/live") else Health.SILENT
         except httpx.TransportError:
-            return False
+            return Health.SILENT
+
+    async def _says_yes(self, path: str) -> bool:
+        return (await self._client().get(path, timeout=self._connect_timeout)).status_code == httpx.codes.OK
 
     async def close(self) -> None:
         """Close the connections; requests still running on them are cancelled."""

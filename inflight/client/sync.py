@@ -12,10 +12,12 @@ from collections.abc import Coroutine, Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+from inflight.client.about import ServedModel
 from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream
 from inflight.client.answer import Chunk, Completion
 from inflight.client.patience import Retry, Timeouts
 from inflight.client.request import GenerateOptions, Prompt
+from inflight.errors import InflightError
 
 T = TypeVar("T")
 _STARTING = threading.Lock()
@@ -129,8 +131,20 @@ class _BlockingClient:
         """Return whether the server is up and the model can serve."""
         return _run(self._client.ready())
 
+    def check(self, loading_s: float = 0.0) -> None:
+        """Return if the model can be asked; see ``AsyncClient.check``."""
+        _run(self._client.check(loading_s))
+
+    def problem(self) -> InflightError | None:
+        """Return why the model cannot be asked, or None; see ``AsyncClient.problem``."""
+        return _run(self._client.problem())
+
+    def served_model(self) -> ServedModel | None:
+        """Return what the server tells of its model, or None."""
+        return _run(self._client.served_model())
+
     def wait_ready(self, timeout: float = 120.0) -> None:
-        """Wait until the server is ready; raises ServerUnreachable after ``timeout`` seconds."""
+        """Wait until the server is ready; see ``AsyncClient.wait_ready``."""
         _run(self._client.wait_ready(timeout))
 
     def close(self) -> None:

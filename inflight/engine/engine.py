@@ -219,6 +219,11 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    @property
+    def max_sequence_length(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self._runner.max_length
+
     def snapshot(self) -> Snapshot:
         """Return what it is doing, between two steps."""
         return portable_snapshot(self.stats, self._sequences.values(), self._cache)

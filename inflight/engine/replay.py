@@ -87,6 +87,9 @@ class ReplayEngine:
     def warm_up(self) -> None:
         """There is nothing to warm up."""
 
+    max_sequence_length = None
+    """It has no limit of its own."""
+
     @property
     def busy(self) -> bool:
         """Whether there is anything that a step now or later would do."""

@@ -1,8 +1,8 @@
 """Snapshot: what an engine is doing between two steps: what ``inspect`` answers and ``inflight top`` shows.
 
-Its JSON is written and read here and nowhere else. There is no text in it, no stream key and no whole request id: who
-may look at a server must not learn from it what others ask, nor what ``stop`` takes to end it. Ids that can be guessed
-can be stopped all the same.
+Its JSON is written and read here; the clients read its ``model`` too. There is no text in it, no stream key and no
+whole request id: who may look at a server must not learn from it what others ask, nor what ``stop`` takes to end it.
+Ids that can be guessed can be stopped all the same.
 """
 
 from __future__ import annotations
@@ -77,6 +77,17 @@ class CacheState:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What clients may want to know of the model; ``inflight.client.about`` reads it by these names."""
+
+    name: str
+    max_sequence_length: int | None
+    """Tokens of prompt and output together; None: the engine has no limit."""
+    default_max_tokens: int
+    """Of an output, where a request does not say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """An engine at one moment."""
 
@@ -92,6 +103,7 @@ class Snapshot:
     engine: str = ""
     """``engine.kind`` of the deployment."""
     max_queue_size: int = 0
+    model: ModelFacts | None = None
 
     def to_json(self) -> str:
         """Return it as JSON."""
@@ -110,7 +122,8 @@ class Snapshot:
             if cache is not None:
                 cache = CacheState(**cache | {"runs": tuple((state, count) for state, count in cache["runs"])})
             requests = tuple(RequestState(**request) for request in data["requests"])
-            return cls(**data | {"requests": requests, "kv_cache": cache})
+            model = None if data["model"] is None else ModelFacts(**data["model"])
+            return cls(**data | {"requests": requests, "kv_cache": cache, "model": model})
         except (ValueError, TypeError, KeyError) as error:
             raise EngineFailure(f"the snapshot cannot be read, the server may be of another version: {error}") from None
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight.deployment import model_name
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.progress import Progress, tracked
@@ -29,7 +30,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """The directory's name; its parent's where it is just called model."""
-        return name_of(self.directory)
+        return model_name(self.directory)
 
     @property
     def size(self) -> int:
@@ -40,12 +41,6 @@ class Checkpoint:
         """Raise DeploymentError where only the shape is there."""
         if not self.weights:
             raise DeploymentError(f"{self.directory}: no model.safetensors and no {_INDEX}; a dry run needs none")
-
-
-def name_of(directory: Path) -> str:
-    """Return what to call the checkpoint in a directory."""
-    path = directory.resolve()
-    return path.parent.name if path.name == "model" else path.name
 
 
 def inspect(directory: Path) -> Checkpoint:

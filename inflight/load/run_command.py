@@ -34,7 +34,7 @@ from inflight.serve.server import TritonServer, free_ports
 _console = Console(stderr=True, highlight=False)
 _NEEDS = "load tests need the extra `load`"
 _READY_S = 5.0
-"""How long a server that should be running may take to answer."""
+"""How long a server that is there may take to be ready."""
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -177,7 +177,7 @@ def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: 
 
 async def _run(workload: Workload, target: Target, command: str) -> LoadResult:
     async with client_for(target.url, target.http) as client:
-        await client.wait_ready(_READY_S)
+        await client.check(_READY_S)
         runner = Runner(workload, client, target.deployment.kv_cache.block_size)
         showing = asyncio.create_task(show_progress(runner, _console))
         try:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from inflight.client.commands import is_http
+from inflight.client.address import is_http
 from inflight.client.errors import RequestTimeout, ServerUnreachable
 from inflight.client.grpc_transport import GrpcTransport
 from inflight.client.http_transport import HttpTransport

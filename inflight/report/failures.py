@@ -32,5 +32,5 @@ def one_line_errors(console: Console, needs: str) -> Iterator[None]:
         text = str(error)
     else:
         return
-    console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=True)
+    console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=not console.is_terminal)
     raise typer.Exit(1)

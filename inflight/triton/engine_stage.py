@@ -35,6 +35,10 @@ class StageEngine(SteppedEngine, Protocol):
     def stats(self) -> EngineStats:
         """What the engine does and has done."""
 
+    @property
+    def max_sequence_length(self) -> int | None:
+        """Most tokens of a prompt and its output together; None: it has no limit."""
+
     def snapshot(self) -> Snapshot:
         """Return what it is doing; called by its own thread, between two steps."""
 
@@ -61,7 +65,9 @@ class EngineStage:
         self._streams = ResponseStreams(
             self._loop.cancel, self._decoupled, metrics.count_response, metrics.count_refusal, lambda: answered.count
         )
-        self._inspection = Inspection(self._deployment, engine.snapshot, self._loop.between_steps)
+        self._inspection = Inspection(
+            self._deployment, engine.snapshot, engine.max_sequence_length, self._loop.between_steps
+        )
         self._tracer = make_tracer(self._deployment)
         self._watch = RequestWatch(self._deployment, self._tracer)
 

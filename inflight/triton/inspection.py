@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from inflight.deployment import Deployment
-from inflight.engine.snapshot import Snapshot
+from inflight.deployment import Deployment, model_name
+from inflight.engine.snapshot import ModelFacts, Snapshot
 from inflight.errors import InvalidRequest, ShuttingDown, UnsupportedFeature
 from inflight.triton.responses import Arrays
 from inflight.triton.streams import Sender
@@ -34,16 +34,19 @@ class Inspection:
         self,
         deployment: Deployment,
         take: Callable[[], Snapshot],
+        max_sequence_length: int | None,
         between_steps: Callable[[Callable[[], object]], None],
     ) -> None:
         """
         Args:
             deployment: says whether it is allowed, and what the engine cannot know.
             take: takes the engine's snapshot; called where ``between_steps`` calls.
+            max_sequence_length: the engine's limit in tokens; None: it has none.
             between_steps: has the engine's thread make a call between two steps.
         """
         self._deployment = deployment
         self._take = take
+        self._max_sequence_length = max_sequence_length
         self._between_steps = between_steps
         self._askers: list[Sender] = []
         self._asked = threading.Condition()
@@ -113,7 +116,9 @@ class Inspection:
 
         self._between_steps(take)
         settings = self._deployment
-        return replace(taken.result(), engine=settings.engine.kind, max_queue_size=settings.batching.max_queue_size)
+        model = ModelFacts(model_name(settings.model), self._max_sequence_length, settings.limits.default_max_tokens)
+        queue = settings.batching.max_queue_size
+        return replace(taken.result(), engine=settings.engine.kind, max_queue_size=queue, model=model)
 
 
 def _each(askers: list[Sender], send: Callable[[Sender], object]) -> None:

@@ -194,6 +194,11 @@ class TrtLlmEngine:
             self._watchdog.progress()
         self._watchdog.bites()
 
+    @property
+    def max_sequence_length(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self._max_length
+
     def snapshot(self) -> Snapshot:
         """Return what it is doing, between two steps; of the KV cache the counts of the last iteration."""
         requests = [(one.request, one.metrics, key not in self._running) for key, one in self._sequences.items()]

@@ -96,7 +96,7 @@ def test_the_result_directory(target: Target, tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary)) == summary
     again = CliRunner().invoke(app, ["load", "run", "smoke", "--url", "127.0.0.1:9", "--output", str(output)])
     assert again.exit_code == 1
-    assert "127.0.0.1:9 is not ready" in again.stderr
+    assert "no server answers at 127.0.0.1:9 " in again.stderr
 
 
 def test_sigterm_leaves_no_server(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from inflight.client import Client, Completion, GenerateOptions, Usage
-from inflight.client.chat import Chat, summary
-from inflight.client.commands import chat, generate
+from inflight.client.chat import Chat, Leave, summary
+from inflight.client.chat_command import chat
+from inflight.client.generate_command import generate
+from inflight.serve.server import free_ports
 from tests.fake_server import PIECES, FakeServer, Faults
 
 TEXT = "".join(PIECES)
@@ -87,28 +89,60 @@ def test_generate_refuses_two_sources_and_bad_text(tmp_path: Path) -> None:
     assert "UTF-8" in err
 
 
-def test_chat_over_a_pipe(url: str, fake: FakeServer) -> None:
-    lines = "Hi\n/sytem x\n\n/system Be kind.\nYo\nAgain\n/reset\nNew\n"
-    code, out, err = inflight("chat", "--url", url, "--system", "Be brief.", given=lines)
-    assert code == 0
-    assert out == (TEXT + "\n") * 4
-    assert "did you mean '/system'" in err
-    assert err.count("first token") == 4
-    sent = [json.loads(inputs["messages"]) for inputs in fake.requests]
-    kind = {"role": "system", "content": "Be kind."}
-    answer = {"role": "assistant", "content": TEXT}
-    assert sent[0] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert sent[2] == [kind, {"role": "user", "content": "Yo"}, answer, {"role": "user", "content": "Again"}]
-    assert sent[3] == [kind, {"role": "user", "content": "New"}]
+@pytest.mark.parametrize("raw", [False, True])
+def test_generate_asks_as_a_user_unless_told_not_to(url: str, fake: FakeServer, raw: bool) -> None:
+    code, out, _ = inflight("generate", "Hi", "--url", url, *(["--raw"] if raw else []))
+    assert (code, out) == (0, TEXT + "\n")
+    (inputs,) = fake.requests
+    assert inputs.get("text_input") == ("Hi" if raw else None)
+    assert inputs.get("messages") == (None if raw else '[{"role": "user", "content": "Hi"}]')
 
 
-def test_chat_goes_on_after_an_error(fake: FakeServer) -> None:
-    fake.faults = Faults(error="INVALID_ARGUMENT: messages: [bold]no[/bold] chat template")
-    code, _, err = inflight("chat", "--url", f"127.0.0.1:{fake.grpc_port}", given="Hi\nHo\n")
-    assert code == 1
-    assert err.count("[bold]no[/bold] chat template") == 2
-    assert [json.loads(inputs["messages"])[-1]["content"] for inputs in fake.requests] == ["Hi", "Ho"]
-    assert len(json.loads(fake.requests[1]["messages"])) == 1
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "UNIMPLEMENTED: messages: this checkpoint has no chat template; send text_input",
+        "INVALID_ARGUMENT: unexpected inference input 'messages' for model 'ensemble'",
+    ],
+)
+def test_generate_continues_texts_where_there_is_no_template(url: str, fake: FakeServer, refusal: str) -> None:
+    fake.faults = Faults(refuse_messages=refusal)
+    code, out, err = inflight("generate", "--url", url, "--concurrency", "1", given="one\ntwo\n")
+    assert (code, out, err) == (0, f"{TEXT}\n" * 2, "")
+    assert [("messages" in inputs, inputs.get("text_input")) for inputs in fake.requests] == [
+        (True, None),
+        (False, "one"),
+        (False, "two"),
+    ]
+
+
+def test_chat_takes_a_pipe_as_one_message_and_is_quiet(url: str, fake: FakeServer) -> None:
+    code, out, err = inflight("chat", "--url", url, "--system", "Be brief.", given="Hi,\n/help\nyou!\n")
+    assert (code, out, err) == (0, TEXT, "")
+    (inputs,) = fake.requests
+    assert json.loads(inputs["messages"]) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi,\n/help\nyou!"},
+    ]
+
+
+def test_chat_over_a_pipe_fails_with_its_answer(fake: FakeServer) -> None:
+    fake.faults = Faults(error="INVALID_ARGUMENT: messages: [bold]no[/bold] room")
+    code, out, err = inflight("chat", "--url", f"127.0.0.1:{fake.grpc_port}", given="Hi\n")
+    assert (code, out, err) == (1, "", "messages: [bold]no[/bold] room\n")
+    assert inflight("chat", "--url", f"127.0.0.1:{fake.grpc_port}")[0] == 2
+
+
+@pytest.mark.parametrize("command", [["chat"], ["generate", "Hi"], ["generate", "Hi", "--jsonl"]])
+@pytest.mark.parametrize("scheme", ["", "http://"])
+def test_no_server_is_one_line(command: list[str], scheme: str) -> None:
+    (port,) = free_ports(1)
+    code, out, err = inflight(*command, "--url", f"{scheme}127.0.0.1:{port}", given="Hi\n")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"inflight: no server answers at 127.0.0.1:{port} (connection refused); start a server with `inflight serve`, "
+        "or name another address with --url\n"
+    )
 
 
 class _Interrupted(io.StringIO):
@@ -127,7 +161,40 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_was_seen(fake: FakeServer) -> 
     assert fake.cancelled.wait(5)
     assert "cancelled" in notes.getvalue()
     assert conversation.turns[1]["content"] == "".join(PIECES[:2])
-    assert not conversation.failed
+
+
+def test_slash_commands(fake: FakeServer) -> None:
+    notes, out = io.StringIO(), io.StringIO()
+    with Client(f"127.0.0.1:{fake.grpc_port}") as client:
+        conversation = Chat(client, GenerateOptions(), "", out, Console(file=notes, width=200))
+        said = [
+            "Hi",
+            "/sytem x",
+            "/system Be kind.",
+            "Yo",
+            "Again",
+            "/clear",
+            "/etc/hosts?",
+            "/exit\nis a command",
+            "/help",
+        ]
+        for message in said:
+            conversation.handle(message)
+        for leave in ("/exit", "/quit"):
+            with pytest.raises(Leave):
+                conversation.handle(leave)
+    assert "no command /sytem (did you mean '/system'?)" in notes.getvalue()
+    assert "leave; so do /quit and Ctrl-D" in notes.getvalue()
+    assert notes.getvalue().count("first token") == 5
+    kind, answer = {"role": "system", "content": "Be kind."}, {"role": "assistant", "content": TEXT}
+    asked = [{"role": "user", "content": text} for text in ("Hi", "Yo", "Again", "/etc/hosts?", "/exit\nis a command")]
+    assert [json.loads(inputs["messages"]) for inputs in fake.requests] == [
+        [asked[0]],
+        [kind, asked[1]],
+        [kind, asked[1], answer, asked[2]],
+        [kind, asked[3]],
+        [kind, asked[3], answer, asked[4]],
+    ]
 
 
 def test_summary_counts_only_the_time_after_the_first_token() -> None:

@@ -48,7 +48,7 @@ class Looks:
 
 def test_who_asks_at_once_shares_a_look() -> None:
     looks = Looks()
-    inspection = Inspection(DEPLOYMENT, looks.take, looks.between_steps)
+    inspection = Inspection(DEPLOYMENT, looks.take, 2048, looks.between_steps)
     began, askers = time.monotonic(), []
     for _ in range(20):
         askers += [Asker() for _ in range(10)]
@@ -67,13 +67,13 @@ def test_a_look_that_fails_and_one_that_cannot_be_answered() -> None:
         raise ValueError("no books")
 
     looks = Looks()
-    inspection = Inspection(DEPLOYMENT, broken, looks.between_steps)
+    inspection = Inspection(DEPLOYMENT, broken, 2048, looks.between_steps)
     failed = Asker()
     inspection.answer({}, failed)
     assert failed.ended.wait(10)
     assert isinstance(failed.error, ValueError)
     inspection.close()
-    inspection = Inspection(DEPLOYMENT, looks.take, looks.between_steps)
+    inspection = Inspection(DEPLOYMENT, looks.take, 2048, looks.between_steps)
     askers = [Asker(broken=True), Asker()]
     for asker in askers:
         inspection.answer({}, asker)
@@ -87,7 +87,7 @@ def test_an_engine_that_has_stopped_is_said() -> None:
     def stopped(call: Callable[[], object]) -> None:
         raise ShuttingDown("the server is stopping")
 
-    inspection = Inspection(DEPLOYMENT, Looks().take, stopped)
+    inspection = Inspection(DEPLOYMENT, Looks().take, 2048, stopped)
     asker = Asker()
     inspection.answer({}, asker)
     inspection.close()

@@ -150,7 +150,17 @@ THIRD_PARTY: dict[str, set[str]] = {
         "typer",
         "yaml",
     },
-    "client": {"numpy", "grpc", "opentelemetry", "tritonclient", "httpx", "typer", "rich"},
+    "client": {
+        "numpy",
+        "grpc",
+        "opentelemetry",
+        "tritonclient",
+        "httpx",
+        "typer",
+        "rich",
+        "prompt_toolkit",
+        "wcwidth",
+    },
     "tracing": {"opentelemetry"},
     "bench": {"matplotlib", "numpy", "rich", "safetensors", "torch", "transformers", "typer"},
     "load": {

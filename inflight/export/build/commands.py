@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
 
+from inflight.deployment import model_name
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
-from inflight.export.checkpoint import name_of
 from inflight.export.compile.request import EXAMPLES
 from inflight.export.data import Source
 from inflight.export.plan.commands import KvCache, Precision
@@ -118,7 +118,7 @@ def build(
             recall_prompts=recall_prompts,
             max_length=max_length,
         )
-        name = f"{name_of(model)}-{gpu}-{precision}"
+        name = f"{model_name(model)}-{gpu}-{precision}"
         output = output or _ARTIFACTS / "deployments" / name
         request = BuildRequest(
             model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),

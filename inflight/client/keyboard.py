@@ -1,0 +1,87 @@
+'''What is typed and pasted at a terminal, as whole messages. Knows nothing of conversations.
+
+A message is a line, a text that was pasted, or what stands between two """, of as many lines as there are.
+'''
+
+from __future__ import annotations
+
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+
+QUOTES = '"""'
+_BRACKETED_PASTE = ("\x1b[?2004h", "\x1b[?2004l")
+"""Has the terminal mark the beginning and the end of what is pasted, or no longer."""
+
+
+class Keyboard:
+    """Reads messages from the terminal that is standard input."""
+
+    def __init__(self) -> None:
+        keys = KeyBindings()
+        keys.add("escape", "enter")(_break_line)
+        shown = sys.stdout if sys.stdout.isatty() else sys.stderr
+        self._session: PromptSession[str] = PromptSession(
+            "> ",
+            output=create_output(stdout=shown),
+            multiline=Condition(lambda: _is_open(self._session.default_buffer.text)),
+            prompt_continuation="  ",
+            key_bindings=keys,
+        )
+
+    def read(self) -> str:
+        """Return the next message as it was given, its quotes included.
+
+        Raises:
+            EOFError: Ctrl-D, or the terminal has gone.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        return self._session.prompt()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Keep what is typed meanwhile for the next message, unseen; Ctrl-C is an interrupt as ever."""
+        before = termios.tcgetattr(sys.stdin)
+        try:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, _unseen(before))
+            self._write(_BRACKETED_PASTE[0])
+            yield
+        finally:
+            with suppress(termios.error, OSError):  # the terminal may have gone
+                self._write(_BRACKETED_PASTE[1])
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+    def _write(self, sequence: str) -> None:
+        self._session.output.write_raw(sequence)
+        self._session.output.flush()
+
+
+def _unseen(attributes: list[Any]) -> list[Any]:
+    """Return a terminal's attributes without echo and line editing, and with an interrupt that discards nothing."""
+    local = attributes[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
+    return [*attributes[:3], local, *attributes[4:]]
+
+
+def unquoted(message: str) -> str:
+    """Return what stands between the quotes that a message is in, or the message itself."""
+    text = message.strip()
+    if not text.startswith(QUOTES):
+        return text
+    return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+
+
+def _is_open(text: str) -> bool:
+    """Return whether quotes were opened and not closed: Enter then begins a line."""
+    text = text.strip()
+    return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
+
+
+def _break_line(event: KeyPressEvent) -> None:
+    event.current_buffer.insert_text("\n")

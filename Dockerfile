@@ -30,7 +30,7 @@ RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
 USER inflight
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=3 \
-    CMD [".venv/bin/python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')"]
+    CMD [".venv/bin/python", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8000/v2/health/ready')"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT [".venv/bin/inflight", "serve", "--host", "0.0.0.0"]
 CMD ["deployments/demo"]

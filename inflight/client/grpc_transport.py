@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from inflight import contract
+from inflight.addresses import is_loopback
 from inflight.client.answer import Outputs
 from inflight.client.errors import from_wire
 from inflight.client.reach import Health
@@ -36,7 +37,7 @@ class GrpcTransport:
     def _stub(self) -> GRPCInferenceServiceStub:
         if self._channel is None:  # not before the first call: a channel belongs to the event loop it is made in
             scheme, _, address = self._url.rpartition("://")
-            options = _channel_options(self._connect_timeout)
+            options = _channel_options(address, self._connect_timeout)
             if scheme == "grpcs":
                 self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
             else:
@@ -86,8 +87,11 @@ class GrpcTransport:
             self._channel = None
 
 
-def _channel_options(connect_timeout: float) -> list[tuple[str, int]]:
-    """Return channel options: no message limit, and a new try to connect whenever the client makes one."""
+def _channel_options(address: str, connect_timeout: float) -> list[tuple[str, int]]:
+    """Return channel options: no message limit, and a new try to connect whenever the client makes one.
+
+    A server on this machine is reached without the proxy that the environment may name for other hosts.
+    """
     return [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
@@ -95,6 +99,7 @@ def _channel_options(connect_timeout: float) -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),  # or clients of one process inherit each other's backoff
+        ("grpc.enable_http_proxy", int(not is_loopback(address))),
     ]
 
 

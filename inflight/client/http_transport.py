@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from inflight.addresses import direct_mounts
 from inflight.client.answer import Outputs
 from inflight.client.errors import ServerUnreachable, from_wire, http_status
 from inflight.client.reach import Health
@@ -32,7 +33,9 @@ class HttpTransport:
     def _client(self) -> httpx.AsyncClient:
         if self._http is None:  # not before the first call: connections belong to the event loop they are made in
             unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            self._http = httpx.AsyncClient(base_url=self._url, timeout=self._timeout, limits=unlimited)
+            self._http = httpx.AsyncClient(
+                base_url=self._url, timeout=self._timeout, limits=unlimited, mounts=direct_mounts(self._url)
+            )
         return self._http
 
     async def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:

@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 
-import httpx
 import psutil
 
+from inflight.addresses import read_directly
 from inflight.errors import EngineFailure
 from inflight.metrics import EXPORT
 from inflight.serve.server import TritonServer
@@ -165,6 +166,6 @@ def _exported(server: TritonServer) -> tuple[float, float]:
 def _page(server: TritonServer) -> str:
     url = f"http://{server.settings.host}:{server.settings.metrics_port}/metrics"
     try:
-        return httpx.get(url, timeout=10).raise_for_status().text
-    except httpx.HTTPError as error:
+        return read_directly(url, timeout_s=10).decode()
+    except (OSError, HTTPException) as error:
         raise EngineFailure(f"the metrics at {url} cannot be read: {error}") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from inflight.addresses import direct_mounts
 from inflight.errors import InflightError
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
@@ -41,8 +42,8 @@ class Prometheus:
             PrometheusError: it cannot be reached, is not Prometheus, or refuses the query; in its words.
         """
         try:
-            answer = httpx.get(f"{self._url}/api/v1/{path}", params=parameters, timeout=60)
-            body = answer.json()
+            with httpx.Client(mounts=direct_mounts(self._url), timeout=60) as client:
+                body = client.get(f"{self._url}/api/v1/{path}", params=parameters).json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise PrometheusError(f"{self._url} does not answer as Prometheus does: {error}") from None
         if not isinstance(body, dict) or body.get("status") != "success":

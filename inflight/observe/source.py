@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from inflight.addresses import direct_mounts
 from inflight.client.address import is_http
 from inflight.client.errors import RequestTimeout, ServerUnreachable
 from inflight.client.grpc_transport import GrpcTransport
@@ -63,7 +64,7 @@ class Source:
         self.url = url
         self.metrics = f"{host}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
         self._transport = (HttpTransport if is_http(url) else GrpcTransport)(url, ENGINE, patience_s)
-        self._http = httpx.AsyncClient(timeout=patience_s)
+        self._http = httpx.AsyncClient(timeout=patience_s, mounts=direct_mounts(self.metrics))
         self._patience_s = patience_s
 
     async def look(self) -> Look:

@@ -14,6 +14,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight.addresses import without_proxy_for_loopback
 from inflight.contract import TENSORRTLLM
 from inflight.errors import DeploymentError
 from inflight.manifest import TENSORRT_LLM_IMAGE
@@ -59,10 +60,14 @@ class TritonInstallation:
         """Return the environment in which the server and its stubs find this interpreter and its packages."""
         paths = [str(path) for path in self.loader_path]
         inherited = os.environ.get("LD_LIBRARY_PATH")
-        return os.environ | {
-            "LD_LIBRARY_PATH": ":".join(paths + ([inherited] if inherited else [])),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
-        }
+        return (
+            os.environ
+            | without_proxy_for_loopback()
+            | {
+                "LD_LIBRARY_PATH": ":".join(paths + ([inherited] if inherited else [])),
+                "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            }
+        )
 
 
 def _link_backend(target: Path, files: list[Path]) -> None:

@@ -16,12 +16,12 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from inflight.addresses import nearest_of, read_directly
 from inflight.contract import TENSORRTLLM, TRTLLM
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
@@ -146,7 +146,7 @@ class TritonServer:
             self.start()
 
     def _becomes_ready(self, deadline: float, on_wait: Callable[[], None]) -> bool:
-        probes = [f"http://{self.settings.host}:{self.settings.http_port}/v2/health/ready"]
+        probes = [f"http://{nearest_of(self.settings.host)}:{self.settings.http_port}/v2/health/ready"]
         if self.metrics:
             probes.append(self._metrics_url)
         # The process is checked too: another server on the same ports would answer the probe in its place.
@@ -184,7 +184,7 @@ class TritonServer:
 
     @property
     def _metrics_url(self) -> str:
-        return f"http://{self.settings.host}:{self.settings.metrics_port}/metrics"
+        return f"http://{nearest_of(self.settings.host)}:{self.settings.metrics_port}/metrics"
 
     def _shm_prefix(self) -> str:
         # Newer servers refuse to register a region whose name begins as the Python backend's own do.
@@ -259,10 +259,10 @@ def _require_free(host: str, name: str, port: int) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
-            return bool(response.status == 200)
+        read_directly(url)
     except (OSError, http.client.HTTPException):  # the latter: something else listens there
         return False
+    return True
 
 
 def _dies_with_parent() -> list[str]:

@@ -18,11 +18,11 @@ import socket
 import struct
 import subprocess
 import time
-import urllib.request
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 
+from inflight.addresses import read_directly
 from inflight.metrics import UPSTREAM
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,7 @@ def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | N
 def _is_idle(metrics: str) -> bool:
     """Return whether the engine has no request, as far as its metrics say."""
     try:
-        with urllib.request.urlopen(metrics, timeout=2) as response:
-            active = _ACTIVE.findall(response.read().decode())
+        active = _ACTIVE.findall(read_directly(metrics).decode())
     except (OSError, HTTPException):  # it ends meanwhile, also in the middle of its page
         return False
     return bool(active) and not any(map(float, active))

@@ -16,6 +16,7 @@ PURE = {"numpy", "pydantic", "yaml", "tokenizers", "jinja2"}
 LAYERS: dict[str, set[str]] = {
     # part of the package: the parts of the package that it may import
     "errors": set(),
+    "addresses": set(),
     "resources": set(),
     "sampling": {"errors"},
     "contract": set(),
@@ -48,6 +49,7 @@ LAYERS: dict[str, set[str]] = {
         "tracing",
     },
     "serve": {
+        "addresses",
         "compiled_engine",
         "contract",
         "deployment",
@@ -69,7 +71,7 @@ LAYERS: dict[str, set[str]] = {
         "speculation",
         "text",
     },
-    "client": {"contract", "errors"},
+    "client": {"addresses", "contract", "errors"},
     "report": {"errors", "resources", "serve"},
     "export": {
         "deployment",
@@ -99,6 +101,7 @@ LAYERS: dict[str, set[str]] = {
         "text",
     },
     "load": {
+        "addresses",
         "client",
         "deployment",
         "errors",
@@ -109,8 +112,9 @@ LAYERS: dict[str, set[str]] = {
         "resources",
         "serve",
     },
-    "monitoring": {"contract", "errors", "metrics", "report", "serve"},
+    "monitoring": {"addresses", "contract", "errors", "metrics", "report", "serve"},
     "observe": {
+        "addresses",
         "client",
         "contract",
         "deployment",

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-_HERE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+from inflight.addresses import is_loopback
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _cores(cpu_s: float, seconds: float) -> str:
 def find_server(url: str) -> int | None:
     """Return the process that listens at ``url`` on this machine; None: there is none to be seen."""
     parts = urlsplit(url if "://" in url else f"grpc://{url}")
-    if parts.hostname not in _HERE:
+    if not is_loopback(url):
         return None
     for one in psutil.net_connections(kind="tcp"):
         if one.status == psutil.CONN_LISTEN and one.laddr.port == parts.port and one.pid:

@@ -19,7 +19,7 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.choice import cuda_forward
 from inflight.engine.kv.memory import allocate_kv_memory
 from inflight.engine.kv_cache import BlockCopy, BlockTable
-from inflight.engine.models.packed import pack_linears
+from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.speculate.tree import ancestry
 from inflight.engine.stats import process_memory
@@ -100,13 +100,13 @@ class ModelRunner:
             for row in range(span.first + span.count - 1 - len(chunk.drafts), span.first + span.count)
         ]
         context = {
-            index: self._model.logits(hidden[span.first : span.first + span.count])
+            index: self._logits(hidden[span.first : span.first + span.count])
             for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
             if chunk.sequence.request.sampling.context_logits and not chunk.sequence.generated
         }
         if len(last) < len(hidden):
             hidden = hidden[to_device(np.array(last, np.int64), self.device)]
-        return self._model.logits(hidden), context
+        return self._logits(hidden), context
 
     @torch.inference_mode()
     def run_ahead(self, chunks: Sequence[Chunk], tokens: Tensor, copies: Sequence[BlockCopy]) -> Tensor:
@@ -118,7 +118,7 @@ class ModelRunner:
             copies: blocks to copy before.
         """
         (self.tier or self._kv).copy(copies)
-        return self._model.logits(self._forward(tokens, self._spans(chunks)))
+        return self._logits(self._forward(tokens, self._spans(chunks)))
 
     def warm_up(self, max_batch_size: int) -> None:
         """Prepare for steps of up to ``max_batch_size`` sequences: on a GPU, capture those that only decode."""
@@ -132,7 +132,14 @@ class ModelRunner:
         if self._kernels is not None and not any(span.paths for span in spans):  # the kernels know no trees
             return self._kernels(token_ids, spans)
         attend = PagedAttention(self._kv, spans, self._block_size)
-        return self._model(torch.as_tensor(token_ids, device=self.device), attend.positions, attend)
+        tokens = torch.as_tensor(token_ids, device=self.device)
+        return self._model(pad_rows(tokens), pad_rows(attend.positions), attend)[: len(tokens)]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 ``[tokens, vocab]`` of ``hidden [tokens, hidden]``."""
+        if self._kernels is not None:
+            return self._model.logits(hidden)
+        return self._model.logits(pad_rows(hidden))[: len(hidden)]
 
     def move(self, table: BlockTable, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of a sequence: ``pairs`` of from which token's place to which; all are read first."""

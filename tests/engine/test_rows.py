@@ -172,3 +172,21 @@ def test_logits_do_not_depend_on_the_batch(name: str, dtype: str) -> None:
         prompts.append(prompts.pop(0))
         alone, together = logits(prompts[:1]), logits(prompts)
         np.testing.assert_array_equal(alone, together)
+
+
+def test_steps_of_any_size_run_few_numbers_of_rows() -> None:
+    """oneDNN keeps a compiled product for each; a linear meets no more numbers than there are in so many octaves."""
+    engine = load(checkpoint("llama"), max_tokens_per_step=128, prefix_reuse=False)
+    met: dict[str, set[int]] = {}
+
+    def note(name: str, rows: int) -> None:
+        met.setdefault(name, set()).add(rows)
+
+    for name, module in engine._runner._model.named_modules():
+        if isinstance(module, PackedLinear):
+            module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, len(inputs[0])))
+    for size in range(1, 129):
+        run(engine, [ask([1] * size, 1, context_logits=True)])
+    assert "lm_head" in met
+    for name, rows in met.items():
+        assert rows == {*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *range(72, 129, 8)}, name

@@ -193,8 +193,9 @@ class PagedAttention:
         """Store keys and values, and attend. Tokens beyond the spans' are padding: nobody sees them."""
         count = self._count
         self._tensors.write(layer, self._new_slots, key[:count], value[:count])
-        if len(query) == count and len(self._rows) == 1 and not self._chunks:
-            return self._rows[0][1](layer, query, window, scale)
+        if len(self._rows) == 1 and not self._chunks:
+            seen = self._rows[0][1](layer, query[:count], window, scale)
+            return functional.pad(seen, (0, 0, 0, 0, 0, len(query) - count)) if len(query) > count else seen
         seen = torch.zeros_like(query)
         for tokens, rows in self._rows:
             seen[tokens] = rows(layer, query[tokens], window, scale)

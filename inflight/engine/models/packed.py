@@ -44,6 +44,20 @@ class PackedLinear(nn.Module):
         return product
 
 
+def pad_rows(x: Tensor) -> Tensor:
+    """Return ``x [rows, ...]`` with zeros behind it, up to one of the numbers of rows that models are run with.
+
+    Those are all up to 16, and eight from there to each double: at most an eighth more than there are. oneDNN compiles
+    a product for each number of rows that it meets, and keeps the last 1,024, of half a megabyte each. They lie on the
+    heap between the activations of the steps that brought them, and the gaps which those leave are lost to longer ones:
+    with a number for each length of a prompt, a process grows to gigabytes.
+    """
+    rows = len(x)
+    step = 1 << max(0, (rows - 1).bit_length() - 4)
+    missing = -rows % step
+    return functional.pad(x, (*[0, 0] * (x.dim() - 1), 0, missing)) if missing else x
+
+
 def pack_linears(model: nn.Module) -> None:
     """Pack all plain linears that can be; a weight that is an embedding too stays as it is beside that.
 

@@ -34,6 +34,8 @@ class TritonInstallation:
     """The Python stub for this interpreter's version."""
     loader_path: tuple[Path, ...]
     """What ``LD_LIBRARY_PATH`` must begin with."""
+    embedded: bool = False
+    """Whether it is the wheel's."""
 
     def assemble_backends(self, directory: Path) -> Path:
         """Fill ``directory`` with the Python backend and Inflight's backends, and return it."""
@@ -109,7 +111,7 @@ def _from_wheel() -> TritonInstallation:
         raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.10, 3.11 or 3.12")
     server = package / "tritonserver"
     libraries = (_libpython_directory(version), package.parent / "nvidia_pytriton.libs")
-    return TritonInstallation(server / "bin/tritonserver", server / "backends/python", stub, libraries)
+    return TritonInstallation(server / "bin/tritonserver", server / "backends/python", stub, libraries, embedded=True)
 
 
 def _libpython_directory(version: str) -> Path:

@@ -102,6 +102,9 @@ class TritonServer:
         runtime = Path(self._runtime.name)
         repository = prepare_repository(self.model_repository, self.deployment, runtime / "models")
         backends = self.installation.assemble_backends(runtime / "backends")
+        binary = self.installation.binary
+        if self.installation.embedded:
+            binary = shields.without_error_header(binary, runtime)
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
             METRICS_VARIABLE: "on" if self.metrics else "off",
@@ -112,7 +115,7 @@ class TritonServer:
             environment |= cpp_backend.environment(self.deployment)
         self._log = self.log_path.open("w")
         self._process = subprocess.Popen(
-            [*dies_with_parent, *roomy_stack, *self._command(backends, repository)],
+            [*dies_with_parent, *roomy_stack, *self._command(binary, backends, repository)],
             env=self.installation.environment() | environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -190,10 +193,10 @@ class TritonServer:
         # Newer servers refuse to register a region whose name begins as the Python backend's own do.
         return f"triton_python_backend_shm_region_inflight_{os.getpid()}_{self.settings.http_port}_"
 
-    def _command(self, backends: Path, repository: Path) -> list[str]:
+    def _command(self, binary: Path, backends: Path, repository: Path) -> list[str]:
         server = self.settings
         command = [
-            str(self.installation.binary),
+            str(binary),
             f"--model-repository={repository}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix()}",

@@ -2,6 +2,8 @@
 
 - A large stack for every thread of the server. Its HTTP front end keeps one entry for each chunk of a body, and one
   frame of its JSON parser for each level of nesting, on the stack: 8 MiB, the usual size, hold 25,000 levels.
+- No gRPC header ``triton_grpc_error``: with it, an error on a stream uses memory that is freed, and after some of them
+  the server crashes (mended in 2.68). No option switches it off: the server runs as a copy that looks for another name.
 - APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
 """
 
@@ -25,6 +27,8 @@ STACK_BYTES = 4 << 30
 """Most of each thread, and never more than a quarter of the machine's memory. A level of JSON takes about 310 bytes."""
 KEY = "see-server.open_apis-in-deployment.yaml"
 """The header that opens a closed API: its name is all that a refusal tells."""
+_HEADER = b"\0triton_grpc_error\0"
+"""As the server's binary has it: a C string of its own."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -67,3 +71,18 @@ def closed_apis(opened: Collection[str]) -> list[str]:
     closed = ",".join(api for api in get_args(OperatorsApi) if api not in opened)
     restriction = f"{closed}:{KEY}={secrets.token_hex(32)}"
     return [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"] if closed else []
+
+
+def without_error_header(binary: Path, directory: Path) -> Path:
+    """Return the server to run in place of ``binary``: a copy in ``directory`` that knows no ``triton_grpc_error``.
+
+    It looks for the name in capitals, which no header has: HTTP/2 allows small letters alone (RFC 9113, 8.2.1). A
+    binary that does not have the name once is returned as it is.
+    """
+    code = binary.read_bytes()
+    if code.count(_HEADER) != 1:
+        return binary
+    copy = directory / binary.name
+    copy.write_bytes(code.replace(_HEADER, _HEADER.upper()))
+    copy.chmod(0o755)
+    return copy

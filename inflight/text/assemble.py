@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from inflight.contract import PER_REQUEST_OUTPUTS
+from inflight.errors import InvalidRequest
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.trimmer import StreamText, TextChunk
 
@@ -33,7 +34,11 @@ class TextAssembler:
         Args:
             arrays: the engine's.
             request_id: of the client's request; Inflight's engines name their streams themselves.
+
+        Raises:
+            InvalidRequest: it is not what an engine sends. Any client can call this stage.
         """
+        require(arrays, "output_ids", "sequence_length", "stream_key")
         final = self.is_final(arrays)
         if not final and arrays["output_ids"].size == 0:  # a heartbeat
             return None
@@ -64,19 +69,26 @@ class TextAssembler:
     def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextChunk]:
         """Return a row's chunk, or those of its beams; these come whole, with the one response that there is."""
         key = int(arrays["stream_key"].reshape(-1)[row])
-        lengths = arrays["sequence_length"][row].reshape(-1).tolist()
-        beams = arrays["output_ids"][row].reshape(len(lengths), -1)
+        beams = self._beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
         stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
         if not final:
             self._streams[key] = stream
             while len(self._streams) > MAX_STREAMS:
                 self._streams.popitem(last=False)
-        streams = [stream, *(StreamText(self._tokenizer) for _ in lengths[1:])]
+        streams = [stream, *(StreamText(self._tokenizer) for _ in beams[1:])]
         limit, echo = _scalar(arrays, "text_limit", row), _scalar(arrays, "echo_length", row) or 0
-        return [
-            self._chunk(one, ids[:length].tolist(), echo, limit, final)
-            for one, ids, length in zip(streams, beams, lengths, strict=True)
-        ]
+        return [self._chunk(one, ids, echo, limit, final) for one, ids in zip(streams, beams, strict=True)]
+
+    def _beams(self, output_ids: np.ndarray, lengths: list[int]) -> list[list[int]]:
+        """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count."""
+        if len(lengths) != len(output_ids) or not all(0 <= length <= output_ids.shape[-1] for length in lengths):
+            raise InvalidRequest(f"sequence_length is {lengths}; it must fit output_ids, {list(output_ids.shape)}")
+        beams = [ids[:length].tolist() for ids, length in zip(output_ids, lengths, strict=True)]
+        size = self._tokenizer.config.vocab_size
+        for token in (edge for ids in beams if ids for edge in (min(ids), max(ids))):
+            if not 0 <= token < size:
+                raise InvalidRequest(f"output_ids has token {token}; it must be between 0 and {size - 1}")
+        return beams
 
     def _chunk(self, stream: StreamText, ids: list[int], echo: int, limit: int | None, final: bool) -> TextChunk:
         chunk = stream.push(ids[echo:], limit, final)
@@ -90,6 +102,13 @@ class TextAssembler:
         hidden = len(self._tokenizer.decode(ids[echo:])) - len(shown)
         whole = self._tokenizer.decode(ids)
         return whole[: len(whole) - hidden]
+
+
+def require(arrays: Mapping[str, np.ndarray], *names: str) -> None:
+    """Raise InvalidRequest by name for one of these that is absent."""
+    for name in names:
+        if name not in arrays:
+            raise InvalidRequest(f"{name} is missing; this stage takes what the engine's sends")
 
 
 def _scalar(arrays: Mapping[str, np.ndarray], name: str, row: int) -> int | None:

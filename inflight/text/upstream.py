@@ -20,7 +20,7 @@ import numpy as np
 from inflight.contract import ENSEMBLE_INPUTS, TENSORRTLLM
 from inflight.errors import InvalidRequest
 from inflight.inputs import Inputs
-from inflight.text.assemble import TextAssembler
+from inflight.text.assemble import TextAssembler, require
 from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
 from inflight.text.trimmer import TextChunk
 
@@ -77,6 +77,9 @@ class UpstreamAssembler(TextAssembler):
 
     def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
         """Return the client's arrays for one response of upstream's engine."""
+        require(
+            arrays, "output_ids", "last_token_time_ns", *(["num_input_tokens"] if "num_output_tokens" in arrays else [])
+        )
         echo = arrays["num_input_tokens"] if "num_output_tokens" in arrays else None
         added = {"stream_key": _stream_keys(arrays, request_id)} | ({} if echo is None else {"echo_length": echo})
         return super().assemble({**arrays, **added})

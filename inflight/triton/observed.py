@@ -160,7 +160,8 @@ class TracedAssembler:
         try:
             outputs = self._assembler.assemble(arrays, request_id)
         except Exception as error:
-            self._book(arrays, began, failure(error, request_id))
+            if "stream_key" in arrays:
+                self._book(arrays, began, failure(error, request_id))
             raise
         if outputs is not None:  # else it was a heartbeat
             self._book(arrays, began)

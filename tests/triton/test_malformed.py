@@ -113,6 +113,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"stop_word": "x"}, "did you mean 'stop_words'?"),
     ({"prompt": "x"}, "'prompt'"),
 ]
+FORGED = {"output_ids": np.ones((1, 1, 1), np.int32), "sequence_length": [1], "stream_key": [7]}
 # Over gRPC only: JSON cannot say them, or Triton's JSON reader judges first.
 TENSORS: list[tuple[str, dict[str, Any], str, str]] = [
     ("ensemble", {"text_input": b"\xff\xfe"}, INVALID, "text_input"),
@@ -180,6 +181,13 @@ TENSORS: list[tuple[str, dict[str, Any], str, str]] = [
         "bad_words_list",
     ),
     ("tensorrt_llm", {"stop": True}, INVALID, "request ID is not provided"),
+    ("tensorrt_llm", {"temperature": np.ones((0, 1), np.float32)}, "", "input byte size mismatch"),  # Triton's own
+    ("tokenizer", {"text_input": b"\xff"}, INVALID, "text_input is not valid UTF-8"),
+    ("tokenizer", {"max_tokens": 3}, INVALID, "text_input is missing"),
+    ("detokenizer", {"stream_key": [1]}, INVALID, "output_ids is missing"),
+    ("detokenizer", {"output_ids": np.ones((1, 1, 1), np.int32)}, INVALID, "sequence_length is missing"),
+    ("detokenizer", FORGED | {"output_ids": np.full((1, 1, 1), -5, np.int32)}, INVALID, "output_ids has token -5"),
+    ("detokenizer", FORGED | {"sequence_length": [9]}, INVALID, "sequence_length is [9]"),
 ]
 
 

@@ -71,3 +71,14 @@ def test_the_value_that_opens_an_api_differs_at_each_start() -> None:
     ]
     assert shields.closed_apis(["trace", "shared-memory"])[0].startswith("--http-restricted-api=logging:")
     assert shields.closed_apis(["trace", "shared-memory", "logging"]) == []
+
+
+def test_the_copy_of_the_server_knows_no_error_header(tmp_path: Path) -> None:
+    binary, directory = tmp_path / "tritonserver", tmp_path / "run"
+    directory.mkdir()
+    for text, found in ((b"x\0triton_grpc_error\0GRPC: triton_grpc_error mode\0", True), (b"x\0", False)):
+        binary.write_bytes(text)
+        run = shields.without_error_header(binary, directory)
+        assert (run != binary) is found
+        assert b"\0triton_grpc_error\0" not in run.read_bytes()
+        assert len(run.read_bytes()) == len(text)

@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import grpc as grpc_api
 import httpx
 import psutil
 import pytest
 import tritonclient.grpc as grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions
@@ -113,6 +115,20 @@ def test_the_memory_that_a_stage_shares_with_its_server_has_no_name(server: Runn
     for region in regions:
         assert region.startswith("triton_python_backend_shm_region_")
         assert not (Path("/dev/shm") / region).exists()
+
+
+def test_the_header_that_crashes_the_server_is_not_known_to_it(server: Running) -> None:
+    """Without the shield it crashes within 20 such errors."""
+    with grpc_api.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for model in ("ensemble", "tensorrt_llm"):
+            request = service_pb2.ModelInferRequest(model_name=model)
+            request.inputs.add(name="temperature", datatype="FP32", shape=[1, 1])
+            request.raw_input_contents.append(b"\0\0\0\0")
+            for _ in range(40):
+                [answer] = stub.ModelStreamInfer(iter([request]), metadata=(("triton_grpc_error", "true"),), timeout=60)
+                assert answer.error_message.startswith("INVALID_ARGUMENT") or "in ensemble" in answer.error_message
+    _still_serves(server)
 
 
 @pytest.mark.slow

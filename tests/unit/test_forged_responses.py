@@ -1,0 +1,50 @@
+"""Calls of the detokenizer that no engine makes: refused by name, and nothing of them stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.errors import InvalidRequest
+from inflight.text.assemble import TextAssembler
+from inflight.text.upstream import UpstreamAssembler
+from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
+
+SOUND = {
+    "output_ids": np.array([[[5, 6]]], np.int32),
+    "sequence_length": np.array([[2]], np.int32),
+    "stream_key": np.array([[1]], np.int64),
+}
+NONE: Any = None
+FORGED: list[tuple[dict[str, Any], str]] = [
+    ({"output_ids": NONE}, "output_ids is missing"),
+    ({"sequence_length": NONE}, "sequence_length is missing"),
+    ({"stream_key": NONE}, "stream_key is missing"),
+    ({"output_ids": np.array([[[-5, 6]]], np.int32)}, "output_ids has token -5"),
+    ({"output_ids": np.array([[[5, 2**31 - 1]]], np.int32)}, "output_ids has token 2147483647"),
+    ({"sequence_length": np.array([[3]], np.int32)}, r"sequence_length is \[3\]; it must fit output_ids, \[1, 2\]"),
+    ({"sequence_length": np.array([[-1]], np.int32)}, r"sequence_length is \[-1\]"),
+    ({"sequence_length": np.array([[1, 1]], np.int32)}, r"sequence_length is \[1, 1\]"),
+    ({"sequence_length": np.zeros((1, 0), np.int32)}, r"sequence_length is \[\]"),
+    ({"output_ids": np.zeros((1, 0, 2), np.int32), "finish_reason": np.array([[b"stop"]], object)}, "sequence_length"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), FORGED)
+def test_each_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    assembler = TextAssembler(make_tokenizer(FAMILIES[0]))
+    arrays = {name: array for name, array in (SOUND | changes).items() if array is not None}
+    with pytest.raises(InvalidRequest, match=said):
+        assembler.assemble(arrays)
+    assert len(assembler) == 0
+
+
+def test_what_upstreams_engine_always_sends_is_asked_for_by_name() -> None:
+    assembler = UpstreamAssembler(make_tokenizer(FAMILIES[0]))
+    with pytest.raises(InvalidRequest, match="last_token_time_ns is missing"):
+        assembler.assemble(SOUND, "a")
+    counted = {"last_token_time_ns": np.array([[0]], np.int64), "num_output_tokens": np.array([[2]], np.int32)}
+    with pytest.raises(InvalidRequest, match="num_input_tokens is missing"):
+        assembler.assemble(SOUND | counted, "a")

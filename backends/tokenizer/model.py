@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from functools import partial
 from typing import Any
 
 from inflight.contract import TENSORRTLLM
@@ -10,7 +12,9 @@ from inflight.text.prepare import PromptPreparer, RawRequest
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamPreparer
 from inflight.triton import adapter
+from inflight.triton.long_requests import LONG_BYTES, LongRequests
 from inflight.triton.observed import make_tracer, observed_preparer
+from inflight.triton.responses import Arrays
 from inflight.triton.stage_metrics import StageMetrics
 
 
@@ -26,29 +30,51 @@ class TritonPythonModel:
         with self._metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
         self._preparer = observed_preparer(preparer(tokenizer, deployment.limits), deployment, self._tracer)
+        self._counting = threading.Lock()
+        self._long = LongRequests()
         self._metrics.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a dynamic batch; each request succeeds or fails alone."""
+        """Answer a dynamic batch, long requests later; each request succeeds or fails alone."""
+        raw = [self._read(request) for request in requests]
+        short = [index for index, one in enumerate(raw) if one.text_bytes <= LONG_BYTES]
+        for one, request in zip(raw, requests, strict=True):
+            if one.text_bytes > LONG_BYTES:
+                self._long.put(one.text_bytes, partial(self._answer, one, adapter.TritonSender(request)))
+        answers: list[Any] = [None for _ in raw]
+        for index, result in zip(short, self._prepare([raw[index] for index in short]), strict=True):
+            answers[index] = (
+                adapter.error_response(result, raw[index].request_id)
+                if isinstance(result, Exception)
+                else adapter.response(result)
+            )
+        return answers
+
+    def _read(self, request: Any) -> RawRequest:
+        return RawRequest(adapter.read_arrays(request), adapter.read_parameters(request), request.request_id())
+
+    def _answer(self, raw: RawRequest, sender: adapter.TritonSender) -> None:
+        """Answer a long request; in a thread of its own."""
+        [result] = self._prepare([raw])
+        if isinstance(result, Exception):
+            sender.fail(result)
+        else:
+            sender.send(result, final=True)
+
+    def _prepare(self, raw: list[RawRequest]) -> list[Arrays | Exception]:
         began = time.perf_counter()
-        raw = [
-            RawRequest(adapter.read_arrays(request), adapter.read_parameters(request), request.request_id())
-            for request in requests
-        ]
         results = self._preparer.prepare(raw)
-        self._metrics.tokenizer.observe(time.perf_counter() - began)
+        if raw:
+            with self._counting:
+                self._metrics.tokenizer.observe(time.perf_counter() - began)
         for result in results:
             if isinstance(result, Exception):
                 self._metrics.count_refusal(result)
-        return [
-            adapter.error_response(result, request.request_id)
-            if isinstance(result, Exception)
-            else adapter.response(result)
-            for request, result in zip(raw, results, strict=True)
-        ]
+        return results
 
     def finalize(self) -> None:
-        """Stop exporting, and send the last spans."""
+        """End the threads, stop exporting, and send the last spans."""
+        self._long.close()
         self._metrics.close()
         if self._tracer is not None:
             self._tracer.close()

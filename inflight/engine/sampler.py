@@ -21,7 +21,8 @@ from torch import Tensor
 from inflight.engine.beam import num_candidates
 from inflight.engine.request import Request
 from inflight.engine.transfer import ToHost, to_device
-from inflight.errors import EngineFailure, InflightError, InvalidRequest
+from inflight.engine.validation import every_token_is_banned
+from inflight.errors import EngineFailure, InflightError
 from inflight.sampling import SamplingParams
 
 _NOT_NUMBERS, _ALL_BANNED = -1, -2
@@ -136,11 +137,7 @@ def choose(logits: Tensor, sequences: Rows[Row]) -> Choice:
 
 def no_token(token: int) -> InflightError:
     """Return the error that a sequence ends with for which no token was sampled; ``token`` is below 0."""
-    if token == _ALL_BANNED:
-        return InvalidRequest(
-            "embedding_bias, bad_words_list and min_tokens ban every token that could come next; they must leave one"
-        )
-    return EngineFailure("the model's logits are not numbers")
+    return every_token_is_banned() if token == _ALL_BANNED else EngineFailure("the model's logits are not numbers")
 
 
 def needs_tokens(sampling: SamplingParams) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest, UnsupportedFeature
+from inflight.sampling import SamplingParams
 
 
 def check_request(request: Request, vocab_size: int, max_length: int) -> None:
@@ -34,6 +37,21 @@ def check_request(request: Request, vocab_size: int, max_length: int) -> None:
         wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"{name} has token {wrong}; it must be between 0 and {vocab_size - 1}")
+    if len(_banned_for_good(sampling)) == vocab_size:
+        raise every_token_is_banned()
+
+
+def every_token_is_banned() -> InvalidRequest:
+    """Return what a request ends with that leaves no token to choose from, whether at once or later."""
+    return InvalidRequest(
+        "embedding_bias, bad_words_list and min_tokens ban every token that could come next; they must leave one"
+    )
+
+
+def _banned_for_good(sampling: SamplingParams) -> set[int]:
+    """Return the tokens that can come nowhere in a request's output."""
+    alone = {bad[0] for bad in sampling.bad_sequences if len(bad) == 1}
+    return alone | {token for token, bias in sampling.logit_bias.items() if bias == -math.inf}
 
 
 def check_portable(request: Request, has_tokenizer: bool, by_client: bool, keeps_blocks: bool) -> None:

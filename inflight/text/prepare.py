@@ -21,6 +21,7 @@ from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]
+_TEXTS = ("text_input", "messages", "chat_template_kwargs")
 _WORDS = ("stop_words", "bad_words", "embedding_bias_words")
 _KNOWN = [tensor.name for tensor in ENSEMBLE_INPUTS]
 
@@ -32,6 +33,12 @@ class RawRequest:
     arrays: Mapping[str, np.ndarray]
     parameters: Mapping[str, object]
     request_id: str = ""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the prompts, or of the chats and what goes with them."""
+        texts = [self.arrays[name] for name in _TEXTS if name in self.arrays]
+        return sum(len(text) for array in texts for text in array.reshape(-1))
 
 
 @dataclass(frozen=True)

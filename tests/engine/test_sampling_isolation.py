@@ -162,12 +162,10 @@ _ALL = dict.fromkeys(range(VOCAB), -math.inf)
 @pytest.mark.parametrize(
     "banned",
     [
-        {"logit_bias": _ALL},
-        {"bad_sequences": tuple((token,) for token in range(VOCAB))},
         {"logit_bias": {**_ALL, 7: 0.0}, "bad_sequences": ((4, 7),)},
         {"logit_bias": {**_ALL, 7: 0.0}, "end_ids": frozenset({7}), "min_tokens": 2},
     ],
-    ids=["bias", "bad words", "both", "min_tokens"],
+    ids=["bad words", "min_tokens"],
 )
 def test_a_request_that_bans_every_token_fails_alone(banned: dict[str, Any], options: dict[str, Any]) -> None:
     engine = load(checkpoint("llama"))
@@ -178,6 +176,16 @@ def test_a_request_that_bans_every_token_fails_alone(banned: dict[str, Any], opt
     assert "embedding_bias, bad_words_list and min_tokens ban every token" in str(error)
     assert not outputs[impossible.key].tokens
     assert outputs[good.key].tokens == _alone(1)[:6]
+
+
+@pytest.mark.parametrize("more", [{}, {"bad_sequences": ((7,),)}], ids=str)
+def test_one_that_can_never_have_a_token_is_refused(more: dict[str, Any]) -> None:
+    engine, bias = load(checkpoint("llama")), dict(_ALL)
+    if more:
+        del bias[7]
+    with pytest.raises(InvalidRequest, match="ban every token"):
+        engine.validate(ask([3, 4], 6, logit_bias=bias, **more))
+    engine.validate(ask([3, 4], 6, logit_bias={**bias, 8: 0.0}, **more))
 
 
 def test_bad_words_of_several_lengths_are_banned_where_they_would_be_completed() -> None:

@@ -1,0 +1,47 @@
+"""Prepares long requests beside the short ones: tokenizing megabytes of text takes seconds, in which others get theirs.
+
+The shortest goes first, so that a long prompt waits for none that is longer but those that are at work already. The
+threads have a lower priority for the CPU than whatever else the machine does: the engine's steps and short prompts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from queue import PriorityQueue
+
+LONG_BYTES = 16_384
+"""A request with more text than this is long: tokenizing this much takes about as long as a few steps of the engine."""
+_NICENESS = 10
+"""Added to the threads' own; they get about a tenth of a core that others want too (sched(7))."""
+
+
+class LongRequests:
+    """Threads, and what they have to do."""
+
+    def __init__(self) -> None:
+        self._waiting: PriorityQueue[tuple[int, int, Callable[[], None] | None]] = PriorityQueue()
+        self._order = itertools.count()
+        count = max(2, (os.cpu_count() or 1) // 2)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"long-requests-{index}", daemon=True) for index in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, size: int, task: Callable[[], None]) -> None:
+        """Have ``task`` done when nothing waits whose ``size`` is smaller; it must not raise."""
+        self._waiting.put((size, next(self._order), task))
+
+    def close(self) -> None:
+        """End the threads, each after what it is at; Triton has waited for requests before."""
+        for _ in self._threads:
+            self._waiting.put((-1, next(self._order), None))
+
+    def _run(self) -> None:
+        thread = threading.get_native_id()  # to Linux, whose threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
+        while (task := self._waiting.get()[2]) is not None:
+            task()

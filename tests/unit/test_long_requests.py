@@ -1,0 +1,42 @@
+"""Long requests are prepared aside: the shortest first, and with less of the CPU than all else gets."""
+
+from __future__ import annotations
+
+import os
+import threading
+from queue import Queue
+
+from inflight.triton.long_requests import LongRequests
+
+
+def test_the_shortest_goes_first() -> None:
+    requests, gate, done = LongRequests(), threading.Semaphore(0), Queue[int]()
+    started = Queue[int]()
+
+    def hold() -> None:
+        started.put(0)
+        gate.acquire()
+
+    held = len(requests._threads)
+    for _ in range(held):
+        requests.put(0, hold)
+    for _ in range(held):
+        started.get(timeout=60)
+    for size in (30, 10, 20):
+        requests.put(size, lambda size=size: done.put(size))
+    gate.release()  # one thread goes on, and does them one after the other
+    assert [done.get(timeout=60) for _ in range(3)] == [10, 20, 30]
+    gate.release(held)
+    requests.close()
+    for thread in requests._threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_they_get_less_of_the_cpu() -> None:
+    requests, seen = LongRequests(), Queue[int]()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    requests.put(1, lambda: seen.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    assert seen.get(timeout=60) > own
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+    requests.close()

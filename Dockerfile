@@ -24,7 +24,7 @@ RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
       cp "${EXTRA_CA_BUNDLE}" /usr/local/share/ca-certificates/extra.crt && update-ca-certificates \
       && export PIP_CERT=/etc/ssl/certs/ca-certificates.crt; \
     fi \
- && make setup EXTRAS=engine PIP_FLAGS=--no-cache-dir \
+ && make setup EXTRAS=engine,serve PIP_FLAGS=--no-cache-dir \
  && useradd --uid 10001 --home-dir /opt/inflight inflight
 
 USER inflight

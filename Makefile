@@ -1,48 +1,37 @@
-# The verbs of this project. `make setup` makes .venv; every other target needs it.
+# The verbs of this project. Each brings into .venv what it needs, the first time that it runs.
 PYTHON ?= python3
+# More options of pip, e.g. PIP_FLAGS="--extra-index-url URL".
 PIP_FLAGS ?=
-EXTRAS ?= engine,build,load,dev
+export PIP_FLAGS
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+SETUP = @$(PYTHON) scripts/setup.py
+EVERYTHING := engine,serve,load,build,dev
 
 .PHONY: setup serve demo engine test test-fast lint contract dashboards gpu-test gpu-bench train-demo train-draft clean
 
-setup: $(STAMP)
+# Everything, or what is named: make setup EXTRAS=engine,serve
+EXTRAS ?= $(EVERYTHING)
+setup:
+	$(SETUP) $(EXTRAS)
 
-define SYSTEM_CHECK
-import importlib.util, pathlib, sys, sysconfig
-version = "%d.%d" % sys.version_info[:2]
-if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-    sys.exit("Python %s is not supported: use 3.10, 3.11 or 3.12, e.g. make serve PYTHON=python3.11" % version)
-library = "libpython%s.so.1.0" % version
-places = [sys.base_prefix + "/lib", "/usr/lib/" + (sysconfig.get_config_var("MULTIARCH") or ""), "/usr/lib64"]
-missing = [] if importlib.util.find_spec("ensurepip") else ["python%s-venv" % version]
-missing += [] if any(pathlib.Path(p, library).is_file() for p in places) else ["libpython%s" % version]
-sys.exit("missing system packages; install them with: apt-get install " + " ".join(missing) if missing else 0)
-endef
-export SYSTEM_CHECK
-
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c "$$SYSTEM_CHECK"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	$(BIN)/pip install --quiet $(PIP_FLAGS) --no-deps nvidia-pytriton==0.7.0
-	@touch $@
-
-serve: setup
+serve:
+	$(SETUP) engine,serve
 	@exec $(BIN)/inflight serve $(ARGS)
 
-demo: setup
+demo:
+	$(SETUP) engine,serve
 	@exec $(BIN)/inflight demo
 
 # make engine MODEL=path/to/checkpoint GPU=h100 PRECISION=fp8 ARGS="--kl-budget 0.01"
 MODEL ?= deployments/demo/model
-engine: setup
+engine:
+	$(SETUP) engine,build
 	@$(BIN)/python build/build_engine.py --model $(MODEL) $(if $(GPU),--gpu $(GPU)) \
 	    $(if $(PRECISION),--precision $(PRECISION)) $(ARGS)
 
-lint: setup
+lint:
+	$(SETUP) $(EVERYTHING)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -51,24 +40,28 @@ lint: setup
 # them mostly waits. ARGS are pytest's, of one run without workers.
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
 TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
-test: setup
+test:
+	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
 	$(TOGETHER) -n $$(($(WORKERS) + 1)) -m "not alone and not docker" || status=1; \
 	$(BIN)/pytest -m "alone or docker" || status=1; \
 	exit $$status)
 
-test-fast: setup
+test-fast:
+	$(SETUP) $(EVERYTHING)
 	@status=0; \
 	$(TOGETHER) -n $(WORKERS) -m "not slow and not alone and not docker" || status=1; \
 	$(BIN)/pytest -m "not slow and alone" || status=1; \
 	exit $$status
 
-contract: setup
+contract:
+	$(SETUP)
 	$(BIN)/python -m inflight.serve.pbtxt model_repository
 	$(BIN)/python -m inflight.serve.reference docs
 
 # make dashboards RUNBOOKS=https://wiki.example/runbooks
-dashboards: setup
+dashboards:
+	$(SETUP) dev
 	$(BIN)/python -m inflight.monitoring.rules monitoring/rules $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
 	$(BIN)/python -m inflight.monitoring.dashboards monitoring/dashboards $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
 
@@ -81,10 +74,12 @@ gpu-test:
 gpu-bench:
 	@TRITON_INTERPRET=0 PYTHONPATH=. $(GPU_PYTHON) -m inflight.bench.gpu --output docs/results/gpu $(ARGS)
 
-train-demo: setup
+train-demo:
+	$(SETUP) $(EVERYTHING)
 	$(BIN)/python build/train_demo.py
 
-train-draft: setup
+train-draft:
+	$(SETUP) $(EVERYTHING)
 	$(BIN)/python build/train_draft.py
 
 clean:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # PyTorch is loaded by the command that needs it, and not by 
     from inflight.bench.setting import Setting
 
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "the benchmarks need the extras `engine`, `build`, `load` and `dev`"
 _HEADLINES = (
     "batching",
     "paging",
@@ -69,7 +68,7 @@ class _Place:
 
     def setting(self, quick: bool = False) -> Setting:
         """Return what measurements are told."""
-        with one_line_errors(_console, _NEEDS):
+        with one_line_errors(_console):
             from inflight.bench.setting import Setting
 
         return Setting(self.checkpoints, _console.print, quick, self.device, self.threads)
@@ -93,7 +92,7 @@ def engine(
     output: Output = None,
 ) -> None:
     """Measure decode and prefill beside transformers' generate and continuous batching, and profile the steps."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         from inflight.bench.checkpoints import SHAPES
         from inflight.bench.speed import Lengths, measure_speed
 
@@ -122,7 +121,7 @@ def headlines(
     for name in names or ():
         if name not in _HEADLINES:
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(_HEADLINES)}", param_hint="NAMES")
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         from inflight.bench.headlines.catalogue import HEADLINES
 
     place = _Place(checkpoints, device, threads)
@@ -137,7 +136,7 @@ def scheduler(
     output: Output = None,
 ) -> None:
     """Measure what the scheduler itself takes of a step, with up to 512 sequences running and 2,000 waiting."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         from inflight.bench.scheduler import measure_scheduler
 
     command = f"inflight bench scheduler --steps {steps}"
@@ -152,7 +151,7 @@ def soak(
     output: Output = None,
 ) -> None:
     """Send very many short requests; fail if memory grows, or if a block is missing at an idle moment."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         from inflight.bench.soak import soak as run
         from inflight.bench.soak import soak_result
 
@@ -164,7 +163,7 @@ def soak(
         return [result]
 
     _run(results, place.command("soak", f"--requests {requests}"), output, _ENGINE_PAGE)
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         if not flat[0]:
             raise EngineFailure("memory grows, or too few requests were sent to tell that it does not")
 
@@ -177,7 +176,7 @@ def _run(
     measure: Callable[[], Sequence[Result]], command: str, output: Path | None, page: tuple[str, str, Sequence[str]]
 ) -> None:
     """Measure, show, and write to ``output``; a failure is one line."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         for result in measure():
             print_table(result.title, result.rows)
             _console.print(result.finding, result.caveat, "", sep="\n", markup=False, soft_wrap=True)

@@ -40,7 +40,7 @@ async def served_model(engine: EngineTransport) -> ServedModel | None:
     """Return what the server says of its model; None if it does not tell (``observability.inspection``)."""
     try:
         return await asyncio.wait_for(_ask(engine), _PATIENCE_S)
-    except (InflightError, asyncio.TimeoutError, LookupError, TypeError, ValueError):
+    except (TimeoutError, InflightError, LookupError, TypeError, ValueError):
         return None
     finally:
         await engine.close()

@@ -75,7 +75,7 @@ async def _why_silent(address: Address, connect: Connect) -> str:
         opened = asyncio.open_connection(address.host, address.port)
         _, writer = await asyncio.wait_for(opened, _PROBE_S)
         writer.close()
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return f"no answer from {address.place} within {_PROBE_S:g} s; {START}"
     except OSError as error:
         return f"no server answers at {address.place} ({_reason(error)}); {START}"
@@ -128,7 +128,7 @@ async def _tls_problem(address: Address) -> Exception | None:
         opened = asyncio.open_connection(address.host, address.port, ssl=ssl.create_default_context())
         _, writer = await asyncio.wait_for(opened, _PROBE_S)
         writer.close()
-    except (OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, OSError) as error:
         return error
     return None
 

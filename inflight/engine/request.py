@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from inflight.errors import InflightError
 from inflight.sampling import SamplingParams
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended. Every sequence ends exactly once, with one of these or with an error."""
 
     STOP = "stop"

@@ -19,7 +19,6 @@ from inflight.resources import DEMO
 
 bench = typer.Typer(help="Measure Inflight.", no_args_is_help=True)
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "the benchmarks need the extras `engine` and `load`"
 
 
 @bench.callback()
@@ -98,7 +97,7 @@ def observability(
 
 def _report(measure: Callable[[], Iterable[Any]], title: str, command: str, output: Path | None) -> None:
     """Measure, show a row for each result (a dataclass), and write them to ``output``; a failure is one line."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         rows = [asdict(result) for result in measure()]
     print_table(title, rows)
     if output is not None:

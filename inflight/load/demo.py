@@ -22,7 +22,6 @@ QUESTIONS = (
     "What is Inflight?",
 )
 _console = Console(highlight=False)
-_NEEDS = "the demo needs the extra `engine`"
 
 
 def demo(
@@ -32,7 +31,7 @@ def demo(
     """Serve a deployment on free ports, ask three questions, show answers and speeds, and stop."""
     http, grpc, metrics = free_ports(3)
     directory = bundled(directory)
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         deployment = override_server(
             load_deployment(directory), {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
         )

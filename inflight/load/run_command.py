@@ -32,7 +32,6 @@ from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "load tests need the extra `load`"
 _READY_S = 5.0
 """How long a server that is there may take to be ready."""
 _PORTS = ("http_port", "grpc_port", "metrics_port")
@@ -80,7 +79,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a load test; write figures, every request and a report. Ctrl-C ends it with what was measured."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         check_target(url, serve, deployment)
         settings = load_scenario(scenario)
         settings = settings if duration_scale == 1 else settings.scaled(duration_scale)
@@ -215,12 +214,8 @@ def _conclude(result: LoadResult, output: Path) -> None:
     good, text = verdict(result)
     _console.print(text, style=None if good else "yellow", markup=False, soft_wrap=True)
     write_result(output, result)
-    try:
-        from inflight.load.report import report_page
-    except ImportError:
-        raise ScenarioError(
-            f"{output} has the figures; the report draws with matplotlib: install the extra `load`"
-        ) from None
+    from inflight.load.report import report_page
+
     _console.print(f"{write_report(output, report_page(result))}", markup=False, soft_wrap=True)
 
 

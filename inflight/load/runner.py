@@ -173,7 +173,7 @@ class Runner:
         """Wait until a time of the load's clock, or until stopped."""
         try:
             await asyncio.wait_for(self._stopped.wait(), max(0.0, until - self.clock()))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return
 
     async def _drain(self) -> None:

@@ -6,7 +6,7 @@ It says what there is to say; the requests are made from it by ``workload``, and
 from __future__ import annotations
 
 import math
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,6 @@ from inflight.load.arrivals import Phase, starts
 from inflight.load.lengths import Lengths
 from inflight.load.settings import DIRECTORY, FileSection, Section, file_sections
 from inflight.resources import SCENARIOS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class ScenarioError(InflightError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,6 @@ from inflight.monitoring.prometheus import Prometheus
 from inflight.report.failures import one_line_errors
 
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "the pictures need the extra `load`"
 
 
 def dashboards(
@@ -28,11 +27,11 @@ def dashboards(
     until: Annotated[datetime | None, typer.Option(help="The end of it, in UTC; now by default.")] = None,
 ) -> None:
     """Draw the dashboards from a running Prometheus, without Grafana."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         from inflight.monitoring.render import render
 
-    end = time.time() if until is None else until.replace(tzinfo=timezone.utc).timestamp()
-    with one_line_errors(_console, _NEEDS), _console.status("asking Prometheus") as status:
+    end = time.time() if until is None else until.replace(tzinfo=UTC).timestamp()
+    with one_line_errors(_console), _console.status("asking Prometheus") as status:
         for path in render(Prometheus(prometheus), output, end - 60 * minutes, end):
             _console.print(f"wrote {path}", soft_wrap=True, markup=False)
             status.update("drawing")

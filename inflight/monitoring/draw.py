@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -190,9 +190,9 @@ def _table(axes: Axes, panel: Panel, data: Data, window: Window) -> None:
 
 def _style(axes: Axes, panel: Panel, window: Window) -> None:
     axes.set_xlim(*_times([window.start, window.end]))
-    locator = AutoDateLocator(minticks=3, maxticks=7 if panel.width <= 8 else 12, tz=timezone.utc)
+    locator = AutoDateLocator(minticks=3, maxticks=7 if panel.width <= 8 else 12, tz=UTC)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=timezone.utc, show_offset=False))
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC, show_offset=False))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     scale: Unit = "short" if axis_unit(panel.unit) else panel.unit
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value, scale)))
@@ -214,7 +214,7 @@ def _set_inside(axes: Axes, left: float, bottom: float) -> None:
 
 
 def _times(seconds: list[float]) -> list[Any]:
-    return [datetime.fromtimestamp(one, timezone.utc) for one in seconds]
+    return [datetime.fromtimestamp(one, UTC) for one in seconds]
 
 
 def _color(index: int) -> str:

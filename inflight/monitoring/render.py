@@ -6,7 +6,7 @@ Layout and queries are those of Grafana's dashboards; what it looks like is not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _figure(board: Dashboard, prometheus: Prometheus, window: Window, interval_s
     height = _HEAD + sum(_ROW + _bottom(panels) * _UNIT for _, panels in placed)
     figure = new_figure(COLUMNS * _COLUMN, height, layout=None)
     figure.set_facecolor(SHADE)
-    first, last = (datetime.fromtimestamp(at, timezone.utc) for at in (window.start, window.end))
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (window.start, window.end))
     _text(figure, 0.02, 0.3, board.title, size=17, weight="bold")
     _text(figure, 0.02, 0.58, f"{board.description}  {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC", color=MUTED)
     top = _HEAD

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # PyTorch is loaded by the command that needs it, and not by 
 
 TRACE, RESULT = "trace.json.gz", "profile.json"
 _errors = Console(stderr=True, highlight=False)
-_NEEDS = "a profile needs the extra `engine`"
 
 
 def profile(
@@ -40,7 +39,7 @@ def profile(
     output: Annotated[Path, typer.Option(help=f"Where {TRACE} and {RESULT} go.")] = Path("artifacts/profile"),
 ) -> None:
     """Profile the portable engine in this process, without Triton, under a load of random prompts."""
-    with one_line_errors(_errors, _NEEDS):
+    with one_line_errors(_errors):
         deployment = load_deployment(bundled(directory))
         _check(deployment, streams, prompt_tokens, shared_prefix)
         _make(output)

@@ -80,7 +80,7 @@ class Source:
     async def _snapshot(self) -> Snapshot | InflightError:
         try:
             return Snapshot.from_json(await asyncio.wait_for(self._inspect(), self._patience_s))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return RequestTimeout(f"{self.url}: no snapshot within {self._patience_s:g} s")
         except InflightError as error:
             return error

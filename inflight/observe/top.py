@@ -27,7 +27,6 @@ from inflight.report.failures import one_line_errors
 
 _PICTURE_COLUMNS = 110
 _errors = Console(stderr=True, highlight=False)
-_NEEDS = "it needs what Inflight is installed with"
 
 
 def top(
@@ -54,7 +53,7 @@ def top(
         raise typer.BadParameter(f"--svg {svg}: {svg.parent} is not a folder that can be written to")
     if not once and not sys.stdout.isatty():
         raise typer.BadParameter("standard output is not a terminal: use --once")
-    with suppress(KeyboardInterrupt), one_line_errors(_errors, _NEEDS):
+    with suppress(KeyboardInterrupt), one_line_errors(_errors):
         asyncio.run(_once(url, metrics, interval, after or interval, svg) if once else _live(url, metrics, interval))
 
 

@@ -9,15 +9,22 @@ import typer
 from rich.console import Console
 
 from inflight.errors import InflightError
+from inflight.resources import how_to_install
+
+EXTRAS = {
+    "torch": "engine",
+    "safetensors": "engine",
+    "locust": "load",
+    "modelopt": "build",
+    "transformers": "build",
+    "triton": "dev",
+}
+"""The optional dependencies that commands import, each with the extra that brings it."""
 
 
 @contextmanager
-def one_line_errors(console: Console, needs: str) -> Iterator[None]:
-    """Tell an error of what is within, and end.
-
-    Args:
-        console: of the standard error.
-        needs: what must be installed, as the end of the sentence that says so.
+def one_line_errors(console: Console) -> Iterator[None]:
+    """Tell an error of what is within on ``console``, that of the standard error, and end.
 
     Raises:
         typer.Exit: there was an error.
@@ -25,7 +32,7 @@ def one_line_errors(console: Console, needs: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        text = f"{error.name} is not installed; {needs}"
+        text = _how_to_get(str(error.name))
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except InflightError as error:
@@ -34,3 +41,8 @@ def one_line_errors(console: Console, needs: str) -> Iterator[None]:
         return
     console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=not console.is_terminal)
     raise typer.Exit(1)
+
+
+def _how_to_get(module: str) -> str:
+    extra = EXTRAS.get(module.partition(".")[0])
+    return f"{module} is not installed" + (f"; it comes with: {how_to_install(extra)}" if extra else "")

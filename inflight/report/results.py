@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -31,7 +31,7 @@ def provenance() -> dict[str, str | int]:
     return {
         "commit": _commit(),
         "machine": f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores",
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
 

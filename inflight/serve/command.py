@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ _CHECKPOINT = "config.json"
 _console = Console(stderr=True, highlight=False)
 
 
-class LogFormat(str, Enum):
+class LogFormat(StrEnum):
     """Values of ``--log-format``."""
 
     TEXT = "text"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import sys
 import sysconfig
@@ -92,6 +93,16 @@ def find_installation(path: Path | None = None) -> TritonInstallation:
     return _from_wheel()
 
 
+def require_engine(kind: str) -> None:
+    """Look for what an engine of this ``kind`` computes with, which a stage would look for in vain.
+
+    Raises:
+        DeploymentError: it is missing; one line that says how to install it.
+    """
+    if kind == "pytorch" and importlib.util.find_spec("torch") is None:
+        raise DeploymentError(f"the portable engine needs PyTorch: `{how_to_install('engine')}`")
+
+
 def _installed(root: Path) -> TritonInstallation:
     python = root / "backends/python"
     for part in (root / "bin/tritonserver", python / "libtriton_python.so", python / "triton_python_backend_stub"):
@@ -103,12 +114,18 @@ def _installed(root: Path) -> TritonInstallation:
 def _from_wheel() -> TritonInstallation:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        raise DeploymentError(f"there is no Triton server: `{how_to_install('serve')}`, or name one with --triton")
+        if platform.machine() != "x86_64":
+            raise DeploymentError(
+                f"there is no Triton server to install on {platform.machine()}; name one with --triton"
+            )
+        raise DeploymentError(
+            f"there is no Triton server: `{how_to_install('engine', 'serve')}`, or name one with --triton"
+        )
     package = Path(spec.origin).parent
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = package / f"tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"
     if not stub.is_file():
-        raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.10, 3.11 or 3.12")
+        raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.11 or 3.12")
     server = package / "tritonserver"
     libraries = (_libpython_directory(version), package.parent / "nvidia_pytriton.libs")
     return TritonInstallation(server / "bin/tritonserver", server / "backends/python", stub, libraries, embedded=True)

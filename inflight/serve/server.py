@@ -29,7 +29,7 @@ from inflight.manifest import check_deployment
 from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE
 from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import cpp_backend, shields
-from inflight.serve.installation import TritonInstallation, find_installation
+from inflight.serve.installation import TritonInstallation, find_installation, require_engine
 from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
 from inflight.serve.repository import prepare_repository
@@ -96,6 +96,7 @@ class TritonServer:
         kind = self.deployment.engine.kind
         if kind in (TRTLLM, TENSORRTLLM):
             check_deployment(self.directory)
+        require_engine(kind)
         for name in ("http_port", "grpc_port", *(["metrics_port"] if self.metrics else [])):
             _require_free(self.settings.host, name, getattr(self.settings, name))
         self._runtime = tempfile.TemporaryDirectory(prefix="inflight-")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +36,7 @@ REBUILD = "inflight build llama --gpu h100 --precision fp8"
 def manifest(flow: str = "tensorrt", **changes: Any) -> Manifest:
     engine = {"portable": "pytorch"}.get(flow, "trtllm")
     values: dict[str, Any] = {
-        "created": datetime(2026, 7, 1, tzinfo=timezone.utc),
+        "created": datetime(2026, 7, 1, tzinfo=UTC),
         "command": REBUILD,
         "engine": engine,
         "flow": flow,

@@ -1,9 +1,10 @@
-"""What runs with the base dependencies and one extra alone: the container image has only ``engine``."""
+"""What runs with the extras that serving needs, and how a command says that it needs another."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
@@ -12,10 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from inflight.report.failures import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -57,9 +55,10 @@ def _installed_by(requirements: Iterable[str]) -> set[str]:
     return {name for name, _ in found}
 
 
-def _beyond(extra: str) -> set[str]:
-    """Return the top-level modules installed here that the base and ``extra`` do not install."""
-    kept = _installed_by([*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]) | {PROJECT["name"]}
+def _beyond(*extras: str) -> set[str]:
+    """Return the top-level modules installed here that the base and ``extras`` do not install."""
+    optional = [one for extra in extras for one in PROJECT["optional-dependencies"][extra]]
+    kept = _installed_by([*PROJECT["dependencies"], *optional]) | {PROJECT["name"]}
     return {
         module
         for module, names in packages_distributions().items()
@@ -69,19 +68,32 @@ def _beyond(extra: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def refused() -> str:
-    """Every module that the container image has not, comma-separated."""
-    return ",".join(sorted(_beyond("engine")))
+    """Every module that `make serve` and the container image do without, comma-separated."""
+    return ",".join(sorted(_beyond("engine", "serve")))
 
 
-def test_what_the_image_lacks_is_known(refused: str) -> None:
+def test_what_serving_does_without_is_known(refused: str) -> None:
     lacking = set(refused.split(","))
-    assert {"matplotlib", "locust", "transformers", "modelopt", "pytest", "hypothesis"} <= lacking
-    assert "grafana_foundation_sdk" in lacking
-    assert not lacking & {"inflight", "torch", "numpy", "grpc", "google", "sympy", "typer", "click"}
+    assert {"locust", "transformers", "modelopt", "pytest", "hypothesis", "grafana_foundation_sdk"} <= lacking
+    assert not lacking & {"inflight", "torch", "numpy", "matplotlib", "grpc", "google", "sympy", "typer", "click"}
+    assert not lacking & {"pytriton"}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
-def test_the_image_has_all_that_the_command_imports(words: list[str], refused: str) -> None:
+def test_serving_has_all_that_the_command_imports(words: list[str], refused: str) -> None:
     done = subprocess.run([sys.executable, "-c", RUN, refused, *words], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: inflight" in done.stdout
+
+
+def test_a_command_that_needs_more_says_how_to_install_it(refused: str) -> None:
+    command = [sys.executable, "-c", RUN, refused, "bench", "engine"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.endswith("inflight: transformers is not installed; it comes with: make setup EXTRAS=build\n")
+
+
+@pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
+def test_the_extra_that_is_named_brings_the_module(module: str, extra: str) -> None:
+    names = {canonicalize_name(name) for name in packages_distributions()[module]}
+    assert names & _installed_by(PROJECT["optional-dependencies"][extra])

@@ -28,7 +28,6 @@ from inflight.report.failures import one_line_errors
 from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "a build needs the extras `engine` and `build`"
 _ARTIFACTS = Path("artifacts")
 _LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Precision of single layers"
 
@@ -103,7 +102,7 @@ def build(
     work: Work = _ARTIFACTS / "build",
 ) -> None:
     """Plan, quantize, compile and verify; write a deployment that `inflight serve` serves."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         if gpu == "auto":
             gpu, gpus = gpu_here(), gpus or len(Machine.detect().gpus) or None
         plan = PlanRequest(

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def _manifest(
 ) -> Manifest:
     machine, plan, compiled = Machine.detect(), blueprint.plan, blueprint.flow == "tensorrt"
     return Manifest(
-        created=datetime.now(timezone.utc).replace(microsecond=0),
+        created=datetime.now(UTC).replace(microsecond=0),
         command=blueprint.request.command,
         engine=blueprint.engine,
         flow=blueprint.flow,

@@ -29,7 +29,6 @@ from inflight.resources import bundled
 from inflight.text.checkpoint import read_json
 
 _errors = Console(stderr=True, highlight=False)
-_NEEDS = "a plan needs the extras `engine` and `build`"
 _LOAD, _MEASURE, _OUTPUT = "Load and objectives", "Measuring", "Output"
 
 
@@ -99,7 +98,7 @@ def plan(
 ) -> None:
     """Plan how to serve a model: what fits, how fast it is, what it costs."""
     model = bundled(model)
-    with one_line_errors(_errors, _NEEDS):
+    with one_line_errors(_errors):
         request = PlanRequest(
             precision=precision,
             kv_cache=kv_cache,
@@ -252,10 +251,8 @@ def _show(answer: _Answer) -> None:
 
 
 def _page(name: str, answer: _Answer) -> str:
-    try:
-        from inflight.export.plan.page import plan_page
-    except ImportError:
-        raise DeploymentError("--html draws with matplotlib; install the extra `build`") from None
+    from inflight.export.plan.page import plan_page
+
     footer = "; ".join(
         f"measured: {one.command} (commit {one.commit}, {one.machine}, {one.date})" for one in answer.measurements
     )

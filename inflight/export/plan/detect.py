@@ -12,6 +12,7 @@ from inflight.errors import DeploymentError
 from inflight.export.plan.clock import Stopwatch
 from inflight.export.plan.gpus import CPU, Arithmetic, Gpu, find_gpu, known_gpus
 from inflight.machine import Machine
+from inflight.resources import how_to_install
 
 _COPIED_BYTES = 128 << 20
 """Far beyond any cache."""
@@ -69,7 +70,9 @@ def measure_cpu() -> Gpu:
     try:
         import torch
     except ImportError:
-        raise DeploymentError("cpu: its speed is measured with PyTorch; install the extra `engine`") from None
+        raise DeploymentError(
+            f"cpu: its speed is measured with PyTorch, which comes with: {how_to_install('engine')}"
+        ) from None
     before = torch.get_num_threads()
     torch.set_num_threads(cpu_threads())
     try:

@@ -6,7 +6,7 @@ It knows datasheets; not what a model needs of them.
 from __future__ import annotations
 
 import functools
-import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,11 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from inflight.errors import DeploymentError, nearest
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 from inflight.resources import GPUS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CPU = "cpu"
 """Name of the machine at hand, on which the portable engine runs."""

@@ -14,14 +14,13 @@ from inflight.load.compare.bootstrap import RESAMPLES
 from inflight.load.compare.compare import compare as compare_runs
 from inflight.load.compare.compare import draws_runs
 from inflight.load.compare.report import Comparison, comparison_page, short_rows
-from inflight.load.compare.sides import CompareError, check_comparable, read_side
+from inflight.load.compare.sides import check_comparable, read_side
 from inflight.load.result import make_directory, write_report, writing
 from inflight.report.failures import one_line_errors
 from inflight.report.results import print_table
 
 COMPARISON = "comparison.json"
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "load tests need the extra `load`"
 _RESULTS = "Result directory of `inflight load run`, or a directory of several: repeats of one test."
 
 
@@ -39,7 +38,7 @@ def compare(
     output: Annotated[Path | None, typer.Option(help="Directory; artifacts/load/compare-TIME by default.")] = None,
 ) -> None:
     """Compare two load tests: what changed beyond noise, in which direction, by how much."""
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         sides = (read_side("before", before), read_side("after", after))
         differing = check_comparable(sides, force)
         output = output or Path("artifacts/load") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
@@ -61,12 +60,7 @@ def _conclude(comparison: Comparison, output: Path) -> None:
     with writing(output):
         text = json.dumps(comparison.as_json(), indent=1, allow_nan=False)
         (output / COMPARISON).write_text(text + "\n", encoding="utf-8")
-    try:
-        page = comparison_page(comparison)
-    except ImportError:
-        raise CompareError(
-            f"{output} has the figures; the report draws with matplotlib: install the extra `load`"
-        ) from None
+    page = comparison_page(comparison)
     _console.print(f"{write_report(output, page)}", markup=False, soft_wrap=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +21,11 @@ from inflight.load.sweep.search import Plan, Search
 from inflight.report.failures import one_line_errors
 
 _console = Console(stderr=True, highlight=False)
-_NEEDS = "load tests need the extra `load`"
 DEFAULT_SHARE = 0.95
 _MOST_DOUBLINGS = 12
 
 
-class LoadKind(str, Enum):
+class LoadKind(StrEnum):
     """Values of ``--kind``."""
 
     RATE = "rate"
@@ -88,7 +87,7 @@ def sweep(
 
     Ctrl-C, or a server that dies, leaves what was measured; the exit code is then 1.
     """
-    with one_line_errors(_console, _NEEDS):
+    with one_line_errors(_console):
         check_target(url, serve, deployment)
         _check_finite(low, high, factor, tolerance, share, step_seconds)
         settings = load_scenario(scenario)
@@ -164,12 +163,7 @@ def _conclude(result: SweepResult, output: Path) -> None:
     for line in result.lines:
         typer.echo(line)
     write_sweep(output, result)
-    try:
-        page = sweep_page(result)
-    except ImportError:
-        raise ScenarioError(
-            f"{output} has the figures; the report draws with matplotlib: install the extra `load`"
-        ) from None
+    page = sweep_page(result)
     _console.print(f"{write_report(output, page)}", markup=False, soft_wrap=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from pydantic import model_validator
@@ -10,7 +10,7 @@ from pydantic import model_validator
 from tensorrt_llm.tables import LLM_ARGS, Strict, model
 
 
-class CapacitySchedulerPolicy(str, Enum):
+class CapacitySchedulerPolicy(StrEnum):
     """The scheduler's policies."""
 
     MAX_UTILIZATION = "MAX_UTILIZATION"

@@ -1,0 +1,104 @@
+"""Makes .venv and installs the optional dependencies that are named, e.g. engine,serve; what is there stays as it is.
+
+    python3 scripts/setup.py engine,serve
+
+The Makefile's verbs call it with what each of them needs. PIP_FLAGS in the environment has more options of pip. It runs
+on the system's own Python, and says in one line what that lacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+RECORD = VENV / "extras.json"
+"""What was installed, and a digest of the files that say at which versions."""
+PINS = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
+OLDEST, NEWEST = (3, 11), (3, 12)
+GLIBC = (2, 35)
+"""The oldest that the embedded server runs on."""
+WHAT = {
+    "engine": "PyTorch (0.2 GB for CPUs, some GB for NVIDIA GPUs)",
+    "serve": "the Triton server (0.1 GB)",
+    "load": "locust",
+    "build": "ModelOpt and transformers (0.3 GB)",
+    "dev": "pytest, mypy and ruff",
+}
+
+
+def main(wanted: set[str]) -> None:
+    """Install what is missing of ``wanted``."""
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in PINS)).hexdigest()
+    there = _installed()
+    if there is not None and there["digest"] == digest and wanted <= set(there["extras"]):
+        return
+    _check_system("serve" in wanted)
+    started = time.monotonic()
+    if not (VENV / "bin/pip").exists():
+        _say(f"1/2 making .venv with Python {platform.python_version()}")
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    # All that was ever asked for: new pins are everyone's.
+    extras = sorted(wanted | set(there["extras"] if there else ()))
+    _say(f"2/2 installing Inflight{''.join(f', {WHAT[name]}' for name in extras)}")
+    if "engine" in extras and there is None and not Path("/dev/nvidiactl").exists():
+        _say("    no NVIDIA GPU is here: PIP_FLAGS with PyTorch's index of CPU builds makes this smaller (README.md)")
+    _pip_install(f".[{','.join(extras)}]" if extras else ".")
+    RECORD.write_text(json.dumps({"digest": digest, "extras": extras}) + "\n")
+    _say(f"    installed in {time.monotonic() - started:.0f} s")
+
+
+def _installed() -> dict | None:
+    try:
+        return json.loads(RECORD.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _check_system(server: bool) -> None:
+    """End with one line that says what to install, where something is missing."""
+    here = sys.version_info[:2]
+    version = f"{here[0]}.{here[1]}"
+    if not OLDEST <= here <= NEWEST:
+        sys.exit(f"Python {version} is not supported: use 3.11 or 3.12, e.g. make serve PYTHON=python3.11")
+    glibc = platform.libc_ver()[1]
+    if server and glibc and tuple(map(int, glibc.split(".")[:2])) < GLIBC:
+        sys.exit(f"the embedded Triton server needs glibc 2.35; {glibc} is here, and a container helps")
+    library = f"libpython{version}.so.1.0"
+    places = [f"{sys.base_prefix}/lib", f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or ''}", "/usr/lib64"]
+    missing = [] if importlib.util.find_spec("ensurepip") else [f"python{version}-venv"]
+    missing += [] if any(Path(place, library).is_file() for place in places) else [f"libpython{version}"]
+    if missing:
+        sys.exit("missing system packages; install them with: apt-get install " + " ".join(missing))
+
+
+def _pip_install(requirement: str) -> None:
+    """Run pip with its own progress; what it says of links that lead nowhere, a line per package, is left out."""
+    command = [str(VENV / "bin/pip"), "--disable-pip-version-check", "install", "--constraint", "constraints.txt"]
+    command += [*shlex.split(os.environ.get("PIP_FLAGS", "")), "--editable", requirement]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as pip:
+        assert pip.stderr is not None
+        for line in pip.stderr:
+            if not line.startswith("WARNING: Location "):
+                print(line, end="", file=sys.stderr)
+    if pip.returncode:
+        sys.exit(f"pip could not install what is needed; its code is {pip.returncode}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    main({name for word in sys.argv[1:] for name in word.split(",") if name})

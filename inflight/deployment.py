@@ -158,6 +158,14 @@ class ServerSettings(_Section):
     open_apis: tuple[OperatorsApi, ...] = Field(
         (), description="operators' parts of Triton's API that anyone who reaches the ports may use; closed otherwise"
     )
+    hang_timeout_s: float | None = Field(
+        60,
+        ge=5,
+        le=3600,
+        allow_inf_nan=False,
+        description="a stage that waits in one step or call for so long hangs, and the server is started again; one "
+        "that computes gets ten times as long. null: whatever stands still is left alone, for debuggers",
+    )
 
 
 class Deployment(_Section):

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from inflight.contract import TENSORRTLLM
+from inflight.pulse import start_pulse
 from inflight.text.assemble import TextAssembler
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamAssembler
@@ -26,6 +27,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
         deployment = adapter.deployment()
+        self._pulse = start_pulse(args["model_name"])
         assembler = UpstreamAssembler if deployment.engine.kind == TENSORRTLLM else TextAssembler
         self._tracer = make_tracer(deployment)
         self._metrics = StageMetrics(deployment, args)
@@ -38,6 +40,10 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer each response of the engine with its text."""
+        with self._pulse.in_call():
+            return self._answer_all(requests)
+
+    def _answer_all(self, requests: list[Any]) -> list[Any] | None:
         if not self._decoupled:
             return [self._answer_once(request) for request in requests]
         if self._answered is None:  # the engine's stage has made it by now
@@ -81,6 +87,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Stop exporting, and send the last spans."""
+        self._pulse.close()
         self._metrics.close()
         if self._tracer is not None:
             self._tracer.close()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from inflight.contract import TENSORRTLLM
+from inflight.pulse import start_pulse
 from inflight.text.prepare import PromptPreparer, RawRequest
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamPreparer
@@ -24,6 +25,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
         deployment = adapter.deployment()
+        self._pulse = start_pulse(args["model_name"])
         preparer = UpstreamPreparer if deployment.engine.kind == TENSORRTLLM else PromptPreparer
         self._tracer = make_tracer(deployment)
         self._metrics = StageMetrics(deployment, args)
@@ -42,7 +44,9 @@ class TritonPythonModel:
             if one.text_bytes > LONG_BYTES:
                 self._long.put(one.text_bytes, partial(self._answer, one, adapter.TritonSender(request)))
         answers: list[Any] = [None for _ in raw]
-        for index, result in zip(short, self._prepare([raw[index] for index in short]), strict=True):
+        with self._pulse.in_call():
+            results = self._prepare([raw[index] for index in short])
+        for index, result in zip(short, results, strict=True):
             answers[index] = (
                 adapter.error_response(result, raw[index].request_id)
                 if isinstance(result, Exception)
@@ -74,6 +78,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """End the threads, stop exporting, and send the last spans."""
+        self._pulse.close()
         self._long.close()
         self._metrics.close()
         if self._tracer is not None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from inflight.engine.request import Output, Request
@@ -53,16 +54,19 @@ class EngineLoop:
         engine: SteppedEngine,
         deliver: Callable[[Output], object],
         max_queue_size: int,
+        in_call: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """
         Args:
             engine: used by this loop's thread alone, but for ``validate``.
             deliver: called with each output, in the loop's thread; must not block.
             max_queue_size: requests that may wait for their first step.
+            in_call: the context of each turn of the loop: nothing in it takes for ever, unless it hangs.
         """
         self._engine = engine
         self._deliver = deliver
         self._max_queue_size = max_queue_size
+        self._in_call = in_call
         self._inbox: list[Request] = []
         self._cancels: list[int] = []
         self._calls: list[Callable[[], object]] = []
@@ -131,10 +135,11 @@ class EngineLoop:
                 cancels, self._cancels = self._cancels, []
                 calls, self._calls = self._calls, []
                 closing = self._closing
-            for call in calls:
-                _guarded(call)
-            for output in refused + self._step(cancels, closing):
-                _guarded(self._deliver, output)
+            with self._in_call():
+                for call in calls:
+                    _guarded(call)
+                for output in refused + self._step(cancels, closing):
+                    _guarded(self._deliver, output)
             if closing:
                 return
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
-import signal
 import sys
 import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +20,8 @@ from inflight.errors import DeploymentError
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
+from inflight.serve.signals import StopSignals
+from inflight.serve.supervisor import Supervisor
 
 KV_CACHE_LINE = re.compile(r'KV cache(?:, second tier)? in [^"\n]*')
 """What the portable engine logs of its size, in a line of text or of JSON."""
@@ -59,13 +60,16 @@ def serve(
     """Serve a deployment until Ctrl-C."""
     ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     overrides = {name: value for name, value in ports.items() if value is not None}
+    logging.basicConfig(format="inflight: %(message)s")
+    logging.getLogger("inflight.serve").setLevel(logging.INFO)
+    signals = StopSignals()
     with tempfile.TemporaryDirectory(prefix="inflight-deployment-") as scratch:
         try:
             directory = _choose(directory, model, Path(scratch))
             shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
             shown |= {"log_format": log_format.value} if log_format else {}
             deployment = override_observability(override_server(load_deployment(directory), overrides), shown)
-            _serve(directory, deployment, triton)
+            _serve(directory, deployment, triton, signals)
         except DeploymentError as error:
             _console.print(f"inflight: {error}", style="red", soft_wrap=True, markup=False)
             raise typer.Exit(1) from None
@@ -110,24 +114,19 @@ def _download(named: Path) -> str:
     return f"; a checkpoint of that name is downloaded by: {hub} download {named} --local-dir {named.name}"
 
 
-def _serve(directory: Path, deployment: Deployment, triton: Path | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell starts background jobs with it ignored
-        signal.signal(number, _interrupt)
+def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals: StopSignals) -> None:
     server = TritonServer(directory, deployment, find_installation(triton))
-    started = time.monotonic()
+    supervisor, started = Supervisor(server, signals.held), time.monotonic()
     try:
-        server.start()
         with _console.status("starting") as status:
-            server.wait_ready(on_wait=lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
+            supervisor.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
         _console.print(_banner(server, time.monotonic() - started), markup=False, soft_wrap=True)
-        server.process.wait()
-        raise DeploymentError(f"the server ended by itself {server.how()}: {server.cause()}")
+        supervisor.keep_serving()
     except KeyboardInterrupt:
+        signals.ignore()
         _console.print("stopping")
     finally:
-        # A second Ctrl-C must not interrupt the clean-up: nothing is left running.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        signals.ignore()  # a second Ctrl-C must not interrupt the clean-up: nothing is left running
         server.stop()
 
 
@@ -153,7 +152,3 @@ def _memory(running: TritonServer) -> str:
     """Return what the engine's log says of the size of its KV cache, each line of it on a line of its own."""
     said = KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace"))
     return "".join(f"\n  {line}" for line in said)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -1,20 +1,39 @@
-"""What a server's log says of why it ended."""
+"""What a server's log says of why it ended, and where the log of one that crashed is kept."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from pathlib import Path
 
+UNKNOWN = "its log does not say why"
+_KEPT_BYTES = 4 << 20
+"""Of the end of a log."""
 _NO_CAUSE = re.compile(r"^\s*$|CudaDriverHelper has not been initialized|the server has gone, and the stage with it")
 """What Triton says on every machine without a GPU, and the stages of every server that has ended."""
 _CRASH = re.compile(r"Signal \(\d+\) received")
 """A stack trace follows."""
-_CAUSES = [
+_FRAME = re.compile(r"^ *\d+# (?!0x)(\w+::\S.*) in \S+$")
+"""Of a stack trace, one that tells a name: of C++, which none of the system's library has."""
+_EXCEPTION = re.compile(r"^ +what\(\): +(.*)")
+"""Of a C++ exception that nothing caught."""
+_MEANINGS = {
+    "boost::interprocess::lock_exception": "a stage that it waited for showed no sign of life for a second",
+    "std::bad_alloc": "it got no memory",
+}
+_OF_AN_END = [
+    _EXCEPTION,
+    re.compile(r"^[-\d]+ [\d:,]+ ERROR inflight\.trtllm\.watchdog: (.*)"),
+    re.compile(r'"level": "error", "logger": "inflight\.trtllm\.watchdog", "message": "((?:[^"\\]|\\.)*)"'),
+    re.compile(r"E\d{4} [^\]]* main\.cc:\d+\] (.*)"),
+]
+"""What is said by what ends a server, and by nothing that it outlives. The plainest first."""
+_OF_A_START = [
     re.compile(pattern)
     for pattern in (
         r"DeploymentError: (.*?)(?:\\n\\nAt:|$)",  # the stub puts a traceback, its line ends escaped, behind it
-        r"^ +what\(\): +(.*)",  # of a C++ exception that nothing caught
+        _EXCEPTION.pattern,
         r"^[-\d]+ [\d:,]+ ERROR inflight[\w.]*: (.*)",
         r'"level": "error", "logger": "inflight[\w.]*", "message": "((?:[^"\\]|\\.)*)"',
         r"\| (\w+ +\| \d+ +\| UNAVAILABLE: .*)\|$",
@@ -22,24 +41,48 @@ _CAUSES = [
         r"E\d{4} [^\]]*\] (.*)",
     )
 ]
-"""The plainest first."""
+"""Any error ends a start. The plainest first."""
 
 
 def cause(log: Path, ready: int) -> str:
-    """Return the line that says best why the server ended.
+    """Return what says best why the server ended, or ``UNKNOWN``.
 
     Args:
         log: the server's.
         ready: bytes that it had when the server was ready; 0: it never was. The first error of a start brings the
-            others with it; of what came in hours of serving, the last is nearest to the end.
+            others with it. A server that serves logs errors that it outlives, so only what ends one counts, the last.
     """
     with log.open("rb") as file:
-        file.seek(ready)
+        file.seek(max(ready, log.stat().st_size - _KEPT_BYTES) if ready else 0)
         text = file.read().decode(errors="replace")
-    before = itertools.takewhile(lambda line: not _CRASH.search(line), text.splitlines())
-    lines = [line for line in before if not _NO_CAUSE.search(line)]
-    for pattern in _CAUSES:
-        for line in reversed(lines) if ready else lines:
+    lines = text.splitlines()
+    before = list(itertools.takewhile(lambda line: not _CRASH.search(line), lines))
+    said = [line for line in before if not _NO_CAUSE.search(line)]
+    for pattern in _OF_AN_END if ready else _OF_A_START:
+        for line in reversed(said) if ready else said:
             if match := pattern.search(line):
-                return " ".join(match[1].strip(' "').split())
-    return f"its log ends with: {lines[-1].strip()}" if lines else "its log does not say why"
+                words = " ".join(match[1].strip(' "').split())
+                return f"{_MEANINGS[words]} ({words})" if words in _MEANINGS else words
+    frames = (match[1] for line in lines[len(before) :] if (match := _FRAME.match(line)))
+    return f"its stack names {frame}" if (frame := next(frames, "")) else UNKNOWN
+
+
+def keep(log: Path, name: str) -> Path | None:
+    """Copy the end of a log to the user's state directory (XDG), in place of the one of that name; return where it is.
+
+    None: it cannot be written there.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    kept = Path(state) / "inflight" / name
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.unlink(missing_ok=True)
+        with (
+            log.open("rb") as file,
+            os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy,
+        ):
+            file.seek(max(0, log.stat().st_size - _KEPT_BYTES))
+            copy.write(file.read())
+    except OSError:
+        return None
+    return kept

@@ -32,15 +32,15 @@ from inflight.serve import cpp_backend, shields
 from inflight.serve.installation import TritonInstallation, find_installation, require_engine
 from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
+from inflight.serve.processes import in_words
 from inflight.serve.repository import prepare_repository
-from inflight.serve.shutdown import end_server
+from inflight.serve.restarts import Restarts
+from inflight.serve.shutdown import end_server, kill_server
 
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
-_READY_POLL_S = 0.02
-_PAUSES_S = (0, 1, 2, 4, 8, 16)
-"""Before each new start of a server that crashed while it started: what held it up may last a while."""
+_READY_POLL_S, _PAUSE_POLL_S = 0.02, 0.1
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
 """Where ``free_ports`` looks: the first port; the parts, of which two processes rarely share one; the ports of each."""
@@ -58,6 +58,8 @@ class TritonServer:
     deployment: Deployment
     installation: TritonInstallation = field(default_factory=find_installation)
     model_repository: Path = MODEL_REPOSITORY
+    restarts: Restarts = field(default_factory=Restarts)
+    """What it has been started again for."""
     _process: subprocess.Popen[bytes] | None = None
     _runtime: tempfile.TemporaryDirectory[str] | None = None
     _log: TextIO | None = None
@@ -79,6 +81,11 @@ class TritonServer:
         """The server's log; it is gone after ``stop``."""
         assert self._runtime is not None, "the server was not started"
         return Path(self._runtime.name) / "triton.log"
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._runtime is not None
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -127,7 +134,7 @@ class TritonServer:
     def wait_ready(self, timeout_s: float = 600, on_wait: Callable[[], None] = lambda: None) -> None:
         """Wait until every model answers; ``on_wait`` is called while waiting.
 
-        A server that crashes before is started again, six times at most, if time is left. Triton's Python backend
+        A server that crashes before is started again as ``restarts`` says, if time is left. Triton's Python backend
         (2.51) aborts (``boost::interprocess::lock_exception``) where a stage that loads shows no sign of life for a
         second, say because the whole machine stood still: it gives the stage up, but frees what the stage still uses.
 
@@ -135,19 +142,18 @@ class TritonServer:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.
         """
         deadline = time.monotonic() + timeout_s
-        for pause_s in (*_PAUSES_S, None):
-            if self._becomes_ready(deadline, on_wait):
-                self._ready = self.log_path.stat().st_size
-                return
+        while not self._becomes_ready(deadline, on_wait):
             if self.process.poll() is None:
                 raise DeploymentError(f"the server was not ready within {timeout_s:.0f} s: {self.cause()}")
             end = f"the server ended {self.how()}: {self.cause()}"
-            if self.process.returncode not in _CRASHES or pause_s is None or time.monotonic() + pause_s > deadline:
+            pause_s = self.restarts.after("crash") if self.process.returncode in _CRASHES else None
+            if pause_s is None or time.monotonic() + pause_s > deadline:
                 raise DeploymentError(end)
             log.warning("%s; it is started again in %d s", end, pause_s)
             self.stop()
-            time.sleep(pause_s)
+            pause(pause_s, on_wait)
             self.start()
+        self._ready = self.log_path.stat().st_size
 
     def _becomes_ready(self, deadline: float, on_wait: Callable[[], None]) -> bool:
         probes = [f"http://{nearest_of(self.settings.host)}:{self.settings.http_port}/v2/health/ready"]
@@ -161,13 +167,20 @@ class TritonServer:
             time.sleep(_READY_POLL_S)
         return False
 
-    def stop(self) -> int | None:
-        """End the server: SIGTERM, its own exit timeout, then SIGKILL. Remove what it leaves. Return its exit code."""
+    def stop(self, at_once: bool = False) -> int | None:
+        """End the server: SIGTERM, its own exit timeout, then SIGKILL. Remove what it leaves. Return its exit code.
+
+        Args:
+            at_once: SIGKILL only: what runs cannot end any more.
+        """
         code = None
         if self._process is not None:
             settings = self.settings
             metrics = self._metrics_url if self.metrics else None
-            code = end_server(self._process, settings.http_port, metrics, settings.exit_timeout_s + 10)
+            if at_once:
+                code = kill_server(self._process)
+            else:
+                code = end_server(self._process, settings.http_port, metrics, settings.exit_timeout_s + 10)
             for prefix in (self._shm_prefix(), f"inflight_{self._process.pid}_"):  # Triton's files, and the stages' own
                 for leftover in SHARED_MEMORY.glob(f"{prefix}*"):
                     leftover.unlink(missing_ok=True)
@@ -220,9 +233,7 @@ class TritonServer:
 
     def how(self) -> str:
         """Return how the process ended: "with code 1", "on SIGABRT"."""
-        code = self.process.returncode
-        names = {one.value: one.name for one in signal.Signals}
-        return f"on {names.get(-code, f'signal {-code}')}" if code < 0 else f"with code {code}"
+        return in_words(self.process.returncode)
 
     def cause(self) -> str:
         """Return what the log says of why it ended."""
@@ -247,6 +258,14 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
     raise DeploymentError(f"fewer than {count} of the ports {first} to {first + _PORTS_EACH - 1} are free")
+
+
+def pause(seconds: float, on_wait: Callable[[], None] = lambda: None) -> None:
+    """Wait, calling ``on_wait`` meanwhile."""
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        on_wait()
+        time.sleep(min(left_s, _PAUSE_POLL_S))
 
 
 def _require_free(host: str, name: str, port: int) -> None:

@@ -24,10 +24,13 @@ from pathlib import Path
 
 from inflight.addresses import read_directly
 from inflight.metrics import UPSTREAM
+from inflight.serve.processes import wait_for_group
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_GONE_S = 10.0
+"""How long what was killed may take to give back its memory."""
 QUIET_MS = 1000
 """How long nothing has moved on an idle connection: the last response is still on its way when the engine is done."""
 _ACTIVE = re.compile(rf'^{UPSTREAM[0].name}{{[^}}]*request_type="active"[^}}]*}} (\S+)$', re.MULTILINE)
@@ -58,9 +61,16 @@ def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | N
         with suppress(subprocess.TimeoutExpired):
             server.wait(_POLL_S)
         again = again and _close_idle_connections(server, http_port, metrics)
+    return kill_server(server)
+
+
+def kill_server(server: subprocess.Popen[bytes]) -> int:
+    """End what is left of a server's process group at once, and wait until it has gone. Return as ``end_server``."""
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-    return server.wait()
+    code = server.wait()
+    wait_for_group(server.pid, _GONE_S)
+    return code
 
 
 def _is_idle(metrics: str) -> bool:

@@ -116,7 +116,7 @@ def server_ender() -> Callable[[], None]:
         if os.getppid() != server:  # an orphan's new parent is none of its business
             log.error("the server has ended already")
             return
-        log.error("ending the server")
+        log.warning("ending the server")
         os.kill(server, signal.SIGTERM)
 
     return end

@@ -13,6 +13,7 @@ from inflight.engine.snapshot import Snapshot
 from inflight.engine.stats import EngineStats
 from inflight.errors import InvalidRequest
 from inflight.inputs import check_parameters
+from inflight.pulse import start_pulse
 from inflight.text.tokenizer import Tokenizer
 from inflight.triton import adapter
 from inflight.triton.engine_inputs import Delivery, Part, read_request
@@ -52,6 +53,7 @@ class EngineStage:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and run a first generation."""
         self._deployment = adapter.deployment()
+        self._pulse = start_pulse(args["model_name"])
         self._decoupled = adapter.is_decoupled(args)
         metrics = self._metrics = StageMetrics(self._deployment, args)
         with metrics.phase("tokenizer"):
@@ -60,7 +62,8 @@ class EngineStage:
         engine: StageEngine = self.make_engine(self._deployment, tokenizer)
         metrics.startup |= engine.stats.start_phases
         metrics.start(lambda: [engine.stats])
-        self._loop = EngineLoop(engine, self._deliver, self._deployment.batching.max_queue_size)
+        queue = self._deployment.batching.max_queue_size
+        self._loop = EngineLoop(engine, self._deliver, queue, self._pulse.in_call)
         answered = make_tally(ANSWERED)
         self._streams = ResponseStreams(
             self._loop.cancel, self._decoupled, metrics.count_response, metrics.count_refusal, lambda: answered.count
@@ -105,6 +108,7 @@ class EngineStage:
 
     def finalize(self) -> None:
         """Stop the engine; Triton has waited for running streams before."""
+        self._pulse.close()
         remove_tally(ANSWERED)
         self._loop.close()
         self._inspection.close()

@@ -20,7 +20,7 @@ import pytest
 from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
-from inflight.serve import server as serve_server
+from inflight.serve import restarts
 from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
@@ -194,7 +194,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
     crashes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Triton aborts where a stage that loads stands still, but not each time; so it is made to."""
-    monkeypatch.setattr(serve_server, "_PAUSES_S", (0, 1))
+    monkeypatch.setattr(restarts, "PAUSES_S", (0, 1))
     aborted: list[int] = []
 
     def abort_while_loading() -> None:
@@ -208,7 +208,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
             server.wait_ready(3 * PATIENCE_S, abort_while_loading)
             assert httpx.get(f"http://127.0.0.1:{server.settings.http_port}/v2/health/ready").status_code == 200
         else:
-            with pytest.raises(DeploymentError, match=r"the server ended on SIGABRT: its log ends with: I\d{4} "):
+            with pytest.raises(DeploymentError, match=r"the server ended on SIGABRT: its log does not say why"):
                 server.wait_ready(3 * PATIENCE_S, abort_while_loading)
     assert len(aborted) == crashes
     assert [f"it is started again in {pause} s" in caplog.text for pause in (0, 1, 2)] == [True, crashes > 1, False]

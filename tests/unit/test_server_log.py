@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.serve.log import cause
+from inflight.serve.log import UNKNOWN, cause, keep
 
 NOISE = """\
 W0101 00:00:00.000000 7 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
@@ -46,18 +46,47 @@ def test_the_line_that_says_it(tmp_path: Path, line: str) -> None:
 
 def test_an_exception_of_triton_comes_before_what_was_logged_earlier(tmp_path: Path) -> None:
     thrown = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
-    assert _cause(tmp_path, NOISE + FAILED + thrown + CRASH) == "std::bad_alloc"
+    assert _cause(tmp_path, NOISE + FAILED + thrown + CRASH) == "it got no memory (std::bad_alloc)"
 
 
-def test_a_crash_without_a_word_leaves_what_came_last(tmp_path: Path) -> None:
-    """Neither Triton's stack trace nor what is in every log says why."""
-    assert _cause(tmp_path, NOISE + "\n" + CRASH + GONE).endswith('cc:472] "loading: tokenizer:1"')
-    assert _cause(tmp_path, CRASH) == _cause(tmp_path, "\n") == "its log does not say why"
+def test_a_crash_without_a_word_has_no_cause(tmp_path: Path) -> None:
+    """Neither what is in every log says why, nor a stack without names."""
+    assert _cause(tmp_path, NOISE + "\n" + CRASH + GONE) == UNKNOWN
+    assert _cause(tmp_path, CRASH) == _cause(tmp_path, "\n") == UNKNOWN
 
 
-def test_once_it_was_ready_the_last_error_counts_and_none_of_the_start(tmp_path: Path) -> None:
-    start = NOISE + FAILED.replace("3 sequences", "1 sequences")
-    assert (
-        _cause(tmp_path, start + FAILED + FAILED.replace("3", "4") + GONE, len(start)) == "a step of 4 sequences failed"
-    )
-    assert _cause(tmp_path, start, len(start)) == "its log does not say why"
+def test_once_it_was_ready_only_what_ends_a_server_is_its_cause(tmp_path: Path) -> None:
+    start = NOISE + FAILED
+    outlived = FAILED + "2026-01-01 00:00:01,000 ERROR inflight: a stage failed\n" + NOISE
+    assert _cause(tmp_path, start + outlived + CRASH + GONE, len(start)) == UNKNOWN
+    hang = "2026-01-01 00:00:02,000 ERROR inflight.trtllm.watchdog: TensorRT-LLM has made no progress for 60 s\n"
+    ending = "2026-01-01 00:00:03,000 WARNING inflight: ending the server\n"
+    assert _cause(tmp_path, start + hang + ending + FAILED, len(start)) == "TensorRT-LLM has made no progress for 60 s"
+
+
+def test_what_an_exception_of_triton_means(tmp_path: Path) -> None:
+    thrown = "  what():  boost::interprocess::lock_exception\n"
+    said = "a stage that it waited for showed no sign of life for a second (boost::interprocess::lock_exception)"
+    assert _cause(tmp_path, NOISE + thrown + CRASH, len(NOISE)) == said
+
+
+def test_a_name_in_the_stack_is_a_hint(tmp_path: Path) -> None:
+    stack = " 1# 0x00007F9F7AC5A050 in /lib/libc.so.6\n 2# pthread_cond_wait in /lib/libc.so.6\n"
+    named = " 3# triton::core::Run(int) in /opt/libtritonserver.so\n 4# triton::core::Start in /opt/x.so\n"
+    crash = "Signal (11) received.\n"
+    assert _cause(tmp_path, NOISE + crash + stack + named, len(NOISE)) == "its stack names triton::core::Run(int)"
+    assert _cause(tmp_path, NOISE + crash + stack, len(NOISE)) == UNKNOWN
+
+
+def test_the_log_of_a_crash_is_kept_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "triton.log"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for text in ("one", "two"):
+        log.write_text(text)
+        kept = keep(log, "crash-1.log")
+        assert kept is not None
+        assert kept.read_text() == text
+        assert kept.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert keep(log, "crash-1.log") is None

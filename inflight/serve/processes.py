@@ -1,0 +1,90 @@
+"""What Linux tells of processes that are not this one's children (proc(5))."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STATE, _GROUP, _USER_TIME, _SYSTEM_TIME, _EXIT_STATUS = 0, 2, 11, 12, 49
+"""Places in what follows the command's name in proc_pid_stat(5)."""
+_ENDED = "ZX"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One process, at one moment."""
+
+    letter: str
+    """R, S, D, T, Z, ..."""
+    cpu_s: float
+    """What all its threads have used."""
+    exit_status: int
+    """As of waitpid(2), of a process that has ended; 0 also where the kernel does not tell."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and its parent has not asked how."""
+        return self.letter in _ENDED
+
+
+def look_at(process: int) -> ProcessState | None:
+    """Return the state of a process; None: there is none."""
+    fields = _fields(Path(f"/proc/{process}/stat"))
+    if fields is None:
+        return None
+    ticks = int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])
+    return ProcessState(fields[_STATE], ticks / _TICKS_PER_S, int(fields[_EXIT_STATUS]))
+
+
+def waits_for_disk(process: int) -> bool:
+    """Return whether a thread of the process is in an uninterruptible wait: memory that is read back, or a file."""
+    threads = Path(f"/proc/{process}/task").glob("*/stat")
+    return any(fields[_STATE] == "D" for thread in threads if (fields := _fields(thread)) is not None)
+
+
+def in_words(code: int) -> str:
+    """Return how a process ended: "with code 1", "on SIGABRT".
+
+    Args:
+        code: as ``Popen.returncode`` has it, negative for a signal.
+    """
+    names = {one.value: one.name for one in signal.Signals}
+    return f"on {names.get(-code, f'signal {-code}')}" if code < 0 else f"with code {code}"
+
+
+def wait_for_group(group: int, timeout_s: float) -> None:
+    """Wait until no process of a group runs any more, and what it had is free; those that others must reap aside."""
+    deadline = time.monotonic() + timeout_s
+    while any(_runs_in(group, stat) for stat in Path("/proc").glob("[0-9]*/stat")) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    with suppress(ChildProcessError):  # where this process is the first of a container, orphans become its children
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+
+
+def killed_for_memory() -> int:
+    """Return how many processes the kernel has killed for lack of memory since it was booted."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _runs_in(group: int, stat: Path) -> bool:
+    fields = _fields(stat)
+    return fields is not None and int(fields[_GROUP]) == group and fields[_STATE] not in _ENDED
+
+
+def _fields(stat: Path) -> list[str] | None:
+    try:
+        return stat.read_text().rpartition(")")[2].split()
+    except OSError:  # it ended meanwhile
+        return None

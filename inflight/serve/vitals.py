@@ -1,0 +1,192 @@
+"""Whether a ready server and its stages live and get on.
+
+Time counts in looks, each of them for little: a machine that stands still as a whole, for seconds or a night, is no
+fault of the server's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from http.client import HTTPException
+from urllib.error import URLError
+
+from inflight.addresses import nearest_of, read_directly
+from inflight.pulse import Pulse, read_pulses
+from inflight.serve.processes import ProcessState, in_words, look_at, waits_for_disk
+
+LIFELESS_S = 3.0
+"""Without a sign of life and without using the processor: it is stopped, or nothing will ever wake it."""
+PATIENCE_WITH_WORK = 10
+"""How many times the limit a call may take that computes: a step of a large model on a CPU may take minutes."""
+LOOK_S = 0.25
+_LONGEST_LOOK_S = 2 * LOOK_S
+_BUSY = 0.05
+"""Share of one core; Python's threads that wait for its lock, with their timeouts, use less."""
+_PROBE_S, _PROBE_TIMEOUT_S = 0.5, 1.0
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a server is to be started again."""
+
+    cause: str
+    """One of those of ``Restarts.counts``."""
+    text: str
+
+
+@dataclass
+class _Stretch:
+    """How long something has been seen unchanged."""
+
+    seen: object = None
+    seconds: float = 0.0
+    idle_s: float = 0.0
+    """Of them, the last ones, in which the processor was hardly used."""
+
+    def see(self, value: object, elapsed_s: float, busy: bool) -> None:
+        if value is None or value != self.seen:
+            self.seen, self.seconds, self.idle_s = value, 0.0, 0.0
+            return
+        self.seconds += elapsed_s
+        self.idle_s = 0.0 if busy else self.idle_s + elapsed_s
+
+
+class Standstill:
+    """Tells from what is seen of one process, look after look, whether it stands still."""
+
+    def __init__(self, hang_timeout_s: float) -> None:
+        """
+        Args:
+            hang_timeout_s: how long one call may last that does not compute.
+        """
+        self._limit_s = hang_timeout_s
+        self._silence, self._call = _Stretch(), _Stretch()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last look or more brought no sign of life."""
+        return self._silence.seconds > 0
+
+    def see(self, beats: int, call: int | None, busy: bool, elapsed_s: float) -> str | None:
+        """Take a look in, and return what is wrong, if anything is.
+
+        Args:
+            beats: signs of life so far.
+            call: number of the call that it is in.
+            busy: whether it has used the processor since the last look, or waits for a disk.
+            elapsed_s: since then.
+        """
+        self._silence.see(beats, elapsed_s, busy)
+        self._call.see(call, elapsed_s, busy)
+        if self._silence.idle_s >= LIFELESS_S:
+            return f"has shown no sign of life for {LIFELESS_S:g} s"
+        if self._silence.seconds >= (limit_s := max(LIFELESS_S, self._limit_s)):
+            return f"has computed for {limit_s:g} s without a sign of life"
+        if self._call.idle_s >= self._limit_s:
+            return f"has waited in one call for {self._limit_s:g} s"
+        if self._call.seconds >= PATIENCE_WITH_WORK * self._limit_s:
+            return f"has computed in one call for {PATIENCE_WITH_WORK * self._limit_s:g} s"
+        return None
+
+
+class _Process:
+    """One process that is looked at again and again."""
+
+    def __init__(self, process: int, standstill: Standstill | None) -> None:
+        self.process = process
+        self._standstill = standstill
+        self._cpu_s = 0.0
+
+    def stands_still(self, state: ProcessState, beats: int, call: int | None, elapsed_s: float) -> str | None:
+        if self._standstill is None:
+            return None
+        used_s, self._cpu_s = state.cpu_s - self._cpu_s, state.cpu_s
+        busy = used_s > _BUSY * elapsed_s or (self._standstill.silent and waits_for_disk(self.process))
+        wrong = self._standstill.see(beats, call, busy, elapsed_s)
+        return f"{wrong} (it is stopped)" if wrong and state.letter in "Tt" else wrong
+
+
+class Vitals:
+    """Looks at a server and its stages. Use as a context manager."""
+
+    def __init__(self, server: int, host: str, http_port: int, hang_timeout_s: float | None) -> None:
+        """
+        Args:
+            server: its process id; it is ready.
+            host, http_port: where it answers.
+            hang_timeout_s: of ``Standstill``; None: nothing that stands still is an end.
+        """
+
+        def watched(process: int) -> _Process:
+            return _Process(process, None if hang_timeout_s is None else Standstill(hang_timeout_s))
+
+        self._probe = _Probe(f"http://{nearest_of(host)}:{http_port}/v2/health/live")
+        self._server = watched(server)
+        self._stages = [(name, pulse, watched(process)) for process, (name, pulse) in read_pulses(server).items()]
+        self._looked = time.monotonic()
+
+    def __enter__(self) -> Vitals:
+        self._probe.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._probe.end()
+
+    def look(self) -> End | None:
+        """Look at all of them; return why the server must be started again, if so. That it has ended is not told."""
+        now = time.monotonic()
+        elapsed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
+        for name, pulse, process in self._stages:
+            if not pulse.closed and (end := _look_at_stage(name, pulse, process, elapsed_s)):
+                return end
+        state = look_at(self._server.process)
+        if state is None or state.ended:
+            return None
+        wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
+        return End("server_hung", f"the server {wrong}") if wrong else None
+
+
+def _look_at_stage(name: str, pulse: Pulse, process: _Process, elapsed_s: float) -> End | None:
+    state = look_at(process.process)
+    if state is None or state.ended:
+        if pulse.closed:  # it has ended in order since it was asked for
+            return None
+        status = state.exit_status if state else 0
+        how = f"ended {in_words(-(status & 0x7F) or status >> 8)}" if status else "died"
+        return End("stage_died", f"the stage {name} {how}")
+    wrong = process.stands_still(state, pulse.beats, pulse.call, elapsed_s)
+    return End("stage_hung", f"the stage {name} {wrong}") if wrong else None
+
+
+class _Probe:
+    """Asks the server whether it lives, in a thread; one that refuses to answer lives too, or ends by itself."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.answers = 0
+        self._ending = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="probe", daemon=True).start()
+
+    def end(self) -> None:
+        """Have the thread end, when the question is answered that it may have asked."""
+        self._ending.set()
+
+    def _run(self) -> None:
+        while not self._ending.wait(_PROBE_S):
+            self.answers += _answers(self._url)
+
+
+def _answers(url: str) -> bool:
+    try:
+        read_directly(url, _PROBE_TIMEOUT_S)
+    except TimeoutError:
+        return False
+    except URLError as error:
+        return not isinstance(error.reason, TimeoutError)
+    except (OSError, HTTPException):
+        return True
+    return True

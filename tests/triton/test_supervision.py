@@ -1,0 +1,154 @@
+"""`inflight serve` comes back: what ends or hangs under streams ends them with a typed error, and others are served.
+
+One command for all of them; each finds the server that the one before it made start again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inflight.client.aio import AsyncClient, AsyncHttpClient
+from inflight.client.errors import ServerUnreachable
+from inflight.client.patience import Retry
+from inflight.client.request import GenerateOptions
+from inflight.errors import InflightError
+from inflight.pulse import SHARED_MEMORY, read_pulses
+from inflight.serve.server import free_ports
+
+INFLIGHT = str(Path(sys.executable).with_name("inflight"))
+PATIENCE_S = 120.0
+STREAMS = 4
+LONG = GenerateOptions(max_tokens=1900, ignore_eos=True)
+
+
+@dataclass
+class Command:
+    """A running `inflight serve`, with folders of its own."""
+
+    process: subprocess.Popen[bytes]
+    http_port: int
+    grpc_port: int
+    said_path: Path
+    temporary: Path
+    state: Path
+
+    @property
+    def said(self) -> str:
+        return self.said_path.read_text()
+
+    @property
+    def server(self) -> psutil.Process:
+        [server] = psutil.Process(self.process.pid).children()
+        return server
+
+    def process_of(self, name: str) -> int:
+        """Return the process id of a stage, or of the ``server``."""
+        server = self.server.pid
+        return {stage: process for process, (stage, _) in read_pulses(server).items()}.get(name, server)
+
+    def wait_until_said(self, pattern: str, count: int = 1) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while len(re.findall(pattern, self.said)) < count:
+            assert time.monotonic() < until, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.05)
+
+
+def _start(directory: Path, **environment: str) -> Command:
+    http, grpc, metrics = free_ports(3)
+    ports = [f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))]
+    temporary, state, said = directory / "tmp", directory / "state", directory / "said"
+    temporary.mkdir()
+    environment |= {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [INFLIGHT, "serve", *ports], stderr=file, start_new_session=True, env=os.environ | environment
+        )
+    return Command(process, http, grpc, said, temporary, state)
+
+
+def _assert_nothing_left(command: Command) -> None:
+    assert not list(command.temporary.iterdir())
+    assert not list(SHARED_MEMORY.glob(f"*inflight_{command.process.pid}_*"))
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    command = _start(tmp_path_factory.mktemp("serve"))
+    try:
+        command.wait_until_said("Ctrl-C stops it")
+        yield command
+        shared = {path.name for process in [command.server.pid] for path in SHARED_MEMORY.glob(f"inflight_{process}_*")}
+        assert len([name for name in shared if "pulse" in name]) == 3, "nothing of those before is left"
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(PATIENCE_S) == 0
+        _assert_nothing_left(command)
+    finally:
+        command.process.kill()
+
+
+async def _stream(client: AsyncClient | AsyncHttpClient, runs: asyncio.Event) -> object:
+    try:
+        async with client.stream("hello", LONG) as stream:
+            async for _ in stream:
+                runs.set()
+            return stream.completion().finish_reason
+    except InflightError as error:
+        return error
+
+
+async def _under_streams(command: Command, hurt: str, number: signal.Signals) -> list[object]:
+    """Have streams run over both protocols, send the signal, and return how they end."""
+    async with (
+        AsyncClient(f"127.0.0.1:{command.grpc_port}") as grpc,
+        AsyncHttpClient(f"127.0.0.1:{command.http_port}") as http,
+    ):
+        await grpc.wait_ready(PATIENCE_S)
+        running = [asyncio.Event() for _ in range(STREAMS)]
+        tasks = [asyncio.create_task(_stream((grpc, http)[place % 2], running[place])) for place in range(STREAMS)]
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in running)), PATIENCE_S)
+        os.kill(command.process_of(hurt), number)
+        return await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+
+
+async def _ask(command: Command) -> str | None:
+    async with AsyncClient(f"127.0.0.1:{command.grpc_port}", retry=Retry(attempts=1)) as client:
+        await client.wait_ready(PATIENCE_S)
+        return (await client.generate("hello", GenerateOptions(max_tokens=4))).finish_reason
+
+
+@pytest.mark.parametrize(
+    ("hurt", "number", "said"),
+    [
+        ("tokenizer", signal.SIGKILL, "the stage tokenizer ended on SIGKILL"),
+        ("tensorrt_llm", signal.SIGKILL, "the stage tensorrt_llm ended on SIGKILL"),
+        ("detokenizer", signal.SIGKILL, "the stage detokenizer ended on SIGKILL"),
+        ("tensorrt_llm", signal.SIGSTOP, r"the stage tensorrt_llm has shown no sign of life for 3 s \(it is stopped\)"),
+        ("server", signal.SIGSEGV, r"the server ended on SIGSEGV: its log does not say why"),
+        ("server", signal.SIGSTOP, r"the server has shown no sign of life for 3 s \(it is stopped\)"),
+    ],
+)
+async def test_streams_end_with_a_typed_error_and_others_are_served(
+    command: Command, hurt: str, number: signal.Signals, said: str
+) -> None:
+    restarts = command.said.count("ready again in")
+    ends = await _under_streams(command, hurt, number)
+    assert [type(end) for end in ends] == [ServerUnreachable] * STREAMS, ends
+    command.wait_until_said("ready again in", restarts + 1)
+    kept = command.state / f"inflight/crash-{command.http_port}.log"
+    line = rf"^inflight: {said}; the server is started again in \d+ s; its log is kept in {kept}$"
+    assert re.search(line, command.said, re.MULTILINE), command.said
+    assert "tensorrt_llm" in kept.read_text()
+    assert await _ask(command) in ("stop", "length")

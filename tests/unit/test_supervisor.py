@@ -1,0 +1,196 @@
+"""What a supervisor does when its server ends, with a server that does as it is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inflight.deployment import ServerSettings
+from inflight.errors import DeploymentError
+from inflight.serve import supervisor as module
+from inflight.serve.log import UNKNOWN
+from inflight.serve.restarts import PAUSES_S, WELL_S, Restarts
+from inflight.serve.signals import StopSignals
+from inflight.serve.supervisor import Supervisor
+from inflight.serve.vitals import End
+
+DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL")
+
+
+class FakeServer:
+    """Each start has a life: the seconds that it serves, and how it ends."""
+
+    def __init__(self, directory: Path, lives: list[tuple[float, End | int | str]]) -> None:
+        self.settings = ServerSettings()
+        self.restarts = Restarts()
+        self.log_path = directory / "triton.log"
+        self.lives, self.clock = lives, 0.0
+        self.started = False
+        self.did: list[str] = []
+        self.process: Any = SimpleNamespace(pid=os.getpid(), poll=self._poll, returncode=0)
+        self.end: End | int | str | None = None
+
+    def start(self) -> None:
+        assert not self.started
+        self.started = True
+        self.log_path.write_text("a log")
+        self.served_s, self.end = self.lives.pop(0) if self.lives else (0.0, None)
+        self.did.append("start")
+
+    def wait_ready(self, on_wait: object) -> None:
+        if isinstance(self.end, str):
+            raise DeploymentError(self.end)
+
+    def _poll(self) -> int | None:
+        if self.end is None:
+            raise KeyboardInterrupt
+        self.clock += self.served_s
+        self.process.returncode = self.end
+        return self.end if isinstance(self.end, int) else None
+
+    def how(self) -> str:
+        return f"with {self.process.returncode}"
+
+    def cause(self) -> str:
+        return UNKNOWN
+
+    def stop(self, at_once: bool = False) -> None:
+        self.started = False
+        self.did.append("kill" if at_once else "stop")
+
+
+class Run:
+    """A supervisor with a fake server, on a fake clock."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *lives: tuple[float, End | int | str]) -> None:
+        self.server = server = FakeServer(directory, list(lives))
+        self.pauses: list[float] = []
+        monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
+        monkeypatch.setattr(module, "pause", self.pauses.append)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: server.clock, sleep=lambda _: None))
+        monkeypatch.setattr(module, "Vitals", self._vitals)
+
+    def _vitals(self, *_: object) -> Any:
+        class Vitals:
+            def __enter__(self) -> Any:
+                return SimpleNamespace(look=lambda: end if isinstance(end := server.end, End) else None)
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+        server = self.server
+        return Vitals()
+
+    def serve(self) -> None:
+        made = Supervisor(self.server)  # type: ignore[arg-type]
+        made.start()
+        made.keep_serving()
+
+
+def test_it_is_started_again_whatever_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    run = Run(tmp_path, monkeypatch, (1, DIED), (1, -11), (1, 0), (0, "no port is free"))
+    with pytest.raises(KeyboardInterrupt):
+        run.serve()
+    assert run.server.did == ["start", *["kill", "start"] * 4]
+    assert run.pauses == [0, 1, 2, 4]
+    assert run.server.restarts.counts == {"stage_died": 1, "crash": 1, "exit": 1, "start": 1}
+    kept = tmp_path / "state/inflight/crash-8000.log"
+    assert kept.read_text() == "a log"
+    said = f"{DIED.text}; the server is started again in 0 s; its log is kept in {kept}"
+    assert said in caplog.messages
+    assert any("the server ended with -11: its log does not say why; the server is" in line for line in caplog.messages)
+    assert any("no port is free; the server is started again in 4 s" in line for line in caplog.messages)
+
+
+def test_a_row_of_ends_is_given_up_with_the_last_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, *[(WELL_S / 2, DIED)] * 10)
+    with pytest.raises(DeploymentError, match=f"^{DIED.text}; after 6 new starts in a row the server is given up"):
+        run.serve()
+    assert run.pauses == [*PAUSES_S]
+    assert run.server.did[-1] == "kill"
+
+
+def test_having_served_well_ends_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, *[(1, DIED)] * 3, *[(WELL_S, DIED)] * 20)
+    with pytest.raises(KeyboardInterrupt):
+        run.serve()
+    assert run.pauses == [0, 1, 2, *[0] * 20]
+
+
+def test_a_first_start_that_fails_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, (0, f"the server ended with code 1: {UNKNOWN}"))
+    with pytest.raises(DeploymentError, match="does not say why; its log is kept in .*crash-8000.log"):
+        run.serve()
+    assert run.server.did == ["start"]
+
+
+def test_a_kill_for_memory_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kills = iter([4, 5, 5])
+    monkeypatch.setattr(module, "killed_for_memory", lambda: next(kills))
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, monkeypatch, (1, DIED)).serve()
+    assert f"{DIED.text}: the kernel killed it for lack of memory; the server is" in caplog.text
+
+
+@pytest.fixture
+def signals() -> Iterator[StopSignals]:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield StopSignals()
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_a_pause_at_once(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: StopSignals
+) -> None:
+    run = Run(tmp_path, monkeypatch, (1, DIED))
+
+    def hour(_: float) -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        threading.Event().wait(3600)
+
+    monkeypatch.setattr(module, "pause", hour)
+    with pytest.raises(KeyboardInterrupt):
+        run.serve()
+    assert run.server.did == ["start", "kill"]
+
+
+def test_a_signal_waits_for_what_must_be_done_whole(signals: StopSignals) -> None:
+    done = []
+
+    def stop_amid_it() -> None:
+        with signals.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_amid_it()
+    assert done == ["all"]
+    signals.ignore()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    others = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        StopSignals()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for number, handler in [(signal.SIGHUP, before), *others]:
+            signal.signal(number, handler)

@@ -98,6 +98,7 @@ _OWN_SAMPLING = (
     _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OWN),
     _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OWN),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
+    _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
     _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OWN),
     _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OWN),
     _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", own=True, served_by=("pytorch",)),
@@ -282,7 +283,7 @@ _PASSED_TO_ENGINE = (
     "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
     "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
-    "min_p num_top_log_probs ignore_eos priority deadline_ms client_id lora_name"
+    "min_p num_top_log_probs ignore_eos final_perf_metrics priority deadline_ms client_id lora_name"
 ).split()
 ENSEMBLE_INPUTS = (
     *_TEXT_INPUTS,

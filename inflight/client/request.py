@@ -74,6 +74,8 @@ class GenerateOptions:
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
     return_perf_metrics: bool | None = None
+    final_perf_metrics: bool | None = None
+    """The same figures with the last response only, which costs a stream less."""
     lora_name: str | None = None
     """LoRA adapter, by its name in the deployment."""
     guided_decoding_guide_type: str | None = None

@@ -75,7 +75,7 @@ class Session:
             client_id=self.client_id,
             return_num_input_tokens=True,
             return_num_output_tokens=True,
-            return_perf_metrics=True,
+            final_perf_metrics=True,
         )
 
 

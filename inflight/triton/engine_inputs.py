@@ -30,6 +30,7 @@ class Delivery:
     heartbeat: bool
     log_probs: bool
     perf_metrics: bool
+    final_perf_metrics: bool
     num_input_tokens: bool
     num_output_tokens: bool
     pad_id: int
@@ -112,6 +113,7 @@ def _delivery(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> Deliver
         heartbeat=flag("heartbeat"),
         log_probs=flag("return_log_probs"),
         perf_metrics=flag("return_perf_metrics"),
+        final_perf_metrics=flag("final_perf_metrics"),
         num_input_tokens=flag("return_num_input_tokens"),
         num_output_tokens=flag("return_num_output_tokens"),
         pad_id=_common(inputs, "pad_id", 0),

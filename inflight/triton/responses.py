@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inflight.engine.request import Output, RequestMetrics
+from inflight.engine.request import Output
 from inflight.triton.engine_inputs import Delivery, Part
 
 Arrays = dict[str, np.ndarray]
@@ -85,7 +85,7 @@ def write(output: Output, part: Part, delivery: Delivery, generated: int, cum_lo
         arrays["num_input_tokens"] = np.array([[len(part.request.prompt)]], np.int32)
     if delivery.num_output_tokens:
         arrays["num_output_tokens"] = np.array([[generated]], np.int32)
-    return arrays | _scores(output, part, delivery, cum_log_prob) | _metrics(output.metrics, delivery)
+    return arrays | _scores(output, part, delivery, cum_log_prob) | _metrics(output, delivery)
 
 
 def _scores(output: Output, part: Part, delivery: Delivery, cum_log_prob: float) -> Arrays:
@@ -120,9 +120,10 @@ def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarr
     return table
 
 
-def _metrics(metrics: RequestMetrics | None, delivery: Delivery) -> Arrays:
+def _metrics(output: Output, delivery: Delivery) -> Arrays:
     """The ten performance outputs, as of now."""
-    if metrics is None or not delivery.perf_metrics:
+    metrics = output.metrics
+    if metrics is None or not (delivery.perf_metrics or (delivery.final_perf_metrics and output.finished)):
         return {}
     integers = {
         "kv_cache_alloc_new_blocks": metrics.new_blocks,

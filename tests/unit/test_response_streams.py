@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.engine.request import FinishReason, Output, Request
+from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
 from inflight.sampling import SamplingParams
 from inflight.triton.engine_inputs import Delivery, Part
@@ -56,6 +56,7 @@ def _delivery(**more: Any) -> Delivery:
         "heartbeat": False,
         "log_probs": False,
         "perf_metrics": False,
+        "final_perf_metrics": False,
         "num_input_tokens": False,
         "num_output_tokens": True,
         "pad_id": 0,
@@ -176,6 +177,23 @@ def test_context_logits_come_with_the_last_response(streams: ResponseStreams) ->
     assert sender.ended.wait(2)
     shapes = [(arrays["context_logits"].shape, arrays["generation_logits"].shape) for _, arrays in sender.sent]
     assert shapes == [((1, 0, 16), (1, 1, 1, 16)), ((1, 2, 16), (1, 1, 0, 16))]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("perf_metrics", [True, True]), ("final_perf_metrics", [False, True])])
+def test_figures_come_with_every_response_or_with_the_last(
+    streams: ResponseStreams, asked: str, expected: list[bool]
+) -> None:
+    sender, [part] = FakeSender(), _parts()
+    metrics = RequestMetrics(arrival_ns=7)
+    streams.open(sender, _delivery(**{asked: True}), [part])
+    streams.deliver(Output(part.request.key, [1], metrics=metrics))
+    before = time.monotonic()
+    while not sender.sent:
+        assert time.monotonic() < before + 5
+        time.sleep(0.001)
+    streams.deliver(Output(part.request.key, [2], metrics=metrics, finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(2)
+    assert ["arrival_time_ns" in arrays for _, arrays in sender.sent] == expected
 
 
 def test_one_failed_sequence_fails_its_request_and_cancels_the_others(

@@ -20,6 +20,35 @@ TRITON_PARAMETERS = frozenset(
 """Request parameters that Triton or its clients add themselves."""
 TRACE_PARAMETERS = frozenset({"traceparent", "tracestate"})
 """W3C trace context, as a parameter or as a header that Triton hands on; a client need not know whether it is used."""
+FOREIGN_NAMES = {
+    "text_input input_ids": "prompt input inputs text query",
+    "messages input_ids": "conversation system system_prompt",
+    "chat_template_kwargs": "tools documents enable_thinking add_generation_prompt",
+    "max_tokens request_output_len": "max_new_tokens max_completion_tokens max_output_tokens max_length n_predict",
+    "min_tokens": "min_new_tokens min_length",
+    "stop_words stop_strings": "stop stop_sequences stop_strings",
+    "bad_words bad_words_list": "bad_words_ids",
+    "end_id": "eos_token_id stop_token_ids end_token",
+    "pad_id": "pad_token_id",
+    "embedding_bias_words embedding_bias": "logit_bias",
+    "num_return_sequences": "n best_of",
+    "beam_width": "num_beams use_beam_search",
+    "temperature": "do_sample",
+    "return_log_probs": "logprobs log_probs",
+    "num_top_log_probs": "top_logprobs top_n_tokens prompt_logprobs",
+    "exclude_input_in_output": "echo return_full_text",
+    "seed": "random_seed",
+    "client_id": "user client tenant",
+    "lora_name": "lora adapter adapter_id",
+    "guided_decoding_guide_type": "response_format guided_json guided_regex guided_grammar grammar structured_outputs",
+    "stream streaming": "streaming stream",
+    "top_k runtime_top_k": "top_k topk runtime_top_k",
+    "top_p runtime_top_p": "top_p topp runtime_top_p",
+    "length_penalty len_penalty": "length_penalty len_penalty",
+}
+"""What OpenAI, vLLM, TGI and transformers call inputs, and what one stage's are called at the other; by their names at
+the ensemble and at the engine's stage."""
+_MEANT = {theirs: ours.split() for ours, names in FOREIGN_NAMES.items() for theirs in [*names.split(), *ours.split()]}
 _ENSEMBLE_NAME_OF = {engine: ensemble for ensemble, engine in ENGINE_NAME_OF.items()}
 
 
@@ -94,7 +123,13 @@ def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[st
     for name in parameters:
         known = name in TRITON_PARAMETERS or name.lower() in TRACE_PARAMETERS
         if not known and not name.startswith("triton_"):
-            raise InvalidRequest(f"unknown parameter {name!r}{nearest(name, known_inputs)}")
+            raise InvalidRequest(f"unknown parameter {name!r}{_hint(name, list(known_inputs))}")
+
+
+def _hint(name: str, known: list[str]) -> str:
+    """Return which known input is meant, by what others call it or else by its spelling."""
+    meant = [one for one in _MEANT.get(name.lower(), ()) if one in known]
+    return f" (did you mean {meant[0]!r}?)" if meant else nearest(name, known)
 
 
 def _decode(name: str, value: bytes | str) -> str:

@@ -111,7 +111,9 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"tempreature": 0.5}, "did you mean 'temperature'?"),
     ({"max_token": 5}, "did you mean 'max_tokens'?"),
     ({"stop_word": "x"}, "did you mean 'stop_words'?"),
-    ({"prompt": "x"}, "'prompt'"),
+    ({"prompt": "x"}, "did you mean 'text_input'?"),
+    ({"stop": "x"}, "did you mean 'stop_words'?"),
+    ({"n": 2}, "did you mean 'num_return_sequences'?"),
 ]
 FORGED = {"output_ids": np.ones((1, 1, 1), np.int32), "sequence_length": [1], "stream_key": [7]}
 # Over gRPC only: JSON cannot say them, or Triton's JSON reader judges first.

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from inflight import errors
+from inflight.contract import STAGES
 from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError, InvalidRequest, nearest
+from inflight.inputs import FOREIGN_NAMES, check_parameters
 from inflight.sampling import SamplingParams
 from inflight.serve import reference
 
@@ -32,6 +34,33 @@ def test_every_error_has_a_status_and_a_label() -> None:
 def test_nearest_names_only_what_is_near() -> None:
     assert nearest("tempreature", ["temperature", "top_k"]) == " (did you mean 'temperature'?)"
     assert nearest("zzz", ["temperature"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "ensemble", "engine"),
+    [
+        ("prompt", "text_input", "input_ids"),
+        ("inputs", "text_input", "input_ids"),
+        ("stop", "stop_words", None),
+        ("max_new_tokens", "max_tokens", "request_output_len"),
+        ("max_tokens", None, "request_output_len"),
+        ("top_p", None, "runtime_top_p"),
+        ("Logprobs", "return_log_probs", "return_log_probs"),
+        ("user", "client_id", "client_id"),
+        ("streaming", "stream", None),
+        ("tempreature", "temperature", "temperature"),
+    ],
+)
+def test_a_name_that_others_use_is_understood(name: str, ensemble: str | None, engine: str | None) -> None:
+    for model, meant in (("ensemble", ensemble), ("tensorrt_llm", engine)):
+        if meant is not None:
+            with pytest.raises(InvalidRequest, match=rf"unknown parameter '{name}' \(did you mean '{meant}'\?\)"):
+                check_parameters({name: 1}, [tensor.name for tensor in STAGES[model][0]])
+
+
+def test_hints_name_inputs_that_there_are() -> None:
+    inputs = {tensor.name for model in ("ensemble", "tensorrt_llm") for tensor in STAGES[model][0]}
+    assert {name for names in FOREIGN_NAMES for name in names.split()} <= inputs
 
 
 @pytest.mark.parametrize(

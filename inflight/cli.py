@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from inflight.bench.commands import engine, headlines, scheduler, soak
+from inflight.bench.hostile.command import hostile
 from inflight.client.chat_command import chat
 from inflight.client.generate_command import generate
 from inflight.export.build.commands import build
@@ -54,5 +55,6 @@ bench.command()(engine)
 bench.command()(headlines)
 bench.command()(scheduler)
 bench.command()(soak)
+bench.command()(hostile)
 app.add_typer(bench, name="bench")
 app.add_typer(load, name="load")

@@ -1,0 +1,89 @@
+"""The server under siege, as its machine sees it: its processes, their memory, and what it says it is doing."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from inflight.addresses import is_loopback, read_directly
+from inflight.errors import EngineFailure, InvalidRequest
+
+_BUSY = re.compile(
+    r"^(?:nv_inference_pending_request_count|inflight_running_requests|inflight_waiting_requests)(?:{[^}]*})? (\S+)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, on this machine."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: str) -> Address:
+        """Read ``host:port``.
+
+        Raises:
+            InvalidRequest: it is none, or not of this machine: nobody else's server is to be besieged.
+        """
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidRequest(f"{text} is not an address such as 127.0.0.1:8000")
+        if not is_loopback(host):
+            raise InvalidRequest(f"{text} is not on this machine; only a loopback address is besieged")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where one server listens."""
+
+    http: Address
+    grpc: Address
+    metrics: Address
+
+
+class Target:
+    """The processes that serve: the one that listens, and its children."""
+
+    def __init__(self, places: Places) -> None:
+        """
+        Raises:
+            EngineFailure: nothing that this user can see listens there.
+        """
+        self._metrics = places.metrics
+        listens = [
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == places.http.port and one.pid
+        ]
+        if not listens:
+            raise EngineFailure(f"no process of this user listens on {places.http}")
+        server = psutil.Process(listens[0])
+        self._processes = [server, *server.children(recursive=True)]
+
+    def gone(self) -> list[int]:
+        """Return the processes that have ended since the beginning; another one with the same id is none of them."""
+        return [one.pid for one in self._processes if not one.is_running() or one.status() == psutil.STATUS_ZOMBIE]
+
+    def memory(self) -> int:
+        """Return the bytes of memory that the processes have, without what they share."""
+        return sum(one.memory_full_info().uss for one in self._processes if one.is_running())
+
+    def requests_left(self, patience_s: float) -> float:
+        """Return how many requests the server still has in flight, after so many seconds at most to end them."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            page = read_directly(f"http://{self._metrics}/metrics", timeout_s=60).decode()
+            left = sum(map(float, _BUSY.findall(page)))
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.5)

@@ -1,0 +1,91 @@
+"""What hostile requests are made of: sizes, values, nesting, tensors. Everything follows from a seeded generator."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any
+
+from inflight.contract import STAGES, Tensor
+
+MODELS = tuple(STAGES)
+ITEM_BYTES = {"BOOL": 1, "UINT8": 1, "FP16": 2, "INT32": 4, "FP32": 4, "INT64": 8, "UINT64": 8}
+TYPES = (*ITEM_BYTES, "BYTES", "BF16", "INT4", "", "\0", "X" * 9000)
+_ODD_NUMBERS = (0, -1, 1, 2, 2**31 - 1, -(2**31), 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), 2**63, 2**64, 10**40, 1e308)
+_ODD_TEXTS = ("", "\0", "\ud800", "\N{BOM}", "%s%n", "../../etc/passwd", "{{7*7}}", "[" * 99, "\N{GRINNING FACE}" * 99)
+_NAMES = tuple(tensor.name for inputs, outputs in STAGES.values() for tensor in (*inputs, *outputs))
+
+
+def size(random: Random, most: int) -> int:
+    """Return a size from 1 to ``most``; each order of magnitude is as likely as the next."""
+    return max(1, min(most, int(most ** random.random())))
+
+
+def name(random: Random) -> str:
+    """Return the name of an input: most often one that some stage has."""
+    if random.random() < 0.8:
+        return random.choice(_NAMES)
+    return random.choice([*_ODD_TEXTS, "x" * size(random, 1 << 20), "stream", "id", "parameters"])
+
+
+def text(random: Random, most: int = 1 << 20) -> str:
+    """Return a text, odd or long."""
+    if random.random() < 0.3:
+        return random.choice(_ODD_TEXTS)
+    return random.choice(["x", "hello ", "\n", "\N{CJK UNIFIED IDEOGRAPH-8BF7}", '"\\', "\u0301"]) * size(
+        random, most // 6
+    )
+
+
+def nested(random: Random, most: int) -> str:
+    """Return JSON of so many levels at most, sometimes without its end."""
+    levels = size(random, most)
+    opening, closing = random.choice([("[", "]"), ('{"a":', "}"), ('[{"text_input":', "}]")])
+    return opening * levels + ("0" + closing * levels if random.random() < 0.7 else "")
+
+
+def value(random: Random, depth: int = 2) -> Any:
+    """Return any JSON value."""
+    kind = random.randrange(7)
+    if kind == 0 and depth:
+        return [value(random, depth - 1) for _ in range(size(random, 50))]
+    if kind == 1 and depth:
+        return {name(random)[:999]: value(random, depth - 1) for _ in range(size(random, 20))}
+    if kind in (2, 3):
+        return random.choice(_ODD_NUMBERS)
+    return random.choice([None, True, False, 0.5, text(random, 10_000)])
+
+
+def shape(random: Random) -> list[int]:
+    """Return a shape: small, or with dimensions whose product overflows, or with very many."""
+    dims = random.choice([1, 2, 2, 2, 3, 3, 4, size(random, 2000)])
+    odd = (-1, -(2**62), 0, 2**31, 2**32, 2**62, 2**63 - 1, 129)
+    return [random.choice(odd) if random.random() < 0.3 else random.randint(1, 8) for _ in range(dims)]
+
+
+def strings(random: Random, count: int) -> bytes:
+    """Return the bytes of a BYTES tensor; some of the lengths in them are not those of what follows."""
+    parts = []
+    for _ in range(count):
+        content = text(random, 1000).encode("utf-8", "surrogatepass")
+        length = len(content) if random.random() < 0.6 else random.choice([0, 1, 2**31, 2**32 - 1, len(content) + 1])
+        parts.append(struct.pack("<I", length) + content)
+    return b"".join(parts)
+
+
+def forged(random: Random, model: str) -> tuple[str, str, list[int], bytes]:
+    """Return a tensor that looks like one of ``model``'s inputs: name, type, shape, and bytes that often fit them."""
+    tensor: Tensor = random.choice(STAGES[model][0] if model in STAGES else STAGES[MODELS[0]][0])
+    dims = [1, *(random.choice([0, 1, 2, 5, 64]) if dim < 0 else dim for dim in tensor.dims)]
+    if random.random() < 0.1:
+        dims[0] = random.choice([0, 2, 128, 129])
+    count = 1
+    for dim in dims:
+        count *= dim
+    if tensor.dtype == "BYTES":
+        return tensor.name, tensor.dtype, dims, strings(random, count)
+    width = ITEM_BYTES[tensor.dtype] * count
+    content = random.choice(
+        [bytes(width), random.randbytes(width), b"\xff" * width, b"\x01".ljust(max(1, width), b"\0")]
+    )
+    return tensor.name, tensor.dtype, dims, content[: width if random.random() < 0.9 else random.randint(0, width)]

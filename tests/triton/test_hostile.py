@@ -1,0 +1,84 @@
+"""The siege: a server stands some hundreds of hostile requests, and what a siege looks for is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from random import Random
+
+import pytest
+from typer.testing import CliRunner
+
+from inflight.bench.hostile.over_grpc import grpc_attack
+from inflight.bench.hostile.over_http import KINDS, http_attack
+from inflight.bench.hostile.siege import REFUSED, Siege, besiege
+from inflight.bench.hostile.target import Address, Places, Target
+from inflight.cli import app
+from inflight.errors import EngineFailure, InvalidRequest
+from inflight.serve.server import free_ports
+from tests.triton.conftest import Running
+
+REQUESTS = 400
+
+
+def _address(port: int) -> Address:
+    return Address("127.0.0.1", port)
+
+
+def test_the_same_processes_serve_to_the_end(server: Running) -> None:
+    places = Places(*map(_address, (server.http_port, server.grpc_port, server.metrics_port)))
+    siege = besiege(places, REQUESTS, seed=1, first=0, say=print)
+    assert siege.flaws() == []
+    assert siege.requests == REQUESTS
+    assert siege.right > 0
+    assert set(KINDS) <= set(siege.outcomes)
+    assert sum(counts[REFUSED] for counts in siege.outcomes.values()) > REQUESTS / 3
+    assert "Traceback" not in server.log
+
+
+def test_a_request_follows_from_its_number_alone() -> None:
+    for number in range(60):
+        assert http_attack(Random(f"0 {number}")) == http_attack(Random(f"0 {number}"))
+        assert grpc_attack(Random(f"0 {number}")) == grpc_attack(Random(f"0 {number}"))
+
+
+def test_every_flaw_is_told() -> None:
+    siege = Siege({"one": Counter(refused=4000)}, ["… 'x_shm_region_y'"], [7], 5, ["other text"], [1, 1, 2], 3)
+    assert siege.flaws() == [
+        "request 7 got no answer in 300 s",
+        "a client was told: … 'x_shm_region_y'",
+        "a neighbour got: other text",
+        "memory has grown more than 1.5-fold in the second half",
+        "3 requests are still in flight",
+    ]
+
+
+def test_a_process_that_ends_is_noticed() -> None:
+    [port] = free_ports(1)
+    with subprocess.Popen([sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]) as process:
+        places = Places(_address(port), _address(port), _address(port))
+        for _ in range(600):
+            try:
+                target = Target(places)
+                break
+            except EngineFailure:
+                time.sleep(0.1)
+        assert target.gone() == []
+        assert target.memory() > 0
+        process.kill()
+        process.wait()
+    assert target.gone() == [process.pid]
+    with pytest.raises(EngineFailure, match="no process of this user listens on 127.0.0.1"):
+        Target(places)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("192.0.2.1:8000", "is not on this machine"), ("8000", "is not an address")]
+)
+def test_only_this_machine_is_besieged(address: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Address.read(address)
+    result = CliRunner().invoke(app, ["bench", "hostile", "--http", address])
+    assert result.exit_code == 1

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from inflight.load.compare.command import compare
+from inflight.load.list_command import scenarios
 from inflight.load.run_command import run
 from inflight.load.sweep.command import sweep
 
@@ -25,6 +26,7 @@ load = typer.Typer(
     help="Load tests from scenarios: `inflight load SCENARIO` runs one.",
     no_args_is_help=True,
 )
+load.command("list")(scenarios)
 load.command()(run)
 load.command()(sweep)
 load.command()(compare)

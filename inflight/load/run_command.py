@@ -24,7 +24,7 @@ from inflight.load.prompts import PromptWriter
 from inflight.load.result import LoadResult, make_directory, result_of, write_report, write_result
 from inflight.load.rows import counts, headline, verdict
 from inflight.load.runner import Runner, SessionFault, client_for
-from inflight.load.scenario import Scenario, ScenarioError, Slo, load_scenario
+from inflight.load.scenario import Scenario, ScenarioError, Slo, load_scenario, parse_slo
 from inflight.load.workload import Workload
 from inflight.report.failures import one_line_errors
 from inflight.resources import DEMO, bundled
@@ -58,6 +58,11 @@ class Target:
         return "http" if self.http else "grpc"
 
 
+Limits = Annotated[
+    str | None, typer.Option(help="Limits in ms, as ttft=200,itl=30,e2e=5000; the scenario's by default.")
+]
+
+
 def run(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of one in loadtest/scenarios.")],
     url: Annotated[
@@ -73,6 +78,7 @@ def run(
     http: Annotated[bool, typer.Option("--http", help="HTTP's generate_stream in place of gRPC.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the scenario's.")] = None,
     output: Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/NAME-TIME by default.")] = None,
+    slo: Limits = None,
     duration_scale: Annotated[float, typer.Option(min=0.001, help="Multiply all durations; rates stay.")] = 1.0,
     fail_below_slo: Annotated[
         float | None, typer.Option(min=0, max=1, help="Exit with 1 if a smaller share keeps the limits, e.g. 0.95.")
@@ -83,11 +89,12 @@ def run(
         check_target(url, serve, deployment)
         settings = load_scenario(scenario)
         settings = settings if duration_scale == 1 else settings.scaled(duration_scale)
+        settings = settings if slo is None else settings.with_limits(parse_slo(slo))
         _check_share(fail_below_slo, settings)
         output = output or Path("artifacts/load") / f"{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
         make_directory(output)
         with target_at(url, serve, deployment, http) as target:
-            result = run_scenario(settings, target, seed, _command(scenario, http, seed, duration_scale))
+            result = run_scenario(settings, target, seed, _command(scenario, http, seed, slo, duration_scale))
         _conclude(result, output)
         _judge(result, fail_below_slo)
 
@@ -107,14 +114,15 @@ def _check_share(share: float | None, scenario: Scenario) -> None:
     if share is None:
         return
     if all(slo == Slo() for slo in (scenario.slo, *(one.slo or Slo() for one in scenario.classes))):
-        raise ScenarioError(f"--fail-below-slo needs limits; {scenario.name} has no `slo`")
+        raise ScenarioError(f"--fail-below-slo needs limits; {scenario.name} has no `slo`: give --slo")
 
 
-def _command(scenario: Path, http: bool, seed: int | None, scale: float) -> str:
+def _command(scenario: Path, http: bool, seed: int | None, slo: str | None, scale: float) -> str:
     """Return the command that repeats a test; server and result directory are the user's own."""
     options = [
         "--http" if http else "",
         "" if seed is None else f"--seed {seed}",
+        "" if slo is None else f"--slo {slo}",
         "" if scale == 1 else f"--duration-scale {scale:g}",
     ]
     return " ".join(["inflight load run", shlex.quote(str(scenario)), *(option for option in options if option)])

@@ -186,6 +186,11 @@ class Scenario(Section):
         own = next((one.slo for one in self.classes if one.name == class_name), None)
         return own or self.slo
 
+    def with_limits(self, slo: Slo) -> Scenario:
+        """Return the scenario with other limits, of all classes."""
+        classes = tuple(one.model_copy(update={"slo": None}) for one in self.classes)
+        return self.model_copy(update={"slo": slo, "classes": classes})
+
     def scaled(self, factor: float) -> Scenario:
         """Return the scenario with all durations (of a trace: all times) multiplied by ``factor``; rates stay.
 
@@ -240,3 +245,31 @@ def validate_scenario(data: dict[str, Any], directory: Path, source: str) -> Sce
         return Scenario.model_validate(data, context={DIRECTORY: directory})
     except ValidationError as error:
         raise ScenarioError(f"{source}: {explain(error, Scenario)}") from None
+
+
+def parse_slo(text: str) -> Slo:
+    """Return the limits that ``ttft=200,itl=30,e2e=5000`` means, in milliseconds.
+
+    Raises:
+        ScenarioError: naming what is wrong and what is allowed.
+    """
+    known = {name.removesuffix("_ms"): name for name in Slo.model_fields}
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in known:
+            raise ScenarioError(f"--slo: unknown limit {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+        if known[name] in limits:
+            raise ScenarioError(f"--slo: `{name}` is given twice")
+        limits[known[name]] = _milliseconds(name, value)
+    return Slo(**limits)
+
+
+def _milliseconds(name: str, value: str) -> float:
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise ScenarioError(f"--slo: `{name}` is {value!r}: milliseconds above 0 are expected, e.g. {name}=200")
+    return limit

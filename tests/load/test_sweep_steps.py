@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.load import overhead
-from inflight.load.scenario import Scenario, ScenarioError, Slo
-from inflight.load.sweep.scenario import StepLength, parse_slo, step_scenario
+from inflight.load.scenario import Scenario, ScenarioError, Slo, parse_slo
+from inflight.load.sweep.scenario import StepLength, step_scenario
 from tests.fake_server import FakeServer
 
 CLASS = {

@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 
 from inflight.load.result import make_directory, write_report
-from inflight.load.run_command import check_target, target_at
-from inflight.load.scenario import Scenario, ScenarioError, load_scenario
+from inflight.load.run_command import Limits, check_target, target_at
+from inflight.load.scenario import Scenario, ScenarioError, load_scenario, parse_slo
+from inflight.load.sweep.estimate import estimate
 from inflight.load.sweep.report import SweepResult, sweep_page, write_sweep
 from inflight.load.sweep.run import Sweep, run_search
-from inflight.load.sweep.scenario import check_sweepable, has_limits, parse_slo
+from inflight.load.sweep.scenario import check_sweepable, has_limits
 from inflight.load.sweep.search import Plan, Search
 from inflight.report.failures import one_line_errors
 
@@ -42,9 +43,6 @@ High = Annotated[
     float | None, typer.Option("--to", help="Highest load; 4096 times the lowest by default.", show_default=False)
 ]
 Factor = Annotated[float, typer.Option(min=1.05, help="From one load to the next.")]
-Limits = Annotated[
-    str | None, typer.Option(help="Limits in ms, as ttft=200,itl=30,e2e=5000; the scenario's by default.")
-]
 Share = Annotated[
     float | None,
     typer.Option(min=0.01, max=1.0, help="Of the requests that must keep every limit, 0.95 by default; 0.99: a P99."),
@@ -100,6 +98,7 @@ def sweep(
         first = settings.seed if seed is None else seed
         output = output or Path("artifacts/load") / f"sweep-{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
         make_directory(output)
+        _tell(estimate(plan, step_seconds))
         with target_at(url, serve, deployment, http) as target:
             runs = Sweep(settings, target, "rate" if is_open else "concurrency", limits, step_seconds, first, _tell)
             search = Search(plan, runs.measure)

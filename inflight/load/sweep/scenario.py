@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from inflight.errors import nearest
 from inflight.load.arrivals import Phase
 from inflight.load.scenario import Scenario, ScenarioError, Slo
 
@@ -64,9 +63,8 @@ def step_scenario(base: Scenario, kind: Kind, load: float, length: StepLength, s
     )
     # An overloaded server has at most this load's share of the step to work off.
     update: dict[str, object] = {"phases": phases, "drain_s": max(base.drain_s, 2 * (window + warm_up))}
-    if slo is not None:
-        update |= {"slo": slo, "classes": tuple(one.model_copy(update={"slo": None}) for one in base.classes)}
-    return base.model_copy(update=update)
+    limited = base if slo is None else base.with_limits(slo)
+    return limited.model_copy(update=update)
 
 
 def check_sweepable(scenario: Scenario, is_open: bool) -> None:
@@ -84,34 +82,6 @@ def check_sweepable(scenario: Scenario, is_open: bool) -> None:
             f"{scenario.name}: conversations (class {', '.join(map(repr, talking))}) cannot be swept with --kind rate, "
             f"as later turns come when earlier ones are answered; --kind concurrency can"
         )
-
-
-def parse_slo(text: str) -> Slo:
-    """Return the limits that ``ttft=200,itl=30,e2e=5000`` means, in milliseconds.
-
-    Raises:
-        ScenarioError: naming what is wrong and what is allowed.
-    """
-    known = {name.removesuffix("_ms"): name for name in Slo.model_fields}
-    limits: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in known:
-            raise ScenarioError(f"--slo: unknown limit {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-        if known[name] in limits:
-            raise ScenarioError(f"--slo: `{name}` is given twice")
-        limits[known[name]] = _milliseconds(name, value)
-    return Slo(**limits)
-
-
-def _milliseconds(name: str, value: str) -> float:
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = 0.0
-    if not 0 < limit < float("inf"):
-        raise ScenarioError(f"--slo: `{name}` is {value!r}: milliseconds above 0 are expected, e.g. {name}=200")
-    return limit
 
 
 def has_limits(scenario: Scenario, slo: Slo | None) -> bool:

@@ -1,4 +1,4 @@
-"""`docker-compose --profile cpu up` on a real Docker engine: built, healthy, answers, goes down clean.
+"""`docker compose --profile cpu up` on a real Docker engine: built, healthy, answers, goes down clean.
 
 Needs a Docker engine, named by DOCKER_HOST if it is not the default one. BASE_IMAGE, BUILD_NETWORK, PIP_FIND_LINKS and
 EXTRA_CA_BUNDLE are passed on to the build, for machines that reach the public registries by other ways.
@@ -18,11 +18,18 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMAND = "docker-compose --profile cpu up"
+COMMAND = re.compile(r"^docker[ -]compose (--profile cpu up)$", re.MULTILINE)
+
+
+def _compose_command() -> list[str]:
+    """Return Docker Compose 2, else 1, else nothing; both take the same words."""
+    if shutil.which("docker") and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else []
 
 
 def _has_engine() -> bool:
-    if not shutil.which("docker-compose"):
+    if not _compose_command():
         return False
     return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
 
@@ -42,14 +49,15 @@ def _run(*command: str, check: bool = True) -> str:
 
 
 def _compose(*arguments: str) -> str:
-    return _run("docker-compose", "--profile", "cpu", *arguments)
+    return _run(*_compose_command(), "--profile", "cpu", *arguments)
 
 
 @pytest.fixture(scope="module")
 def container() -> Iterator[str]:
-    assert f"```sh\n{COMMAND}\n```" in (ROOT / "README.md").read_text()
+    said = COMMAND.search((ROOT / "README.md").read_text())
+    assert said
     _compose("build")
-    _run(*COMMAND.split(), "-d")
+    _run(*_compose_command(), *said[1].split(), "-d")
     try:
         yield _compose("ps", "-q").strip().splitlines()[-1]
     finally:
@@ -92,6 +100,6 @@ def test_it_stops_quickly_and_leaves_nothing(container: str) -> None:
 
 
 def test_the_gpu_profile_reserves_a_gpu() -> None:
-    config = _run("docker-compose", "--profile", "gpu", "config")
+    config = _run(*_compose_command(), "--profile", "gpu", "config")
     assert "tritonserver" in config
     assert re.search(r"capabilities:\s+- gpu", config)

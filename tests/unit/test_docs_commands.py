@@ -12,7 +12,12 @@ import typer
 from inflight.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deployments").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "deployments").rglob("*.md")),
+]
 
 
 def _commands() -> list[tuple[str, str]]:
@@ -40,6 +45,16 @@ def test_parses(page: str, command: str) -> None:
     while words := [*getattr(context, "_protected_args", ()), *context.args]:
         name, inner, rest = context.command.resolve_command(context, words)
         context = inner.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_command_can_be_typed_as_it_stands(page: Path) -> None:
+    """The set-up puts programs into .venv/bin, which is on nobody's path."""
+    text = page.read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^ {4}\S.*", text, re.MULTILINE)
+    lines = [line.strip() for block in [*blocks, *indented] for line in block.splitlines()]
+    assert not [line for line in lines if re.match(r"(\$ )?(inflight|locust|pytest|hf) ", line)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

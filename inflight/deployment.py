@@ -183,6 +183,16 @@ class Deployment(_Section):
     observability: ObservabilitySettings = ObservabilitySettings()
     server: ServerSettings = ServerSettings()
 
+    def max_sequence_length(self, own: int | None) -> int | None:
+        """Return the tokens that a sequence has at most, where that is known without the engine.
+
+        Args:
+            own: the model's own limit; only the portable engine is sure to keep to it.
+        """
+        if self.engine.kind not in ("pytorch", "trtllm"):
+            return None
+        return self.limits.max_sequence_length or (own if self.engine.kind == "pytorch" else None)
+
     @model_validator(mode="after")
     def _only_what_the_engine_reads(self) -> Deployment:
         for name, needs in _unread(self):

@@ -33,7 +33,8 @@ class TritonPythonModel:
         self._metrics = StageMetrics(deployment, args)
         with self._metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
-        self._assembler = traced_assembler(assembler(tokenizer), self._tracer)
+        max_length = deployment.max_sequence_length(tokenizer.config.max_length)
+        self._assembler = traced_assembler(assembler(tokenizer, max_length), self._tracer)
         self._decoupled = adapter.is_decoupled(args)
         self._answered: Tally | None = None
         self._metrics.start()

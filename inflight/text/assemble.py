@@ -24,8 +24,14 @@ _HANDED_THROUGH = tuple(tensor.name for tensor in PER_REQUEST_OUTPUTS)
 class TextAssembler:
     """Turns token ids into text, stream by stream."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
+        """
+        Args:
+            tokenizer: the checkpoint's.
+            max_length: tokens that a sequence has at most; None: it is not known.
+        """
         self._tokenizer = tokenizer
+        self._max_length = max_length
         self._streams: OrderedDict[int, StreamText] = OrderedDict()
 
     def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
@@ -83,6 +89,8 @@ class TextAssembler:
         """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count."""
         if len(lengths) != len(output_ids) or not all(0 <= length <= output_ids.shape[-1] for length in lengths):
             raise InvalidRequest(f"sequence_length is {lengths}; it must fit output_ids, {list(output_ids.shape)}")
+        if self._max_length is not None and output_ids.shape[-1] > self._max_length:
+            raise InvalidRequest(f"output_ids has rows of {output_ids.shape[-1]} ids; the limit is {self._max_length}")
         beams = [ids[:length].tolist() for ids, length in zip(output_ids, lengths, strict=True)]
         size = self._tokenizer.config.vocab_size
         for token in (edge for ids in beams if ids for edge in (min(ids), max(ids))):

@@ -27,6 +27,8 @@ class TextConfig:
     """``bos_token``, ``eos_token``, ...: the texts that chat templates refer to."""
     chat_template: str | None
     """Jinja source; None for a base model."""
+    max_length: int | None = None
+    """Of a sequence, in tokens, by the model's own configuration; None: it does not say."""
 
 
 def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
@@ -50,7 +52,8 @@ def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfi
     vocab_size = model.get("vocab_size")
     if not isinstance(vocab_size, int):
         vocab_size = max(token_ids.values(), default=-1) + 1
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, _chat_template(directory, tokenizer))
+    template = _chat_template(directory, tokenizer)
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, template, model.get("max_position_embeddings"))
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:

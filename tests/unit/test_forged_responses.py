@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.deployment import validate
 from inflight.errors import InvalidRequest
 from inflight.text.assemble import TextAssembler
 from inflight.text.upstream import UpstreamAssembler
@@ -39,6 +40,29 @@ def test_each_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         assembler.assemble(arrays)
     assert len(assembler) == 0
+
+
+def test_more_ids_than_a_sequence_has_are_refused_before_they_are_decoded() -> None:
+    assembler = TextAssembler(make_tokenizer(FAMILIES[0]), max_length=4)
+    long = {"output_ids": np.full((1, 1, 5), 5, np.int32), "sequence_length": np.array([[5]], np.int32)}
+    with pytest.raises(InvalidRequest, match="output_ids has rows of 5 ids; the limit is 4"):
+        assembler.assemble(SOUND | long)
+    assert len(assembler) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "limits", "longest"),
+    [
+        ("pytorch", {}, 2048),
+        ("pytorch", {"max_sequence_length": 4096}, 4096),
+        ("trtllm", {"max_sequence_length": 4096}, 4096),
+        ("trtllm", {}, None),
+        ("replay", {"max_sequence_length": 4096}, None),
+    ],
+)
+def test_how_many_ids_a_sequence_has(engine: str, limits: dict[str, int], longest: int | None) -> None:
+    deployment = validate({"model": "x", "engine": {"kind": engine}, "limits": limits}, "test")
+    assert deployment.max_sequence_length(2048) == longest
 
 
 def test_what_upstreams_engine_always_sends_is_asked_for_by_name() -> None:

@@ -200,9 +200,7 @@ class _BaseClient:
             InvalidRequest: the client's address is none.
         """
         address = parse_address(self.url, self._scheme)
-        return await find_problem(
-            address, self._model, self._transport, lambda other: _transport_to(other, self._model)
-        )
+        return await find_problem(address, self._model, self._transport, lambda other: transport_to(other, self._model))
 
     async def check(self, loading_s: float = 0.0) -> None:
         """Return if the model can be asked, at once or within ``loading_s`` seconds of a server that still loads.
@@ -219,7 +217,7 @@ class _BaseClient:
     async def served_model(self) -> ServedModel | None:
         """Return what the server tells of the model that it serves; None if it does not."""
         address = parse_address(self.url, self._scheme)
-        return await served_model(_transport_to(address, ENGINE))
+        return await served_model(transport_to(address, ENGINE))
 
     async def wait_ready(self, timeout: float = 120.0) -> None:
         """Wait until the server is ready, also for one that is not there yet.
@@ -262,7 +260,7 @@ class AsyncHttpClient(_BaseClient):
     _scheme = "http"
 
 
-def _transport_to(address: Address, model: str) -> Transport:
+def transport_to(address: Address, model: str) -> Transport:
     """Return a transport for a look at ``address``, in its protocol."""
     kind = GrpcTransport if address.scheme.startswith("grpc") else HttpTransport
     return kind(address.url, model, _LOOK_S)

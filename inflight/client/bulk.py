@@ -109,3 +109,4 @@ async def generate_all(
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

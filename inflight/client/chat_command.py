@@ -51,7 +51,7 @@ def chat(
         try:
             _wait_for(client, notes)
             good = _talk(conversation, client) if sys.stdin.isatty() else _answer_input(conversation)
-        except InflightError as error:
+        except (InflightError, OSError) as error:
             print_error(notes, error)
             good = False
     if not good:

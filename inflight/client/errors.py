@@ -55,6 +55,8 @@ _TRITONS_WORDS = {
     "timeout expired": "DEADLINE_EXCEEDED",
 }
 """What tells the status of Triton's own errors on a gRPC stream, which come without one."""
+_TRANSPORTS_WORDS = re.compile(r"\bipv[46]:|Socket closed|failed to connect", re.IGNORECASE)
+"""What tells that no server wrote a message but gRPC's library, which begins some of its own with a status, too."""
 _STATUS_OF_HTTP = {
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
@@ -92,6 +94,8 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
 
 
 def _unavailable(message: str, from_server: bool) -> InflightError:
+    if _TRANSPORTS_WORDS.search(message):
+        return ServerUnreachable(message)
     if "queue size" in message:  # the words of Triton's queue and of TensorRT-LLM's alike
         return QueueFull(message)
     if "stopping" in message or "shutting down" in message:

@@ -72,7 +72,7 @@ def generate(
     client, prompts = kind(url, model=model), _prompts(prompt, file)
     try:
         failures = asyncio.run(_answer_all(client, Asker(client, options, raw), prompts, concurrency, jsonl))
-    except InflightError as error:
+    except (InflightError, OSError) as error:
         print_error(Console(stderr=True), error)
         raise typer.Exit(1) from None
     if failures:

@@ -90,7 +90,7 @@ class Patience:
             self._pending = None
             if not task.done():
                 task.cancel()
-                await asyncio.wait({task})
+                await _end_of(task)
 
     def _nearest_limit(self) -> tuple[float | None, str, float]:
         """Return the moment, name and seconds of the limit that passes first."""
@@ -101,3 +101,15 @@ class Patience:
             limits.append((self._arrived, "between_chunks", self._timeouts.between_chunks))
         moments = [(since + seconds, name, seconds) for since, name, seconds in limits if seconds is not None]
         return min(moments, default=(None, "", 0.0))
+
+
+async def _end_of(task: asyncio.Future[Any]) -> None:
+    """Wait until a cancelled task has ended, also if the waiting is cancelled meanwhile: that is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -45,7 +45,8 @@ class Prometheus:
             with httpx.Client(mounts=direct_mounts(self._url), timeout=60) as client:
                 body = client.get(f"{self._url}/api/v1/{path}", params=parameters).json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise PrometheusError(f"{self._url} does not answer as Prometheus does: {error}") from None
+            said = f"{error}; name another with --prometheus"
+            raise PrometheusError(f"{self._url} does not answer as Prometheus does: {said}") from None
         if not isinstance(body, dict) or body.get("status") != "success":
             said = body.get("error", "no reason given") if isinstance(body, dict) else "no reason given"
             raise PrometheusError(f"{self._url} refuses the query: {said}")

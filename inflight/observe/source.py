@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import httpx
 
 from inflight.addresses import direct_mounts
-from inflight.client.address import is_http
+from inflight.client.address import bracketed, is_http, parse_address
+from inflight.client.aio import transport_to
 from inflight.client.errors import RequestTimeout, ServerUnreachable
 from inflight.client.grpc_transport import GrpcTransport
 from inflight.client.http_transport import HttpTransport
+from inflight.client.reach import find_problem
 from inflight.client.request import Request
 from inflight.contract import ENGINE
 from inflight.engine.snapshot import Snapshot
-from inflight.errors import EngineFailure, InflightError, InvalidRequest, nearest
+from inflight.errors import EngineFailure, InflightError, NotFound
 from inflight.observe.page import Page
 
 PATIENCE_S = 3.0
@@ -26,7 +26,6 @@ PATIENCE_S = 3.0
 ONCE_PATIENCE_S = 10.0
 """What one look may take where no other follows: on a busy machine an answer may take seconds to come and go."""
 DEFAULT_METRICS_PORT = 8002
-_SCHEMES = ("grpc", "grpcs", "http", "https")
 _METRICS_SCHEMES = ("http", "https")
 
 
@@ -58,11 +57,11 @@ class Source:
         Raises:
             InvalidRequest: either is no address.
         """
-        host = _host("--url", url, _SCHEMES)
+        self._address = parse_address(url)
         if metrics is not None:
-            _host("--metrics", metrics, _METRICS_SCHEMES)
+            parse_address(metrics, "http", "--metrics", _METRICS_SCHEMES)
         self.url = url
-        self.metrics = f"{host}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
+        self.metrics = f"{bracketed(self._address.host)}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
         self._transport = (HttpTransport if is_http(url) else GrpcTransport)(url, ENGINE, patience_s)
         self._http = httpx.AsyncClient(timeout=patience_s, mounts=direct_mounts(self.metrics))
         self._patience_s = patience_s
@@ -82,8 +81,14 @@ class Source:
             return Snapshot.from_json(await asyncio.wait_for(self._inspect(), self._patience_s))
         except TimeoutError:
             return RequestTimeout(f"{self.url}: no snapshot within {self._patience_s:g} s")
+        except (EngineFailure, NotFound, ServerUnreachable) as error:  # not what the server says, or not of itself
+            return await self._problem() or error
         except InflightError as error:
             return error
+
+    async def _problem(self) -> InflightError | None:
+        """Return why the engine cannot be asked; None: it can."""
+        return await find_problem(self._address, ENGINE, self._transport, lambda other: transport_to(other, ENGINE))
 
     async def _inspect(self) -> str:
         # To the call's end: one that is left right after its answer can stay with Triton (2.51), and hold up its stop.
@@ -107,22 +112,3 @@ class Source:
             return type(error)(f"{url}: {error}")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return ServerUnreachable(f"{url}: {error or type(error).__name__}")
-
-
-def _host(option: str, url: str, schemes: Sequence[str]) -> str:
-    """Return the host of ``[scheme://]host[:port]``, an IPv6 address in its brackets.
-
-    Raises:
-        InvalidRequest: it is no such address.
-    """
-    try:
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        host, _ = parts.hostname, parts.port  # both are looked at only when asked for
-    except ValueError as error:
-        raise InvalidRequest(f"{option} is {url!r}: {error}") from None
-    if parts.scheme and parts.scheme not in schemes:
-        known = ", ".join(schemes)
-        raise InvalidRequest(f"{option} is {url!r}: the scheme is one of {known}{nearest(parts.scheme, schemes)}")
-    if not host:
-        raise InvalidRequest(f"{option} is {url!r}; it must be [scheme://]host:port, such as localhost:8001")
-    return f"[{host}]" if ":" in host else host

@@ -19,12 +19,12 @@ from tests.observe.test_top import SNAPSHOT, page, plain
     ("url", "expected"),
     [
         ("localhost:8001", "localhost"),
-        ("node.example", "node.example"),
+        ("node.example:8001", "node.example"),
         ("grpcs://node.example:9", "node.example"),
         ("grpcs://node.example", "node.example"),
         ("http://node.example/", "node.example"),
         ("http://[::1]:8000", "[::1]"),
-        ("[::1]", "[::1]"),
+        ("[::1]:8001", "[::1]"),
     ],
 )
 def test_metrics_are_on_the_same_host_by_default(url: str, expected: str) -> None:

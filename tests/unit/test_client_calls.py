@@ -24,6 +24,7 @@ from inflight.client import (
     Timeouts,
     sync,
 )
+from inflight.client.errors import from_wire
 from tests.fake_server import PIECES, FakeServer, Faults
 
 TEXT = "".join(PIECES)
@@ -285,3 +286,28 @@ def test_threads_that_come_first_share_one_loop(monkeypatch: pytest.MonkeyPatch)
     with ThreadPoolExecutor(4) as threads:
         loops = list(threads.map(lambda _: sync._loop(), range(4)))
     assert len(set(loops)) == 1
+
+
+def test_a_broken_connection_is_no_full_queue() -> None:
+    for details in (
+        "UNAVAILABLE: ipv4:127.0.0.1:8001: Socket closed",
+        "failed to connect to all addresses; last error",
+    ):
+        assert type(from_wire(details, "UNAVAILABLE")) is ServerUnreachable
+    assert type(from_wire("in ensemble 'ensemble', UNAVAILABLE: the queue is full")) is errors.QueueFull
+
+
+async def test_many_that_are_cancelled_together_end_quietly(fake: FakeServer) -> None:
+    """As on Ctrl-C: what runs is cancelled, and again by the end of the event loop while it still ends."""
+    fake.faults = Faults(first_delay=5)
+    async with AsyncClient(f"127.0.0.1:{fake.grpc_port}", retry=NO_RETRY) as client:
+        tasks = [asyncio.create_task(client.generate("Hi")) for _ in range(8)]
+        while fake.running < len(tasks):
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one) for one in ended] == [asyncio.CancelledError] * len(tasks)

@@ -31,8 +31,8 @@ def test_dry_run() -> None:
     [command] = [line for line in commands("README.md", "make engine") if "--dry-run" in line]
     command = command.replace("path/to/checkpoint", SHAPE)
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "quant_algo: FP8" in done.stdout
-    assert "deployment.yaml:" in done.stdout
+    assert "NVIDIA H100" in done.stdout
+    assert "weights and activations in FP8" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["demo-fp8", "demo-int4-awq"])

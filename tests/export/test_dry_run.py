@@ -5,6 +5,7 @@ python -m tests.export.test_dry_run      writes the documents anew; look at what
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,12 @@ EMBEDDINGS_8B, EMBEDDINGS_70B = 2 * 128256 * 4096, 2 * 128256 * 8192
 NORMS_8B, NORMS_70B = (2 * LAYERS_8B + 1) * 4096, (2 * LAYERS_70B + 1) * 8192
 
 
-def dry_run(options: str) -> str:
+def dry_run(options: str, *more: str) -> str:
     """Return what the command prints; to be run in the repository's root."""
     app = Typer()
     app.command()(build)
     words = options.replace("--model ", "--model tests/export/shapes/").split()
-    done = CliRunner().invoke(app, [*words, "--dry-run", "--output", "deployments/example"])
+    done = CliRunner().invoke(app, [*words, "--dry-run", "--output", "deployments/example", *more])
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -45,7 +46,27 @@ def dry_run(options: str) -> str:
 @pytest.mark.parametrize("name", DRY_RUNS)
 def test_dry_runs_are_the_committed_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert dry_run(DRY_RUNS[name]) == (GOLDEN / f"{name}.yaml").read_text(), "python -m tests.export.test_dry_run"
+    assert dry_run(DRY_RUNS[name], "--verbose") == (GOLDEN / f"{name}.yaml").read_text(), (
+        "python -m tests.export.test_dry_run"
+    )
+
+
+@pytest.mark.parametrize("name", DRY_RUNS)
+def test_a_dry_run_is_a_screen_of_the_documents_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    document = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
+    plan, screen = document["plan"], dry_run(DRY_RUNS[name])
+    assert len(screen.splitlines()) < 24
+    first, *_ = screen.splitlines()
+    gpus = plan["tensor_parallel_size"] * plan["pipeline_parallel_size"]
+    assert first == f"{document['build']['model']} for {gpus} x {document['build']['gpu']}"
+    assert re.search(
+        rf"^  KV cache +{plan['kv_cache']}, .* {plan['kv_cache_tokens']:,} tokens in ", screen, re.MULTILINE
+    )
+    for stage in ("quantize", "compile", "verify", "write"):
+        assert re.search(rf"^  {stage} +\S", screen, re.MULTILINE)
+    assert f"deployments/example, about {plan['weight_bytes'] / 1e9:.2f} GB\n" in screen
+    assert "--verbose prints" in screen
 
 
 @pytest.mark.parametrize(
@@ -111,6 +132,6 @@ def test_the_commands_have_the_plans_sizes() -> None:
 
 if __name__ == "__main__":
     for name, options in DRY_RUNS.items():
-        text = dry_run(options)
+        text = dry_run(options, "--verbose")
         (GOLDEN / f"{name}.yaml").write_text(text)
         print(f"{name}: {len(text.splitlines())} lines")

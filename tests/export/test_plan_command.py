@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def test_a_memory_bar_has_its_width_whatever_is_in_it() -> None:
         lines = _run(LLAMA, "--gpu", gpu).stdout.splitlines()
         bars = [line for line in lines if line.startswith("█") and "GiB" not in line]
         assert [len(bar) for bar in bars] == [72]
+
+
+def test_each_part_of_a_memory_bar_has_a_character_of_its_own() -> None:
+    lines = _run(LLAMA, "--gpu", "l4").stdout.splitlines()
+    legend = re.findall(r"(.)\1 ([a-zA-Z ]+?) [0-9.]+ GiB", "\n".join(line for line in lines if "GiB" in line))
+    assert [name for _, name in legend] == ["weights", "KV cache", "activations", "runtime", "reserve"]
+    assert len({character for character, _ in legend}) == len(legend)
 
 
 def test_json_on_stdout_is_json_alone() -> None:

@@ -41,7 +41,8 @@ Output = Annotated[
 Settings = Annotated[
     Path | None, typer.Option(help="YAML with keys of deployment.yaml: thresholds, batching, speculation, ...")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and all that would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="With --dry-run: every figure, command and setting, as YAML.")]
 Calibration = Annotated[
     list[str] | None, typer.Option(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.", rich_help_panel=_DATA)
 ]
@@ -84,6 +85,7 @@ def build(
     output: Output = None,
     settings: Settings = None,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     calibration: Calibration = None,
     calibration_rows: CalibrationRows = 512,
     held_out: HeldOut = None,
@@ -102,6 +104,8 @@ def build(
     work: Work = _ARTIFACTS / "build",
 ) -> None:
     """Plan, quantize, compile and verify; write a deployment that `inflight serve` serves."""
+    if verbose and not dry_run:
+        raise typer.BadParameter("--verbose goes with --dry-run")
     with one_line_errors(_console):
         if gpu == "auto":
             gpu, gpus = gpu_here(), gpus or len(Machine.detect().gpus) or None
@@ -123,23 +127,25 @@ def build(
             model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),
             kl_budget, examples, device,
         )  # fmt: skip
-        _print_dry_run(request) if dry_run else _run(request)
+        _print_dry_run(request, verbose) if dry_run else _run(request)
 
 
-def _print_dry_run(request: BuildRequest) -> None:
+def _print_dry_run(request: BuildRequest, verbose: bool) -> None:
     from inflight.export.build.blueprint import draw  # PyTorch comes with it, which takes seconds
-    from inflight.export.build.dry_run import as_text
+    from inflight.export.build.dry_run import as_summary, as_text
     from inflight.export.build.pipeline import known_cpu
     from inflight.export.checkpoint import inspect
 
     gpu = known_cpu(request.work) or measure_cpu() if request.gpu == CPU else find_gpu(request.gpu)
-    print(as_text(draw(request, inspect(request.model), gpu, dry_run=True)), end="")
+    blueprint = draw(request, inspect(request.model), gpu, dry_run=True)
+    print(as_text(blueprint) if verbose else as_summary(blueprint), end="")
 
 
 def _run(request: BuildRequest) -> None:
-    from inflight.export.build.pipeline import Build
-
     with _progress() as progress:
+        progress("loading PyTorch", 0, 0)
+        from inflight.export.build.pipeline import Build
+
         built = Build(request, _show, progress).run()
     if not built.ran:
         _console.print("nothing to do: every stage was done before", markup=False)
@@ -151,12 +157,19 @@ def _show(stage: str, line: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Show a bar for what is being done now."""
+    """Show a bar for what is being done now; where there is no terminal, a line when something else begins."""
+    # A file of its own: `quiet` sends what is written to sys.stderr meanwhile to a log.
+    console = Console(file=sys.stderr, highlight=False)
+    last = ""
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with ProgressBars(*columns, console=_console, transient=True) as bars:
+    with ProgressBars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("", visible=False)
 
         def show(what: str, done: int, total: int) -> None:
+            nonlocal last
+            if not console.is_terminal and total and what != last:
+                console.print(f"  {what}, {total:,} steps", markup=False, soft_wrap=True)
+                last = what
             bars.update(
                 task, description=what[-80:], completed=done, total=total or None, visible=done < total or not total
             )

@@ -1,4 +1,7 @@
-"""A dry run: everything that a build would do, as one document, on any machine. Nothing runs and nothing is written."""
+"""A dry run: what a build would do, on any machine, as a screen of text or, whole, as one document.
+
+Nothing runs and nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ import yaml
 from inflight.export.build import steps
 from inflight.export.build.blueprint import Blueprint
 from inflight.export.build.request import DataRequest
+from inflight.export.plan.rows import summary
 from inflight.export.quantize.schemes import SCHEMES
 from inflight.trtllm.arguments import llm_arguments
+
+_SHOWN = ("parameters", "one replica", "KV cache", "sequences that fit", "max_batch_size", "one replica, full")
+"""Of what the plan says."""
 
 
 def describe(blueprint: Blueprint) -> dict[str, Any]:
@@ -33,6 +40,60 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
         "verify": _verify(blueprint),
         "write": {"to": str(blueprint.request.output), "deployment.yaml": dict(blueprint.settings)},
     }
+
+
+def as_summary(blueprint: Blueprint) -> str:
+    """Return a screen: what is built, for what, how large it is, and what each stage does."""
+    checkpoint, plan = blueprint.checkpoint, blueprint.plan
+    replica = plan.tensor_parallel_size * plan.pipeline_parallel_size
+    before = _size(checkpoint.size) if checkpoint.weights else "not here, which a build needs"
+    lines = [
+        f"{checkpoint.name} for {replica} x {blueprint.gpu.title}",
+        *_pairs(
+            (
+                "engine",
+                blueprint.engine if blueprint.flow == "portable" else f"{blueprint.engine}, {blueprint.flow} flow",
+            ),
+            ("checkpoint", f"weights {before}"),
+            *((name, text) for name, text in summary(plan) if name in _SHOWN),
+        ),
+        "stages",
+        *_pairs(*_stage_lines(blueprint)),
+        *(["because"] if blueprint.reasons else []),
+        *(f"  {reason}" for reason in blueprint.reasons),
+        "Nothing was run and nothing was written. --verbose prints every command and setting.",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _pairs(*pairs: tuple[str, str]) -> list[str]:
+    return [f"  {name:<19} {text}" for name, text in pairs]
+
+
+def _stage_lines(blueprint: Blueprint) -> list[tuple[str, str]]:
+    request, data = blueprint.request, blueprint.request.data
+    quantize, compile_, verify = _quantize(blueprint), _compile(blueprint), _verify(blueprint)
+    if not isinstance(quantize, str):
+        kept = f", {len(blueprint.recipe.keep)} linears kept in 16 bit" if blueprint.recipe.keep else ""
+        quantize = f"{quantize['weights']}{kept}; calibrated with {data.calibration_rows:,} rows"
+    if not isinstance(compile_, str):
+        purposes = [purpose for command in compile_["commands"] for purpose in command]
+        compile_ = "; ".join(purposes) or "nothing to do: TensorRT-LLM's PyTorch flow runs the checkpoint as it is"
+    if not isinstance(verify, str):
+        verify = (
+            f"{data.held_out_rows:,} rows and {data.recall_prompts} long prompts against the original; fails where "
+            f"perplexity rises by {blueprint.quality.max_perplexity_increase:.2%}"
+        )
+    return [
+        ("quantize", str(quantize)),
+        ("compile", str(compile_)),
+        ("verify", str(verify)),
+        ("write", f"{request.output}, about {_size(blueprint.plan.weight_bytes)}"),
+    ]
 
 
 def as_text(blueprint: Blueprint) -> str:

@@ -97,6 +97,7 @@ def quantize(blueprint: Blueprint, materials: Materials, out: Path, progress: Pr
     if blueprint.quantizes:
         with quiet(out / "modelopt.log"):
             model = QuantizedModel(source.directory, blueprint.recipe, materials.examples(), materials.device, progress)
+            progress("writing the quantized checkpoint", 0, 0)
             model.save(target)
         sizes = f"{_megabytes(source.size)} to {_megabytes(weight_bytes(target))}"
         return f"{sizes}, calibrated with {materials.calibration.describe()}"

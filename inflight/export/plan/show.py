@@ -23,7 +23,7 @@ _COLOURS = {
     "reserve": "bright_black",
     "free": "white",
 }
-_FILLS = {"weights": "█", "KV cache": "▓", "activations": "▒", "runtime": "▒", "reserve": "░", "free": "·"}
+_FILLS = {"weights": "█", "KV cache": "▓", "activations": "▒", "runtime": "▚", "reserve": "░", "free": "·"}
 
 
 def show_plan(console: Console, plan: Plan) -> None:

@@ -68,6 +68,7 @@ class QuantizedModel:
         from transformers import AutoModelForCausalLM
 
         self._checkpoint, self._device, self._examples = checkpoint, device, examples
+        progress(f"loading {checkpoint.name} in transformers", 0, 0)
         try:
             model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", local_files_only=True).to(device)
         except (OSError, ValueError, RuntimeError) as error:

@@ -112,7 +112,7 @@ class TritonServer:
         backends = self.installation.assemble_backends(runtime / "backends")
         binary = self.installation.binary
         if self.installation.embedded:
-            binary = shields.without_error_header(binary, runtime)
+            binary = shields.shielded(binary, runtime, self.deployment.decoupled)
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
             METRICS_VARIABLE: "on" if self.metrics else "off",

@@ -3,7 +3,9 @@
 - A large stack for every thread of the server. Its HTTP front end keeps one entry for each chunk of a body, and one
   frame of its JSON parser for each level of nesting, on the stack: 8 MiB, the usual size, hold 25,000 levels.
 - No gRPC header ``triton_grpc_error``: with it, an error on a stream uses memory that is freed, and after some of them
-  the server crashes (mended in 2.68). No option switches it off: the server runs as a copy that looks for another name.
+  the server crashes (mended in 2.68). And no ``infer`` over HTTP where models stream, and only the tokenizer would take
+  it: it makes room for whatever shape is told, and aborts where there is not as much memory. No option switches them
+  off: the server runs as a copy in which they have other names.
 - APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
 """
 
@@ -27,8 +29,9 @@ STACK_BYTES = 4 << 30
 """Most of each thread, and never more than a quarter of the machine's memory. A level of JSON takes about 310 bytes."""
 KEY = "see-server.open_apis-in-deployment.yaml"
 """The header that opens a closed API: its name is all that a refusal tells."""
-_HEADER = b"\0triton_grpc_error\0"
-"""As the server's binary has it: a C string of its own."""
+_HEADER = b"\0triton_grpc_error\0", b"\0TRITON_GRPC_ERROR\0"
+_INFER = b"(?:/(infer|generate|generate_stream|ready|", b"(?:/(ready|generate|generate_stream|ready|"
+"""Texts in the server's binary, and what takes their place, as long: a header's name, and part of a path's pattern."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -73,16 +76,23 @@ def closed_apis(opened: Collection[str]) -> list[str]:
     return [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"] if closed else []
 
 
-def without_error_header(binary: Path, directory: Path) -> Path:
-    """Return the server to run in place of ``binary``: a copy in ``directory`` that knows no ``triton_grpc_error``.
+def shielded(binary: Path, directory: Path, decoupled: bool) -> Path:
+    """Return the server to run in place of ``binary``: a copy in ``directory`` without what would end it.
 
-    It looks for the name in capitals, which no header has: HTTP/2 allows small letters alone (RFC 9113, 8.2.1). A
-    binary that does not have the name once is returned as it is.
+    In the copy the header's name is in capitals, which no header has: HTTP/2 allows small letters alone (RFC 9113,
+    8.2.1); and among the paths that it knows ``infer`` gives way to one that is there already. What ``binary`` does not
+    have once is left as it is.
+
+    Args:
+        binary: the embedded server.
+        directory: of this run.
+        decoupled: whether models stream: ``infer`` over HTTP is for those that do not.
     """
     code = binary.read_bytes()
-    if code.count(_HEADER) != 1:
-        return binary
+    for old, new in (_HEADER, _INFER) if decoupled else (_HEADER,):
+        if code.count(old) == 1:
+            code = code.replace(old, new)
     copy = directory / binary.name
-    copy.write_bytes(code.replace(_HEADER, _HEADER.upper()))
+    copy.write_bytes(code)
     copy.chmod(0o755)
     return copy

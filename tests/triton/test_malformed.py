@@ -264,8 +264,6 @@ def test_a_misspelt_key_is_named_with_the_nearest_known(server: Running, fields:
         ("ensemble/generate", '{"text_input": "x", "stream": "perhaps"}'),
         ("nothing/generate", json.dumps(TEXT)),
         ("ensemble/versions/9/generate", json.dumps(TEXT)),
-        ("ensemble/infer", "{}"),
-        ("ensemble/infer", json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [1]}]})),
     ],
 )
 def test_what_never_reaches_a_stage_is_tritons_own_refusal(server: Running, path: str, body: str) -> None:

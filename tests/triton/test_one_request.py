@@ -131,6 +131,15 @@ def test_the_header_that_crashes_the_server_is_not_known_to_it(server: Running) 
     _still_serves(server)
 
 
+def test_a_shape_that_no_memory_has_room_for_is_not_taken(server: Running) -> None:
+    """Without the shield the server aborts: it makes room for what the shape says."""
+    tensor = {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1 << 45], "data": [1]}
+    for model in ("tokenizer", "ensemble"):
+        reply = httpx.post(f"{server.http}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60)
+        assert (reply.status_code, reply.json()) == (404, {"error": "Not Found"})
+    _still_serves(server)
+
+
 @pytest.mark.slow
 def test_what_the_deployment_opens_is_open(tmp_path: Path) -> None:
     running = run(on_engine("replay", tmp_path, server={"open_apis": ["logging"]}))

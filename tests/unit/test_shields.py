@@ -73,12 +73,16 @@ def test_the_value_that_opens_an_api_differs_at_each_start() -> None:
     assert shields.closed_apis(["trace", "shared-memory", "logging"]) == []
 
 
-def test_the_copy_of_the_server_knows_no_error_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_the_copy_of_the_server_lacks_what_would_end_it(tmp_path: Path, decoupled: bool) -> None:
     binary, directory = tmp_path / "tritonserver", tmp_path / "run"
     directory.mkdir()
-    for text, found in ((b"x\0triton_grpc_error\0GRPC: triton_grpc_error mode\0", True), (b"x\0", False)):
-        binary.write_bytes(text)
-        run = shields.without_error_header(binary, directory)
-        assert (run != binary) is found
-        assert b"\0triton_grpc_error\0" not in run.read_bytes()
-        assert len(run.read_bytes()) == len(text)
+    header, path = b"\0triton_grpc_error\0", b"(?:/(infer|generate|generate_stream|ready|config))"
+    binary.write_bytes(header + path)
+    copy = shields.shielded(binary, directory, decoupled)
+    code = copy.read_bytes()
+    assert header not in code
+    assert (path in code) is not decoupled
+    assert len(code) == len(header + path)
+    binary.write_bytes(b"another server")
+    assert shields.shielded(binary, directory, decoupled).read_bytes() == b"another server"

@@ -30,7 +30,7 @@ PATIENCE_S = 300.0
 _ATTACKERS, _NEIGHBOURS = 4, 2
 _SETTLED, _GROWTH = 2000, 1.5
 """So many requests have filled the stacks and heaps that stay filled: more memory than so many times that is a leak."""
-_TOLD = ("shm_region", "Traceback", ".py", "its log says why")
+_TOLD = ("Traceback", ".py", "its log says why")
 """What no client should be told."""
 _PROMPT = "What is in-flight batching?"
 

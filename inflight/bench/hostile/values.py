@@ -56,10 +56,10 @@ def value(random: Random, depth: int = 2) -> Any:
     return random.choice([None, True, False, 0.5, text(random, 10_000)])
 
 
-def shape(random: Random) -> list[int]:
+def shape(random: Random, most: int = 2**63 - 1) -> list[int]:
     """Return a shape: small, or with dimensions whose product overflows, or with very many."""
-    dims = random.choice([1, 2, 2, 2, 3, 3, 4, size(random, 2000)])
-    odd = (-1, -(2**62), 0, 2**31, 2**32, 2**62, 2**63 - 1, 129)
+    dims = random.choice([1, 2, 2, 2, 3, 3, 4, size(random, 2000)]) if most > 2**31 else random.randint(0, 2)
+    odd = [dim for dim in (-1, -(2**62), 0, 2**31, 2**32, 2**62, 2**63 - 1, 129) if dim <= most]
     return [random.choice(odd) if random.random() < 0.3 else random.randint(1, 8) for _ in range(dims)]
 
 

@@ -24,6 +24,10 @@ LENGTHS = (10, 50, 100, 500, 1000)
 STEP_PARTS = ("schedule", "draft", "run", "finish")
 """In their order; nothing is drafted without speculation."""
 
+RESTART_CAUSES = ("crash", "exit", "stage_died", "stage_hung", "server_hung", "start")
+"""Why `inflight serve` starts a server again: it ended by a signal or by itself, a stage ended, a stage or the server
+stands still, a new start failed."""
+
 _ENGINE, _ALL = (ENGINE,), (TOKENIZER, ENGINE, DETOKENIZER)
 _PYTORCH = "pytorch"
 _ENGINES = (_PYTORCH, "replay", TRTLLM)
@@ -249,6 +253,13 @@ STAGES = (
         labels={"phase": ()},
     ),
     Family("inflight_start_time_seconds", "gauge", "When the stage was ready, since the epoch", stages=_ALL),
+    Family(
+        "inflight_restarts_total",
+        "counter",
+        "New starts of the server by `inflight serve`, since that began",
+        stages=(TOKENIZER,),
+        labels={"cause": RESTART_CAUSES},
+    ),
     Family(
         "inflight_heartbeat_time_seconds",
         "gauge",

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+RESTARTS_VARIABLE = "INFLIGHT_RESTARTS"
+"""JSON: how often `inflight serve` has started this server again, by cause; for the stages' metrics."""
 METRICS_VARIABLE = "INFLIGHT_METRICS"
 """``off`` tells the stages to make no metrics; set by ``inflight serve``, whose --no-metrics has the last word."""
 LOG_FORMAT_VARIABLE = "INFLIGHT_LOG_FORMAT"

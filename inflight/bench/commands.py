@@ -1,4 +1,7 @@
-"""``inflight bench engine``, ``headlines``, ``scheduler``, ``soak``: the portable engine in this process, no server."""
+"""``inflight bench engine``, ``headlines``, ``scheduler``, ``soak``: the portable engine in this process, no server.
+
+``inflight bench recovery``: a whole server, from outside.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,12 @@ _HEADLINES_PAGE = (
     "where it stops paying. Written by `inflight bench headlines --output docs/results/headlines`; each section "
     "names the command that makes it alone.",
     _HEADLINES,
+)
+
+_SERVING_PAGE = (
+    "The server as a whole",
+    "`inflight serve` from outside, with the demo. Written by `inflight bench recovery --output docs/results/serving`.",
+    ("recovery",),
 )
 
 
@@ -166,6 +175,18 @@ def soak(
     with one_line_errors(_console):
         if not flat[0]:
             raise EngineFailure("memory grows, or too few requests were sent to tell that it does not")
+
+
+def recovery(
+    streams: Annotated[int, typer.Option(min=2, max=64, help="Streams that run when a process is hurt.")] = 32,
+    output: Output = None,
+) -> None:
+    """Kill and stop each process of a server under streams; measure until these end, and until it answers again."""
+    with one_line_errors(_console):
+        from inflight.bench.recovery import measure_recovery
+
+    command = f"inflight bench recovery --streams {streams}"
+    _run(lambda: [measure_recovery(streams, _console.print)], command, output, _SERVING_PAGE)
 
 
 def _one(measure: Callable[[Setting], Result], setting: Setting) -> list[Result]:

@@ -45,9 +45,12 @@ _CLASSES: dict[str, type[InflightError]] = {
     for kind in (InvalidRequest, UnsupportedFeature, NotFound, RequestCancelled, DeadlineExceeded, EngineFailure)
 }
 _PREFIX = re.compile(rf"\b({'|'.join([*_CLASSES, QueueFull.status])}): ")
+STAGE_DEAD = "is not healthy"
+"""Triton's words about a stage that has died; over HTTP they come with 400, as if the request were at fault."""
 _TRITONS_WORDS = {
     "unknown model": "NOT_FOUND",
     "not ready": "UNAVAILABLE",
+    STAGE_DEAD: "UNAVAILABLE",
     "no available versions": "UNAVAILABLE",
     "queue size": "UNAVAILABLE",
     "unexpected inference": "INVALID_ARGUMENT",
@@ -86,7 +89,7 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
     found = _PREFIX.search(message)
     if found:
         status, message = found[1], message[found.end() :]
-    elif status == "INTERNAL":
+    elif status == "INTERNAL" or STAGE_DEAD in message:
         status = next((name for words, name in _TRITONS_WORDS.items() if words in message), status)
     if status == "UNAVAILABLE":
         return _unavailable(message, from_server=found is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from inflight.metrics import RESTART_CAUSES
 
 PAUSES_S = (0, 1, 2, 4, 8, 16)
 """Before each new start in a row: what ended the server may last a while."""
@@ -14,8 +14,8 @@ class Restarts:
     """The ends of one deployment's server, one after the other."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        """New starts by their cause: crash, exit, stage_died, stage_hung, server_hung, start."""
+        self.counts = dict.fromkeys(RESTART_CAUSES, 0)
+        """New starts by their cause."""
         self._in_a_row = 0
 
     @property

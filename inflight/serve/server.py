@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -26,7 +27,7 @@ from inflight.contract import TENSORRTLLM, TRTLLM
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
-from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE
+from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
 from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import cpp_backend, shields
 from inflight.serve.installation import TritonInstallation, find_installation, require_engine
@@ -116,6 +117,7 @@ class TritonServer:
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
             METRICS_VARIABLE: "on" if self.metrics else "off",
+            RESTARTS_VARIABLE: json.dumps(self.restarts.counts),
             LOG_FORMAT_VARIABLE: self.deployment.observability.log_format,
         }
         if kind == TENSORRTLLM:

@@ -66,6 +66,8 @@ class Supervisor:
             cause = "crash" if server.process.returncode < 0 else "exit"
             end = End(cause, f"the server ended {server.how()}")
             said = server.cause()
+            if server.process.returncode == 0 and said == UNKNOWN:
+                said = "somebody sent it SIGTERM or SIGINT"  # nothing else ends Triton so
         else:
             said = ""
         if "SIGKILL" in end.text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -23,8 +24,8 @@ from inflight.errors import (
     UnsupportedFeature,
     as_told,
 )
-from inflight.metrics import SHORT_SECONDS
-from inflight.observability import METRICS_VARIABLE
+from inflight.metrics import RESTART_CAUSES, SHORT_SECONDS
+from inflight.observability import METRICS_VARIABLE, RESTARTS_VARIABLE
 from inflight.triton.metrics import Exporter
 
 _ERRORS = (InvalidRequest, UnsupportedFeature, EngineFailure)
@@ -54,6 +55,7 @@ class StageMetrics:
         self.responses = 0
         self.startup = {"import": _age_of_this_process()}
         self.start_time = 0.0
+        self.restarts = dict.fromkeys(RESTART_CAUSES, 0) | json.loads(os.environ.get(RESTARTS_VARIABLE, "{}"))
 
     @property
     def heartbeat_time(self) -> float:

@@ -6,7 +6,9 @@ One command for all of them; each finds the server that the one before it made s
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -19,13 +21,20 @@ from pathlib import Path
 import psutil
 import pytest
 
+from inflight.addresses import read_directly
 from inflight.client.aio import AsyncClient, AsyncHttpClient
 from inflight.client.errors import ServerUnreachable
 from inflight.client.patience import Retry
 from inflight.client.request import GenerateOptions
-from inflight.errors import InflightError
+from inflight.deployment import load_deployment
+from inflight.errors import DeploymentError, InflightError
 from inflight.pulse import SHARED_MEMORY, read_pulses
-from inflight.serve.server import free_ports
+from inflight.resources import DEMO
+from inflight.serve import restarts
+from inflight.serve.command import override_server
+from inflight.serve.server import TritonServer, free_ports
+from inflight.serve.supervisor import Supervisor
+from inflight.serve.vitals import End
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 PATIENCE_S = 120.0
@@ -40,6 +49,7 @@ class Command:
     process: subprocess.Popen[bytes]
     http_port: int
     grpc_port: int
+    metrics_port: int
     said_path: Path
     temporary: Path
     state: Path
@@ -66,17 +76,21 @@ class Command:
             time.sleep(0.05)
 
 
-def _start(directory: Path, **environment: str) -> Command:
+def _start(directory: Path, terminal: int | None = None) -> Command:
     http, grpc, metrics = free_ports(3)
     ports = [f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))]
     temporary, state, said = directory / "tmp", directory / "state", directory / "said"
     temporary.mkdir()
-    environment |= {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}
+    environment = os.environ | {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}
     with said.open("w") as file:
         process = subprocess.Popen(
-            [INFLIGHT, "serve", *ports], stderr=file, start_new_session=True, env=os.environ | environment
+            [*(["setsid", "--ctty"] if terminal is not None else []), INFLIGHT, "serve", *ports],
+            stdin=terminal if terminal is not None else subprocess.DEVNULL,
+            stderr=terminal if terminal is not None else file,
+            start_new_session=terminal is None,
+            env=environment,
         )
-    return Command(process, http, grpc, said, temporary, state)
+    return Command(process, http, grpc, metrics, said, temporary, state)
 
 
 def _assert_nothing_left(command: Command) -> None:
@@ -152,3 +166,58 @@ async def test_streams_end_with_a_typed_error_and_others_are_served(
     assert re.search(line, command.said, re.MULTILINE), command.said
     assert "tensorrt_llm" in kept.read_text()
     assert await _ask(command) in ("stop", "length")
+    page = read_directly(f"http://127.0.0.1:{command.metrics_port}/metrics").decode()
+    assert sum(map(float, re.findall(r"^inflight_restarts_total{.*} (\S+)$", page, re.MULTILINE))) == restarts + 1
+
+
+def test_a_closed_terminal_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP then, and each word that is written fails."""
+    ours, its = pty.openpty()
+    command = _start(tmp_path, its)
+    os.close(its)
+    said = b""
+    while b"Ctrl-C stops it" not in said:
+        said += os.read(ours, 4096)
+    os.close(ours)
+    assert command.process.wait(PATIENCE_S) == 0
+    _assert_nothing_left(command)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    command = _start(tmp_path)
+    until = time.monotonic() + PATIENCE_S
+    while not list(command.temporary.glob("inflight-*/triton.log")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    command.process.send_signal(number)
+    assert command.process.wait(PATIENCE_S) == 0
+    _assert_nothing_left(command)
+
+
+def test_a_row_of_crashes_is_given_up_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(restarts, "PAUSES_S", (0,))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
+    server = TritonServer(DEMO, override_server(load_deployment(DEMO), ports))
+    caplog.set_level(logging.WARNING)
+
+    def crash_once_ready(self: Supervisor) -> End:
+        server.process.send_signal(signal.SIGABRT)
+        return wait_for_end(self)
+
+    wait_for_end = Supervisor._wait_for_end
+    monkeypatch.setattr(Supervisor, "_wait_for_end", crash_once_ready)
+    supervisor = Supervisor(server)
+    try:
+        supervisor.start()
+        with pytest.raises(DeploymentError) as raised:
+            supervisor.keep_serving()
+    finally:
+        server.stop()
+    assert "the server ended on SIGABRT: its log does not say why; after 1 new starts in a row" in str(raised.value)
+    assert f"its log is kept in {tmp_path}/inflight/crash-{ports['http_port']}.log" in str(raised.value)
+    assert "the server ended on SIGABRT: its log does not say why; the server is started again in 0 s" in caplog.text
+    assert not list(SHARED_MEMORY.glob(f"*inflight_{os.getpid()}_{ports['http_port']}_*"))

@@ -112,6 +112,8 @@ def test_response_without_its_raw_contents_is_not_taken_for_an_empty_one() -> No
         ("Server is stopping, no new requests", "UNAVAILABLE", errors.ShuttingDown, "stopping"),
         ("failed to connect to all addresses", "UNAVAILABLE", ServerUnreachable, "connect"),
         ("unknown model", "NOT_FOUND", errors.NotFound, "unknown model"),
+        ("message: Stub process 'x_0_0' is not healthy.", "INTERNAL", ServerUnreachable, "not healthy"),
+        ("message: Stub process 'x_0_0' is not healthy.", "INVALID_ARGUMENT", ServerUnreachable, "not healthy"),
         ("anything", "UNKNOWN", errors.EngineFailure, "anything"),
     ],
 )

@@ -99,6 +99,7 @@ LAYERS: dict[str, set[str]] = {
         "export",
         "load",
         "observe",
+        "pulse",
         "report",
         "resources",
         "sampling",

@@ -104,12 +104,16 @@ def test_it_is_started_again_whatever_ended_it(
         run.serve()
     assert run.server.did == ["start", *["kill", "start"] * 4]
     assert run.pauses == [0, 1, 2, 4]
-    assert run.server.restarts.counts == {"stage_died": 1, "crash": 1, "exit": 1, "start": 1}
+    counts = {"stage_died": 1, "crash": 1, "exit": 1, "start": 1, "stage_hung": 0, "server_hung": 0}
+    assert run.server.restarts.counts == counts
     kept = tmp_path / "state/inflight/crash-8000.log"
     assert kept.read_text() == "a log"
     said = f"{DIED.text}; the server is started again in 0 s; its log is kept in {kept}"
     assert said in caplog.messages
     assert any("the server ended with -11: its log does not say why; the server is" in line for line in caplog.messages)
+    assert any(
+        "the server ended with 0: somebody sent it SIGTERM or SIGINT; the server" in line for line in caplog.messages
+    )
     assert any("no port is free; the server is started again in 4 s" in line for line in caplog.messages)
 
 

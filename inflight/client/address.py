@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from inflight.addresses import in_url
 from inflight.errors import InvalidRequest, nearest
 
 SCHEMES = ("grpc", "grpcs", "http", "https")
@@ -26,7 +27,7 @@ class Address:
     @property
     def place(self) -> str:
         """``host:port``, an IPv6 address in its brackets."""
-        return f"{bracketed(self.host)}:{self.port}"
+        return f"{in_url(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -37,11 +38,6 @@ class Address:
 def is_http(url: str) -> bool:
     """Return whether ``url`` asks for HTTP."""
     return url.startswith(("http://", "https://"))
-
-
-def bracketed(host: str) -> str:
-    """Return ``host`` as it stands in an address."""
-    return f"[{host}]" if ":" in host else host
 
 
 def parse_address(url: str, default: str = "grpc", option: str = "--url", schemes: Sequence[str] = SCHEMES) -> Address:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from inflight.addresses import direct_mounts
-from inflight.client.address import bracketed, is_http, parse_address
+from inflight.addresses import direct_mounts, in_url
+from inflight.client.address import is_http, parse_address
 from inflight.client.aio import transport_to
 from inflight.client.errors import RequestTimeout, ServerUnreachable
 from inflight.client.grpc_transport import GrpcTransport
@@ -61,7 +61,7 @@ class Source:
         if metrics is not None:
             parse_address(metrics, "http", "--metrics", _METRICS_SCHEMES)
         self.url = url
-        self.metrics = f"{bracketed(self._address.host)}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
+        self.metrics = f"{in_url(self._address.host)}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
         self._transport = (HttpTransport if is_http(url) else GrpcTransport)(url, ENGINE, patience_s)
         self._http = httpx.AsyncClient(timeout=patience_s, mounts=direct_mounts(self.metrics))
         self._patience_s = patience_s

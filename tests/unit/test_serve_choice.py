@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from inflight import resources
 from inflight.cli import app
 from inflight.deployment import Deployment
+from inflight.errors import DeploymentError
 from inflight.resources import DEMO
-from inflight.serve import command
+from inflight.serve import command, installation
 
 
 @pytest.fixture
@@ -18,7 +21,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The models of the deployments that were to be served; no server is started."""
     models: list[Path] = []
 
-    def serve(_directory: Path, deployment: Deployment, _triton: Path | None) -> None:
+    def serve(_directory: Path, deployment: Deployment, *_others: object) -> None:
         models.append(deployment.model)
 
     monkeypatch.setattr(command, "_serve", serve)
@@ -56,3 +59,18 @@ def test_a_directory_of_neither_kind(served: list[Path], tmp_path: Path) -> None
     assert "give a deployment directory or --model, not both" in _said(str(DEMO), "--model", str(DEMO / "model"))
     assert f"{tmp_path / 'x'} is no directory\n" in _said(str(tmp_path / "x"))
     assert not served
+
+
+def test_what_serving_lacks_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "DEFAULT_INSTALLATION", Path("nowhere"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(DeploymentError, match="no Triton server: `make setup EXTRAS=engine,serve`"):
+        installation.find_installation()
+    with pytest.raises(DeploymentError, match="needs PyTorch: `make setup EXTRAS=engine`"):
+        installation.require_engine("pytorch")
+    installation.require_engine("trtllm")
+
+
+def test_a_wheel_is_told_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "CHECKOUT", None)
+    assert resources.how_to_install("engine", "serve") == "pip install 'inflight[engine,serve]'"

@@ -261,7 +261,7 @@ def test_scripts_are_not_imported() -> None:
 
 
 def test_files_stay_within_their_budgets() -> None:
-    for path in _files("inflight", "build", "client", "loadtest", "tests", "backends"):
+    for path in _files("inflight", "build", "client", "loadtest", "scripts", "tests", "backends"):
         limit = MAX_BACKEND_LINES if "backends" in path.parts[len(ROOT.parts) : -1][:1] else MAX_FILE_LINES
         lines = len(path.read_text().splitlines())
         name = str(path.relative_to(ROOT))
@@ -270,7 +270,7 @@ def test_files_stay_within_their_budgets() -> None:
 
 def test_functions_stay_within_their_budgets() -> None:
     sizes = []
-    for path in _files("inflight", "backends", "build"):
+    for path in _files("inflight", "backends", "build", "scripts"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1

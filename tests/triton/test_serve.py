@@ -198,7 +198,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
     aborted: list[int] = []
 
     def abort_while_loading() -> None:
-        loading = "loading: tokenizer" in server.log_path.read_text()
+        loading = server.started and "loading: tokenizer" in server.log_path.read_text()
         if loading and len(aborted) < crashes and server.process.pid not in aborted:
             aborted.append(server.process.pid)
             server.process.send_signal(signal.SIGABRT)

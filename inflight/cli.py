@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inflight.bench.commands import engine, headlines, recovery, scheduler, soak
+from inflight.bench.commands import engine, headlines, recovery, scheduler, soak, soak_server
 from inflight.bench.hostile.command import hostile
 from inflight.client.chat_command import chat
 from inflight.client.generate_command import generate
@@ -57,5 +57,6 @@ bench.command()(scheduler)
 bench.command()(soak)
 bench.command()(hostile)
 bench.command()(recovery)
+bench.command()(soak_server)
 app.add_typer(bench, name="bench")
 app.add_typer(load, name="load")

@@ -1,6 +1,6 @@
 """``inflight bench engine``, ``headlines``, ``scheduler``, ``soak``: the portable engine in this process, no server.
 
-``inflight bench recovery``: a whole server, from outside.
+``inflight bench recovery``, ``soak-server``: a whole server, from outside.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console
 from inflight.errors import EngineFailure
 from inflight.report.failures import one_line_errors
 from inflight.report.results import print_table
+from inflight.resources import DEMO, bundled
 
 if TYPE_CHECKING:  # PyTorch is loaded by the command that needs it, and not by the others
     from inflight.bench.result import Result
@@ -51,6 +52,13 @@ _ENGINE_PAGE = (
     "make themselves; the scheduler's cost is measured without a model. Written by `inflight bench engine`, `inflight "
     "bench scheduler` and `inflight bench soak`, each with `--output docs/results/engine`.",
     ("speed", "phases", "step", "start", "scheduler", "soak"),
+)
+_SOAK_PAGE = (
+    "The soak of a server",
+    "A real server on this machine, asked by all its features at random for minutes, and then stopped. Written by "
+    "`inflight bench soak-server --output docs/results/soak`; [the documentation](../../benchmarks.md) says what is "
+    "asked, and what counts as a fault.",
+    ("memory", "ends"),
 )
 _HEADLINES_PAGE = (
     "What in-flight batching is known for",
@@ -187,6 +195,29 @@ def recovery(
 
     command = f"inflight bench recovery --streams {streams}"
     _run(lambda: [measure_recovery(streams, _console.print)], command, output, _SERVING_PAGE)
+
+
+def soak_server(
+    directory: Annotated[Path, typer.Argument(help="Deployment directory.")] = DEMO,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long it is asked.")] = 20,
+    clients: Annotated[int, typer.Option(min=1, max=200, help="Requests at once.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 0,
+    raw: Annotated[Path, typer.Option(help="Where every sample and every wrong end is written.")] = _FOLDER
+    / "soak-server.json",
+    output: Output = None,
+) -> None:
+    """Serve a deployment, ask it at random for minutes, and stop it; fail if it grows, loses a stream or hangs."""
+    with one_line_errors(_console):
+        from inflight.bench.server_soak.report import faults, results
+        from inflight.bench.server_soak.run import serve_and_soak, write_raw
+
+        soaked = serve_and_soak(bundled(directory), minutes, clients, seed, _console.print)
+        write_raw(soaked, raw)
+    command = f"inflight bench soak-server --minutes {minutes:g} --clients {clients} --seed {seed}"
+    _run(lambda: results(soaked), command, output, _SOAK_PAGE)
+    with one_line_errors(_console):
+        if found := faults(soaked):
+            raise EngineFailure(f"{'; '.join(found)}; {raw} has the whole of it")
 
 
 def _one(measure: Callable[[Setting], Result], setting: Setting) -> list[Result]:

@@ -94,6 +94,7 @@ LAYERS: dict[str, set[str]] = {
         "addresses",
         "client",
         "contract",
+        "deployment",
         "engine",
         "errors",
         "export",
@@ -174,6 +175,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "tracing": {"opentelemetry"},
     "bench": {
         "grpc",
+        "httpx",
         "matplotlib",
         "numpy",
         "psutil",

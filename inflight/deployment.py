@@ -7,6 +7,7 @@ This module knows the names and limits of settings, not what they do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from inflight.batching import BatchingSettings
-from inflight.errors import DeploymentError
+from inflight.errors import DeploymentError, readable
 from inflight.explain import explain
 from inflight.kv_cache import KvCacheSettings
 from inflight.observability import ObservabilitySettings
@@ -277,7 +278,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 def model_name(checkpoint: Path) -> str:
     """Return what to call the model of a checkpoint directory: its name, or the one above's where that is `model`."""
     path = checkpoint.resolve()
-    return path.parent.name if path.name == "model" else path.name
+    return readable(path.parent.name if path.name == "model" else path.name)
 
 
 def validate(data: dict[str, Any], source: str) -> Deployment:
@@ -295,10 +296,19 @@ def validate(data: dict[str, Any], source: str) -> Deployment:
 def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
     """Validate settings and resolve the model's path against ``directory``; ``source`` is named in errors."""
     deployment = validate(data, source)
-    model = (directory / deployment.model).resolve()
+    model = _located(directory, deployment.model)
     if not (model / "config.json").is_file():
         raise DeploymentError(f"{source}: model: {model} is not a checkpoint directory (no config.json in it)")
     return _resolve_paths(deployment.model_copy(update={"model": model}), directory)
+
+
+def _located(directory: Path, path: Path) -> Path:
+    """Return the whole path of what a deployment names, in the form in which this process can open it.
+
+    The stages run in a Python that Triton embeds and isolates: it takes ASCII for the encoding of file names, whatever
+    the locale and the environment say, and encodes no other character. Bytes that it decoded itself it gives back.
+    """
+    return (directory / os.fsdecode(str(path).encode("utf-8", "surrogateescape"))).resolve()
 
 
 def _resolve_paths(deployment: Deployment, directory: Path) -> Deployment:
@@ -306,14 +316,14 @@ def _resolve_paths(deployment: Deployment, directory: Path) -> Deployment:
     settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     engine_dir, draft = settings.engine_dir, speculation.draft_model
     update: dict[str, Any] = {
-        "engine_dir": engine_dir and (directory / engine_dir).resolve(),
-        "lora": {name: (directory / path).resolve() for name, path in settings.lora.items()},
+        "engine_dir": engine_dir and _located(directory, engine_dir),
+        "lora": {name: _located(directory, path) for name, path in settings.lora.items()},
     }
-    file = offload.model_copy(update={"directory": offload.directory and (directory / offload.directory).resolve()})
+    file = offload.model_copy(update={"directory": offload.directory and _located(directory, offload.directory)})
     return deployment.model_copy(
         update={
             "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
             "tensorrt_llm": settings.model_copy(update=update),
-            "speculation": speculation.model_copy(update={"draft_model": draft and (directory / draft).resolve()}),
+            "speculation": speculation.model_copy(update={"draft_model": draft and _located(directory, draft)}),
         }
     )

@@ -34,8 +34,7 @@ class InflightError(Exception):
 
     def wire_message(self) -> str:
         """Return the message as clients see it: ``"<STATUS>: <message>"``, without a traceback."""
-        # A message may quote what a client sent; a lone surrogate in it must not break the answer.
-        return f"{self.status}: {self}".encode("utf-8", "backslashreplace").decode()
+        return readable(f"{self.status}: {self}")
 
 
 class InvalidRequest(InflightError):
@@ -101,12 +100,23 @@ class DeploymentError(InflightError):
 
     status, triton_code, label = "FAILED_PRECONDITION", "INTERNAL", "deployment"
 
+    def __init__(self, message: str) -> None:
+        super().__init__(readable(message))
+
 
 def as_told(error: Exception) -> InflightError:
     """Return the error that a request ends with, as all that tells of it knows it: a fault of ours without details."""
     if isinstance(error, InflightError):
         return error
     return EngineFailure("the server failed to serve this request; its log says why")
+
+
+def readable(text: str) -> str:
+    """Return a text that may hold file names: the bytes that Python could not decode in them are shown as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a lone surrogate that no file name has; as a client may send one
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -19,6 +18,7 @@ from inflight.deployment import FILE_NAME, Deployment, load_deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
+from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import TritonServer
 from inflight.serve.signals import StopSignals
 from inflight.serve.supervisor import Supervisor
@@ -60,19 +60,25 @@ def serve(
     """Serve a deployment until Ctrl-C."""
     ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     overrides = {name: value for name, value in ports.items() if value is not None}
+    shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
+    shown |= {"log_format": log_format.value} if log_format else {}
     logging.basicConfig(format="inflight: %(message)s")
     logging.getLogger("inflight.serve").setLevel(logging.INFO)
     signals = StopSignals()
-    with tempfile.TemporaryDirectory(prefix="inflight-deployment-") as scratch:
-        try:
+    try:
+        with temporary_directory("inflight-deployment-") as scratch:
             directory = _choose(directory, model, Path(scratch))
-            shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
-            shown |= {"log_format": log_format.value} if log_format else {}
             deployment = override_observability(override_server(load_deployment(directory), overrides), shown)
             _serve(directory, deployment, triton, signals)
-        except DeploymentError as error:
-            _console.print(f"inflight: {error}", style="red", soft_wrap=True, markup=False)
-            raise typer.Exit(1) from None
+    except DeploymentError as error:
+        _fail(str(error))
+    except OSError as error:  # of what is written at start: a full disk, say
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}")
+
+
+def _fail(reason: str) -> NoReturn:
+    _console.print(f"inflight: {reason}", style="red", soft_wrap=True, markup=False)
+    raise typer.Exit(1)
 
 
 def override_server(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:

@@ -1,7 +1,8 @@
 """The model repository that a server is started on.
 
-It is the static one, but for upstream's C++ backend, whose parameters depend on the deployment: then it is links to the
-static one, and the engine's model written beside them.
+It is a link to the static one, wherever that lies: what names it to Triton's stages allows no space and no character
+that is not ASCII. For upstream's C++ backend, whose parameters depend on the deployment, it is a folder of links, with
+the engine's model written beside them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def prepare_repository(static: Path, deployment: Deployment, directory: Path) ->
         DeploymentError: the engine's model cannot be written for this deployment.
     """
     if deployment.engine.kind != TENSORRTLLM:
-        return static
+        directory.symlink_to(static.resolve())
+        return directory
     engine = directory / ENGINE
     (engine / "1").mkdir(parents=True)
     (engine / "config.pbtxt").write_text(engine_pbtxt(deployment), encoding="utf-8")

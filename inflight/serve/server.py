@@ -36,6 +36,7 @@ from inflight.serve.pbtxt import DEFAULT, variant_name
 from inflight.serve.processes import in_words
 from inflight.serve.repository import prepare_repository
 from inflight.serve.restarts import Restarts
+from inflight.serve.scratch import temporary_directory
 from inflight.serve.shutdown import end_server, kill_server
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class TritonServer:
         require_engine(kind)
         for name in ("http_port", "grpc_port", *(["metrics_port"] if self.metrics else [])):
             _require_free(self.settings.host, name, getattr(self.settings, name))
-        self._runtime = tempfile.TemporaryDirectory(prefix="inflight-")
+        self._runtime = temporary_directory("inflight-")
         runtime = Path(self._runtime.name)
         repository = prepare_repository(self.model_repository, self.deployment, runtime / "models")
         backends = self.installation.assemble_backends(runtime / "backends")

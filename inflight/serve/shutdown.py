@@ -76,7 +76,7 @@ def kill_server(server: subprocess.Popen[bytes]) -> int:
 def _is_idle(metrics: str) -> bool:
     """Return whether the engine has no request, as far as its metrics say."""
     try:
-        active = _ACTIVE.findall(read_directly(metrics).decode())
+        active = _ACTIVE.findall(read_directly(metrics).decode(errors="replace"))
     except (OSError, HTTPException):  # it ends meanwhile, also in the middle of its page
         return False
     return bool(active) and not any(map(float, active))

@@ -68,7 +68,9 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         if optional:
             return {}
         raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise DeploymentError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise DeploymentError(f"{path}: a JSON object is expected")

@@ -31,13 +31,15 @@ class Tokenizer:
             DeploymentError: a file is missing, broken, or of a kind that is not supported; named in one line.
         """
         path = directory / "tokenizer.json"
-        if not path.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        except FileNotFoundError:
             raise DeploymentError(
                 f"{path}: missing; save the checkpoint's tokenizer in the fast format "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes it)"
-            )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            ) from None
+        except OSError as error:
+            raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
         except Exception as error:  # the library raises bare Exception
             raise DeploymentError(f"{path}: not a tokenizer: {error}") from None
         tokenizer = cls(backend, load_text_config(directory, backend.get_vocab()))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import re
+import sys
 import time
 from typing import Any
 
+from inflight.errors import readable
 from inflight.observability import LOG_FORMAT_VARIABLE, ObservabilitySettings
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -20,6 +23,8 @@ _PLAIN = re.compile(r"[\w.,:/-]+")
 def configure(settings: ObservabilitySettings) -> None:
     """Have this process log as the settings say, to its standard error, which Triton keeps."""
     chosen = os.environ.get(LOG_FORMAT_VARIABLE) or settings.log_format
+    if isinstance(sys.stderr, io.TextIOWrapper):  # the Python that Triton embeds takes it for ASCII
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
@@ -34,7 +39,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={_word(value)}" for name, value in _fields(record).items())
-        return super().formatMessage(record) + fields
+        return readable(super().formatMessage(record) + fields)
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,7 +59,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
+        return readable(json.dumps(entry, ensure_ascii=False, default=str))
 
 
 def _word(value: object) -> str:

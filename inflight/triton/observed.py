@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from inflight.deployment import Deployment
-from inflight.errors import InvalidRequest, as_told
+from inflight.errors import InvalidRequest, as_told, readable
 from inflight.text.prepare import RawRequest
 from inflight.tracing.record import RequestTrace, SpanEnd
 from inflight.triton.responses import Arrays
@@ -43,7 +43,7 @@ def make_tracer(deployment: Deployment) -> Tracer | None:
 
 def span_name(operation: str, deployment: Deployment) -> str:
     """Return the name of a server span, as OpenTelemetry's conventions for generative AI have it."""
-    return f"{operation} {deployment.model.name}"
+    return f"{operation} {readable(deployment.model.name)}"
 
 
 def failure(error: Exception, request_id: str) -> SpanEnd:

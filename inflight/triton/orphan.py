@@ -93,7 +93,7 @@ def _regions() -> Iterator[Path]:
 
 def _region() -> str:
     """Return the name that the server gave the stub of this stage, after the path of its model."""
-    return Path("/proc/self/cmdline").read_text().split("\0")[2]
+    return os.fsdecode(Path("/proc/self/cmdline").read_bytes()).split("\0")[2]
 
 
 def _descendants(process: int) -> Iterator[int]:

@@ -23,6 +23,7 @@ from inflight.errors import (
     ShuttingDown,
     UnsupportedFeature,
     as_told,
+    readable,
 )
 from inflight.metrics import RESTART_CAUSES, SHORT_SECONDS
 from inflight.observability import METRICS_VARIABLE, RESTARTS_VARIABLE
@@ -51,7 +52,7 @@ class StageMetrics:
         self.requests = dict.fromkeys(labels, 0)
         self.tokenizer, self.detokenizer = Histogram(SHORT_SECONDS), Histogram(SHORT_SECONDS)
         self.queue_limit = deployment.batching.max_queue_size
-        self.build_info = {(version("inflight"), deployment.engine.kind, deployment.model.name): 1}
+        self.build_info = {(version("inflight"), deployment.engine.kind, readable(deployment.model.name)): 1}
         self.responses = 0
         self.startup = {"import": _age_of_this_process()}
         self.start_time = 0.0

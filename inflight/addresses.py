@@ -19,12 +19,13 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def in_url(host: str) -> str:
     """Return a host as URLs have it: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def nearest_of(host: str) -> str:
     """Return the address at which this machine reaches a server that listens on ``host``, as URLs have it."""
-    return in_url(_EVERYWHERE.get(host, host))
+    bare = host.strip("[]")
+    return in_url(_EVERYWHERE.get(bare, bare))
 
 
 def is_loopback(address: str) -> bool:

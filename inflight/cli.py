@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from inflight.bench.commands import engine, headlines, recovery, scheduler, soak, soak_server
 from inflight.bench.hostile.command import hostile
@@ -24,7 +27,28 @@ from inflight.serve.command import serve
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told by us, in one line, and not by the library too
 
-app = typer.Typer(help="LLM serving on Triton Inference Server.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """All commands: what the system refuses one of them, such as to write to a full disk, is told in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read the output has seen enough
+            raise
+        except OSError as error:
+            what = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"inflight: {what}{error.strerror or error}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is not written yet cannot be
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="LLM serving on Triton Inference Server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 
 
 def _show_version(asked: bool) -> None:
@@ -40,6 +64,15 @@ def _group(
     ] = False,
 ) -> None:
     """LLM serving on Triton Inference Server."""
+    _set_up_streams()
+
+
+def _set_up_streams() -> None:
+    """What the terminal's encoding lacks is shown by its number; input that is not in that encoding is an error."""
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+    sys.stdin = sys.stdin or io.StringIO()  # a process may be started without one
 
 
 app.command()(serve)

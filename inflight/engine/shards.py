@@ -53,9 +53,12 @@ class Shards:
     @staticmethod
     def _read_names(file: Path) -> list[str]:
         try:
+            file.open("rb").close()  # of a file that may not be read, the library says that there is none
             with safe_open(file, framework="pt") as shard:
                 return list(shard.keys())
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
+            raise DeploymentError(f"{file}: cannot be read: {error.strerror or error}") from None
+        except SafetensorError as error:
             raise DeploymentError(f"{file}: cannot be read: {error}") from None
 
 

@@ -14,6 +14,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from inflight.addresses import nearest_of
 from inflight.deployment import FILE_NAME, Deployment, load_deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO, bundled
@@ -138,7 +139,7 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals
 
 def _banner(running: TritonServer, seconds: float) -> str:
     deployment, server = running.deployment, running.settings
-    host = "127.0.0.1" if server.host == "0.0.0.0" else server.host
+    host = nearest_of(server.host)
     http = f"http://{host}:{server.http_port}"
     metrics = f"http://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'

@@ -86,8 +86,14 @@ def find_installation(path: Path | None = None) -> TritonInstallation:
     """Return the installation at ``path``, else at ``/opt/tritonserver``, else the wheel's.
 
     Raises:
-        DeploymentError: nothing found, or it lacks a part; one line that says what to install.
+        DeploymentError: nothing found, or it lacks a part, or lies where its Python cannot be used; in one line.
     """
+    for place in (sys.prefix, str(BACKENDS)):
+        if not place.isascii():
+            raise DeploymentError(
+                f"Inflight is installed in {place}, and the Python in Triton's stages imports from no directory whose "
+                "path is not ASCII; install it elsewhere"
+            )
     if path is not None or (DEFAULT_INSTALLATION / "bin/tritonserver").is_file():
         return _installed(path or DEFAULT_INSTALLATION)
     return _from_wheel()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from inflight.addresses import nearest_of, read_directly
+from inflight.addresses import in_url, nearest_of, read_directly
 from inflight.contract import TENSORRTLLM, TRTLLM
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
@@ -31,6 +31,7 @@ from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTAR
 from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import cpp_backend, shields
 from inflight.serve.installation import TritonInstallation, find_installation, require_engine
+from inflight.serve.listening import address_of, require_free
 from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
 from inflight.serve.processes import in_words
@@ -106,8 +107,9 @@ class TritonServer:
         if kind in (TRTLLM, TENSORRTLLM):
             check_deployment(self.directory)
         require_engine(kind)
+        address = address_of(self.settings.host)
         for name in ("http_port", "grpc_port", *(["metrics_port"] if self.metrics else [])):
-            _require_free(self.settings.host, name, getattr(self.settings, name))
+            require_free(address, name, getattr(self.settings, name))
         self._runtime = temporary_directory("inflight-")
         runtime = Path(self._runtime.name)
         repository = prepare_repository(self.model_repository, self.deployment, runtime / "models")
@@ -211,15 +213,16 @@ class TritonServer:
         return f"triton_python_backend_shm_region_inflight_{os.getpid()}_{self.settings.http_port}_"
 
     def _command(self, binary: Path, backends: Path, repository: Path) -> list[str]:
-        server = self.settings
+        server, address = self.settings, address_of(self.settings.host)
+        http_address = f"ipv6:{address}" if ":" in address else address  # as its HTTP library spells it
         command = [
             str(binary),
             f"--model-repository={repository}",
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix()}",
             "--disable-auto-complete-config",
-            f"--http-address={server.host}",
-            f"--grpc-address={server.host}",
+            f"--http-address={http_address}",
+            f"--grpc-address={in_url(address)}",
             f"--http-port={server.http_port}",
             f"--grpc-port={server.grpc_port}",
             f"--exit-timeout-secs={server.exit_timeout_s}",
@@ -228,7 +231,7 @@ class TritonServer:
         if self.deployment.observability.trace_endpoint is not None:
             command += [f"--{api}-header-forward-pattern={_TRACE_HEADERS}" for api in ("grpc", "http")]
         if self.metrics:
-            command += [f"--metrics-address={server.host}", f"--metrics-port={server.metrics_port}"]
+            command += [f"--metrics-address={http_address}", f"--metrics-port={server.metrics_port}"]
         else:
             command.append("--allow-metrics=false")
         variant = variant_name(self.deployment.engine.kind, self.deployment.decoupled)
@@ -269,18 +272,6 @@ def pause(seconds: float, on_wait: Callable[[], None] = lambda: None) -> None:
     while (left_s := until - time.monotonic()) > 0:
         on_wait()
         time.sleep(min(left_s, _PAUSE_POLL_S))
-
-
-def _require_free(host: str, name: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            option = name.replace("_", "-")
-            raise DeploymentError(
-                f"{host}:{port} cannot be used ({error.strerror}); choose another --{option}"
-            ) from None
 
 
 def _answers(url: str) -> bool:

@@ -168,12 +168,24 @@ def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
 def test_a_busy_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
-        _expect_failure(f"127.0.0.1:{port} cannot be used", *_ports()[:4], "--metrics-port", port)
+        reason = f"127.0.0.1:{port} cannot be used (Address already in use); choose another --metrics-port"
+        _expect_failure(reason, *_ports()[:4], "--metrics-port", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("192.0.2.1", "this machine has no such address; choose another --host"),
+        ("nowhere.invalid", "--host nowhere.invalid: "),
+    ],
+)
+def test_a_host_that_is_not_here_is_named(host: str, reason: str) -> None:
+    _expect_failure(reason, "--host", host)
 
 
 def test_why_a_server_ends_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that is taken after it was looked at."""
-    monkeypatch.setattr("inflight.serve.server._require_free", lambda *_: None)
+    monkeypatch.setattr("inflight.serve.server.require_free", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = busy.getsockname()[1]
         http, grpc = free_ports(2)

@@ -88,7 +88,8 @@ def test_what_is_on_this_machine(address: str, here: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "reached"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("example.com", "example.com")]
+    ("host", "reached"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("[::]", "[::1]"), ("example.com", "example.com")],
 )
 def test_where_a_server_is_reached(host: str, reached: str) -> None:
     assert nearest_of(host) == reached

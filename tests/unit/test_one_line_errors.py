@@ -8,7 +8,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from inflight.errors import InflightError
+from inflight.errors import DeploymentError, InflightError
 from inflight.report.failures import one_line_errors
 
 
@@ -36,3 +36,12 @@ def test_an_error_is_a_line_and_ends_with_1(error: Exception, line: str) -> None
 def test_our_own_faults_are_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError), one_line_errors(Console()):
         _ = 1 // 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("mod\udcc3\udca9l", "modél"), ("\udcff", "\\xff"), ("\ud800 é", "\\ud800 é"), ("é", "é")],
+)
+def test_file_names_in_errors_can_be_read(text: str, shown: str) -> None:
+    """As of a stage, whose Python decodes file names from ASCII."""
+    assert str(DeploymentError(text)) == shown

@@ -60,7 +60,7 @@ class TritonPythonModel:
             return adapter.response(self._assemble(adapter.read_arrays(request), request) or {})
         except Exception as error:
             self._metrics.count_refusal(error)
-            return adapter.error_response(error, request.request_id())
+            return adapter.error_response(error, adapter.id_to_log(request))
 
     def _answer(self, request: Any, sender: adapter.TritonSender) -> None:
         try:
@@ -68,7 +68,7 @@ class TritonPythonModel:
             outputs = self._assemble(arrays, request)
             if request.is_cancelled() and not self._assembler.is_final(arrays):
                 for stop in self._assembler.stops(arrays):
-                    adapter.stop_stream(stop, request.request_id())
+                    adapter.stop_stream(stop, adapter.read_id(request))
         except Exception as error:
             self._metrics.count_refusal(error)
             sender.fail(error)
@@ -81,7 +81,7 @@ class TritonPythonModel:
 
     def _assemble(self, arrays: Arrays, request: Any) -> Arrays | None:
         began = time.perf_counter()
-        outputs = self._assembler.assemble(arrays, request.request_id())
+        outputs = self._assembler.assemble(arrays, adapter.read_id(request))
         if outputs is not None:  # else it was a heartbeat
             self._metrics.detokenizer.observe(time.perf_counter() - began)
         return outputs

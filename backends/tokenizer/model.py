@@ -55,7 +55,11 @@ class TritonPythonModel:
         return answers
 
     def _read(self, request: Any) -> RawRequest:
-        return RawRequest(adapter.read_arrays(request), adapter.read_parameters(request), request.request_id())
+        try:
+            arrays, parameters = adapter.read_arrays(request), adapter.read_parameters(request)
+            return RawRequest(arrays, parameters, adapter.read_id(request))
+        except Exception as error:  # this request's alone: raised here, it would be that of the whole batch
+            return RawRequest({}, {}, error=error)
 
     def _answer(self, raw: RawRequest, sender: adapter.TritonSender) -> None:
         """Answer a long request; in a thread of its own."""

@@ -33,6 +33,8 @@ class RawRequest:
     arrays: Mapping[str, np.ndarray]
     parameters: Mapping[str, object]
     request_id: str = ""
+    error: Exception | None = None
+    """Why it could not be read."""
 
     @property
     def text_bytes(self) -> int:
@@ -85,6 +87,8 @@ class PromptPreparer:
         return results
 
     def _read(self, request: RawRequest) -> Inputs:
+        if request.error is not None:
+            raise request.error
         check_parameters(request.parameters, _KNOWN)
         source = request.arrays.get("messages", request.arrays.get("text_input"))
         if source is None or not source.size:

@@ -13,7 +13,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
-from inflight.errors import DeploymentError, InflightError, as_told
+from inflight.errors import DeploymentError, InflightError, InvalidRequest, as_told
 from inflight.triton import logs, orphan
 from inflight.triton.responses import Arrays
 
@@ -60,9 +60,36 @@ def read_arrays(request: Any) -> Arrays:
 
 
 def read_parameters(request: Any) -> dict[str, object]:
-    """Return the request's parameters: those of its client and Triton's own."""
-    text = request.parameters()
+    """Return the request's parameters: those of its client and Triton's own.
+
+    Raises:
+        InvalidRequest: a name or a value among them is not UTF-8; a JSON body over HTTP can have any bytes.
+    """
+    try:
+        text = request.parameters()
+    except UnicodeDecodeError:
+        raise InvalidRequest("the name or the value of a parameter is not valid UTF-8") from None
     return dict(json.loads(text)) if text else {}
+
+
+def read_id(request: Any) -> str:
+    """Return the request's id, "" if it has none.
+
+    Raises:
+        InvalidRequest: it is not UTF-8.
+    """
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        raise InvalidRequest("the request id is not valid UTF-8") from None
+
+
+def id_to_log(request: Any) -> str:
+    """Return the request's id, "" if it has none that can be read."""
+    try:
+        return read_id(request)
+    except InvalidRequest:
+        return ""
 
 
 def response(arrays: Arrays) -> Any:
@@ -84,7 +111,7 @@ class TritonSender:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._request_id = request.request_id()
+        self._request_id = id_to_log(request)
 
     def send(self, arrays: Arrays, final: bool) -> None:
         """Send a response, the last one with ``final``."""

@@ -85,9 +85,9 @@ class EngineStage:
                 if self._control(request, arrays, responder):
                     continue
                 parameters = adapter.read_parameters(request)
-                sender = self._watch.watch(sender, arrays, parameters, request.request_id())
+                sender = self._watch.watch(sender, arrays, parameters, adapter.read_id(request))
                 check_parameters(parameters, _KNOWN)
-                delivery, parts = self._read(arrays, request.request_id())
+                delivery, parts = self._read(arrays, adapter.read_id(request))
                 self._accept(sender, delivery, parts)
             except Exception as error:
                 self._metrics.count_refusal(error, max(1, len(parts)))
@@ -98,7 +98,7 @@ class EngineStage:
         stops, inspects = (name in arrays and arrays[name].any() for name in ("stop", INSPECT))
         try:
             if stops:
-                self._stop(arrays, request.request_id())
+                self._stop(arrays, adapter.read_id(request))
                 responder.end(self._decoupled)
             elif inspects:
                 self._inspection.answer(arrays, responder)

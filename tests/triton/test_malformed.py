@@ -272,6 +272,18 @@ def test_what_never_reaches_a_stage_is_tritons_own_refusal(server: Running, path
     assert reply.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("field", "said"), [(b'"x\xff": 1', "parameter"), (b'"x": "\xff"', "parameter"), (b'"id": "\xff"', "parameter")]
+)
+@pytest.mark.parametrize("path", ["ensemble/generate", "ensemble/generate_stream", "tensorrt_llm/generate"])
+def test_bytes_that_are_no_utf8_are_refused_by_name(server: Running, path: str, field: bytes, said: str) -> None:
+    """Not with the whole batch that they are in, nor with where they were read."""
+    body = b'{"text_input": "x", "max_tokens": 2, "temperature": 0.5, %s}' % field
+    reply = httpx.post(f"{server.http}/v2/models/{path}", content=body, timeout=30)
+    _check(reply.text, INVALID, "is not valid UTF-8")
+    assert said in reply.text
+
+
 def test_wrong_types_and_shapes_are_tritons_own_refusal(server: Running) -> None:
     wrong = grpc.InferInput("max_tokens", [1, 1], "FP32")
     wrong.set_data_from_numpy(np.ones((1, 1), np.float32))

@@ -48,8 +48,8 @@ class KvCacheSettings(BaseModel):
     tokens: int | None = Field(
         None,
         ge=1,
-        description="capacity in tokens; null: enough for a full batch of 1,024 each; with TensorRT-LLM, "
-        "tensorrt_llm.free_gpu_memory_fraction alone decides",
+        description="capacity in tokens, rounded up to whole blocks; null: enough for a full batch of 1,024 each; with "
+        "TensorRT-LLM, tensorrt_llm.free_gpu_memory_fraction alone decides",
     )
     bytes: int | None = Field(None, ge=1, description="capacity in bytes, in place of `tokens`")
     memory_fraction: float | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +11,8 @@ from inflight.speculation import SpeculationSettings
 
 if TYPE_CHECKING:  # the engine alone runs without what validates settings
     from inflight.deployment import Deployment
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_TOKENS_PER_SEQUENCE = 1024
 
@@ -52,13 +55,17 @@ class EngineConfig:
         """Return the engine's part of a deployment."""
         engine, cache, batching = deployment.engine, deployment.kv_cache, deployment.batching
         tokens = cache.tokens or batching.max_batch_size * _DEFAULT_TOKENS_PER_SEQUENCE
+        num_blocks = -(-tokens // cache.block_size)
+        if cache.tokens is not None and cache.tokens % cache.block_size:
+            size, whole = cache.block_size, num_blocks * cache.block_size
+            log.warning("kv_cache.tokens is %d; it is rounded up to %d, whole blocks of %d", tokens, whole, size)
         return cls(
             model=deployment.model,
             device=engine.device,
             dtype=engine.dtype,
             threads=engine.threads,
             block_size=cache.block_size,
-            num_blocks=-(-tokens // cache.block_size),
+            num_blocks=num_blocks,
             kv_cache_bytes=cache.bytes,
             kv_cache_fraction=cache.memory_fraction,
             kv_cache_dtype=cache.dtype,

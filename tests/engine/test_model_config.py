@@ -110,6 +110,17 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_list(architectures:
     assert ("did you mean 'LlamaForCausalLM'" in message) == (architectures == ["LlamaForCasualLM"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("use_bidirectional_attention", True), ("is_causal", False), ("final_logit_softcapping", 30.0)],
+)
+def test_an_option_that_would_change_the_output_is_refused_by_name(name: str, value: float) -> None:
+    data = _read("gemma3, tied, linear")
+    with pytest.raises(DeploymentError, match=f"{name} is {value}; it is not supported"):
+        read_model_config(data | {name: value})
+    assert read_model_config(data | {name: None}) == read_model_config(data)
+
+
 def _without(*names: str) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names}
 

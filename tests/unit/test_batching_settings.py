@@ -103,3 +103,13 @@ def test_the_client_of_each_row_is_read() -> None:
         _read([b"\xff", b""])
     with pytest.raises(UnsupportedFeature, match="client_id is not supported by this engine"):
         _read([b"one", b"two"], engine="trtllm")
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(10, 1), (100, 7), (96, 6)])
+def test_a_cache_of_part_of_a_block_is_rounded_up_and_the_log_says_so(
+    tokens: int, blocks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig.of(validate({"model": ".", "kv_cache": {"tokens": tokens}}, "deployment.yaml"))
+    assert config.num_blocks == blocks
+    said = f"kv_cache.tokens is {tokens}; it is rounded up to {16 * blocks}, whole blocks of 16"
+    assert (said in caplog.text) == bool(tokens % 16)

@@ -75,6 +75,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
             f"config.json: architecture {architecture} is not supported; supported: {', '.join(SUPPORTED)}"
             f"{nearest(architecture, SUPPORTED)}"
         )
+    _check_causal(data)
     bias = bool(data.get("attention_bias", False))
     qkv_bias, output_bias = _ATTENTION_BIAS.get(architecture, (bias, bias))
     heads = _required(data, "num_attention_heads")
@@ -109,6 +110,13 @@ def _required(data: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise DeploymentError(f"config.json: {name} is {value!r}; it must be a positive integer")
     return value
+
+
+def _check_causal(data: Mapping[str, Any]) -> None:
+    """Refuse a model whose tokens see what follows them: an engine that generates cannot serve it."""
+    for name, causal in (("use_bidirectional_attention", False), ("is_causal", True)):
+        if data.get(name) not in (None, causal):
+            raise DeploymentError(f"config.json: {name} is {data[name]}; it is not supported")
 
 
 def _activation(data: Mapping[str, Any]) -> str:

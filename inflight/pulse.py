@@ -28,6 +28,7 @@ class Pulse:
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         self._path = path
         self._counts = memoryview(memory).cast("Q")
+        self._ending = threading.Event()
 
     @property
     def beats(self) -> int:
@@ -46,8 +47,9 @@ class Pulse:
         return not self._path.exists()
 
     def beat(self) -> None:
-        """Count one more."""
-        self._counts[_BEATS] += 1
+        """Count one more, again and again, until it is closed."""
+        while not self._ending.wait(BEAT_S):
+            self._counts[_BEATS] += 1
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
@@ -61,6 +63,7 @@ class Pulse:
     def close(self) -> None:
         """Say that the stage ends in order."""
         self._path.unlink(missing_ok=True)
+        self._ending.set()
 
 
 def start_pulse(stage: str) -> Pulse:
@@ -73,14 +76,8 @@ def start_pulse(stage: str) -> Pulse:
         pulse = Pulse(path, mmap.mmap(descriptor, _BYTES))
     finally:
         os.close(descriptor)
-    threading.Thread(target=_keep_beating, args=(pulse,), name="pulse", daemon=True).start()
+    threading.Thread(target=pulse.beat, name="pulse", daemon=True).start()
     return pulse
-
-
-def _keep_beating(pulse: Pulse) -> None:
-    pause = threading.Event()
-    while not pause.wait(BEAT_S):
-        pulse.beat()
 
 
 def read_pulses(server: int) -> dict[int, tuple[str, Pulse]]:

@@ -53,7 +53,6 @@ class EngineStage:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and run a first generation."""
         self._deployment = adapter.deployment()
-        self._pulse = start_pulse(args["model_name"])
         self._decoupled = adapter.is_decoupled(args)
         metrics = self._metrics = StageMetrics(self._deployment, args)
         with metrics.phase("tokenizer"):
@@ -62,6 +61,7 @@ class EngineStage:
         engine: StageEngine = self.make_engine(self._deployment, tokenizer)
         metrics.startup |= engine.stats.start_phases
         metrics.start(lambda: [engine.stats])
+        self._pulse = start_pulse(args["model_name"])
         queue = self._deployment.batching.max_queue_size
         self._loop = EngineLoop(engine, self._deliver, queue, self._pulse.in_call)
         answered = make_tally(ANSWERED)
@@ -108,9 +108,9 @@ class EngineStage:
 
     def finalize(self) -> None:
         """Stop the engine; Triton has waited for running streams before."""
-        self._pulse.close()
         remove_tally(ANSWERED)
         self._loop.close()
+        self._pulse.close()
         self._inspection.close()
         self._streams.close()
         self._metrics.close()

@@ -29,7 +29,7 @@ OLDEST, NEWEST = (3, 11), (3, 12)
 GLIBC = (2, 35)
 """The oldest that the embedded server runs on."""
 WHAT = {
-    "engine": "PyTorch (0.2 GB for CPUs, some GB for NVIDIA GPUs)",
+    "engine": "PyTorch (0.2 GB to download for CPUs, 2.7 GB for NVIDIA GPUs)",
     "serve": "the Triton server (0.1 GB)",
     "load": "locust",
     "build": "ModelOpt and transformers (0.3 GB)",
@@ -52,7 +52,7 @@ def main(wanted: set[str]) -> None:
     extras = sorted(wanted | set(there["extras"] if there else ()))
     _say(f"2/2 installing Inflight{''.join(f', {WHAT[name]}' for name in extras)}")
     if "engine" in extras and there is None and not Path("/dev/nvidiactl").exists():
-        _say("    no NVIDIA GPU is here: PIP_FLAGS with PyTorch's index of CPU builds makes this smaller (README.md)")
+        _say("    no NVIDIA GPU is here: PIP_FLAGS with the index of PyTorch for CPUs saves 2.5 GB (README.md)")
     _pip_install(f".[{','.join(extras)}]" if extras else ".")
     RECORD.write_text(json.dumps({"digest": digest, "extras": extras}) + "\n")
     _say(f"    installed in {time.monotonic() - started:.0f} s")

@@ -217,6 +217,7 @@ _STREAM_STATE = (
     _output("stream_key", INT64, "the stream's key, unique while the engine lives", own=True),
     _output("text_limit", INT32, "characters of the generated text that may be shown so far", own=True),
     _output("echo_length", INT32, "how many leading output_ids are the prompt", own=True),
+    _output("failure", BYTES, "with the last response of a request that fails: Triton's code, message", (2,), own=True),
     _output("trace_span", BYTES, "with a sequence's last response, where it is traced: its request's span", own=True),
 )
 ENGINE_OUTPUTS = (

@@ -16,7 +16,7 @@ from inflight.text.upstream import UpstreamAssembler
 from inflight.triton import adapter
 from inflight.triton.observed import make_tracer, traced_assembler
 from inflight.triton.pace import ANSWERED
-from inflight.triton.responses import Arrays
+from inflight.triton.responses import FAILURE, Arrays
 from inflight.triton.stage_metrics import StageMetrics
 from inflight.triton.tally import Tally, take_tally
 
@@ -74,7 +74,9 @@ class TritonPythonModel:
             sender.fail(error)
             return
         # A cancelled call is answered like any other: an error here would leave the ensemble's request in flight.
-        if outputs is None:
+        if FAILURE in arrays and not request.is_cancelled():
+            sender.fail_as_told(arrays[FAILURE])
+        elif outputs is None:
             sender.end()
         else:
             sender.send(outputs, final=True)

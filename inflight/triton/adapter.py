@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
 from inflight.errors import DeploymentError, InflightError, InvalidRequest, as_told
-from inflight.triton import logs, orphan
+from inflight.triton import logs, orphan, responses
 from inflight.triton.responses import Arrays
 
 log = logging.getLogger("inflight")
@@ -99,11 +100,20 @@ def response(arrays: Arrays) -> Any:
 
 def error_response(error: Exception, request_id: str) -> Any:
     """Return a Triton error response. What is not an InflightError is ours: logged in full, told without details."""
+    told = _told(error, request_id)
+    return _error(told.triton_code, told.wire_message())
+
+
+def _told(error: Exception, request_id: str) -> InflightError:
     if not isinstance(error, InflightError):
         log.exception("a stage failed", exc_info=error, extra={"request_id": request_id})
-    told = as_told(error)
-    code = getattr(pb_utils.TritonError, told.triton_code)
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(told.wire_message(), code))
+    return as_told(error)
+
+
+def _error(code: str, message: str) -> Any:
+    known = code in {kind.triton_code for kind in InflightError.__subclasses__()}
+    value = getattr(pb_utils.TritonError, code if known else InflightError.triton_code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, value))
 
 
 class TritonSender:
@@ -122,9 +132,18 @@ class TritonSender:
         empty = () if decoupled else (pb_utils.InferenceResponse([]),)
         self._sender.send(*empty, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def fail(self, error: Exception) -> None:
-        """Send ``error`` as the last response."""
+    def fail(self, error: Exception, stream_key: int | None = None) -> None:
+        """Send ``error`` as the last response; see ``streams.Sender``."""
+        if stream_key is not None:
+            told = _told(error, self._request_id)
+            self.send(responses.failure(stream_key, told.triton_code, told.wire_message()), final=True)
+            return
         self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail_as_told(self, failure: np.ndarray) -> None:
+        """Send as the last response what another stage's ``responses.failure`` says."""
+        code, message = (part.decode(errors="replace") for part in failure.reshape(-1)[:2])
+        self._sender.send(_error(code, message), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""

@@ -11,6 +11,7 @@ from inflight.triton.engine_inputs import Delivery, Part
 
 Arrays = dict[str, np.ndarray]
 
+FAILURE = "failure"
 _PER_TOKEN = ("log_probs", "top_log_probs", "generation_logits")
 
 
@@ -52,6 +53,16 @@ def heartbeat(key: int) -> Arrays:
         "sequence_length": np.zeros((1, 1), np.int32),
         "stream_key": np.array([[key]], np.int64),
     }
+
+
+def failure(key: int, code: str, message: str) -> Arrays:
+    """Return the last response of a request that fails; the detokenizer makes the client's error of it.
+
+    The engine does not send that error itself: an error to a client that has gone leaves its request in flight in
+    Triton (2.51), which then waits for it when it is to stop, and only the detokenizer is told who has gone.
+    """
+    told = np.array([[code.encode(), message.encode()]], np.object_)
+    return heartbeat(key) | {"finish_reason": np.array([[b"cancelled"]], np.object_), FAILURE: told}
 
 
 def write(output: Output, part: Part, delivery: Delivery, generated: int, cum_log_prob: float) -> Arrays:

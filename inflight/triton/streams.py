@@ -38,8 +38,8 @@ class Sender(Protocol):
     def send(self, arrays: Arrays, final: bool) -> None:
         """Send a response, the last one with ``final``."""
 
-    def fail(self, error: Exception) -> None:
-        """Send ``error`` as the last response."""
+    def fail(self, error: Exception, stream_key: int | None = None) -> None:
+        """Send ``error`` as the last response; with a stream key, let the detokenizer tell it the client."""
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
@@ -248,13 +248,20 @@ class ResponseStreams:
 
     def _fail(self, stream: _Request, error: InflightError) -> None:
         try:
-            stream.sender.fail(error)
+            self._send_failure(stream, error)
         except Exception:  # its request has ended already
             log.exception("an error could not be sent")
 
+    def _send_failure(self, stream: _Request, error: InflightError) -> None:
+        if not (stream.delivery.heartbeat and self._decoupled):
+            stream.sender.fail(error)
+            return
+        self._pace.sent()
+        stream.sender.fail(error, next(iter(stream.sequences)))
+
     def _write(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
         if output.error is not None:
-            stream.sender.fail(output.error)
+            self._send_failure(stream, output.error)
             return
         sequence.generated += output.num_tokens
         sequence.cum_log_prob += sum(output.log_probs or ())

@@ -156,9 +156,9 @@ class WatchedSender:
         if end is not None:
             self._is_over(end)
 
-    def fail(self, error: Exception) -> None:
-        """Send ``error`` as the last response."""
-        self._sender.fail(error)
+    def fail(self, error: Exception, stream_key: int | None = None) -> None:
+        """Send ``error`` as the last response; see ``Sender``."""
+        self._sender.fail(error, stream_key)
         self._is_over(failure(error, self.request_id))
 
     def is_cancelled(self) -> bool:

@@ -16,6 +16,7 @@ import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
+from inflight.errors import DeadlineExceeded
 from tests.triton.conftest import Running, on_engine, run
 from tests.triton.metrics_page import read_metric, wait_until
 from tests.triton.tensors import grpc_inputs
@@ -159,6 +160,37 @@ def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
     asyncio.run(one_runs_and_one_goes())
     assert wait_until(lambda: is_idle(server), 3)
     narrow.close()
+
+
+def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: str, tmp_path: Path) -> None:
+    """An error to a client that has gone would stay with Triton, which then waits for it when it is to stop."""
+    narrow = run(on_engine(engine, tmp_path, batching={"max_batch_size": 1}))
+    server = next(narrow)
+    late = GenerateOptions(max_tokens=8, deadline_ms=300)
+
+    async def leave(client: AsyncClient, index: int) -> None:
+        async with client.stream(f"Leave {index}", late) as stream:
+            reader = asyncio.create_task(_drain(stream))
+            await asyncio.sleep(0.1 + 0.005 * index)
+            await stream.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def load() -> None:
+        async with AsyncClient(server.grpc) as client:
+            running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
+            await asyncio.sleep(0.3)
+            await asyncio.gather(*(leave(client, index) for index in range(24)))
+            with pytest.raises(DeadlineExceeded, match="before its first token"):
+                await client.generate("Stay", late)
+            assert not running.done(), "the one that runs must outlast the test"
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(load())
+    assert wait_until(lambda: is_idle(server), 5)
+    _, log = _stop_and_time(server)
+    narrow.close()
+    assert "Timeout 0:" not in log, log[-2000:]
 
 
 def _files() -> set[str]:

@@ -58,7 +58,7 @@ class Sender:
             raise RuntimeError("the request has gone")
         self.sent.append(arrays)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, stream_key: int | None = None) -> None:
         self.errors.append(error)
 
     def is_cancelled(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
-from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, QueueFull, ShuttingDown
 from inflight.sampling import SamplingParams
 from inflight.triton.engine_inputs import Delivery, Part
 from inflight.triton.pace import RESPONSES_PER_SECOND
@@ -25,6 +25,7 @@ class FakeSender:
         self.cancelled, self.broken = cancelled, broken
         self.sent: list[tuple[float, Arrays]] = []
         self.error: Exception | None = None
+        self.failed_key: int | None = None
         self.ended = threading.Event()
 
     def send(self, arrays: Arrays, final: bool) -> None:
@@ -36,9 +37,9 @@ class FakeSender:
         if final:
             self.ended.set()
 
-    def fail(self, error: InflightError) -> None:
+    def fail(self, error: InflightError, stream_key: int | None = None) -> None:
         assert not self.ended.is_set(), "an error after the last response"
-        self.error = error
+        self.error, self.failed_key = error, stream_key
         self.ended.set()
 
     def is_cancelled(self) -> bool:
@@ -298,3 +299,15 @@ def test_closing_fails_what_runs(cancelled: list[int]) -> None:
     streams.close()
     assert isinstance(sender.error, ShuttingDown)
     assert done.tokens == [4], "what was finished is sent all the same"
+
+
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_only_the_detokenizer_is_left_to_tell_a_failure(streams: ResponseStreams, heartbeat: bool) -> None:
+    """It alone knows whether the client is there; who asks the engine itself is told by the engine."""
+    sender, [part] = FakeSender(), _parts()
+    key = part.request.key
+    streams.open(sender, _delivery(heartbeat=heartbeat), [part])
+    streams.deliver(Output(key, [], error=DeadlineExceeded("late")))
+    assert sender.ended.wait(2)
+    assert isinstance(sender.error, DeadlineExceeded)
+    assert sender.failed_key == (key if heartbeat else None)

@@ -17,5 +17,6 @@ def print_error(console: Console, error: InflightError | OSError) -> None:
     """
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         raise error
-    text = f"inflight: {error}"
+    reason = error.strerror if isinstance(error, OSError) and not error.filename else None
+    text = f"inflight: {reason or error}"
     console.print(text, style="red", markup=False, highlight=False, soft_wrap=not console.is_terminal)

@@ -59,7 +59,9 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return readable(json.dumps(entry, ensure_ascii=False, default=str))
+        # Before it is JSON: what stands for an undecodable byte in a text would be no escape of JSON's.
+        told = {name: readable(value) if isinstance(value, str) else value for name, value in entry.items()}
+        return json.dumps(told, ensure_ascii=False, default=lambda value: readable(str(value)))
 
 
 def _word(value: object) -> str:

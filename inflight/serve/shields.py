@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import resource
 import secrets
@@ -88,11 +89,11 @@ def shielded(binary: Path, directory: Path, decoupled: bool) -> Path:
         directory: of this run.
         decoupled: whether models stream: ``infer`` over HTTP is for those that do not.
     """
-    code = binary.read_bytes()
-    for old, new in (_HEADER, _INFER) if decoupled else (_HEADER,):
-        if code.count(old) == 1:
-            code = code.replace(old, new)
-    copy = directory / binary.name
-    copy.write_bytes(code)
+    copy = Path(shutil.copyfile(binary, directory / binary.name))
     copy.chmod(0o755)
+    with copy.open("r+b") as file, mmap.mmap(file.fileno(), 0) as code:
+        for old, new in (_HEADER, _INFER) if decoupled else (_HEADER,):
+            place = code.find(old)
+            if place >= 0 and code.find(old, place + 1) < 0:
+                code[place : place + len(old)] = new
     return copy

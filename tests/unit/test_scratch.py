@@ -1,0 +1,48 @@
+"""Where a server's temporary directory is made, when the first choice cannot be used."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from inflight.errors import DeploymentError
+from inflight.serve import scratch
+
+
+@pytest.fixture
+def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """TMPDIR, which is mounted noexec as far as the kernel's answer goes, and another directory."""
+    wanted, other = tmp_path / "wanted", tmp_path / "other"
+    wanted.mkdir()
+    real = os.statvfs
+
+    def statvfs(path: str) -> os.statvfs_result:
+        fields = list(real(path))
+        fields[8] |= os.ST_NOEXEC if path == str(wanted) else 0
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(tempfile, "tempdir", str(wanted))
+    monkeypatch.setattr(scratch, "_OTHERS", (str(other),))
+    return wanted, other
+
+
+def test_what_is_mounted_noexec_gives_way_and_is_told_once(
+    choices: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted, other = choices
+    other.mkdir()
+    for _ in range(2):
+        with scratch.temporary_directory("inflight-") as made:
+            assert Path(made).parent == other
+    reason = f"{wanted} is mounted noexec, and the server could not run from it"
+    assert caplog.messages == [f"temporary files go to {other}: {reason}"]
+
+
+def test_where_none_can_be_made_each_reason_is_told(choices: tuple[Path, Path]) -> None:
+    wanted, other = choices
+    with pytest.raises(DeploymentError, match=rf"{wanted} is mounted noexec.*; {other}: No such file.*TMPDIR names"):
+        scratch.temporary_directory("inflight-")

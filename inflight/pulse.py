@@ -10,8 +10,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,6 +28,7 @@ class Pulse:
         self._path = path
         self._counts = memoryview(memory).cast("Q")
         self._ending = threading.Event()
+        self._in_call = _InCall(self._counts)
 
     @property
     def beats(self) -> int:
@@ -51,19 +51,27 @@ class Pulse:
         while not self._ending.wait(BEAT_S):
             self._counts[_BEATS] += 1
 
-    @contextmanager
-    def in_call(self) -> Iterator[None]:
+    def in_call(self) -> AbstractContextManager[None]:
         """Count as in one call: a step of the engine, or a batch of requests; in one thread of the stage only."""
-        self._counts[_BEGUN] += 1
-        try:
-            yield
-        finally:
-            self._counts[_ENDED] = self._counts[_BEGUN]
+        return self._in_call
 
     def close(self) -> None:
         """Say that the stage ends in order."""
         self._path.unlink(missing_ok=True)
         self._ending.set()
+
+
+class _InCall(AbstractContextManager[None]):
+    """The context of a call. A class, not a generator: each step of the engine passes through it."""
+
+    def __init__(self, counts: memoryview) -> None:
+        self._counts = counts
+
+    def __enter__(self) -> None:
+        self._counts[_BEGUN] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._counts[_ENDED] = self._counts[_BEGUN]
 
 
 def start_pulse(stage: str) -> Pulse:

@@ -72,9 +72,9 @@ def keep(log: Path, name: str) -> Path | None:
 
     None: it cannot be written there.
     """
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    kept = Path(state) / "inflight" / name
     try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+        kept = Path(state) / "inflight" / name
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.unlink(missing_ok=True)
         with (
@@ -83,6 +83,6 @@ def keep(log: Path, name: str) -> Path | None:
         ):
             file.seek(max(0, log.stat().st_size - _KEPT_BYTES))
             copy.write(file.read())
-    except OSError:
+    except (OSError, RuntimeError):  # the latter: this user has no home directory, as in some containers
         return None
     return kept

@@ -90,3 +90,11 @@ def test_the_log_of_a_crash_is_kept_for_its_owner(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert keep(log, "crash-1.log") is None
+
+
+def test_a_user_without_a_home_directory_keeps_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton.log").touch()
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)  # nobody's
+    assert keep(tmp_path / "triton.log", "crash-1.log") is None

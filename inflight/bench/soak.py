@@ -1,7 +1,8 @@
 """The soak: very many short requests through one engine; memory stays flat, and at every idle moment no block is lost.
 
-Requests come in waves, and between two waves the engine is idle. They share beginnings, so that the prefix cache is
-used and evicted all the time; some are cancelled, some sampled, some past their deadline before they begin to run.
+Lengths are random, as users' are. Requests come in waves, and between two waves the engine is idle. They share
+beginnings, so that the prefix cache is used and evicted all the time; some are cancelled, some sampled, some past their
+deadline before they begin to run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ TOLERANCE = 32
 """Bytes per request that memory may grow by: less than any record of a request takes."""
 _WAVE = 64
 _BLOCKS, _BLOCK_SIZE = 256, 4
-_STEP_TOKENS = 128
+_STEP_TOKENS = 512
+_MEDIAN_TOKENS, _MOST_TOKENS, _SIGMA = 12, 400, 1.0
+"""Of prompts, and the standard deviation of the logarithms: lengths are lognormal."""
 _WARM_UP = 0.2
 """Of all requests: what allocators and caches take once."""
 _RESAMPLES = 2000
@@ -83,13 +86,6 @@ class _Soak:
         self._beginnings = self._generator.integers(1, VOCAB, (_BEGINNINGS, 8)).tolist()
         self.cancelled = self.refused = 0
 
-    def meet_all_sizes(self) -> None:
-        """Have a step of each number of tokens: oneDNN keeps a compiled product for each, up to some thousand."""
-        for size in range(1, _STEP_TOKENS + 1):
-            self._engine.submit(Request(self._generator.integers(1, VOCAB, size).tolist(), SamplingParams(1)))
-            while self._engine.busy:
-                self._engine.step()
-
     def wave(self, count: int) -> None:
         """Send so many requests, and step until the engine is idle.
 
@@ -118,7 +114,8 @@ class _Soak:
     def _request(self) -> Request:
         generator = self._generator
         beginning = self._beginnings[generator.integers(_BEGINNINGS)][: generator.integers(1, 9)]
-        prompt = [*beginning, *generator.integers(1, VOCAB, generator.integers(1, 5)).tolist()]
+        length = int(np.clip(generator.lognormal(np.log(_MEDIAN_TOKENS), _SIGMA), 1, _MOST_TOKENS))
+        prompt = [*beginning, *generator.integers(1, VOCAB, length).tolist()]
         sampled = generator.random() < 0.5
         sampling = SamplingParams(int(generator.integers(1, 5)), temperature=1.0 if sampled else None, ignore_eos=True)
         late = generator.random() < 0.01
@@ -145,7 +142,6 @@ def soak(setting: Setting, requests: int) -> Soaked:
         SMALL, 0, block_size=_BLOCK_SIZE, num_blocks=_BLOCKS, policy="max_utilization", max_tokens_per_step=_STEP_TOKENS
     )
     run, generator = _Soak(engine, requests), np.random.default_rng(1)
-    run.meet_all_sizes()
     done: list[int] = []
     resident: list[int] = []
     begun = time.perf_counter()

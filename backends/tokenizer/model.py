@@ -62,12 +62,14 @@ class TritonPythonModel:
             return RawRequest({}, {}, error=error)
 
     def _answer(self, raw: RawRequest, sender: adapter.TritonSender) -> None:
-        """Answer a long request; in a thread of its own."""
-        [result] = self._prepare([raw])
-        if isinstance(result, Exception):
-            sender.fail(result)
-        else:
+        """Answer a long request, in a thread of its own."""
+        try:
+            [result] = self._prepare([raw])
+            if isinstance(result, Exception):
+                raise result
             sender.send(result, final=True)
+        except Exception as error:
+            sender.fail(error)
 
     def _prepare(self, raw: list[RawRequest]) -> list[Arrays | Exception]:
         began = time.perf_counter()

@@ -7,10 +7,13 @@ threads have a lower priority for the CPU than whatever else the machine does: t
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable
 from queue import PriorityQueue
+
+log = logging.getLogger(__name__)
 
 LONG_BYTES = 16_384
 """A request with more text than this is long: tokenizing this much takes about as long as a few steps of the engine."""
@@ -32,7 +35,7 @@ class LongRequests:
             thread.start()
 
     def put(self, size: int, task: Callable[[], None]) -> None:
-        """Have ``task`` done when nothing waits whose ``size`` is smaller; it must not raise."""
+        """Have ``task`` done when nothing waits whose ``size`` is smaller; what it raises is logged."""
         self._waiting.put((size, next(self._order), task))
 
     def close(self) -> None:
@@ -44,4 +47,7 @@ class LongRequests:
         thread = threading.get_native_id()  # to Linux, whose threads have priorities of their own
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
         while (task := self._waiting.get()[2]) is not None:
-            task()
+            try:
+                task()
+            except Exception:  # the thread must outlive it: others wait for it
+                log.exception("a long request could not be answered")

@@ -6,6 +6,8 @@ import os
 import threading
 from queue import Queue
 
+import pytest
+
 from inflight.triton.long_requests import LongRequests
 
 
@@ -40,3 +42,19 @@ def test_they_get_less_of_the_cpu() -> None:
     assert seen.get(timeout=60) > own
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
     requests.close()
+
+
+def test_a_fault_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    requests, done = LongRequests(), Queue[int]()
+
+    def fail() -> None:
+        raise MemoryError("no shared memory is left")
+
+    for _ in requests._threads:
+        requests.put(1, fail)
+    requests.put(2, lambda: done.put(2))
+    assert done.get(timeout=60) == 2
+    requests.close()
+    for thread in requests._threads:
+        thread.join(60)
+    assert caplog.messages == ["a long request could not be answered"] * len(requests._threads)

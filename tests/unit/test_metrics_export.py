@@ -271,12 +271,7 @@ def test_a_refusal_counts_the_sequences_of_its_request(api: FakeApi) -> None:
 
 
 def test_what_the_detokenizer_fails_is_counted(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = DEMO.parents[1] / "backends/detokenizer/model.py"
-    spec = importlib.util.spec_from_file_location("detokenizer_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _backend(DETOKENIZER)
     model, failed = module.TritonPythonModel(), []
     model._metrics = _stage(DETOKENIZER)
     request = SimpleNamespace(inputs=list, request_id=lambda: "mine", is_cancelled=lambda: False)
@@ -288,6 +283,29 @@ def test_what_the_detokenizer_fails_is_counted(api: FakeApi, monkeypatch: pytest
     model._metrics.start()
     assert api.value("inflight_requests_total", model=DETOKENIZER, outcome="internal") == 2
     model._metrics.close()
+
+
+def test_a_long_request_whose_answer_cannot_be_sent_ends_with_the_error(api: FakeApi) -> None:
+    """Shared memory may be used up; in a thread of the stage's own nobody else would tell the client."""
+    model, failed = _backend(TOKENIZER).TritonPythonModel(), []
+    model._prepare = lambda raw: [{}]
+
+    def send(arrays: object, final: bool) -> None:
+        raise error
+
+    error = MemoryError("no shared memory is left")
+    model._answer(None, SimpleNamespace(send=send, fail=failed.append))
+    assert failed == [error]
+
+
+def _backend(stage: str) -> Any:
+    path = DEMO.parents[1] / f"backends/{stage}/model.py"
+    spec = importlib.util.spec_from_file_location(f"{stage}_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class _Stage:

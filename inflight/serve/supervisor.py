@@ -88,7 +88,7 @@ class Supervisor:
             began = time.monotonic()
             try:
                 self.start()
-            except DeploymentError as error:
+            except (DeploymentError, OSError) as error:  # the latter: a full disk, too little memory for a process
                 end, served_s = End("start", str(error)), 0.0
             else:
                 log.info("ready again in %.1f s; log %s", time.monotonic() - began, self._server.log_path)

@@ -24,11 +24,13 @@ from inflight.serve.vitals import End
 
 DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL")
 
+_Life = End | int | str | OSError
+
 
 class FakeServer:
     """Each start has a life: the seconds that it serves, and how it ends."""
 
-    def __init__(self, directory: Path, lives: list[tuple[float, End | int | str]]) -> None:
+    def __init__(self, directory: Path, lives: list[tuple[float, _Life]]) -> None:
         self.settings = ServerSettings()
         self.restarts = Restarts()
         self.log_path = directory / "triton.log"
@@ -36,7 +38,7 @@ class FakeServer:
         self.started = False
         self.did: list[str] = []
         self.process: Any = SimpleNamespace(pid=os.getpid(), poll=self._poll, returncode=0)
-        self.end: End | int | str | None = None
+        self.end: _Life | None = None
 
     def start(self) -> None:
         assert not self.started
@@ -44,6 +46,8 @@ class FakeServer:
         self.log_path.write_text("a log")
         self.served_s, self.end = self.lives.pop(0) if self.lives else (0.0, None)
         self.did.append("start")
+        if isinstance(self.end, OSError):
+            raise self.end
 
     def wait_ready(self, on_wait: object) -> None:
         if isinstance(self.end, str):
@@ -70,7 +74,7 @@ class FakeServer:
 class Run:
     """A supervisor with a fake server, on a fake clock."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *lives: tuple[float, End | int | str]) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *lives: tuple[float, _Life]) -> None:
         self.server = server = FakeServer(directory, list(lives))
         self.pauses: list[float] = []
         monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
@@ -99,12 +103,12 @@ def test_it_is_started_again_whatever_ended_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    run = Run(tmp_path, monkeypatch, (1, DIED), (1, -11), (1, 0), (0, "no port is free"))
+    run = Run(tmp_path, monkeypatch, (1, DIED), (1, -11), (1, 0), (0, "no port is free"), (0, OSError(28, "full")))
     with pytest.raises(KeyboardInterrupt):
         run.serve()
-    assert run.server.did == ["start", *["kill", "start"] * 4]
-    assert run.pauses == [0, 1, 2, 4]
-    counts = {"stage_died": 1, "crash": 1, "exit": 1, "start": 1, "stage_hung": 0, "server_hung": 0}
+    assert run.server.did == ["start", *["kill", "start"] * 5]
+    assert run.pauses == [0, 1, 2, 4, 8]
+    counts = {"stage_died": 1, "crash": 1, "exit": 1, "start": 2, "stage_hung": 0, "server_hung": 0}
     assert run.server.restarts.counts == counts
     kept = tmp_path / "state/inflight/crash-8000.log"
     assert kept.read_text() == "a log"
@@ -115,6 +119,7 @@ def test_it_is_started_again_whatever_ended_it(
         "the server ended with 0: somebody sent it SIGTERM or SIGINT; the server" in line for line in caplog.messages
     )
     assert any("no port is free; the server is started again in 4 s" in line for line in caplog.messages)
+    assert any("[Errno 28] full; the server is started again in 8 s" in line for line in caplog.messages)
 
 
 def test_a_row_of_ends_is_given_up_with_the_last_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,13 @@ def test_it_is_the_simulation(bias: bool, smoothed: bool, monkeypatch: pytest.Mo
 
 
 @torch.inference_mode()
+def test_integers_that_saturate_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As oneDNN's do on processors before VNNI, and where ONEDNN_MAX_CPU_ISA makes it take this one for such."""
+    monkeypatch.setattr(torch, "_int_mm", lambda one, other: torch.full((len(one), other.shape[1]), 64 * 32767))
+    assert not linears._multiplies_int8.__wrapped__("cpu")
+
+
+@torch.inference_mode()
 def test_sums_are_exact_where_they_are_largest() -> None:
     linear = _linear()
     linear.weight.fill_(-128)

@@ -256,8 +256,14 @@ SCHEMES: dict[str, type[QuantizedLinear]] = {
 
 @functools.cache
 def _multiplies_int8(device: str) -> bool:
-    """Whether products of INT8 are fast and exact: older x86 processors add up pairs in 16 bits, which saturate."""
-    return device == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    """Whether products of INT8 are fast and exact: older x86 processors add up pairs in 16 bits, which saturate.
+
+    A product that would saturate is tried too: oneDNN may use less than the processor has (``ONEDNN_MAX_CPU_ISA``).
+    """
+    if device != "cpu" or not torch.backends.mkldnn.is_available() or not torch.cpu._is_vnni_supported():
+        return False
+    largest = torch.full((64, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.t()) == 64 * 127 * 127).all())
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

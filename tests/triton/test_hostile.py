@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from inflight.bench.hostile.over_grpc import grpc_attack
 from inflight.bench.hostile.over_http import KINDS, http_attack
 from inflight.bench.hostile.siege import REFUSED, Siege, besiege
-from inflight.bench.hostile.target import Address, Places, Target
+from inflight.bench.hostile.target import Places, Target, own_address
 from inflight.cli import app
+from inflight.client.address import Address
 from inflight.errors import EngineFailure, InvalidRequest
 from inflight.serve.server import free_ports
 from tests.triton.conftest import Running
@@ -23,12 +24,13 @@ from tests.triton.conftest import Running
 REQUESTS = 400
 
 
-def _address(port: int) -> Address:
-    return Address("127.0.0.1", port)
+def _address(port: int, scheme: str = "http") -> Address:
+    return Address(scheme, "127.0.0.1", port)
 
 
 def test_the_same_processes_serve_to_the_end(server: Running) -> None:
-    places = Places(*map(_address, (server.http_port, server.grpc_port, server.metrics_port)))
+    rpc = _address(server.grpc_port, "grpc")
+    places = Places(_address(server.http_port), rpc, _address(server.metrics_port))
     siege = besiege(places, REQUESTS, seed=1, first=0, say=print)
     assert siege.flaws() == []
     assert siege.requests == REQUESTS
@@ -75,10 +77,10 @@ def test_a_process_that_ends_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"), [("192.0.2.1:8000", "is not on this machine"), ("8000", "is not an address")]
+    ("address", "said"), [("192.0.2.1:8000", "only a loopback address"), ("https://127.0.0.1:8000", "the scheme is")]
 )
 def test_only_this_machine_is_besieged(address: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        Address.read(address)
+        own_address(address, "--http", "http")
     result = CliRunner().invoke(app, ["bench", "hostile", "--http", address])
     assert result.exit_code == 1

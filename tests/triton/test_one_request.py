@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from inflight.client import Client, GenerateOptions
 from inflight.deployment import load_deployment
 from inflight.errors import InvalidRequest
-from inflight.serve.command import DEMO
+from inflight.resources import DEMO
 from tests.triton.conftest import Running, on_engine, run
 
 GENERATE = "/v2/models/ensemble/generate"

@@ -38,10 +38,14 @@ def hostile(
     """Send hostile requests to a server on this machine; fail if it ends, leaks or answers its neighbours wrongly."""
     with one_line_errors(_console):
         from inflight.bench.hostile.siege import besiege
-        from inflight.bench.hostile.target import Address, Places
+        from inflight.bench.hostile.target import Places, own_address
         from inflight.bench.result import write_page, write_result
 
-        places = Places(*(Address.read(text) for text in (http, grpc, metrics)))
+        places = Places(
+            own_address(http, "--http", "http"),
+            own_address(grpc, "--grpc", "grpc"),
+            own_address(metrics, "--metrics", "http"),
+        )
         siege = besiege(places, requests, seed, first, _console.print)
         result = siege_result(siege)
         print_table(result.title, result.rows)

@@ -20,8 +20,9 @@ from tritonclient.grpc import service_pb2
 
 from inflight.bench.hostile.over_grpc import GrpcAttack, grpc_attack
 from inflight.bench.hostile.over_http import HttpAttack, http_attack
-from inflight.bench.hostile.target import Address, Places, Target
+from inflight.bench.hostile.target import Places, Target
 from inflight.client import Client, GenerateOptions
+from inflight.client.address import Address
 from inflight.errors import EngineFailure, InflightError
 
 ANSWERED, REFUSED, FAILED, CLOSED, SILENT = "answered", "refused", "failed", "closed", "silent"
@@ -76,7 +77,7 @@ def besiege(places: Places, requests: int, seed: int, first: int, say: Callable[
         EngineFailure: a process of the server ended.
     """
     target, siege, lock = Target(places), Siege(), threading.Lock()
-    channel = grpc.insecure_channel(str(places.grpc), options=[("grpc.max_send_message_length", -1)])
+    channel = grpc.insecure_channel(places.grpc.place, options=[("grpc.max_send_message_length", -1)])
 
     def send(number: int) -> None:
         if target.gone():
@@ -112,11 +113,11 @@ def besiege(places: Places, requests: int, seed: int, first: int, say: Callable[
 def _neighbours(rpc: Address, siege: Siege) -> Iterator[None]:
     """Ask the same thing again and again meanwhile."""
     options, stop = GenerateOptions(max_tokens=8), threading.Event()
-    with Client(str(rpc)) as client:
+    with Client(rpc.url) as client:
         expected = client.generate(_PROMPT, options).text
 
     def ask() -> None:
-        with Client(str(rpc)) as client:
+        with Client(rpc.url) as client:
             while not stop.is_set():
                 try:
                     text = client.generate(_PROMPT, options).text

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from inflight.addresses import is_loopback, read_directly
+from inflight.client.address import Address, parse_address
 from inflight.errors import EngineFailure, InvalidRequest
 
 _BUSY = re.compile(
@@ -17,29 +18,16 @@ _BUSY = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server listens, on this machine."""
+def own_address(text: str, option: str, scheme: str) -> Address:
+    """Return the address of a server on this machine that ``option`` names as ``host:port``.
 
-    host: str
-    port: int
-
-    @classmethod
-    def read(cls, text: str) -> Address:
-        """Read ``host:port``.
-
-        Raises:
-            InvalidRequest: it is none, or not of this machine: nobody else's server is to be besieged.
-        """
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal():
-            raise InvalidRequest(f"{text} is not an address such as 127.0.0.1:8000")
-        if not is_loopback(host):
-            raise InvalidRequest(f"{text} is not on this machine; only a loopback address is besieged")
-        return cls(host, int(port))
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+    Raises:
+        InvalidRequest: it is none, or not of this machine: nobody else's server is to be besieged.
+    """
+    address = parse_address(text, scheme, option, (scheme,))
+    if not is_loopback(text):
+        raise InvalidRequest(f"{option} is {text!r}: only a loopback address is besieged")
+    return address
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,7 @@ class Target:
             if one.status == psutil.CONN_LISTEN and one.laddr.port == places.http.port and one.pid
         ]
         if not listens:
-            raise EngineFailure(f"no process of this user listens on {places.http}")
+            raise EngineFailure(f"no process of this user listens on {places.http.place}")
         server = psutil.Process(listens[0])
         self._processes = [server, *server.children(recursive=True)]
 
@@ -82,7 +70,7 @@ class Target:
         """Return how many requests the server still has in flight, after so many seconds at most to end them."""
         deadline = time.monotonic() + patience_s
         while True:
-            page = read_directly(f"http://{self._metrics}/metrics", timeout_s=60).decode()
+            page = read_directly(f"{self._metrics.url}/metrics", timeout_s=60).decode()
             left = sum(map(float, _BUSY.findall(page)))
             if not left or time.monotonic() > deadline:
                 return left

@@ -1,7 +1,7 @@
 """A stage's pulse: three counts in shared memory, by which ``inflight serve`` sees that the stage lives and gets on.
 
 The stage's process writes them and the supervisor reads them: a process that is stopped or hangs cannot be asked. The
-record's name says whose it is, and goes when the stage ends in order.
+file's name holds the process ids of the server and the stage; a stage that ends in order removes the file.
 """
 
 from __future__ import annotations

@@ -28,11 +28,14 @@ def one_line_errors(console: Console) -> Iterator[None]:
 
     Raises:
         typer.Exit: there was an error.
+        BrokenPipeError: whoever read the output has gone, which is not to be told.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         text = _how_to_get(str(error.name))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        raise
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except InflightError as error:

@@ -1,4 +1,4 @@
-"""When a server that has ended by itself is started again: pauses that grow, and an end of it. Knows no processes."""
+"""When a server is started again: after pauses that grow, and not for ever. This module knows no processes."""
 
 from __future__ import annotations
 

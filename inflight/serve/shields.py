@@ -1,12 +1,14 @@
 """What the embedded Triton (2.51) is given so that one request cannot end it. SECURITY.md says what it cannot be given.
 
-- A large stack for every thread of the server. Its HTTP front end keeps one entry for each chunk of a body, and one
-  frame of its JSON parser for each level of nesting, on the stack: 8 MiB, the usual size, hold 25,000 levels.
-- No gRPC header ``triton_grpc_error``: with it, an error on a stream uses memory that is freed, and after some of them
-  the server crashes (mended in 2.68). And no ``infer`` over HTTP where models stream, and only the tokenizer would take
-  it: it makes room for whatever shape is told, and aborts where there is not as much memory. No option switches them
-  off: the server runs as a copy in which they have other names.
+- Every thread of the server gets a large stack. The HTTP front end keeps an entry on the stack for each chunk of a
+  body, and its JSON parser a frame for each level of nesting: 8 MiB, the usual size, hold 25,000 levels.
+- The server does not know the gRPC header ``triton_grpc_error``. Where a client sends it, each error on a stream uses
+  memory that is freed already, and the server crashes after some of them (mended in 2.68).
+- Where models stream, the server does not know ``infer`` over HTTP, which only the tokenizer would answer. It allocates
+  memory for the shape that a request states, and the server aborts where there is not that much.
 - APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
+
+No option switches the header and ``infer`` off, so a copy of the server runs in which they have other names.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 STACK_BYTES = 4 << 30
 """Most of each thread, and never more than a quarter of the machine's memory. A level of JSON takes about 310 bytes."""
 KEY = "see-server.open_apis-in-deployment.yaml"
-"""The header that opens a closed API: its name is all that a refusal tells."""
+"""The name of the header that opens a closed API. Triton's refusal quotes it, so it says what to do."""
 _HEADER = b"\0triton_grpc_error\0", b"\0TRITON_GRPC_ERROR\0"
 _INFER = b"(?:/(infer|generate|generate_stream|ready|", b"(?:/(ready|generate|generate_stream|ready|"
 """Texts in the server's binary, and what takes their place, as long: a header's name, and part of a path's pattern."""
@@ -55,7 +57,7 @@ def roomy_stack() -> list[str]:
 
 
 def _stack() -> tuple[int, str]:
-    """Return the bytes of a stack, 0 for those that there are now, and why they are fewer than they should be."""
+    """Return the bytes that a stack is to have, and why they are fewer than wanted, if so; 0: it stays as it is."""
     wanted = min(STACK_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
@@ -80,14 +82,14 @@ def closed_apis(opened: Collection[str]) -> list[str]:
 def shielded(binary: Path, directory: Path, decoupled: bool) -> Path:
     """Return the server to run in place of ``binary``: a copy in ``directory`` without what would end it.
 
-    In the copy the header's name is in capitals, which no header has: HTTP/2 allows small letters alone (RFC 9113,
-    8.2.1); and among the paths that it knows ``infer`` gives way to one that is there already. What ``binary`` does not
-    have once is left as it is.
+    In the copy the header's name is in capitals, which no client can send: HTTP/2 allows small letters alone (RFC 9113,
+    8.2.1). Among the paths of HTTP, ``infer`` is replaced by one that is there already. A text that ``binary`` does not
+    have, or has more than once, is left as it is.
 
     Args:
         binary: the embedded server.
-        directory: of this run.
-        decoupled: whether models stream: ``infer`` over HTTP is for those that do not.
+        directory: where the copy is made; programs can run from there.
+        decoupled: whether models stream; where they do not, ``infer`` over HTTP stays.
     """
     copy = Path(shutil.copyfile(binary, directory / binary.name))
     copy.chmod(0o755)

@@ -1,6 +1,6 @@
 """Keeps a deployment served: starts its server, watches it, and starts it again when it has ended, died or hung.
 
-It knows when and why; how a server is started and ended, and how a standstill is recognized, others know.
+It decides when a server is started again. ``server`` knows how one is started and ended, ``vitals`` when one hangs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether a ready server and its stages live and get on.
+"""Whether a server that was ready still lives, and its stages with it.
 
-Time counts in looks, each of them for little: a machine that stands still as a whole, for seconds or a night, is no
-fault of the server's.
+Time is counted in looks, and each look counts for half a second at the most: where the whole machine stands still, for
+seconds or for a night, the server is not at fault.
 """
 
 from __future__ import annotations
@@ -135,7 +135,10 @@ class Vitals:
         self._probe.end()
 
     def look(self) -> End | None:
-        """Look at all of them; return why the server must be started again, if so. That it has ended is not told."""
+        """Look at the server and its stages; return why it must be started again, or None.
+
+        A server that has ended is not reported: its parent, who calls this, knows how it ended.
+        """
         now = time.monotonic()
         elapsed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
         for name, pulse, process in self._stages:
@@ -161,7 +164,10 @@ def _look_at_stage(name: str, pulse: Pulse, process: _Process, elapsed_s: float)
 
 
 class _Probe:
-    """Asks the server whether it lives, in a thread; one that refuses to answer lives too, or ends by itself."""
+    """Asks the server whether it lives, in a thread.
+
+    A server that refuses the connection counts as alive here: it does not hang, and others see that it has ended.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,7 +1,7 @@
-"""Prepares long requests beside the short ones: tokenizing megabytes of text takes seconds, in which others get theirs.
+"""Prepares long requests in threads of their own, so that short ones do not wait while megabytes are tokenized.
 
-The shortest goes first, so that a long prompt waits for none that is longer but those that are at work already. The
-threads have a lower priority for the CPU than whatever else the machine does: the engine's steps and short prompts.
+The shortest goes first, so a long prompt waits for a longer one only where that has begun already. The threads have a
+lower priority for the CPU than the engine's steps and short prompts.
 """
 
 from __future__ import annotations

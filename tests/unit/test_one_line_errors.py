@@ -33,6 +33,13 @@ def test_an_error_is_a_line_and_ends_with_1(error: Exception, line: str) -> None
     assert written.getvalue() == f"inflight: {line}\n"
 
 
+def test_a_reader_that_has_gone_is_not_told() -> None:
+    written = io.StringIO()
+    with pytest.raises(BrokenPipeError), one_line_errors(Console(file=written)):
+        raise BrokenPipeError(32, "Broken pipe")
+    assert not written.getvalue()
+
+
 def test_our_own_faults_are_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError), one_line_errors(Console()):
         _ = 1 // 0

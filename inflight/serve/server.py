@@ -66,6 +66,8 @@ class TritonServer:
     _process: subprocess.Popen[bytes] | None = None
     _runtime: tempfile.TemporaryDirectory[str] | None = None
     _log: TextIO | None = None
+    _folders: frozenset[Path] = frozenset()
+    """What Triton's Python backend makes outside of the server's own folder; those of others, until it is ready."""
     _ready: int = 0
     """Bytes of its log when it was ready."""
 
@@ -127,6 +129,7 @@ class TritonServer:
             self.installation.add_upstreams_backend(backends)
             environment |= cpp_backend.environment(self.deployment)
         self._log = self.log_path.open("w")
+        self._folders = _python_folders()
         self._process = subprocess.Popen(
             [*dies_with_parent, *roomy_stack, *self._command(binary, backends, repository)],
             env=self.installation.environment() | environment,
@@ -159,6 +162,7 @@ class TritonServer:
             pause(pause_s, on_wait)
             self.start()
         self._ready = self.log_path.stat().st_size
+        self._folders = _python_folders() - self._folders
 
     def _becomes_ready(self, deadline: float, on_wait: Callable[[], None]) -> bool:
         probes = [f"http://{nearest_of(self.settings.host)}:{self.settings.http_port}/v2/health/ready"]
@@ -189,6 +193,9 @@ class TritonServer:
             for prefix in (self._shm_prefix(), f"inflight_{self._process.pid}_"):  # Triton's files, and the stages' own
                 for leftover in SHARED_MEMORY.glob(f"{prefix}*"):
                     leftover.unlink(missing_ok=True)
+            for folder in self._folders if self._ready else ():
+                with contextlib.suppress(OSError):  # it is gone, or another server uses it
+                    folder.rmdir()
         if self._log is not None:
             self._log.close()
         if self._runtime is not None:
@@ -244,6 +251,19 @@ class TritonServer:
     def cause(self) -> str:
         """Return what the log says of why it ended."""
         return cause(self.log_path, self._ready)
+
+
+def _python_folders() -> frozenset[Path]:
+    """Return the folders, empty unless a model brings its own Python, which only a server that ends in order removes.
+
+    Their place is fixed in Triton's Python backend.
+    """
+    found = set()
+    for path in Path("/tmp").glob("python_env_??????"):
+        with contextlib.suppress(OSError):  # its server removes it at this moment
+            if path.stat().st_uid == os.getuid():
+                found.add(path)
+    return frozenset(found)
 
 
 def free_ports(count: int) -> list[int]:

@@ -203,8 +203,11 @@ def test_a_row_of_crashes_is_given_up_with_its_cause(
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
     server = TritonServer(DEMO, override_server(load_deployment(DEMO), ports))
     caplog.set_level(logging.WARNING)
+    folders: set[Path] = set()
 
     def crash_once_ready(self: Supervisor) -> End:
+        folders.update(server._folders)
+        assert server._folders, "Triton makes one, and a crash leaves it"
         server.process.send_signal(signal.SIGABRT)
         return wait_for_end(self)
 
@@ -221,3 +224,4 @@ def test_a_row_of_crashes_is_given_up_with_its_cause(
     assert f"its log is kept in {tmp_path}/inflight/crash-{ports['http_port']}.log" in str(raised.value)
     assert "the server ended on SIGABRT: its log does not say why; the server is started again in 0 s" in caplog.text
     assert not list(SHARED_MEMORY.glob(f"*inflight_{os.getpid()}_{ports['http_port']}_*"))
+    assert not [folder for folder in folders if folder.exists()]

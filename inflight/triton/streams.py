@@ -68,6 +68,8 @@ class _Request:
     rows: dict[int, Arrays] = field(default_factory=dict)
     """Finished rows of a unary request, by batch index, until all are there."""
     last_sent: float = 0.0
+    failed: bool = False
+    """Whether a response could not be sent: its error was the last one, and nothing may follow."""
 
 
 class ResponseStreams:
@@ -236,10 +238,13 @@ class ResponseStreams:
 
     def _send(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
         """Send one response. A fault here is this request's alone: the thread serves all of them."""
+        if stream.failed:
+            return
         try:
             self._write(stream, sequence, output, final)
         except Exception:
             log.exception("response of stream %d failed", output.key)
+            stream.failed = True
             with self._changed:
                 self._drop_rest(stream)
             failure = EngineFailure("the response could not be written; the server's log says why")

@@ -15,7 +15,7 @@ from inflight.sampling import SamplingParams
 from inflight.triton.engine_inputs import Delivery, Part
 from inflight.triton.pace import RESPONSES_PER_SECOND
 from inflight.triton.responses import Arrays
-from inflight.triton.streams import ResponseStreams
+from inflight.triton.streams import HEARTBEAT_S, ResponseStreams
 
 
 class FakeSender:
@@ -234,6 +234,18 @@ def test_a_request_whose_response_cannot_be_written_is_told_of() -> None:
     assert [type(error) for error in told] == [EngineFailure]
 
 
+def test_nothing_follows_a_response_that_could_not_be_written() -> None:
+    """Of sequences with scores the last token comes alone: there are two responses to send at once."""
+    told: list[Exception] = []
+    streams, sender = ResponseStreams(lambda key: None, True, on_unsent=told.append), FakeSender(broken=True)
+    parts = _parts(2, log_probs=True)
+    streams.open(sender, _delivery(sequences=2, log_probs=True), parts)
+    streams.deliver(Output(parts[0].request.key, [5, 6], log_probs=[-5.0, -6.0], finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(10)
+    streams.close()
+    assert [type(error) for error in told] == [EngineFailure]
+
+
 def test_a_broken_sender_harms_nobody_else(streams: ResponseStreams) -> None:
     broken, sender = FakeSender(broken=True), FakeSender()
     [bad], [good] = _parts(), _parts()
@@ -257,14 +269,16 @@ def test_a_gone_client_is_noticed(streams: ResponseStreams, cancelled: list[int]
 
 
 def test_a_silent_request_shows_that_it_lives(streams: ResponseStreams) -> None:
-    sender, [part] = FakeSender(), _parts()
+    (sender, [part]), began = (FakeSender(), _parts()), time.monotonic()
     streams.open(sender, _delivery(streaming=False, heartbeat=True), [part])
-    time.sleep(0.7)
-    beats = len(sender.sent)
+    deadline = time.monotonic() + 30
+    while len(sender.sent) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     streams.deliver(_end(part.request.key, 3))
-    assert sender.ended.wait(2)
-    assert 1 <= beats <= 3
-    assert [arrays["output_ids"].size for _, arrays in sender.sent[:beats]] == [0] * beats
+    assert sender.ended.wait(30)
+    assert sender.sent[1][0] - began >= 2 * HEARTBEAT_S, "each costs the stages a response"
+    assert all(arrays["output_ids"].size == 0 for _, arrays in sender.sent[:-1])
     assert sender.sent[-1][1]["output_ids"].reshape(-1).tolist() == [1, 2, 3]
 
 

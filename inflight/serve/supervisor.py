@@ -57,7 +57,8 @@ class Supervisor:
 
     def _wait_for_end(self) -> End:
         server, settings, killed = self._server, self._server.settings, killed_for_memory()
-        with Vitals(server.process.pid, settings.host, settings.http_port, settings.hang_timeout_s) as vitals:
+        where = settings.host, settings.http_port, settings.grpc_port
+        with Vitals(server.process.pid, *where, settings.hang_timeout_s) as vitals:
             end = None
             while end is None and server.process.poll() is None:
                 time.sleep(LOOK_S)

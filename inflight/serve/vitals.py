@@ -6,6 +6,7 @@ seconds or for a night, the server is not at fault.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _LONGEST_LOOK_S = 2 * LOOK_S
 _BUSY = 0.05
 """Share of one core; Python's threads that wait for its lock, with their timeouts, use less."""
 _PROBE_S, _PROBE_TIMEOUT_S = 0.5, 1.0
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What an HTTP/2 client says first: its preface and empty settings (RFC 9113, 3.4)."""
 
 
 @dataclass(frozen=True)
@@ -111,18 +114,18 @@ class _Process:
 class Vitals:
     """Looks at a server and its stages. Use as a context manager."""
 
-    def __init__(self, server: int, host: str, http_port: int, hang_timeout_s: float | None) -> None:
+    def __init__(self, server: int, host: str, http_port: int, grpc_port: int, hang_timeout_s: float | None) -> None:
         """
         Args:
             server: its process id; it is ready.
-            host, http_port: where it answers.
+            host, http_port, grpc_port: where it answers.
             hang_timeout_s: of ``Standstill``; None: nothing that stands still is an end.
         """
 
         def watched(process: int) -> _Process:
             return _Process(process, None if hang_timeout_s is None else Standstill(hang_timeout_s))
 
-        self._probe = _Probe(f"http://{nearest_of(host)}:{http_port}/v2/health/live")
+        self._probe = _Probe(nearest_of(host), http_port, grpc_port)
         self._server = watched(server)
         self._stages = [(name, pulse, watched(process)) for process, (name, pulse) in read_pulses(server).items()]
         self._looked = time.monotonic()
@@ -167,10 +170,14 @@ class _Probe:
     """Asks the server whether it lives, in a thread.
 
     A server that refuses the connection counts as alive here: it does not hang, and others see that it has ended.
+
+    An answer by one of its protocols will do: a few large bodies of JSON keep all HTTP threads of Triton busy for
+    minutes, while the server serves what it has and what comes over gRPC.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, host: str, http_port: int, grpc_port: int) -> None:
+        self._url = f"http://{host}:{http_port}/v2/health/live"
+        self._grpc = host.strip("[]"), grpc_port
         self.answers = 0
         self._ending = threading.Event()
 
@@ -183,7 +190,7 @@ class _Probe:
 
     def _run(self) -> None:
         while not self._ending.wait(_PROBE_S):
-            self.answers += _answers(self._url)
+            self.answers += _answers(self._url) or _greets(self._grpc)
 
 
 def _answers(url: str) -> bool:
@@ -196,3 +203,13 @@ def _answers(url: str) -> bool:
     except (OSError, HTTPException):
         return True
     return True
+
+
+def _greets(address: tuple[str, int]) -> bool:
+    """Return whether a gRPC server answers a greeting: the kernel alone takes connections, but says nothing."""
+    try:
+        with socket.create_connection(address, _PROBE_TIMEOUT_S) as connection:
+            connection.sendall(_GREETING)
+            return connection.recv(1) != b""
+    except OSError:
+        return False

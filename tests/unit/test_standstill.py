@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from inflight.pulse import SHARED_MEMORY, read_pulses, start_pulse
 from inflight.serve.processes import in_words, look_at, wait_for_group
-from inflight.serve.vitals import LIFELESS_S, LOOK_S, PATIENCE_WITH_WORK, Standstill, Vitals
+from inflight.serve.vitals import LIFELESS_S, LOOK_S, PATIENCE_WITH_WORK, End, Standstill, Vitals
 
 HANG_S = 20.0
 
@@ -148,7 +151,7 @@ def test_what_is_said_of_a_stage(
         assert stage.stdout is not None
         stage.stdout.readline()
         try:
-            with Vitals(os.getpid(), "127.0.0.1", 1, hang_timeout_s) as vitals:
+            with Vitals(os.getpid(), "127.0.0.1", 1, 1, hang_timeout_s) as vitals:
                 assert vitals.look() is None
                 stage.stdin.close()
                 if hurt is not None:
@@ -158,6 +161,30 @@ def test_what_is_said_of_a_stage(
             stage.kill()
             for record in SHARED_MEMORY.glob(f"inflight_{os.getpid()}_pulse_*"):
                 record.unlink()
+
+
+def test_a_server_hangs_only_where_neither_http_nor_grpc_answers() -> None:
+    """With this process in the server's place. Large bodies can keep Triton's HTTP threads busy for minutes."""
+    lives = grpc.server(ThreadPoolExecutor(1))
+    port = lives.add_insecure_port("127.0.0.1:0")
+    lives.start()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            silent = mute.getsockname()[1]
+            assert _end_of_this_process(silent, port, 2 * LIFELESS_S) is None
+            hung = End("server_hung", "the server has shown no sign of life for 3 s")
+            assert _end_of_this_process(silent, silent, 60) == hung
+    finally:
+        lives.stop(None).wait()
+
+
+def _end_of_this_process(http_port: int, grpc_port: int, seconds: float) -> End | None:
+    with Vitals(os.getpid(), "127.0.0.1", http_port, grpc_port, 60) as vitals:
+        for _ in range(round(seconds / LOOK_S)):
+            time.sleep(LOOK_S)
+            if (end := vitals.look()) is not None:
+                return end
+    return None
 
 
 def _first_end(vitals: Vitals, stage: int) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -30,6 +30,7 @@ from inflight.client.options import (
     Url,
 )
 from inflight.client.request import GenerateOptions
+from inflight.client.wrap import visible
 from inflight.errors import InflightError
 
 
@@ -122,6 +123,11 @@ def _write(result: Result, jsonl: bool) -> None:
     if jsonl:
         print(result.as_json(), flush=True)
         return
-    print(result.completion.text if result.completion else "", flush=True)
+    print(_shown(result.completion.text if result.completion else "", sys.stdout), flush=True)
     if result.error is not None:
-        print(f"prompt {result.index + 1}: {result.error.wire_message()}", file=sys.stderr)
+        print(_shown(f"prompt {result.index + 1}: {result.error.wire_message()}", sys.stderr), file=sys.stderr)
+
+
+def _shown(text: str, file: TextIO) -> str:
+    """Return what is written of a text: a terminal must not obey what a model says, and a file must not lose it."""
+    return visible(text) if file.isatty() else text

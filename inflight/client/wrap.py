@@ -29,6 +29,11 @@ _VISIBLE = {
 _BREAK, _BLANK, _WIDE, _NARROW = "break", "blank", "wide", "narrow"
 
 
+def visible(text: str) -> str:
+    """Return a text for a terminal: its control characters are shown and not obeyed; lines and tabs stay."""
+    return text.translate(_VISIBLE)
+
+
 class Wrapper:
     """Wraps one text, which comes in pieces."""
 
@@ -50,7 +55,7 @@ class Wrapper:
 
     def feed(self, text: str) -> str:
         """Take the next piece in; return what can be written of all that has come."""
-        units = list(_units(self._held + text.translate(_VISIBLE)))
+        units = list(_units(self._held + visible(text)))
         self._held = units.pop() if units else ""
         kind = _kind_of(self._held)
         if kind == _BREAK or (kind == _NARROW and _width(self._held) > self._columns()):

@@ -15,9 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from inflight.client import Client, Completion, GenerateOptions, Usage
+from inflight.client.bulk import Result
 from inflight.client.chat import Chat, Leave, summary
 from inflight.client.chat_command import chat
-from inflight.client.generate_command import generate
+from inflight.client.generate_command import _write, generate
 from inflight.serve.server import free_ports
 from tests.fake_server import PIECES, FakeServer, Faults
 
@@ -220,3 +221,17 @@ def test_programs_run(fake: FakeServer, program: str, arguments: list[str], want
     assert all(piece in done.stdout for piece in wanted)
     assert done.stderr == ""
     assert fake.requests[0]["max_tokens"] == 9
+
+
+@pytest.mark.parametrize(("terminal", "written"), [(True, "a␛]0;owned␇b\n"), (False, "a\x1b]0;owned\x07b\n")])
+def test_generate_does_not_let_a_text_act_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, written: str
+) -> None:
+    class Output(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    output = Output()
+    monkeypatch.setattr(sys, "stdout", output)
+    _write(Result(0, "Hi", Completion("a\x1b]0;owned\x07b")), jsonl=False)
+    assert output.getvalue() == written

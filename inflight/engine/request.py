@@ -29,6 +29,11 @@ class FinishReason(StrEnum):
     """The request's deadline passed after its first token."""
 
 
+def new_stream_key() -> int:
+    """Return a key that no other stream has, and that nobody guesses."""
+    return secrets.randbits(63)
+
+
 @dataclass(slots=True)
 class Request:
     """One sequence to generate. ``num_return_sequences`` and batches become several of these before the engine."""
@@ -48,7 +53,7 @@ class Request:
     """Whose it is: with ``batching.fairness: client`` clients take turns. Requests without one are one client's."""
     retention: Retention = ()
     """What its blocks are worth to the KV cache when it has ended."""
-    key: int = field(default_factory=lambda: secrets.randbits(63))
+    key: int = field(default_factory=new_stream_key)
     """The stream's key: the engine gives it out and takes it back to cancel. Random, so that it cannot be guessed and
     does not come again after a restart."""
     arrival_ns: int = 0

@@ -69,6 +69,12 @@ def wait_for_group(group: int, timeout_s: float) -> None:
             pass
 
 
+def runs_alone(leader: int) -> bool:
+    """Return whether no other process of the group that this one leads runs any more."""
+    members = (stat for stat in Path("/proc").glob("[0-9]*/stat") if stat.parent.name != str(leader))
+    return not any(_runs_in(leader, stat) for stat in members)
+
+
 def killed_for_memory() -> int:
     """Return how many processes the kernel has killed for lack of memory since it was booted."""
     try:

@@ -4,6 +4,10 @@ At SIGTERM Triton waits until its HTTP port has no connection left, and only the
 the exit timeout (its pull request 6986; so in 2.51). A client that merely keeps a connection open would use all of it
 up: the models would not be unloaded, and the server would end with code 1. So once the engine has no request, the
 connections on which nothing moves are shut down for reading, as if their clients had done it: Triton closes them.
+
+Where a client cancels a gRPC stream in the moment in which its last response is written, Triton 2.51 at times keeps
+the request for good: it unloads the stages, and then waits for the ensemble until the exit timeout is over. So a
+server whose stages have all ended is not waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from pathlib import Path
 
 from inflight.addresses import read_directly
 from inflight.metrics import UPSTREAM
-from inflight.serve.processes import wait_for_group
+from inflight.serve.processes import runs_alone, wait_for_group
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,8 @@ QUIET_MS = 1000
 _ACTIVE = re.compile(rf'^{UPSTREAM[0].name}{{[^}}]*request_type="active"[^}}]*}} (\S+)$', re.MULTILINE)
 _PIDFD_GETFD = 438
 """The system call's number, the same on every architecture (Linux 5.6); Python has no function for it."""
+_ALONE_S = 3.0
+"""How long a server may take to end after its last stage, without which nothing can be answered any more."""
 _GONE = (errno.EBADF, errno.ESRCH)
 _TCP_INFO = struct.Struct("=44xI4xI")
 """Of tcp_info in linux/tcp.h: milliseconds since data were sent, and since data were received."""
@@ -54,6 +60,7 @@ def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | N
         Its exit code, as ``Popen.returncode`` has it.
     """
     deadline = time.monotonic() + timeout_s
+    had_stages, alone_since = not runs_alone(server.pid), None
     # Once before the signal, at which Triton counts them, and then only once a second.
     again = _close_idle_connections(server, http_port, metrics)
     server.send_signal(signal.SIGTERM)
@@ -61,6 +68,10 @@ def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | N
         with suppress(subprocess.TimeoutExpired):
             server.wait(_POLL_S)
         again = again and _close_idle_connections(server, http_port, metrics)
+        alone_since = (alone_since or time.monotonic()) if had_stages and runs_alone(server.pid) else None
+        if alone_since is not None and time.monotonic() - alone_since > _ALONE_S:
+            log.warning("the server's stages have ended, and it waits for a request that has ended too: it is killed")
+            break
     return kill_server(server)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from inflight.contract import ENGINE_INPUTS
 from inflight.deployment import Deployment
 from inflight.engine.loop import EngineLoop, SteppedEngine
-from inflight.engine.request import Output
+from inflight.engine.request import Output, new_stream_key
 from inflight.engine.snapshot import Snapshot
 from inflight.engine.stats import EngineStats
 from inflight.errors import InvalidRequest
@@ -79,6 +79,7 @@ class EngineStage:
         for request in requests:
             responder = adapter.TritonSender(request)
             sender: Sender = responder
+            arrays: Arrays = {}
             parts: list[Part] = []
             try:
                 arrays = adapter.read_arrays(request)
@@ -91,7 +92,12 @@ class EngineStage:
                 self._accept(sender, delivery, parts)
             except Exception as error:
                 self._metrics.count_refusal(error, max(1, len(parts)))
-                sender.fail(error)
+                sender.fail(error, self._key_to_refuse(arrays))
+
+    def _key_to_refuse(self, arrays: Arrays) -> int | None:
+        """Return a stream key where the detokenizer is to tell the refusal, as it does for what asks for heartbeats."""
+        through_detokenizer = self._decoupled and "heartbeat" in arrays and arrays["heartbeat"].any()
+        return new_stream_key() if through_detokenizer else None
 
     def _control(self, request: Any, arrays: Arrays, responder: adapter.TritonSender) -> bool:
         """Answer a request that generates nothing, and is not counted as one; return whether it was such."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import random
 import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -191,6 +193,46 @@ def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: st
     _, log = _stop_and_time(server)
     narrow.close()
     assert "Timeout 0:" not in log, log[-2000:]
+
+
+def test_the_detokenizer_tells_a_refusal_of_the_engines_stage(server: Running) -> None:
+    """It alone is told whether the client is still there: an error to one that has gone would stay with Triton."""
+    given = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 4, "temperature": -5.0, "heartbeat": True}
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("tensorrt_llm", grpc_inputs("tensorrt_llm", given))
+        result, error = answers.get(timeout=60)
+    assert error is None
+    code, message = result.as_numpy("failure").reshape(-1)
+    assert code == b"INVALID_ARG"
+    assert message.startswith(b"INVALID_ARGUMENT: temperature is -5.0")
+
+
+def test_a_stop_does_not_wait_for_requests_that_triton_keeps(engine: str, tmp_path: Path) -> None:
+    """A client that cancels in the moment of its last response may leave its request in Triton for good."""
+    narrow = run(on_engine(engine, tmp_path, batching={"max_batch_size": 1, "max_queue_size": 1}))
+    server = next(narrow)
+
+    async def leave(client: AsyncClient, index: int) -> None:
+        async with client.stream(f"Leave {index}", GenerateOptions(max_tokens=8)) as stream:
+            reader = asyncio.create_task(_drain(stream))
+            await asyncio.sleep(0.001 * (index % 60))
+            await stream.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def load() -> None:
+        async with AsyncClient(server.grpc) as client:
+            running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
+            for _ in range(3):
+                await asyncio.gather(*(leave(client, index) for index in range(60)))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(load())
+    assert wait_until(lambda: is_idle(server), 5)
+    assert server.server.stop() != 1, "with 1 Triton ends when its exit timeout is over"
+    narrow.close()
 
 
 def _files() -> set[str]:

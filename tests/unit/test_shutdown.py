@@ -28,6 +28,15 @@ stage = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
 print(stage.pid, stage.stdout.readline(), end="", flush=True)
 time.sleep(60)
 """
+KEEPS_A_REQUEST = """
+import signal, subprocess, time
+stage = subprocess.Popen(["sleep", "60"])
+signal.signal(signal.SIGTERM, lambda *_: stage.terminate() or stage.wait())
+print(stage.pid, flush=True)
+while True:
+    time.sleep(0.1)
+"""
+"""It ends its stage when it is asked to end, and then does not end itself."""
 
 
 def _start(*command: str) -> subprocess.Popen[bytes]:
@@ -51,6 +60,16 @@ def test_a_server_that_does_not_end_is_killed() -> None:
     server = _start("bash", "-c", "trap '' TERM; echo $$; while true; do sleep 0.1; done")
     _first_line(server)
     assert end_server(server, 1, None, 0.3) == -signal.SIGKILL
+
+
+def test_a_server_whose_stages_have_ended_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutdown, "_ALONE_S", 0.2)
+    server = _start(sys.executable, "-c", KEEPS_A_REQUEST)
+    _first_line(server)
+    assert end_server(server, 1, None, 60) == -signal.SIGKILL
+    assert "the server's stages have ended" in caplog.text
 
 
 def test_where_connections_are_out_of_reach_it_is_said_once(

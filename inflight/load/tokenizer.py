@@ -87,9 +87,11 @@ async def _rate(url: str, request: pb.ModelInferRequest, seconds: float, concurr
 
     async def work() -> None:
         nonlocal done
-        while time.monotonic() < deadline:
+        while True:
             await stub.ModelInfer(request)
             done += 1
+            if time.monotonic() >= deadline:
+                return
 
     # The server is this process' own: no proxy stands between.
     async with grpc.aio.insecure_channel(url, [("grpc.enable_http_proxy", 0)]) as channel:

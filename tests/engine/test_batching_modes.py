@@ -150,7 +150,7 @@ def test_the_loop_wakes_up_for_a_batch_that_is_not_full() -> None:
         collect.wait(*requests)
     finally:
         loop.close()
-    scheduled = [output.metrics.first_scheduled_ns for output in collect.outputs if output.metrics is not None]
+    scheduled = [output.metrics.first_scheduled_ns for output in collect.outputs if output.finished]
     assert len(scheduled) == 2
     assert all(one - submitted >= 50e6 for one in scheduled)
     for request in requests:

@@ -36,7 +36,7 @@ def test_dry_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["demo-fp8", "demo-int4-awq"])
-@pytest.mark.parametrize("page", ["README.md", "docs/building.md"])
+@pytest.mark.parametrize("page", ["docs/performance.md", "docs/building.md"])
 def test_the_figures_are_those_of_the_committed_measurement(page: str, name: str) -> None:
     record = json.loads((RESULTS / f"{name}.json").read_text())
     row = next(line for line in (ROOT / page).read_text().splitlines() if f"results/quantization/{name}.html" in line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,8 @@ from inflight.errors import InflightError
 
 if TYPE_CHECKING:  # a terminal's libraries are loaded by the command that needs them, and not by the others
     from inflight.client.chat import Chat
+_USUAL_COLUMNS = 80
+"""Of a terminal that does not know its width."""
 
 
 def chat(
@@ -45,7 +47,7 @@ def chat(
     )
     notes = Console(stderr=True)
     kind = HttpClient if is_http(url) else Client
-    columns = (lambda: shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+    columns = _columns if sys.stdout.isatty() else None
     with kind(url, model=model) as client:
         conversation = Chat(client, options, system, sys.stdout, notes, columns)
         try:
@@ -56,6 +58,11 @@ def chat(
             good = False
     if not good:
         raise typer.Exit(1)
+
+
+def _columns() -> int:
+    """Return the terminal's width, which may change; COLUMNS in the environment does not follow it."""
+    return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_COLUMNS
 
 
 def _wait_for(client: Client | HttpClient, notes: Console) -> None:

@@ -69,16 +69,23 @@ class GrpcTransport:
     async def health(self) -> Health:
         """Return what the server says of itself and of the model."""
         stub, limit = self._stub(), self._connect_timeout
-        try:
-            if (await stub.ModelReady(pb.ModelReadyRequest(name=self._model), timeout=limit)).ready:
-                return Health.READY
-        except grpc.aio.AioRpcError:  # an unknown model, to some versions; what else it may be is seen next
-            pass
+        if await self._is_model_ready():
+            return Health.READY
         try:
             ready = (await stub.ServerReady(pb.ServerReadyRequest(), timeout=limit)).ready
         except grpc.aio.AioRpcError:
             return Health.SILENT
-        return Health.NO_MODEL if ready else Health.LOADING
+        if not ready:
+            return Health.LOADING
+        # The model may have become ready with the server just now.
+        return Health.READY if await self._is_model_ready() else Health.NO_MODEL
+
+    async def _is_model_ready(self) -> bool:
+        request = pb.ModelReadyRequest(name=self._model)
+        try:
+            return bool((await self._stub().ModelReady(request, timeout=self._connect_timeout)).ready)
+        except grpc.aio.AioRpcError:  # an unknown model, to some versions
+            return False
 
     async def close(self) -> None:
         """Close the channel; requests still running on it are cancelled."""

@@ -63,8 +63,8 @@ class HttpTransport:
                 return Health.SILENT
             if await self._says_yes(f"{self._path}/ready"):
                 return Health.READY
-            if await self._says_yes("/v2/health/ready"):
-                return Health.NO_MODEL
+            if await self._says_yes("/v2/health/ready"):  # the model may have become ready with it just now
+                return Health.READY if await self._says_yes(f"{self._path}/ready") else Health.NO_MODEL
             return Health.LOADING if await self._says_yes("/v2/health/live") else Health.SILENT
         except httpx.TransportError:
             return Health.SILENT

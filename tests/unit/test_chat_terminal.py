@@ -39,7 +39,12 @@ class Terminal:
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
         # Not by a fork in Python, which gRPC's threads of this process do not survive.
         command = ["setsid", "--ctty", str(PROGRAM), "chat", "--url", f"127.0.0.1:{fake.grpc_port}"]
-        environment = os.environ | {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONUTF8": "1"}
+        environment = os.environ | {
+            "COLUMNS": "80",
+            "TERM": "xterm-256color",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "PYTHONUTF8": "1",
+        }
         self._program = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
         os.close(its)
 

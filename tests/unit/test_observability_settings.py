@@ -64,7 +64,7 @@ def test_the_command_has_the_last_word_on_the_format(
         yaml.safe_dump({"model": str(command.DEMO / "model"), "observability": {"log_format": "json"}})
     )
     served: list[Deployment] = []
-    monkeypatch.setattr(command, "_serve", lambda _directory, deployment, _triton: served.append(deployment))
+    monkeypatch.setattr(command, "_serve", lambda _directory, deployment, *_: served.append(deployment))
     result = CliRunner().invoke(app, ["serve", str(tmp_path), *arguments])
     assert result.exit_code == 0, result.output
     assert served[0].observability.log_format == expected

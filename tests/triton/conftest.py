@@ -53,12 +53,12 @@ class Running:
         return self.server.log_path.read_text(errors="replace")
 
 
-def run(directory: Path = DEMO, **settings: object) -> Iterator[Running]:
+def run(directory: Path = DEMO, exit_timeout_s: int = 10, **settings: object) -> Iterator[Running]:
     """Serve ``directory`` with other values of its top-level settings; yield it; stop it."""
     http, grpc, metrics = free_ports(3)
     deployment = override_server(
         load_deployment(directory),
-        {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": 10},
+        {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": exit_timeout_s},
     )
     deployment = deployment.model_copy(update=settings)
     installation = InstallationWithFake.find() if deployment.engine.kind == "trtllm" else find_installation()

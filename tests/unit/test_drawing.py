@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ from inflight.report.drawing import BLUE, COLOURS, legend_above, new_figure, svg
 from inflight.report.page import Section, render_page
 
 ROOT = Path(__file__).parents[2]
-PICTURES = sorted(
-    ROOT / name for name in subprocess.check_output(["git", "ls-files", "*.svg"], cwd=ROOT, text=True).split()
-)
+PICTURES = sorted((ROOT / "docs").rglob("*.svg"))
 _COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
 
 

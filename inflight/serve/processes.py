@@ -14,6 +14,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STATE, _GROUP, _USER_TIME, _SYSTEM_TIME, _EXIT_STATUS = 0, 2, 11, 12, 49
 """Places in what follows the command's name in proc_pid_stat(5)."""
 _ENDED = "ZX"
+_STOPPED = "Tt"
 _POLL_S = 0.02
 
 
@@ -32,6 +33,11 @@ class ProcessState:
     def ended(self) -> bool:
         """Whether it has ended, and its parent has not asked how."""
         return self.letter in _ENDED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return self.letter in _STOPPED
 
 
 def look_at(process: int) -> ProcessState | None:

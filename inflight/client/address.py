@@ -59,7 +59,7 @@ def parse_address(url: str, default: str = "grpc", option: str = "--url", scheme
         raise InvalidRequest(f"{option} is {url!r}: {error}") from None
     if parts.scheme and parts.scheme not in schemes:
         known = ", ".join(schemes)
-        raise InvalidRequest(f"{option} is {url!r}: the scheme is one of {known}{nearest(parts.scheme, schemes)}")
+        raise InvalidRequest(f"{option} is {url!r}: the scheme must be one of {known}{nearest(parts.scheme, schemes)}")
     scheme = parts.scheme or default
     port = port or _PORTS.get(scheme)
     if not host or port is None:

@@ -103,6 +103,6 @@ def _answer_input(conversation: Chat) -> bool:
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"standard input is not UTF-8: {error}") from error
     if not question:
-        raise typer.BadParameter("standard input is empty; it is the message, where it is no terminal")
+        raise typer.BadParameter("standard input is empty; where it is not a terminal, it holds the message")
     answer = conversation.answer(question)
     return answer is not None and answer.finish_reason is not None

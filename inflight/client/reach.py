@@ -63,7 +63,7 @@ async def find_problem(address: Address, model: str, speaker: Speaker, connect: 
     if health is Health.READY:
         return None
     if health is Health.LOADING:
-        return ServerLoading(f"the server at {address.url} is not ready yet: it loads its models, or stops")
+        return ServerLoading(f"the server at {address.url} is not ready yet: it is loading its models or stopping")
     if health is Health.NO_MODEL:
         return NotFound(f"the server at {address.url} has no model {model!r} that is ready; name another with --model")
     return ServerUnreachable(await _why_silent(address, connect))
@@ -140,9 +140,9 @@ async def _foreign(address: Address) -> str:
         async with httpx.AsyncClient(timeout=_PROBE_S, trust_env=False) as client:
             page = await client.get(f"{http}/metrics")
     except httpx.HTTPError:
-        return f"what listens at {address.place} is no Triton server; {START}"
+        return f"what listens at {address.place} is not a Triton server; {START}"
     if _METRICS in page.text:
         step = 1 if address.scheme.startswith("grpc") else 2
         there = Address(address.scheme, address.host, address.port - step)
         return f"{address.place} is the server's metrics port; requests probably go to --url {there.url}"
-    return f"the web server at {address.place} is no Triton server; {START}"
+    return f"the web server at {address.place} is not a Triton server; {START}"

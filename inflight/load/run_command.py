@@ -76,7 +76,7 @@ def run(
         typer.Option(help="Deployment that runs at --url: its tokenizer makes the prompts; the demo by default."),
     ] = None,
     http: Annotated[bool, typer.Option("--http", help="HTTP's generate_stream in place of gRPC.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="In place of the scenario's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's.")] = None,
     output: Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/NAME-TIME by default.")] = None,
     slo: Limits = None,
     duration_scale: Annotated[float, typer.Option(min=0.001, help="Multiply all durations; rates stay.")] = 1.0,

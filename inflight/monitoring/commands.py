@@ -24,7 +24,7 @@ def dashboards(
         "artifacts/dashboards"
     ),
     minutes: Annotated[float, typer.Option(min=0.1, help="How much time to show.")] = 15,
-    until: Annotated[datetime | None, typer.Option(help="The end of it, in UTC; now by default.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="End of that time, in UTC; now by default.")] = None,
 ) -> None:
     """Draw the dashboards from a running Prometheus, without Grafana."""
     with one_line_errors(_console):

@@ -34,8 +34,8 @@ def profile(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     shared_prefix: Annotated[int, typer.Option(min=0, help="First tokens that all prompts share.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to look at.")] = 50,
-    warm_up: Annotated[int, typer.Option(min=0, help="Steps before.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to profile.")] = 50,
+    warm_up: Annotated[int, typer.Option(min=0, help="Steps before those.")] = 20,
     output: Annotated[Path, typer.Option(help=f"Where {TRACE} and {RESULT} go.")] = Path("artifacts/profile"),
 ) -> None:
     """Profile the portable engine in this process, without Triton, under a load of random prompts."""

@@ -104,8 +104,11 @@ def with_title(picture: str, title: str, style: str) -> str:
 
 
 def _dark_rules() -> str:
-    """Return the style sheet that changes the colours on a dark page; white text on a bar stays white."""
-    rules = []
+    """Return the style sheet that changes the colours on a dark page; white text on a bar stays white.
+
+    A heat map is a raster, whose palest colour is that of a light page: there light and dark change places.
+    """
+    rules = ["image{filter:invert(1) hue-rotate(180deg)}"]
     for light, dark in _ON_DARK.items():
         filled = ":not(text)" if light == PAPER else ""
         rules.append(f'{filled}[style*="fill: {light}"]{{fill:{dark}!important}}')

@@ -38,7 +38,9 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default=False)]
+HttpPort = Annotated[int | None, typer.Option(min=1, max=65535, help="HTTP port; the deployment's by default.")]
+GrpcPort = Annotated[int | None, typer.Option(min=1, max=65535, help="gRPC port; the deployment's by default.")]
+MetricsPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Metrics port; the deployment's by default.")]
 
 
 def serve(
@@ -48,13 +50,14 @@ def serve(
     model: Annotated[
         Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
-    http_port: Port = None,
-    grpc_port: Port = None,
-    metrics_port: Port = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; the deployment's by default.")] = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
     triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="Format of the stages' log lines.", show_default=False)
+        LogFormat | None,
+        typer.Option(help="Format of the log lines; the deployment's by default.", show_default=False),
     ] = None,
     no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Serve no Prometheus metrics.")] = False,
 ) -> None:
@@ -103,7 +106,7 @@ def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
         raise DeploymentError("give a deployment directory or --model, not both")
     named = model or bundled(directory or DEMO)
     if not named.is_dir():
-        raise DeploymentError(f"{named} is no directory{_download(named)}")
+        raise DeploymentError(f"{named} is not a directory{_download(named)}")
     if model is None and (named / FILE_NAME).exists():
         return named
     if not (named / _CHECKPOINT).is_file():

@@ -29,7 +29,7 @@ def address_of(host: str) -> str:
         found = socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DeploymentError(f"--host {host}: {reason}; it is an address of this machine, or a name of it") from None
+        raise DeploymentError(f"--host {host}: {reason}; it must be an address or a name of this machine") from None
     found.sort(key=lambda one: one[0] != socket.AF_INET)
     return str(found[0][4][0])
 

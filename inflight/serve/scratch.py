@@ -41,7 +41,9 @@ def temporary_directory(prefix: str) -> tempfile.TemporaryDirectory[str]:
         if reasons:
             _tell(f"temporary files go to {parent}: {'; '.join(reasons)}")
         return made
-    raise DeploymentError(f"no temporary directory can be made ({'; '.join(reasons)}); TMPDIR names where to")
+    raise DeploymentError(
+        f"no temporary directory can be made ({'; '.join(reasons)}); set TMPDIR to one that can be used"
+    )
 
 
 @cache

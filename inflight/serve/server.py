@@ -157,7 +157,7 @@ class TritonServer:
             pause_s = self.restarts.after("crash") if self.process.returncode in _CRASHES else None
             if pause_s is None or time.monotonic() + pause_s > deadline:
                 raise DeploymentError(end)
-            log.warning("%s; it is started again in %d s", end, pause_s)
+            log.warning("%s; it restarts in %d s", end, pause_s)
             self.stop()
             pause(pause_s, on_wait)
             self.start()

@@ -83,8 +83,8 @@ class Supervisor:
             pause_s = self._server.restarts.after(end.cause, served_s)
             if pause_s is None:
                 times = self._server.restarts.in_a_row
-                raise DeploymentError(f"{end.text}; after {times} new starts in a row the server is given up{kept}")
-            log.warning("%s; the server is started again in %d s%s", end.text, pause_s, kept)
+                raise DeploymentError(f"{end.text}; `inflight serve` gives up after {times} restarts in a row{kept}")
+            log.warning("%s; the server restarts in %d s%s", end.text, pause_s, kept)
             pause(pause_s)
             began = time.monotonic()
             try:

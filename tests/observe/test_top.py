@@ -235,7 +235,7 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
         (["--url", "localhost:grpc"], "--url is 'localhost:grpc': Port could not be cast"),
         (["--url", "gprc://h:1"], "one of grpc, grpcs, http, https (did you mean 'grpc'?)"),
         (["--metrics", ""], "--metrics is ''; it must be"),
-        (["--metrics", "grpc://h:1"], "--metrics is 'grpc://h:1': the scheme is one of http, https"),
+        (["--metrics", "grpc://h:1"], "--metrics is 'grpc://h:1': the scheme must be one of http, https"),
     ],
 )
 def test_what_is_no_address_is_one_line(arguments: list[str], message: str) -> None:

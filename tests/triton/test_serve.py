@@ -145,7 +145,7 @@ def test_a_bad_deployment_is_one_clear_line(tmp_path: Path, yaml: str, reason: s
 
 
 def test_a_missing_deployment_and_a_missing_model_are_named(tmp_path: Path) -> None:
-    _expect_failure("is no directory", str(tmp_path / "nothing"))
+    _expect_failure("is not a directory", str(tmp_path / "nothing"))
     _expect_failure("has no config.json of a Hugging Face checkpoint", "--model", str(tmp_path))
     _expect_failure("not both", str(tmp_path), "--model", str(tmp_path))
     _expect_failure("is not a Triton installation", "--triton", str(tmp_path))
@@ -223,7 +223,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
             with pytest.raises(DeploymentError, match=r"the server ended on SIGABRT: its log does not say why"):
                 server.wait_ready(3 * PATIENCE_S, abort_while_loading)
     assert len(aborted) == crashes
-    assert [f"it is started again in {pause} s" in caplog.text for pause in (0, 1, 2)] == [True, crashes > 1, False]
+    assert [f"it restarts in {pause} s" in caplog.text for pause in (0, 1, 2)] == [True, crashes > 1, False]
 
 
 def test_a_model_is_served_without_a_deployment() -> None:
@@ -239,7 +239,7 @@ def _expect_failure(reason: str, *arguments: str) -> None:
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode not in (0, None)
     # A machine that stands still for a second ends Triton by a crash, after which a start is tried again, and said so.
-    [line] = [line for line in said.splitlines() if line.strip() and "it is started again in" not in line]
+    [line] = [line for line in said.splitlines() if line.strip() and "it restarts in" not in line]
     assert line.startswith("inflight: ")
     assert reason in line
     assert not _servers(), "a process was left running"

@@ -20,6 +20,7 @@ def _has_dark_twin(picture: str) -> list[str]:
     sheet = re.search(r"<style>(@media \(prefers-color-scheme:dark\).*?)</style>", picture)
     assert sheet is not None
     body = picture.replace(sheet[0], "")
+    assert "<image" not in body or "image{filter" in sheet[1]  # a heat map, which is a raster
     return [f"{what}: {colour}" for what, colour in _COLOUR.findall(body) if f"{what}: {colour}" not in sheet[1]]
 
 

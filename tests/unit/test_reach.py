@@ -83,7 +83,7 @@ def test_loading_and_models_that_are_not_there(fake: FakeServer, http: bool) -> 
     fake.ready = False
     loading = problem(url)
     assert isinstance(loading, ServerLoading)
-    assert str(loading) == f"the server at {url} is not ready yet: it loads its models, or stops"
+    assert str(loading) == f"the server at {url} is not ready yet: it is loading its models or stopping"
     threading.Timer(0.3, lambda: setattr(fake, "ready", True)).start()
     with (HttpClient if http else Client)(url) as client:
         client.check(loading_s=20)
@@ -115,7 +115,7 @@ def test_the_metrics_port(scheme: str, step: int) -> None:
 def test_what_is_no_server_of_ours(scheme: str) -> None:
     with listener() as port:
         assert str(problem(f"{scheme}127.0.0.1:{port}")).startswith(
-            f"what listens at 127.0.0.1:{port} is no Triton server; start"
+            f"what listens at 127.0.0.1:{port} is not a Triton server; start"
         )
 
 

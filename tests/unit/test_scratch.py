@@ -44,5 +44,5 @@ def test_what_is_mounted_noexec_gives_way_and_is_told_once(
 
 def test_where_none_can_be_made_each_reason_is_told(choices: tuple[Path, Path]) -> None:
     wanted, other = choices
-    with pytest.raises(DeploymentError, match=rf"{wanted} is mounted noexec.*; {other}: No such file.*TMPDIR names"):
+    with pytest.raises(DeploymentError, match=rf"{wanted} is mounted noexec.*; {other}: No such file.*set TMPDIR"):
         scratch.temporary_directory("inflight-")

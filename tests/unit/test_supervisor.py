@@ -112,19 +112,19 @@ def test_it_is_started_again_whatever_ended_it(
     assert run.server.restarts.counts == counts
     kept = tmp_path / "state/inflight/crash-8000.log"
     assert kept.read_text() == "a log"
-    said = f"{DIED.text}; the server is started again in 0 s; its log is kept in {kept}"
+    said = f"{DIED.text}; the server restarts in 0 s; its log is kept in {kept}"
     assert said in caplog.messages
-    assert any("the server ended with -11: its log does not say why; the server is" in line for line in caplog.messages)
+    assert any("the server ended with -11: its log does not say why; the server" in line for line in caplog.messages)
     assert any(
         "the server ended with 0: somebody sent it SIGTERM or SIGINT; the server" in line for line in caplog.messages
     )
-    assert any("no port is free; the server is started again in 4 s" in line for line in caplog.messages)
-    assert any("[Errno 28] full; the server is started again in 8 s" in line for line in caplog.messages)
+    assert any("no port is free; the server restarts in 4 s" in line for line in caplog.messages)
+    assert any("[Errno 28] full; the server restarts in 8 s" in line for line in caplog.messages)
 
 
 def test_a_row_of_ends_is_given_up_with_the_last_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path, monkeypatch, *[(WELL_S / 2, DIED)] * 10)
-    with pytest.raises(DeploymentError, match=f"^{DIED.text}; after 6 new starts in a row the server is given up"):
+    with pytest.raises(DeploymentError, match=f"^{DIED.text}; `inflight serve` gives up after 6 restarts in a row"):
         run.serve()
     assert run.pauses == [*PAUSES_S]
     assert run.server.did[-1] == "kill"

@@ -31,8 +31,8 @@ def hostile(
     grpc: Annotated[str, typer.Option(help="Its gRPC address.")] = "127.0.0.1:8001",
     metrics: Annotated[str, typer.Option(help="The address of its metrics.")] = "127.0.0.1:8002",
     requests: Annotated[int, typer.Option(min=20, help="How many requests.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="What they follow from.")] = 0,
-    first: Annotated[int, typer.Option(min=0, help="Number of the first, to repeat a part.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first request, to repeat a part of a run.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Write JSON and a page to this folder too.")] = None,
 ) -> None:
     """Send hostile requests to a server on this machine; fail if it ends, leaks or answers its neighbours wrongly."""

@@ -32,7 +32,7 @@ _ARTIFACTS = Path("artifacts")
 _LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Precision of single layers"
 
 Model = Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")]
-GpuName = Annotated[str, typer.Option(help="A name of build/gpus.toml, cpu, or auto: what is here.")]
+GpuName = Annotated[str, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine.")]
 Engine = Annotated[EngineChoice, typer.Option(help="Engine of the deployment.")]
 Flow = Annotated[FlowChoice | None, typer.Option(help="TensorRT-LLM's flow; by default the precision's first.")]
 Output = Annotated[
@@ -51,20 +51,26 @@ HeldOut = Annotated[
     list[str] | None, typer.Option(help="FILE or FILE:WEIGHT to measure with; repeat.", rich_help_panel=_DATA)
 ]
 HeldOutRows = Annotated[int, typer.Option(min=1, help="Rows to measure with.", rich_help_panel=_DATA)]
-RecallPrompts = Annotated[int, typer.Option(min=0, help="Long prompts to recall from.", rich_help_panel=_DATA)]
-MaxLength = Annotated[int, typer.Option(min=16, help="Tokens of the longest of them.", rich_help_panel=_DATA)]
+RecallPrompts = Annotated[
+    int, typer.Option(min=0, help="Long prompts from which a fact is recalled.", rich_help_panel=_DATA)
+]
+MaxLength = Annotated[int, typer.Option(min=16, help="Tokens of the longest row or prompt.", rich_help_panel=_DATA)]
 Keep = Annotated[
     list[str] | None,
-    typer.Option(help="Linears that stay in 16 bit, by a pattern of their names; repeat.", rich_help_panel=_LAYERS),
+    typer.Option(
+        help="Linear layers that stay at 16 bits, by a pattern of their names; repeat.", rich_help_panel=_LAYERS
+    ),
 ]
 KlBudget = Annotated[
     float | None,
     typer.Option(
-        min=0, help="Keep the layers that hurt in 16 bit, until the rest loses this (nats).", rich_help_panel=_LAYERS
+        min=0,
+        help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats).",
+        rich_help_panel=_LAYERS,
     ),
 ]
-InputTokens = Annotated[int, typer.Option(min=1, help="Of a prompt, mean.", rich_help_panel=_LOAD)]
-OutputTokens = Annotated[int, typer.Option(min=1, help="Of an answer, mean.", rich_help_panel=_LOAD)]
+InputTokens = Annotated[int, typer.Option(min=1, help="Mean length of a prompt.", rich_help_panel=_LOAD)]
+OutputTokens = Annotated[int, typer.Option(min=1, help="Mean length of an answer.", rich_help_panel=_LOAD)]
 Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)]
 Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs at hand.", rich_help_panel=_LOAD)]
 TensorParallel = Annotated[

@@ -34,7 +34,7 @@ _LOAD, _MEASURE, _OUTPUT = "Load and objectives", "Measuring", "Output"
 
 Model = Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")]
 GpuNames = Annotated[
-    list[str] | None, typer.Option(help="A name of build/gpus.toml, cpu, or auto: what is here; repeat for several.")
+    list[str] | None, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine; repeat.")
 ]
 Precision = Annotated[str, typer.Option(help="auto, float32, bf16, fp16, fp8, int8, int4-awq, w4a8-awq or nvfp4.")]
 KvCache = Annotated[str, typer.Option(help="Type of the KV cache: auto, bf16 or fp8.")]
@@ -45,12 +45,18 @@ AtHand = Annotated[int | None, typer.Option(help="GPUs at hand; by default as ma
 TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share each layer; by default chosen.")]
 FreeWindows = Annotated[
     bool,
-    typer.Option("--free-windows", help="For engines that free KV beyond windows; as built here, none does."),
+    typer.Option(
+        "--free-windows", help="Plan for an engine that frees KV blocks beyond a sliding window; none here does."
+    ),
 ]
-InputTokens = Annotated[int, typer.Option(help="Mean prompt.", rich_help_panel=_LOAD)]
-OutputTokens = Annotated[int, typer.Option(help="Mean answer.", rich_help_panel=_LOAD)]
-P95Input = Annotated[int | None, typer.Option(help="P95 prompt; by default the mean.", rich_help_panel=_LOAD)]
-P95Output = Annotated[int | None, typer.Option(help="P95 answer; by default the mean.", rich_help_panel=_LOAD)]
+InputTokens = Annotated[int, typer.Option(help="Mean length of a prompt.", rich_help_panel=_LOAD)]
+OutputTokens = Annotated[int, typer.Option(help="Mean length of an answer.", rich_help_panel=_LOAD)]
+P95Input = Annotated[
+    int | None, typer.Option(help="P95 length of a prompt; by default the mean.", rich_help_panel=_LOAD)
+]
+P95Output = Annotated[
+    int | None, typer.Option(help="P95 length of an answer; by default the mean.", rich_help_panel=_LOAD)
+]
 Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)]
 HitRate = Annotated[float, typer.Option(help="Share of prompt tokens in the prefix cache.", rich_help_panel=_LOAD)]
 SloTtft = Annotated[float | None, typer.Option(help="Time to first token, at most.", rich_help_panel=_LOAD)]
@@ -62,7 +68,7 @@ Price = Annotated[
 Measure = Annotated[
     Path | None, typer.Option(help="Measure the portable engine here, into this file.", rich_help_panel=_MEASURE)
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="How often, with --measure.", rich_help_panel=_MEASURE)]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds of --measure.", rich_help_panel=_MEASURE)]
 Calibrate = Annotated[
     Path | None, typer.Option(help="Fit the efficiencies to this measurement.", rich_help_panel=_MEASURE)
 ]

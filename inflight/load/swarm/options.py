@@ -25,7 +25,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     group.add_argument("--scenario", default="fixed", help="File, or the name of one in loadtest/scenarios")
     group.add_argument("--grpc-url", default="127.0.0.1:8001", help="gRPC address of the server; --host is HTTP's")
     group.add_argument("--deployment", default=str(DEMO), help="Deployment that runs there: its tokenizer is used")
-    group.add_argument("--seed", type=int, default=None, help="In place of the scenario's")
+    group.add_argument("--seed", type=int, default=None, help="Seed in place of the scenario's")
     group.add_argument("--duration-scale", type=float, default=1.0, help="Multiply all durations; rates stay")
     group.add_argument("--result", default=None, help="Directory for figures, requests and report")
     group.add_argument("--server-pid", type=int, default=None, help="Server's process; by its port if it is here")

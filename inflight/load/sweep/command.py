@@ -59,7 +59,7 @@ Deployment = Annotated[
     typer.Option(help="Deployment that runs at --url: its tokenizer makes the prompts; the demo by default."),
 ]
 Http = Annotated[bool, typer.Option("--http", help="HTTP's generate_stream in place of gRPC.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="In place of the scenario's; repeats count up.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's; each repeat adds one.")]
 Output = Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/sweep-NAME-TIME by default.")]
 
 

@@ -151,7 +151,7 @@ def test_a_kill_for_memory_is_told(
     monkeypatch.setattr(module, "killed_for_memory", lambda: next(kills))
     with pytest.raises(KeyboardInterrupt):
         Run(tmp_path, monkeypatch, (1, DIED)).serve()
-    assert f"{DIED.text}: the kernel killed it for lack of memory; the server is" in caplog.text
+    assert f"{DIED.text}: the kernel killed it for lack of memory; the server restarts" in caplog.text
 
 
 @pytest.fixture

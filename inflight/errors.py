@@ -1,13 +1,13 @@
-"""The errors of Inflight: each is one way for a request to fail, with one Triton status code and one metric label.
+"""The errors of Inflight: each is one way for a request to fail, with one gRPC status and one metric label.
 
     InflightError
     ├── InvalidRequest       INVALID_ARGUMENT   the request's own fault; names the field, the value and the limit
-    ├── UnsupportedFeature   UNSUPPORTED        declared in the contract, not served by this engine
+    ├── UnsupportedFeature   UNIMPLEMENTED      declared in the contract, not served by this engine
     ├── QueueFull            UNAVAILABLE        try again later
     ├── ShuttingDown         UNAVAILABLE        the server is going away
     ├── NotFound             NOT_FOUND          the client's: Triton has no such model
     ├── RequestCancelled     CANCELLED          the client's: its call was cancelled
-    ├── DeadlineExceeded     UNAVAILABLE        the request's own deadline passed before its first token
+    ├── DeadlineExceeded     DEADLINE_EXCEEDED  the request's own deadline passed before its first token
     ├── EngineFailure        INTERNAL           ours: logged with its traceback, told without it
     └── DeploymentError      (never sent)       a deployment or checkpoint that cannot be served; stops the start
 

@@ -76,7 +76,7 @@ metrics with traces of every request 0.3 %. Where every core is busy all the tim
 together: `replay` without a wait answers 330 requests a second here, each of which Triton counts in four models (the
 server without metrics lacks Triton's own too), and between runs its median ratio has been 0.91 to 1.00, that of
 `pytorch`, which shares its two cores with the clients, 0.92 to 1.03. There the CPU time tells more: exporting takes 0.4
-to 1.1 % of it.
+to 0.9 % of it.
 
 The exporter works by the clock, whatever the load: some 100 values a second while the engine works, few while it is
 idle. So its share is largest where the server gets little CPU time, because others use the machine. On a server in

@@ -35,10 +35,10 @@ def contract_page() -> str:
         "# The contract\n\n"
         "Written from `inflight/contract.py` by `make contract`; a test holds them equal.\n\n"
         "Names, types and shapes are those of the TensorRT-LLM ensemble (1.2.x). **+** marks Inflight's own additions. "
-        "*refused* marks what is declared and not served: a request that uses it ends with `UNIMPLEMENTED` and the "
-        "tensor's name, unless its value asks for nothing; so it does on engines other than those that a tensor is "
-        "*only* for (`engine.kind` of the deployment). Every input is optional to Triton; the stages judge. "
-        "Shapes are without the batch dimension; `text_output` comes without one.\n"
+        "*refused* marks inputs that are not supported: a request that uses one fails with `UNIMPLEMENTED` and the "
+        "tensor's name, unless its value requests nothing. *X only* marks tensors that every other `engine.kind` "
+        "refuses in the same way. To Triton every input is optional; the stages check what a request needs. "
+        "Shapes are without the batch dimension; `text_output` has none.\n"
     ]
     for model, (inputs, outputs) in STAGES.items():
         parts.append(
@@ -68,8 +68,8 @@ def deployment_page() -> str:
     head = (
         "# deployment.yaml\n\n"
         "Written from `inflight/deployment.py` by `make contract`; a test holds them equal.\n\n"
-        "A deployment is a directory with this file. An unknown or wrong key stops the start with its name, what is "
-        "allowed and the nearest known key.\n\n"
+        "A deployment is a directory with this file. An unknown key or a wrong value stops the start with an error "
+        "that names it, what is allowed and the nearest known key.\n\n"
         "| key | default | meaning |\n|---|---|---|\n"
     )
     return head + "\n".join(_rows(Deployment, "")) + "\n"

@@ -25,8 +25,6 @@ from inflight.observe.top import top
 from inflight.resources import VERSION
 from inflight.serve.command import serve
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told by us, in one line, and not by the library too
-
 
 class _Commands(TyperGroup):
     """All commands: what the system refuses one of them, such as to write to a full disk, is told in one line."""
@@ -68,11 +66,16 @@ def _group(
 
 
 def _set_up_streams() -> None:
-    """What the terminal's encoding lacks is shown by its number; input that is not in that encoding is an error."""
+    """What the terminal's encoding lacks is shown by its number; input that is not in that encoding is an error.
+
+    A process may be started without any of the three.
+    """
+    sys.stdin = sys.stdin or io.StringIO()
+    sys.stdout = sys.stdout or io.StringIO()
+    sys.stderr = sys.stderr or io.StringIO()
     for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
-    sys.stdin = sys.stdin or io.StringIO()  # a process may be started without one
 
 
 app.command()(serve)

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -45,16 +46,17 @@ def main(wanted: set[str]) -> None:
         return
     _check_system("serve" in wanted)
     started = time.monotonic()
-    if not (VENV / "bin/pip").exists():
-        _say(f"1/2 making .venv with Python {platform.python_version()}")
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    _make_venv()
+    had = there["extras"] if there else []
+    if there is not None:  # until pip has done all, what is there may be of these pins or of others
+        _record("", had)
     # All that was ever asked for: new pins are everyone's.
-    extras = sorted(wanted | set(there["extras"] if there else ()))
+    extras = sorted(wanted | set(had))
     _say(f"2/2 installing Inflight{''.join(f', {WHAT[name]}' for name in extras)}")
     if "engine" in extras and there is None and not Path("/dev/nvidiactl").exists():
         _say("    no NVIDIA GPU is here: PIP_FLAGS with the index of PyTorch for CPUs saves 2.5 GB (README.md)")
     _pip_install(f".[{','.join(extras)}]" if extras else ".")
-    RECORD.write_text(json.dumps({"digest": digest, "extras": extras}) + "\n")
+    _record(digest, extras)
     _say(f"    installed in {time.monotonic() - started:.0f} s")
 
 
@@ -63,6 +65,19 @@ def _installed() -> dict | None:
         return json.loads(RECORD.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _record(digest: str, extras: list) -> None:
+    RECORD.write_text(json.dumps({"digest": digest, "extras": extras}) + "\n")
+
+
+def _make_venv() -> None:
+    """Make .venv, unless it is there and the Python that it was made with still is."""
+    if (VENV / "bin/pip").exists() and (VENV / "bin/python").exists():
+        return
+    _say(f"1/2 making .venv with Python {platform.python_version()}")
+    if code := subprocess.run([sys.executable, "-m", "venv", str(VENV)]).returncode:
+        sys.exit(f".venv could not be made; the code of python -m venv is {code}")
 
 
 def _check_system(server: bool) -> None:
@@ -85,7 +100,11 @@ def _check_system(server: bool) -> None:
 def _pip_install(requirement: str) -> None:
     """Run pip with its own progress; what it says of links that lead nowhere, a line per package, is left out."""
     command = [str(VENV / "bin/pip"), "--disable-pip-version-check", "install", "--constraint", "constraints.txt"]
-    command += [*shlex.split(os.environ.get("PIP_FLAGS", "")), "--editable", requirement]
+    flags = os.environ.get("PIP_FLAGS", "")
+    try:
+        command += [*shlex.split(flags), "--editable", requirement]
+    except ValueError as error:
+        sys.exit(f"PIP_FLAGS is {flags!r}: {error}")
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as pip:
         assert pip.stderr is not None
         for line in pip.stderr:
@@ -101,4 +120,9 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     os.umask(0o022)
-    main({name for word in sys.argv[1:] for name in word.split(",") if name})
+    try:
+        main({name for word in sys.argv[1:] for name in word.split(",") if name})
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        sys.exit(f"{error.filename or 'the system'}: {error.strerror or error}")

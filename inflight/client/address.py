@@ -37,7 +37,7 @@ class Address:
 
 def is_http(url: str) -> bool:
     """Return whether ``url`` asks for HTTP."""
-    return url.startswith(("http://", "https://"))
+    return url.lower().startswith(("http://", "https://"))
 
 
 def parse_address(url: str, default: str = "grpc", option: str = "--url", schemes: Sequence[str] = SCHEMES) -> Address:
@@ -50,7 +50,7 @@ def parse_address(url: str, default: str = "grpc", option: str = "--url", scheme
         schemes: those that are allowed.
 
     Raises:
-        InvalidRequest: it is no such address.
+        InvalidRequest: it is no such address; one of HTTP may have a path and a user's name besides, as proxies want.
     """
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
@@ -62,6 +62,7 @@ def parse_address(url: str, default: str = "grpc", option: str = "--url", scheme
         raise InvalidRequest(f"{option} is {url!r}: the scheme must be one of {known}{nearest(parts.scheme, schemes)}")
     scheme = parts.scheme or default
     port = port or _PORTS.get(scheme)
-    if not host or port is None:
+    more = scheme in ("grpc", "grpcs") and (parts.path or parts.query or parts.fragment or parts.username)
+    if not host or port is None or more:
         raise InvalidRequest(f"{option} is {url!r}; it must be [scheme://]host:port, such as localhost:8001")
     return Address(scheme, host, port)

@@ -38,7 +38,7 @@ class GrpcTransport:
         if self._channel is None:  # not before the first call: a channel belongs to the event loop it is made in
             scheme, _, address = self._url.rpartition("://")
             options = _channel_options(address, self._connect_timeout)
-            if scheme == "grpcs":
+            if scheme.lower() == "grpcs":
                 self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
             else:
                 self._channel = grpc.aio.insecure_channel(address, options)

@@ -12,9 +12,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
+from prompt_toolkit.utils import is_dumb_terminal
 
 QUOTES = '"""'
 _BRACKETED_PASTE = ("\x1b[?2004h", "\x1b[?2004l")
@@ -28,20 +31,23 @@ class Keyboard:
         keys = KeyBindings()
         keys.add("escape", "enter")(_break_line)
         shown = sys.stdout if sys.stdout.isatty() else sys.stderr
-        self._session: PromptSession[str] = PromptSession(
-            "> ",
-            output=create_output(stdout=shown),
-            multiline=Condition(lambda: _is_open(self._session.default_buffer.text)),
-            prompt_continuation="  ",
-            key_bindings=keys,
-        )
+        # Not given to the session itself, which would then ask nothing of TERM and write sequences to a dumb terminal.
+        output = PlainTextOutput(shown) if is_dumb_terminal() else create_output(stdout=shown)
+        with create_app_session(output=output):
+            self._session: PromptSession[str] = PromptSession(
+                "> ",
+                multiline=Condition(lambda: _is_open(self._session.default_buffer.text)),
+                prompt_continuation="  ",
+                key_bindings=keys,
+                enable_suspend=True,
+            )
 
     def read(self) -> str:
         """Return the next message as it was given, its quotes included.
 
         Raises:
             EOFError: Ctrl-D, or the terminal has gone.
-            KeyboardInterrupt: Ctrl-C.
+            KeyboardInterrupt: Ctrl-C. Ctrl-Z suspends the program, as ever.
         """
         return self._session.prompt()
 
@@ -59,6 +65,8 @@ class Keyboard:
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
     def _write(self, sequence: str) -> None:
+        if is_dumb_terminal():
+            return
         self._session.output.write_raw(sequence)
         self._session.output.flush()
 

@@ -37,7 +37,8 @@ def one_line_errors(console: Console) -> Iterator[None]:
     except BrokenPipeError:  # whoever read the output has seen enough
         raise
     except OSError as error:
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        what = f"{error.filename}: " if error.filename else ""
+        text = f"{what}{error.strerror or error}"
     except InflightError as error:
         text = str(error)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import statistics
 import time
@@ -40,6 +41,11 @@ def _figures(runner: Runner) -> Figures:
     return measure(runner.records, (0.0, 100.0), {})
 
 
+def _most_at_once(runner: Runner) -> int:
+    starts, ends = [(one.sent_s, 1) for one in runner.records], [(one.ended_s, -1) for one in runner.records]
+    return max(itertools.accumulate(change for _, change in sorted(starts + ends)))
+
+
 @pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
 def test_what_is_measured(http: bool) -> None:
     runner = _run(Faults(first_delay=0.08, delay=0.03), http=http)
@@ -51,10 +57,10 @@ def test_what_is_measured(http: bool) -> None:
     figures = _figures(runner)
     assert figures.ttft_ms is not None
     assert figures.itl_ms is not None
-    # Least times of the whole: a busy machine adds to them, and what it adds before a gap it takes from the gap.
-    assert 0.08 <= min(one.ttft_s or 0 for one in records) < 1
-    assert 0.01 < statistics.median(one.mean_itl_s or 0 for one in records) < 0.5
-    assert 0.2 <= min(one.e2e_s for one in records) < 2
+    # Only bounds that a machine which stands still for a while cannot break: it adds to what the server takes.
+    assert all(one.e2e_s >= 0.2 for one in records)
+    assert min(one.ttft_s or 0 for one in records) < 5
+    assert all(one.arrivals[-1].time_s - one.start_s <= one.e2e_s for one in records)
     assert figures.ttft_ms.p50 == pytest.approx(statistics.median(1000 * (one.ttft_s or 0) for one in records))
     assert figures.itl_ms.p50 == pytest.approx(figures.gap_ms.p50 if figures.gap_ms else 0), "one token in each"
     assert runner.progress.ended == {"completed": len(records)}
@@ -63,16 +69,11 @@ def test_what_is_measured(http: bool) -> None:
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
-    runner = _run(Faults(first_delay=0.05), phases=[{"duration_s": 1, "concurrency": 4}])
-    starts = sorted((one.sent_s, 1) for one in runner.records)
-    ends = sorted((one.ended_s, -1) for one in runner.records)
-    running, most = 0, 0
-    for _, change in sorted(starts + ends, key=lambda event: (event[0], event[1])):
-        running += change
-        most = max(most, running)
-    assert most == 4
-    busy = sum(min(one.ended_s, 1.0) - one.sent_s for one in runner.records)
-    assert busy > 3.2, "the slots have hardly been empty"
+    runner = _run(Faults(first_delay=0.05), phases=[{"duration_s": 2.5, "concurrency": 4}])
+    assert _most_at_once(runner) == 4
+    begun, ended = sorted(one.sent_s for one in runner.records), sorted(one.ended_s for one in runner.records)
+    empty = [start - end for start, end in zip(begun[4:], ended, strict=False)]
+    assert statistics.median(empty) < 0.05, "a slot is hardly ever empty"
     assert all(one.scheduled_s is None for one in runner.records)
 
 
@@ -81,7 +82,9 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     runner = _run(Faults(first_delay=0.5), phases=phases)
     scheduled = sorted(one.scheduled_s or 0 for one in runner.records)
     assert scheduled == pytest.approx([(number + 0.5) / 20 for number in range(20)])
-    assert statistics.median(one.sent_s - (one.scheduled_s or 0) for one in runner.records) < 0.05
+    late = max(lag_s for _, lag_s, _ in runner.watch.samples)  # of a timer, beside it: what the machine took
+    assert statistics.median(one.sent_s - (one.scheduled_s or 0) for one in runner.records) < 0.05 + late
+    assert _most_at_once(runner) >= 5
     assert all((one.ttft_s or 0) >= 0.5 for one in runner.records)
     assert {one.outcome for one in runner.records} == {"completed"}
 
@@ -116,18 +119,18 @@ def test_some_are_refused_and_the_others_served() -> None:
 @pytest.mark.parametrize("after", [{"after_tokens": fixed(2)}, {"after_ms": fixed(60)}], ids=str)
 def test_cancellations(after: dict[str, Any], http: bool) -> None:
     kind = request_class(cancellations={"share": 1.0, **after})
-    runner = _run(Faults(delay=0.2), kind, http=http, phases=[{"duration_s": 0.5, "concurrency": 2}])
+    runner = _run(Faults(delay=0.2), kind, http=http, phases=[{"duration_s": 2, "concurrency": 2}])
     assert {one.outcome for one in runner.records} == {"cancelled"}
     tokens = 2 if "after_tokens" in after else 1
     assert statistics.median(one.output_tokens for one in runner.records) == tokens
     if "after_ms" in after:
-        assert all(0.055 <= one.ended_s - one.sent_s < 0.5 for one in runner.records)
+        assert all(one.ended_s - one.sent_s >= 0.055 for one in runner.records)
 
 
 def test_what_does_not_end_in_time_is_unfinished() -> None:
-    runner = _run(Faults(first_delay=2), phases=[{"duration_s": 0.3, "concurrency": 2}], drain_s=0.1)
-    assert {one.outcome for one in runner.records} == {"unfinished"}
-    assert all(0.3 < one.ended_s < 2 for one in runner.records)
+    runner = _run(Faults(first_delay=2, delay=2), phases=[{"duration_s": 0.3, "concurrency": 2}], drain_s=0.1)
+    assert {one.outcome for one in runner.records} == {"unfinished"}, "an answer takes 10 s"
+    assert all(0.3 < one.ended_s < 10 for one in runner.records)
     assert not runner.interrupted
 
 
@@ -136,18 +139,22 @@ def test_a_conversation_goes_on_with_the_servers_answer() -> None:
 
     async def drive(fake: FakeServer) -> Runner:
         async with client_for(f"127.0.0.1:{fake.grpc_port}", False) as client:
-            runner = Runner(workload(kind, phases=[{"duration_s": 0.5, "rate": 4, "arrivals": "constant"}]), client)
-            await runner.run()
+            runner = Runner(workload(kind, phases=[{"duration_s": 60, "rate": 4, "arrivals": "constant"}]), client)
+            running = asyncio.create_task(runner.run())
+            while [(one.session, one.turn) for one in runner.records].count((0, 1)) == 0:
+                await asyncio.sleep(0.01)
+            runner.stop()
+            await running
             return runner
 
     with FakeServer() as fake:
         runner = asyncio.run(drive(fake))
         sent = [json.loads(request["messages"]) for request in fake.requests]
-    assert [one["content"] for one in sent[1][1:2]] == ["".join(PIECES)]
-    first, second = runner.records[:2]
-    assert (first.session, first.turn, second.session, second.turn) == (0, 0, 0, 1)
+    assert next(messages for messages in sent if len(messages) == 3)[1]["content"] == "".join(PIECES)
+    first, second = (one for one in runner.records if one.session == 0)
+    assert (first.turn, second.turn) == (0, 1)
     assert second.scheduled_s is not None
-    assert second.scheduled_s - first.ended_s == pytest.approx(0.05, abs=0.03)
+    assert first.ended_s + 0.05 <= second.scheduled_s <= second.sent_s
 
 
 def test_a_busy_client_says_so() -> None:

@@ -32,21 +32,26 @@ LIMIT_S = 60
 class Terminal:
     """A terminal of some size in which `inflight chat` runs."""
 
-    def __init__(self, fake: FakeServer, columns: int) -> None:
+    def __init__(self, fake: FakeServer, columns: int, kind: str = "xterm-256color", shell: bool = False) -> None:
+        self.written = b""
         self._screen = pyte.Screen(columns, LINES)
         self._stream = pyte.ByteStream(self._screen)
         self._ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
         # Not by a fork in Python, which gRPC's threads of this process do not survive.
-        command = ["setsid", "--ctty", str(PROGRAM), "chat", "--url", f"127.0.0.1:{fake.grpc_port}"]
+        chat = [str(PROGRAM), "chat", "--url", f"127.0.0.1:{fake.grpc_port}"]
+        command = ["setsid", "--ctty", *(["bash", "--norc", "--noprofile", "-i"] if shell else chat)]
         environment = os.environ | {
             "COLUMNS": "80",
-            "TERM": "xterm-256color",
+            "TERM": kind,
+            "PS1": "$ ",
             "PROMPT_TOOLKIT_NO_CPR": "1",
             "PYTHONUTF8": "1",
         }
         self._program = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
         os.close(its)
+        if shell:
+            self.type(" ".join(chat) + "\r")
 
     def type(self, keys: str) -> None:
         """Send what a keyboard would."""
@@ -71,9 +76,11 @@ class Terminal:
         if not select.select([self._ours], [], [], 0.1)[0]:
             return True
         try:
-            self._stream.feed(os.read(self._ours, 65536))
+            read = os.read(self._ours, 65536)
         except OSError:  # the program has ended
             return False
+        self.written += read
+        self._stream.feed(read)
         return True
 
     def wait_for_prompt(self, number: int) -> None:
@@ -82,8 +89,9 @@ class Terminal:
 
     def end(self) -> int | None:
         """Wait for the program's end and return its exit code."""
+        deadline = time.monotonic() + LIMIT_S
         while self._read():
-            pass
+            assert time.monotonic() < deadline, "\n".join(self.lines)
         os.close(self._ours)
         return self._program.wait(LIMIT_S)
 
@@ -179,3 +187,31 @@ def test_no_server_is_told_before_the_first_question(fake: FakeServer) -> None:
     )
     assert terminal.end() == 1
     fake.__enter__()
+
+
+def test_ctrl_z_suspends(fake: FakeServer) -> None:
+    terminal = Terminal(fake, 200, shell=True)
+    terminal.wait_for_prompt(1)
+    terminal.type("Hi\x1a")
+    terminal.wait_for(r"^\[1\]\+ +Stopped")
+    terminal.type("fg\r")
+    terminal.wait_for("^> Hi")
+    terminal.type("!\r")
+    terminal.wait_for("stop$")
+    assert asked(fake) == ["Hi!"]
+    terminal.type("/exit\r")
+    terminal.wait_for(r"^\$$")
+    terminal.type("exit\r")
+    assert terminal.end() == 0
+
+
+def test_a_dumb_terminal_gets_no_sequences(fake: FakeServer) -> None:
+    terminal = Terminal(fake, 80, kind="dumb")
+    terminal.wait_for_prompt(1)
+    terminal.type("Hi\r")
+    terminal.wait_for_prompt(2)
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert asked(fake) == ["Hi"]
+    assert ANSWER in " ".join(terminal.written.decode().split())
+    assert b"\x1b" not in terminal.written

@@ -126,7 +126,9 @@ def test_names_that_are_not_known() -> None:
     assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("url", ["localhost", "ftp://localhost:1", "localhost:port", "", ":8001"])
+@pytest.mark.parametrize(
+    "url", ["localhost", "ftp://localhost:1", "localhost:port", "", ":8001", "localhost:8001/v2", "me@localhost:8001"]
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(InvalidRequest, match="^--url is "):
         parse_address(url)
@@ -136,3 +138,4 @@ def test_addresses() -> None:
     assert parse_address("[::1]:8001").url == "[::1]:8001"
     assert parse_address("https://llm.example.com").place == "llm.example.com:443"
     assert parse_address("localhost:8000", default="http").url == "http://localhost:8000"
+    assert parse_address("HTTPS://me@llm.example.com/triton").url == "https://llm.example.com:443"

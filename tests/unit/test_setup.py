@@ -15,6 +15,7 @@ PIP = """#!/bin/sh
 echo "$@" >> calls
 echo "WARNING: Location 'file:///nowhere/numpy/' is ignored: it is neither a file nor a directory." >&2
 echo "WARNING: something else" >&2
+test ! -e interrupted || kill -INT $PPID
 test ! -e fails
 """
 
@@ -29,6 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     pip.parent.mkdir(parents=True)
     pip.write_text(PIP)
     pip.chmod(0o755)
+    (pip.parent / "python").symlink_to(sys.executable)
     return tmp_path
 
 
@@ -74,3 +76,47 @@ def test_what_failed_is_tried_again(checkout: Path) -> None:
     (checkout / "fails").unlink()
     _, [_] = _set_up(checkout, "engine")
     assert _set_up(checkout, "engine") == ("", [])
+
+
+def test_pins_that_were_installed_in_part_are_not_taken_for_those_before(checkout: Path) -> None:
+    _set_up(checkout, "engine")
+    pins = (checkout / "constraints.txt").read_text()
+    (checkout / "constraints.txt").write_text(pins + "# another version\n")
+    (checkout / "fails").touch()
+    _set_up(checkout, "engine,serve")
+    (checkout / "fails").unlink()
+    (checkout / "constraints.txt").write_text(pins)
+    _, [call] = _set_up(checkout, "engine")
+    assert call.endswith(".[engine]"), "what has failed is not everyone's"
+
+
+def test_ctrl_c_is_no_traceback_and_what_it_broke_off_is_done_again(checkout: Path) -> None:
+    (checkout / "interrupted").touch()
+    command = ["env", "--default-signal=INT", sys.executable, str(checkout / "scripts/setup.py"), "engine"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    (checkout / "interrupted").unlink()
+    (checkout / "calls").unlink()
+    _, [_] = _set_up(checkout, "engine")
+
+
+def test_what_cannot_be_done_is_one_line(checkout: Path) -> None:
+    said, calls = _set_up(checkout, "engine", PIP_FLAGS="--index-url 'http://x")
+    assert said.splitlines()[-1] == """PIP_FLAGS is "--index-url 'http://x": No closing quotation"""
+    assert not calls
+    (checkout / ".venv/bin/pip").chmod(0o644)
+    assert _set_up(checkout, "engine")[0].splitlines()[-1] == f"{checkout}/.venv/bin/pip: Permission denied"
+    shutil.rmtree(checkout / ".venv")
+    (checkout / ".venv").touch()
+    said, _ = _set_up(checkout, "engine")
+    assert said.splitlines()[-1] == ".venv could not be made; the code of python -m venv is 1"
+
+
+def test_a_python_that_has_gone_is_replaced(checkout: Path) -> None:
+    _set_up(checkout, "engine")
+    python = checkout / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to("/nowhere/python3")
+    said, _ = _set_up(checkout, "serve", PIP_FLAGS="--no-index")  # of a real pip, which came with it
+    assert "1/2 making .venv with Python" in said

@@ -136,6 +136,7 @@ LAYERS: dict[str, set[str]] = {
         "serve",
     },
     "cli": {"bench", "client", "export", "load", "monitoring", "observe", "resources", "serve"},
+    "__main__": {"cli"},
 }
 THIRD_PARTY: dict[str, set[str]] = {
     "machine": {"pydantic", "pynvml"},
@@ -206,6 +207,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "monitoring": {"grafana_foundation_sdk", "httpx", "matplotlib", "prometheus_client", "rich", "typer", "yaml"},
     "observe": {"httpx", "numpy", "prometheus_client", "rich", "torch", "typer"},
     "cli": {"typer"},
+    "__main__": set(),
 }
 MAX_FILE_LINES, MAX_BACKEND_LINES, MAX_FUNCTION_LINES = 400, 150, 60
 LONG_FILES: dict[str, str] = {}

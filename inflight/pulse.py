@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -95,7 +95,8 @@ def read_pulses(server: int) -> dict[int, tuple[str, Pulse]]:
         name = _NAME.fullmatch(path.name)
         if name is None:
             continue
-        with path.open("rb") as file:
-            memory = mmap.mmap(file.fileno(), _BYTES, access=mmap.ACCESS_READ)
-        found[int(name[1])] = name[2], Pulse(path, memory)
+        with suppress(FileNotFoundError):  # the stage ends in order at this moment
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), _BYTES, access=mmap.ACCESS_READ)
+            found[int(name[1])] = name[2], Pulse(path, memory)
     return found

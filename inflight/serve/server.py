@@ -77,6 +77,11 @@ class TritonServer:
         return self.deployment.server
 
     @property
+    def stop_timeout_s(self) -> float:
+        """How long it may take to end: its own exit timeout, and some seconds after it."""
+        return self.settings.exit_timeout_s + 10
+
+    @property
     def metrics(self) -> bool:
         """Whether it serves metrics."""
         return self.deployment.observability.metrics
@@ -189,7 +194,7 @@ class TritonServer:
             if at_once:
                 code = kill_server(self._process)
             else:
-                code = end_server(self._process, settings.http_port, metrics, settings.exit_timeout_s + 10)
+                code = end_server(self._process, settings.http_port, metrics, self.stop_timeout_s)
             for prefix in (self._shm_prefix(), f"inflight_{self._process.pid}_"):  # Triton's files, and the stages' own
                 for leftover in SHARED_MEMORY.glob(f"{prefix}*"):
                     leftover.unlink(missing_ok=True)

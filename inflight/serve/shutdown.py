@@ -33,6 +33,8 @@ from inflight.serve.processes import runs_alone, wait_for_group
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_LONGEST_POLL_S = 2 * _POLL_S
+"""What a poll counts for at the most: where the whole machine stands still, the server is not at fault."""
 _GONE_S = 10.0
 """How long what was killed may take to give back its memory."""
 QUIET_MS = 1000
@@ -60,7 +62,7 @@ def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | N
         Its exit code, as ``Popen.returncode`` has it.
     """
     deadline = time.monotonic() + timeout_s
-    had_stages, alone_since = not runs_alone(server.pid), None
+    had_stages, alone_s, looked = not runs_alone(server.pid), 0.0, time.monotonic()
     # Once before the signal, at which Triton counts them, and then only once a second.
     again = _close_idle_connections(server, http_port, metrics)
     server.send_signal(signal.SIGTERM)
@@ -68,8 +70,10 @@ def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | N
         with suppress(subprocess.TimeoutExpired):
             server.wait(_POLL_S)
         again = again and _close_idle_connections(server, http_port, metrics)
-        alone_since = (alone_since or time.monotonic()) if had_stages and runs_alone(server.pid) else None
-        if alone_since is not None and time.monotonic() - alone_since > _ALONE_S:
+        now = time.monotonic()
+        elapsed_s, looked = min(now - looked, _LONGEST_POLL_S), now
+        alone_s = alone_s + elapsed_s if had_stages and runs_alone(server.pid) else 0.0
+        if alone_s > _ALONE_S:
             log.warning("the server's stages have ended, and it waits for a request that has ended too: it is killed")
             break
     return kill_server(server)

@@ -58,7 +58,8 @@ class Supervisor:
     def _wait_for_end(self) -> End:
         server, settings, killed = self._server, self._server.settings, killed_for_memory()
         where = settings.host, settings.http_port, settings.grpc_port
-        with Vitals(server.process.pid, *where, settings.hang_timeout_s) as vitals:
+        timeouts = settings.hang_timeout_s, server.stop_timeout_s
+        with Vitals(server.process.pid, *where, *timeouts) as vitals:
             end = None
             while end is None and server.process.poll() is None:
                 time.sleep(LOOK_S)

@@ -6,6 +6,7 @@ seconds or for a night, the server is not at fault.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -114,12 +115,21 @@ class _Process:
 class Vitals:
     """Looks at a server and its stages. Use as a context manager."""
 
-    def __init__(self, server: int, host: str, http_port: int, grpc_port: int, hang_timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        server: int,
+        host: str,
+        http_port: int,
+        grpc_port: int,
+        hang_timeout_s: float | None,
+        stop_timeout_s: float,
+    ) -> None:
         """
         Args:
             server: its process id; it is ready.
             host, http_port, grpc_port: where it answers.
             hang_timeout_s: of ``Standstill``; None: nothing that stands still is an end.
+            stop_timeout_s: how long a server may take to end after it has closed its ports.
         """
 
         def watched(process: int) -> _Process:
@@ -128,6 +138,8 @@ class Vitals:
         self._probe = _Probe(nearest_of(host), http_port, grpc_port)
         self._server = watched(server)
         self._stages = [(name, pulse, watched(process)) for process, (name, pulse) in read_pulses(server).items()]
+        self._stop_timeout_s = math.inf if hang_timeout_s is None else stop_timeout_s
+        self._closed_s = 0.0
         self._looked = time.monotonic()
 
     def __enter__(self) -> Vitals:
@@ -148,8 +160,19 @@ class Vitals:
         state = look_at(self._server.process)
         if state is None or state.ended:  # a stage that has died too did so for that
             return None
-        wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
+        still = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
+        wrong = still or self._does_not_end(elapsed_s)
         return end or (End("server_hung", f"the server {wrong}") if wrong else None)
+
+    def _does_not_end(self, elapsed_s: float) -> str | None:
+        """Return what is wrong with a server that somebody has asked to end, if it does not.
+
+        Triton (2.51) crashes at times when its exit timeout is over, and may wait for ever where it prints its stack.
+        """
+        self._closed_s = 0.0 if self._probe.listens else self._closed_s + elapsed_s
+        if self._closed_s < self._stop_timeout_s:
+            return None
+        return f"has closed its ports and has not ended within {self._stop_timeout_s:g} s"
 
     def _look_at_stages(self, elapsed_s: float) -> End | None:
         server = look_at(self._server.process)
@@ -177,7 +200,7 @@ def _look_at_stage(name: str, pulse: Pulse, process: _Process, elapsed_s: float)
 class _Probe:
     """Asks the server whether it lives, in a thread.
 
-    A server that refuses the connection counts as alive here: it does not hang, and others see that it has ended.
+    A server that refuses the connection counts as alive: it ends, which it has its own time for.
 
     An answer by one of its protocols will do: a few large bodies of JSON keep all HTTP threads of Triton busy for
     minutes, while the server serves what it has and what comes over gRPC.
@@ -187,6 +210,8 @@ class _Probe:
         self._url = f"http://{host}:{http_port}/v2/health/live"
         self._grpc = host.strip("[]"), grpc_port
         self.answers = 0
+        self.listens = True
+        """Whether it took HTTP connections when it was last asked."""
         self._ending = threading.Event()
 
     def start(self) -> None:
@@ -198,19 +223,20 @@ class _Probe:
 
     def _run(self) -> None:
         while not self._ending.wait(_PROBE_S):
-            self.answers += _answers(self._url) or _greets(self._grpc)
+            reason = _no_answer(self._url)
+            self.listens = not isinstance(reason, ConnectionRefusedError)
+            self.answers += not isinstance(reason, TimeoutError) or _greets(self._grpc)
 
 
-def _answers(url: str) -> bool:
+def _no_answer(url: str) -> object:
+    """Return why a URL gives no answer; None: it gives one."""
     try:
         read_directly(url, _PROBE_TIMEOUT_S)
-    except TimeoutError:
-        return False
     except URLError as error:
-        return not isinstance(error.reason, TimeoutError)
-    except (OSError, HTTPException):
-        return True
-    return True
+        return error.reason
+    except (OSError, HTTPException) as error:
+        return error
+    return None
 
 
 def _greets(address: tuple[str, int]) -> bool:

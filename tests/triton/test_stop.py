@@ -19,18 +19,18 @@ import psutil
 import pytest
 
 from inflight.serve.server import free_ports
-from tests.triton.conftest import Running, run
+from tests.triton.conftest import Running, on_engine, run
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 SHARED_MEMORY = Path("/dev/shm")
-EXIT_TIMEOUT_S = 30
-"""The deployment's default: a server that waits for idle connections takes this long."""
+EXIT_TIMEOUT_S = 120
+"""A server that waits for idle connections takes this long; a busy machine unloads the stages in less than half."""
 ASK = {"text_input": "What is in-flight batching?", "max_tokens": 200, "min_tokens": 200, "stream": True}
 
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    yield from run()
+    yield from run(exit_timeout_s=60)  # longer than a busy machine takes to unload the stages
 
 
 def _keep_alive(port: int, path: str) -> http.client.HTTPConnection:
@@ -45,17 +45,20 @@ def _shared_memory(*processes: int) -> list[Path]:
     return [file for process in processes for file in SHARED_MEMORY.glob(f"*inflight_{process}_*")]
 
 
-def test_idle_connections_do_not_delay_it() -> None:
+def test_idle_connections_do_not_delay_it(tmp_path: Path) -> None:
     http_port, grpc_port, metrics_port = free_ports(3)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
-    process = subprocess.Popen([INFLIGHT, "serve", *ports], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    patient = str(on_engine("pytorch", tmp_path, server={"exit_timeout_s": EXIT_TIMEOUT_S}))
+    process = subprocess.Popen(
+        [INFLIGHT, "serve", patient, *ports], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stderr is not None
     assert any("Ctrl-C stops it" in line for line in process.stderr)
     idle = [_keep_alive(http_port, "/v2/health/ready"), _keep_alive(metrics_port, "/metrics")]
     children = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(2 * EXIT_TIMEOUT_S) == 0
+    assert process.wait(EXIT_TIMEOUT_S + 60) == 0
     assert time.monotonic() - began < EXIT_TIMEOUT_S / 2
     assert process.stderr.read() == "stopping\n"
     assert not psutil.wait_procs(children, timeout=1)[1]

@@ -64,6 +64,13 @@ def test_once_it_was_ready_only_what_ends_a_server_is_its_cause(tmp_path: Path) 
     assert _cause(tmp_path, start + hang + ending + FAILED, len(start)) == "TensorRT-LLM has made no progress for 60 s"
 
 
+def test_a_signal_that_asks_for_an_end_in_order_is_no_crash(tmp_path: Path) -> None:
+    """What is said after it counts: here, of clients that stayed for longer than the exit timeout."""
+    late = "failed to stop server: Internal - Exit timeout expired. Exiting immediately."
+    ended = f'Signal (15) received.\nE0101 00:00:00.000000 7 main.cc:535] "{late}"\nSignal (11) received.\n'
+    assert _cause(tmp_path, NOISE + ended, len(NOISE)) == late
+
+
 def test_what_an_exception_of_triton_means(tmp_path: Path) -> None:
     thrown = "  what():  boost::interprocess::lock_exception\n"
     said = "a stage that it waited for showed no sign of life for a second (boost::interprocess::lock_exception)"

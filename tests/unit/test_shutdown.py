@@ -6,8 +6,10 @@ import logging
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -70,6 +72,17 @@ def test_a_server_whose_stages_have_ended_is_not_waited_for(
     _first_line(server)
     assert end_server(server, 1, None, 60) == -signal.SIGKILL
     assert "the server's stages have ended" in caplog.text
+
+
+def test_a_machine_that_stands_still_does_not_count_against_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no stage any more and is about to end, when the clock goes on by a minute between two looks."""
+    looks: list[int] = []
+    monkeypatch.setattr(shutdown, "runs_alone", lambda _: looks.append(1) or len(looks) > 1)
+    monkeypatch.setattr(shutdown, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60 * (len(looks) > 2)))
+    server = _start("bash", "-c", "trap 'sleep 0.6; exit 0' TERM; echo $$; while true; do sleep 0.1; done")
+    _first_line(server)
+    assert end_server(server, 1, None, 600) == 0
+    assert len(looks) > 2
 
 
 def test_where_connections_are_out_of_reach_it_is_said_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -151,7 +152,7 @@ def test_what_is_said_of_a_stage(
         assert stage.stdout is not None
         stage.stdout.readline()
         try:
-            with Vitals(os.getpid(), "127.0.0.1", 1, 1, hang_timeout_s) as vitals:
+            with Vitals(os.getpid(), "127.0.0.1", 1, 1, hang_timeout_s, math.inf) as vitals:
                 assert vitals.look() is None
                 stage.stdin.close()
                 if hurt is not None:
@@ -177,7 +178,7 @@ def test_a_stage_that_waits_for_a_stopped_server_is_not_at_fault() -> None:
         server.stdout.readline()
         silent = mute.getsockname()[1]
         try:
-            with Vitals(server.pid, "127.0.0.1", silent, silent, 60) as vitals:
+            with Vitals(server.pid, "127.0.0.1", silent, silent, 60, 40) as vitals:
                 server.stdin.close()
                 server.send_signal(signal.SIGSTOP)
                 while (end := vitals.look()) is None:
@@ -204,8 +205,26 @@ def test_a_server_hangs_only_where_neither_http_nor_grpc_answers() -> None:
         lives.stop(None).wait()
 
 
-def _end_of_this_process(http_port: int, grpc_port: int, seconds: float) -> End | None:
-    with Vitals(os.getpid(), "127.0.0.1", http_port, grpc_port, 60) as vitals:
+def test_a_server_that_has_closed_its_ports_gets_the_time_that_an_end_may_take() -> None:
+    """With this process in the server's place, and a port where nobody listens."""
+    hung = End("server_hung", "the server has closed its ports and has not ended within 2 s")
+    assert _end_of_this_process(1, 1, 60) == hung
+    assert _end_of_this_process(1, 1, 4, hang_timeout_s=None) is None
+
+
+def test_a_pulse_that_goes_while_it_is_looked_for_is_none() -> None:
+    gone = SHARED_MEMORY / f"inflight_{os.getpid()}_pulse_1_test"
+    gone.symlink_to("nowhere")  # it is listed, and cannot be opened
+    try:
+        assert read_pulses(os.getpid()) == {}
+    finally:
+        gone.unlink()
+
+
+def _end_of_this_process(
+    http_port: int, grpc_port: int, seconds: float, hang_timeout_s: float | None = 60
+) -> End | None:
+    with Vitals(os.getpid(), "127.0.0.1", http_port, grpc_port, hang_timeout_s, 2) as vitals:
         for _ in range(round(seconds / LOOK_S)):
             time.sleep(LOOK_S)
             if (end := vitals.look()) is not None:

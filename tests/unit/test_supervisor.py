@@ -31,7 +31,7 @@ class FakeServer:
     """Each start has a life: the seconds that it serves, and how it ends."""
 
     def __init__(self, directory: Path, lives: list[tuple[float, _Life]]) -> None:
-        self.settings = ServerSettings()
+        self.settings, self.stop_timeout_s = ServerSettings(), 40.0
         self.restarts = Restarts()
         self.log_path = directory / "triton.log"
         self.lives, self.clock = lives, 0.0

@@ -44,6 +44,8 @@ restarts.PAUSES_S = (0,) * 100
 app()
 """
 """`inflight` that starts a server again at once, as often as these tests end it in a row, and Triton by itself."""
+ABORTS = "boost::interprocess::lock_exception"
+"""Of Triton, where a stage that it waits for shows no sign of life for a second."""
 PATIENCE_S = 120.0
 STREAMS = 4
 LONG = GenerateOptions(max_tokens=1900, ignore_eos=True)
@@ -129,6 +131,8 @@ async def _stream(client: AsyncClient | AsyncHttpClient, runs: asyncio.Event) ->
             return stream.completion().finish_reason
     except InflightError as error:
         return error
+    finally:
+        runs.set()
 
 
 async def _under_streams(command: Command, hurt: str, number: signal.Signals) -> list[object]:
@@ -141,8 +145,23 @@ async def _under_streams(command: Command, hurt: str, number: signal.Signals) ->
         running = [asyncio.Event() for _ in range(STREAMS)]
         tasks = [asyncio.create_task(_stream((grpc, http)[place % 2], running[place])) for place in range(STREAMS)]
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in running)), PATIENCE_S)
-        os.kill(command.process_of(hurt), number)
+        if not any(task.done() for task in tasks):
+            os.kill(command.process_of(hurt), number)
         return await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+
+
+async def _hurt(command: Command, hurt: str, number: signal.Signals) -> list[object]:
+    """Hurt it under streams, and return how they end when it serves again.
+
+    Once more where Triton has aborted by itself, as it does where the whole machine stands still for a second.
+    """
+    for _ in range(5):
+        said = command.said
+        ends = await _under_streams(command, hurt, number)
+        command.wait_until_said("ready again in", said.count("ready again in") + 1)
+        if ABORTS not in command.said.removeprefix(said):
+            break
+    return ends
 
 
 async def _ask(command: Command) -> str | None:
@@ -166,9 +185,8 @@ async def test_streams_end_with_a_typed_error_and_others_are_served(
     command: Command, hurt: str, number: signal.Signals, said: str
 ) -> None:
     restarts = command.said.count("ready again in")
-    ends = await _under_streams(command, hurt, number)
+    ends = await _hurt(command, hurt, number)
     assert [type(end) for end in ends] == [ServerUnreachable] * STREAMS, ends
-    command.wait_until_said("ready again in", restarts + 1)
     kept = command.state / f"inflight/crash-{command.http_port}.log"
     line = rf"^inflight: {said}; the server restarts in \d+ s; its log is kept in {kept}$"
     assert re.search(line, command.said, re.MULTILINE), command.said
@@ -177,7 +195,7 @@ async def test_streams_end_with_a_typed_error_and_others_are_served(
     page = read_directly(f"http://127.0.0.1:{command.metrics_port}/metrics").decode()
     counted = sum(map(float, re.findall(r"^inflight_restarts_total{.*} (\S+)$", page, re.MULTILINE)))
     # More than these tests ask for, where a start crashes: Triton aborts where a machine stands still meanwhile.
-    assert counted == command.said.count("is started again in") >= restarts + 1
+    assert counted == len(re.findall(r"restarts in \d+ s", command.said)) >= restarts + 1
 
 
 def test_a_closed_terminal_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
@@ -231,7 +249,9 @@ def test_a_row_of_crashes_is_given_up_with_its_cause(
     finally:
         server.stop()
     why = "the server ended on SIGABRT: its log does not say why"
-    assert "`inflight serve` gives up after 2 " in str(raised.value)
+    # The last of the row may be a start that Triton ends, which says why.
+    last = rf"({why}|the server ended on SIGABRT: .*{ABORTS}.*); `inflight serve` gives up after 2 "
+    assert re.match(last, str(raised.value)), raised.value
     assert f"its log is kept in {tmp_path}/inflight/crash-{ports['http_port']}.log" in str(raised.value)
     assert f"{why}; the server restarts in 0 s" in caplog.text
     assert not list(SHARED_MEMORY.glob(f"*inflight_{os.getpid()}_{ports['http_port']}_*"))

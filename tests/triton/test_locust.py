@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from inflight.load.measurements import measure
 from inflight.load.pipeline import replay_server
 from inflight.load.result import REPORT, read_records, read_summary
 from inflight.resources import DEMO
@@ -34,7 +35,8 @@ prompt_tokens = { distribution = "uniform", min = 8, max = 40 }
 output_tokens = { distribution = "uniform", min = 10, max = 30 }
 """
 CANCELLED = CLOSED + "cancellations = { share = 0.5, after_tokens = { distribution = 'fixed', value = 3 } }\n"
-FIGURES = ("itl_ms", "e2e_ms")
+FIGURES = ("itl_ms", "e2e_ms", "ttft_ms")
+STEP_MS = 40.0
 OPEN = CLOSED.replace("concurrency = 3", 'rate = 6\narrivals = "constant"')
 
 
@@ -110,19 +112,20 @@ def test_both_users_fire_every_event_and_leave_the_same_result(
 def test_requests_and_figures_are_those_of_inflight_load(locust: Callable[..., Run], tmp_path: Path) -> None:
     other = tmp_path / "other"
     command = [str(BIN / "inflight"), "load", "run", str(tmp_path / "it.toml"), "--output", str(other)]
-    with replay_server(DEMO / "model", 40.0) as slow:  # so slow that the engine's pace is nearly all that is measured
-        for _ in range(2):  # a machine that was held up once is measured again
-            ours = locust(OPEN, _ports(slow), "GrpcUser")
-            url = f"127.0.0.1:{_ports(slow)[1]}"
-            subprocess.run([*command, "--url", url], check=True, timeout=120, capture_output=True)
-            pairs = [(ours.summary["figures"][name], read_summary(other)["figures"][name]) for name in FIGURES]
-            ratios = [mine["p50"] / theirs["p50"] for mine, theirs in pairs]
-            if ratios == pytest.approx([1, 1], abs=0.15):
-                break
-    assert ratios == pytest.approx([1, 1], abs=0.15)
+    with replay_server(DEMO / "model", STEP_MS) as slow:  # the engine's pace is nearly all that is measured
+        ours = locust(OPEN, _ports(slow), "GrpcUser")
+        url = f"127.0.0.1:{_ports(slow)[1]}"
+        subprocess.run([*command, "--url", url], check=True, timeout=120, capture_output=True)
     seen, known = ({(one.session, one.turn): one for one in read_records(where)} for where in (ours.directory, other))
     assert len(seen) == 24
     assert seen.keys() == known.keys()
+    for records, figures in ((seen, ours.summary["figures"]), (known, read_summary(other)["figures"])):
+        # The engine is never faster. A machine that stands still adds to some requests, and not to the least of all.
+        paces = [1000 * one.e2e_s / one.output_tokens / STEP_MS for one in records.values()]
+        assert 0.85 < min(paces) < 1.5
+        counted = measure(list(records.values()), tuple(figures["window_s"]), {})
+        for name in FIGURES:
+            assert figures[name]["p50"] == pytest.approx(getattr(counted, name).p50, abs=0.01)
     for key, one in seen.items():
         assert (one.scheduled_s, one.input_tokens, one.output_tokens) == (
             known[key].scheduled_s,
@@ -163,7 +166,8 @@ from locust.env import Environment
 locust.stats.CSV_STATS_INTERVAL_SEC = 0.01
 writer = locust.stats.StatsCSVFileWriter(Environment(), [0.5], {str(tmp_path / "out")!r})
 writing = spawn(writer)
-sleep(0.05)
+for _ in range(50):  # each lets the writer run, however late both are
+    sleep(0.01)
 writer.close_files()
 assert open(writer.stats_history_file_name()).read().count("Aggregated") > 1
 sleep(0.05)

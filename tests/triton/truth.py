@@ -133,6 +133,8 @@ class Measured:
     """By how much the server's counters grew."""
     timer_late_ms: float
     """How late a timer of this process came beside it, 95th percentile: what the machine can be asked for."""
+    stood_still_ms: float
+    """How late the latest of these timers came: one such moment is in the means of all requests of that time."""
 
     @property
     def window(self) -> list[RequestRecord]:
@@ -176,16 +178,17 @@ def measure(traced: Traced, load: Load, over_http: bool, directory: Path) -> Mea
     assert wait_until(lambda: _series(server)["inflight_requests_total"] == ended, 10), "requests are not counted"
     grown = {name: value - before[name] for name, value in _series(server).items()}
     figures = read_summary(output)["figures"]
-    return Measured(load, figures, records, probes, requests, grown, timing.result())
+    return Measured(load, figures, records, probes, requests, grown, *timing.result())
 
 
-def _timer_late_ms(over: threading.Event) -> float:
+def _timer_late_ms(over: threading.Event) -> tuple[float, float]:
+    """Return the 95th percentile and the most."""
     late = []
     while not over.is_set():
         due = time.perf_counter() + 0.005
         time.sleep(0.005)
         late.append(1000 * (time.perf_counter() - due))
-    return statistics.quantiles(late, n=20)[-1]
+    return statistics.quantiles(late, n=20)[-1], max(late)
 
 
 def _trace(traced: Traced, request_id: str) -> tuple[Span, dict[str, Span]]:

@@ -7,6 +7,7 @@ looks at times is skipped where other guests of the host took a good part of the
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -20,6 +21,9 @@ _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
 
 if not Path("/dev/nvidiactl").exists():  # Triton looks once, when whoever is first imports it
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What a shell's script starts with `&` ignores Ctrl-C, and so would the programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too

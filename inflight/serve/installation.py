@@ -114,7 +114,8 @@ def _installed(root: Path) -> TritonInstallation:
     for part in (root / "bin/tritonserver", python / "libtriton_python.so", python / "triton_python_backend_stub"):
         if not part.is_file():
             raise DeploymentError(f"{root} is not a Triton installation with the Python backend: {part} is missing")
-    return TritonInstallation(root / "bin/tritonserver", python, python / "triton_python_backend_stub", (root / "lib",))
+    libraries = (root / "lib", *_libpython_directories())
+    return TritonInstallation(root / "bin/tritonserver", python, python / "triton_python_backend_stub", libraries)
 
 
 def _from_wheel() -> TritonInstallation:
@@ -133,18 +134,21 @@ def _from_wheel() -> TritonInstallation:
     if not stub.is_file():
         raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.11 or 3.12")
     server = package / "tritonserver"
-    libraries = (_libpython_directory(version), package.parent / "nvidia_pytriton.libs")
+    libpython = _libpython_directories()
+    if not libpython:
+        name = f"libpython{version}"
+        raise DeploymentError(f"{name}.so.1.0 is missing; install it with: apt-get install {name}")
+    libraries = (*libpython, package.parent / "nvidia_pytriton.libs")
     return TritonInstallation(server / "bin/tritonserver", server / "backends/python", stub, libraries, embedded=True)
 
 
-def _libpython_directory(version: str) -> Path:
-    """Return the directory of the shared libpython of the Python that this environment was made from.
+def _libpython_directories() -> tuple[Path, ...]:
+    """Return the directory of the shared libpython of the Python that this environment was made from, or nothing.
 
-    The stub would otherwise load whichever libpython the system has first, whose standard library is another one.
+    The stub would otherwise load whichever libpython the system has first, whose standard library is another one; where
+    the system has none, the stub does not start, and the server waits for it in vain.
     """
-    name = f"libpython{version}.so.1.0"
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     multiarch = Path("/usr/lib") / (sysconfig.get_config_var("MULTIARCH") or "")
-    for directory in (Path(sys.base_prefix) / "lib", multiarch, Path("/usr/lib64")):
-        if (directory / name).is_file():
-            return directory
-    raise DeploymentError(f"{name} is missing; install it with: apt-get install libpython{version}")
+    places = (Path(sys.base_prefix) / "lib", multiarch, Path("/usr/lib64"))
+    return tuple(place for place in places if (place / name).is_file())[:1]

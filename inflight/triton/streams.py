@@ -101,6 +101,8 @@ class ResponseStreams:
         self._urgent: dict[int, None] = {}
         """Those of them that must not wait: first tokens and last ones."""
         self._pace = Pace(answered)
+        self._beating: _Request | None = None
+        """The request to which a heartbeat is being sent."""
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
@@ -133,12 +135,17 @@ class ResponseStreams:
                 self._changed.notify()
 
     def forget(self, parts: list[Part]) -> None:
-        """Drop a request that the engine did not take; nothing is sent."""
+        """Drop a request that the engine did not take; nothing is sent any more, not even a heartbeat that has begun.
+
+        Triton (2.51) frees what a request's responses need with the last one: one beside it would end the server.
+        """
         with self._changed:
             for part in parts:
                 stream = self._streams.pop(part.request.key, None)
                 if stream is not None:
                     stream.open.discard(part.request.key)
+                    while self._beating is stream:
+                        self._changed.wait()
 
     def keys_beside(self, keys: list[int]) -> list[int]:
         """Return the stream keys of all running sequences of the requests that these belong to."""
@@ -304,5 +311,13 @@ class ResponseStreams:
                     self._cancel(one)
         elif self._decoupled and now - request.last_sent >= interval:
             request.last_sent = now
-            if key in request.open:  # else the engine has refused it, and Triton's thread says so
+            with self._changed:
+                if key not in request.open:  # the engine has refused it, and Triton's thread says so
+                    return
+                self._beating = request
+            try:
                 self._send_on(request, responses.heartbeat(key), final=False)
+            finally:
+                with self._changed:
+                    self._beating = None
+                    self._changed.notify_all()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.load.measurements import RequestRecord
 from tests.triton.traced_server import Traced, serve_traced
 from tests.triton.truth import (
     PREFILL_MS,
@@ -140,10 +141,18 @@ def exact_counts(found: Measured) -> None:
         cuts = statistics.quantiles(samples, n=100, method="inclusive")
         truth = {"mean": statistics.fmean(samples), "p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
         assert {part: figures[name][part] for part in truth} == pytest.approx(truth, abs=0.01), name
-    good = sum(one.class_name == "kept" for one in found.window)
+    good = sum(_has_kept_its_limits(one, load) for one in found.window)
     assert 0 < good < load.requests
     assert figures["goodput"] == pytest.approx(good / load.steady_s, abs=1e-4)
     assert figures["slo_attainment"] == pytest.approx(good / load.requests, abs=1e-4)
+
+
+def _has_kept_its_limits(one: RequestRecord, load: Load) -> bool:
+    """Nothing is earlier than the engine makes it; but where the machine stood still, tokens come closer together."""
+    if one.class_name != "itl":
+        return one.class_name == "kept"
+    first, last, later = one.arrivals[0], one.arrivals[-1], load.tokens - one.arrivals[0].tokens
+    return not later or 1000 * (last.time_s - first.time_s) / later <= load.limits["itl"]["itl_ms"]
 
 
 def exact_agreement(found: Measured) -> None:

@@ -195,7 +195,7 @@ def test_an_engine_that_does_not_end_is_left(
     api.end = ended.wait
     began = time.monotonic()
     Runtime(api, Refusal).close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     assert "does not shut down" in caplog.text
     ended.set()
 

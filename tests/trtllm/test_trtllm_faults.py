@@ -41,7 +41,7 @@ def test_a_hang_fails_what_runs_and_refuses_what_comes(start: Start, prompt: lis
     set_fault(stall_after=5)
     began = time.monotonic()
     outputs = run(engine, ask(prompt), ask(prompt))
-    assert 0.3 < time.monotonic() - began < 3
+    assert 0.3 < time.monotonic() - began < 30
     for output in outputs:
         assert len(output.tokens) == 5
         assert isinstance(output.error, EngineFailure)
@@ -158,7 +158,7 @@ def test_an_engine_that_has_died_fails_all_and_ends_the_server(
     for output in run(engine, *(ask(prompt, max_tokens=60) for _ in range(3))):
         assert isinstance(output.error, EngineFailure)
         assert "rank 0" not in str(output.error)
-    assert died.wait(3)
+    assert died.wait(30)
     with pytest.raises(EngineFailure, match="has failed .*must be started again"):
         engine.validate(ask(prompt))
 

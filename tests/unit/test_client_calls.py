@@ -227,7 +227,7 @@ def test_no_server() -> None:
                 client.generate("Hi")
             with pytest.raises(ServerUnreachable, match=r"not ready after 0\.2 s"):
                 client.wait_ready(0.2)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
 
 
 def test_wait_ready_and_retry_bridge_a_start(blocking: Make, fake: FakeServer) -> None:

@@ -94,3 +94,14 @@ def server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 @pytest.fixture(scope="session")
 def unary_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     yield from run(on_engine(engine, tmp_path_factory.mktemp(engine)), decoupled=False)
+
+
+@pytest.fixture(autouse=True)
+def _shared_servers_run(request: pytest.FixtureRequest) -> None:
+    """Start a shared server again that ended in an earlier test: that one has failed, and the others need not."""
+    for name in ("server", "unary_server"):
+        shared = request.getfixturevalue(name) if name in request.fixturenames else None
+        if isinstance(shared, Running) and shared.server.process.poll() is not None:
+            shared.server.stop(at_once=True)
+            shared.server.start()
+            shared.server.wait_ready(180)

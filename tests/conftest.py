@@ -98,4 +98,4 @@ def _share_taken(item: pytest.Item) -> float:
 
 
 def _others_disturbed(item: pytest.Item) -> bool:
-    return _share_taken(item) > _LITTLE_TAKEN
+    return _BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN

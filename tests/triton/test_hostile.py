@@ -77,7 +77,8 @@ def test_a_process_that_ends_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"), [("192.0.2.1:8000", "only a loopback address"), ("https://127.0.0.1:8000", "the scheme is")]
+    ("address", "said"),
+    [("192.0.2.1:8000", "only a loopback address"), ("https://127.0.0.1:8000", "the scheme must be")],
 )
 def test_only_this_machine_is_besieged(address: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):

@@ -57,11 +57,25 @@ class Wrapper:
         """Take the next piece in; return what can be written of all that has come."""
         units = list(_units(self._held + visible(text)))
         self._held = units.pop() if units else ""
-        kind = _kind_of(self._held)
-        if kind == _BREAK or (kind == _NARROW and _width(self._held) > self._columns()):
-            units.append(self._held)  # what follows does not change where it goes
+        if _kind_of(self._held) == _BREAK:
+            units.append(self._held)
             self._held = ""
+        else:
+            units.append(self._take_long_word())
         return "".join(map(self._place, units))
+
+    def _take_long_word(self) -> str:
+        """Take what is held of a word that is longer than a line: what follows does not change where it goes.
+
+        Its last character stays, to which more may belong.
+        """
+        *graphemes, last = list(_graphemes(self._held)) or [""]
+        word = "".join(graphemes)
+        whole = word[-1:] not in _OPENING and all(_kind(grapheme) == _NARROW for grapheme in graphemes)
+        if not whole or _width(word) <= self._columns():
+            return ""
+        self._held = last
+        return word
 
     def end(self) -> str:
         """Return what was held back: the text has ended."""
@@ -70,8 +84,11 @@ class Wrapper:
 
     def _place(self, unit: str) -> str:
         """Return the unit, with a break before it where it needs one."""
+        if not unit:
+            return ""
         kind = _kind_of(unit)
-        goes_on, self._folding = self._folding and kind == _NARROW, False
+        goes_on = self._folding and (kind == _NARROW or unit[0] in _CLOSING)
+        self._folding = False
         if kind == _BREAK:
             self._column, self._blanks, self._fresh = 0, "", True
             return unit
@@ -115,7 +132,7 @@ def _units(text: str) -> Iterator[str]:
     A wide character takes closing punctuation with it, and an opening bracket takes what follows.
     """
     unit, kind = "", ""
-    for grapheme in iter_graphemes(text):
+    for grapheme in _graphemes(text):
         next_kind = _kind(grapheme)
         words = kind in (_WIDE, _NARROW) and next_kind in (_WIDE, _NARROW)
         if words and (grapheme in _CLOSING or unit[-1] in _OPENING):
@@ -131,16 +148,28 @@ def _units(text: str) -> Iterator[str]:
 
 
 def _kind_of(unit: str) -> str:
-    return _kind(next(iter_graphemes(unit))) if unit else _BLANK
+    return _kind(next(_graphemes(unit))) if unit else _BLANK
+
+
+def _graphemes(text: str) -> Iterator[str]:
+    """Yield what is seen as one character; a mark behind a blank is one of its own, so that the blank stays one."""
+    for grapheme in iter_graphemes(text):
+        if len(grapheme) > 1 and _is_blank(grapheme[0]):
+            yield grapheme[0]
+            yield grapheme[1:]
+        else:
+            yield grapheme
+
+
+def _is_blank(character: str) -> bool:
+    return character == "\t" or (unicodedata.category(character) == "Zs" and character not in _UNBROKEN_BLANKS)
 
 
 def _kind(grapheme: str) -> str:
     first = grapheme[0]
     if first == "\n":
         return _BREAK
-    if len(grapheme) == 1 and (
-        first == "\t" or (unicodedata.category(first) == "Zs" and first not in _UNBROKEN_BLANKS)
-    ):
+    if _is_blank(first):
         return _BLANK
     hangul = unicodedata.name(first, "").startswith("HANGUL")  # wide, but it has blanks between words
     return _WIDE if _width(grapheme) > 1 and not hangul else _NARROW

@@ -130,7 +130,8 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals
     try:
         with _console.status("starting") as status:
             supervisor.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
-        _console.print(_banner(server, time.monotonic() - started), markup=False, soft_wrap=True)
+        with signals.held():  # what is interrupted is printed once more with what comes next
+            _console.print(_banner(server, time.monotonic() - started), markup=False, soft_wrap=True)
         supervisor.keep_serving()
     except KeyboardInterrupt:
         signals.ignore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -10,11 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from rich.console import Console
 
-from inflight.deployment import ServerSettings
+from inflight.deployment import ServerSettings, load_deployment
 from inflight.errors import DeploymentError
+from inflight.resources import DEMO
+from inflight.serve import command
 from inflight.serve import supervisor as module
 from inflight.serve.log import UNKNOWN
 from inflight.serve.restarts import PAUSES_S, WELL_S, Restarts
@@ -192,6 +197,26 @@ def test_a_signal_waits_for_what_must_be_done_whole(signals: StopSignals) -> Non
     assert done == ["all"]
     signals.ignore()
     os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_a_signal_amid_the_first_words_has_none_of_them_printed_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signals: StopSignals
+) -> None:
+    class Interrupting(io.StringIO):
+        """SIGTERM comes when the first words have been written."""
+
+        def flush(self) -> None:
+            if "ready in" in self.getvalue() and "stopping" not in self.getvalue():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    screen = Interrupting()
+    monkeypatch.setattr(command, "_console", Console(file=screen))
+    monkeypatch.setattr(command, "_banner", lambda server, seconds: "ready in 1 s")
+    monkeypatch.setattr(command, "find_installation", lambda triton: None)
+    for name in ("TritonServer", "Supervisor"):
+        monkeypatch.setattr(command, name, MagicMock())
+    command._serve(tmp_path, load_deployment(DEMO), None, signals)
+    assert screen.getvalue() == "ready in 1 s\nstopping\n"
 
 
 def test_nohup_is_respected() -> None:

@@ -6,13 +6,13 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from wcwidth import wcswidth
 
 from inflight.client.wrap import Wrapper
 
-ALPHABET = [*"abc ,.!-\n\t世界。「한é\u0301🙂🇩🇪", "👨‍👩‍👧"]
+ALPHABET = [*"abc ,.!-\n\t世界。「“한é\u0301🙂🇩🇪", "👨‍👩‍👧"]
 TEXTS = st.lists(st.sampled_from(ALPHABET)).map("".join)
 WORDS = st.lists(st.text("abcdefgh.,", min_size=1, max_size=8), max_size=60)
 
@@ -26,6 +26,7 @@ def inked(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
+@example("aa。", 1, [])
 @given(TEXTS, st.integers(1, 30), st.lists(st.integers(0, 40)))
 def test_the_text_is_the_same_but_for_line_breaks(text: str, columns: int, cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})

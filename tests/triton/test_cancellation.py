@@ -108,13 +108,13 @@ async def _drain(stream: object) -> str | None:
     return reason
 
 
-async def once(server: Running, state: str) -> None:
-    """Wait until a request is ``active`` or ``waiting``."""
+async def once(server: Running, state: str, timeout_s: float = PATIENCE_S) -> bool:
+    """Wait until a request is ``active`` or ``waiting``; return whether one was."""
 
     def is_one() -> bool:
         return read_metric(server.metrics, "nv_trt_llm_request_metrics", request_type=state) == 1
 
-    assert await asyncio.to_thread(wait_until, is_one, PATIENCE_S)
+    return await asyncio.to_thread(wait_until, is_one, timeout_s)
 
 
 WAYS: list[Callable[[Running, When, str], Awaitable[None]]] = [
@@ -128,9 +128,12 @@ WAYS: list[Callable[[Running, When, str], Awaitable[None]]] = [
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_each_way_ends_the_generation(server: Running, way: Callable[[Running, When, str], Awaitable[None]]) -> None:
     before = outcome(server, "cancelled")
-    asyncio.run(way(server, partial(once, server, "active"), "one"))
-    assert wait_until(lambda: is_idle(server), PATIENCE_S)
-    assert wait_until(lambda: outcome(server, "cancelled") == before + 1, PATIENCE_S), "the request ran on"
+    for _ in range(5):  # a request may come to its end before a machine that stands still has seen it run
+        asyncio.run(way(server, partial(once, server, "active", 5), "one"))
+        assert wait_until(lambda: is_idle(server), PATIENCE_S)
+        if wait_until(lambda: outcome(server, "cancelled") == before + 1, 5):
+            return
+    pytest.fail("each request ran on")
 
 
 def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> None:
@@ -147,7 +150,7 @@ def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(callback=lambda result, error: None)
         client.async_stream_infer("tensorrt_llm", grpc_inputs("tensorrt_llm", values))
-        asyncio.run(once(server, "active"))
+        assert asyncio.run(once(server, "active"))
         client.stop_stream(cancel_requests=True)
     assert wait_until(lambda: is_idle(server), PATIENCE_S)
     assert wait_until(lambda: outcome(server, "cancelled") == before + 1, PATIENCE_S)
@@ -164,7 +167,7 @@ def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
     async def one_runs_and_one_goes() -> None:
         async with AsyncClient(server.grpc) as client:
             running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
-            await once(server, "active")
+            assert await once(server, "active")
             await cancel_grpc_stream(server, partial(once, server, "waiting"), "waiter")
             assert await asyncio.to_thread(wait_until, lambda: waiting() == 0, PATIENCE_S)
             assert not running.done(), "the one that runs must outlast the test"
@@ -193,7 +196,7 @@ def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: st
     async def load() -> None:
         async with AsyncClient(server.grpc) as client:
             running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
-            await once(server, "active")
+            assert await once(server, "active")
             await asyncio.gather(*(leave(client, index) for index in range(24)))
             with pytest.raises(DeadlineExceeded, match="before its first token"):
                 await client.generate("Stay", late)

@@ -84,8 +84,12 @@ class Terminal:
         return True
 
     def wait_for_prompt(self, number: int) -> None:
-        """Wait for the prompt that ``number - 1`` came before."""
+        """Wait for the prompt that ``number - 1`` came before, and until it reads keys: Ctrl-D is lost before."""
         self.wait_for("^>", number)
+        deadline = time.monotonic() + LIMIT_S
+        while termios.tcgetattr(self._ours)[3] & termios.ICANON:
+            assert time.monotonic() < deadline, "\n".join(self.lines)
+            time.sleep(0.01)
 
     def end(self) -> int | None:
         """Wait for the program's end and return its exit code."""

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from inflight.engine.attention import kernels
+from inflight.engine.attention.store import StoredKv, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.models.layers import RmsNorm
 
@@ -64,9 +65,9 @@ def main(capability: int) -> None:
 def _attention(dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
     keys = torch.zeros(_KV_HEADS, _SLOTS, dim, dtype=cache)
     scales = torch.ones(_KV_HEADS, _SLOTS, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
-    stored = kernels.StoredKv(keys, keys, scales, scales)
+    stored = StoredKv(keys, keys, scales, scales)
     key = torch.zeros(4, _KV_HEADS, dim, dtype=dtype)
-    kernels.store(key, key, torch.zeros(4, dtype=torch.int32), stored)
+    store(key, key, torch.zeros(4, dtype=torch.int32), stored)
     query = torch.zeros(4, _HEADS, dim, dtype=dtype)
     spans, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     for longest, splits in ((1, 32), (1, 1), (100, 1)):

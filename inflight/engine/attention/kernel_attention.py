@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inflight.engine.attention import kernels
 from inflight.engine.attention.paged import KvTensors, Span
+from inflight.engine.attention.store import StoredKv, store
 from inflight.engine.transfer import to_device
 
 HEADER = int(kernels.HEADER.value)
@@ -82,7 +83,7 @@ def places(table: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
 class KernelAttention:
     """One step's attention, for all layers. Called by the model; see ``layers.Attend``."""
 
-    def __init__(self, layers: Sequence[kernels.StoredKv], layout: StepLayout, block_size: int) -> None:
+    def __init__(self, layers: Sequence[StoredKv], layout: StepLayout, block_size: int) -> None:
         """
         Args:
             layers: the cache's memory; see ``stored_layers``.
@@ -96,7 +97,7 @@ class KernelAttention:
     ) -> Tensor:
         """Store keys and values, and attend."""
         layout, stored, size = self._layout, self._layers[layer], self._block_size
-        kernels.store(key, value, layout.slots, stored)
+        store(key, value, layout.slots, stored)
         seen = torch.empty_like(query)
         if len(layout.singles):
             # By the capacity, not by what is in the batch: the order of summation must not depend on neighbours.
@@ -108,6 +109,6 @@ class KernelAttention:
         return seen
 
 
-def stored_layers(tensors: KvTensors) -> list[kernels.StoredKv]:
+def stored_layers(tensors: KvTensors) -> list[StoredKv]:
     """Return the cache's memory layer by layer."""
-    return [kernels.StoredKv(*parts) for parts in zip(tensors.keys, tensors.values, *tensors.scales, strict=True)]
+    return [StoredKv(*parts) for parts in zip(tensors.keys, tensors.values, *tensors.scales, strict=True)]

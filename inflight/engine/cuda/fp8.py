@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from inflight.engine.attention.kernels import quantized
+from inflight.engine.attention.store import quantized
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.linears import Fp8Linear
 

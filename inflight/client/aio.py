@@ -12,17 +12,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 from inflight.client.about import ServedModel, served_model
 from inflight.client.address import Address, parse_address
 from inflight.client.answer import Chunk, Collector, Completion, Outputs, read_chunk
 from inflight.client.errors import RETRYABLE, ServerLoading
-from inflight.client.grpc_transport import GrpcTransport
-from inflight.client.http_transport import HttpTransport
 from inflight.client.patience import Patience, Retry, Timeouts
 from inflight.client.reach import Health, find_problem
 from inflight.client.request import GenerateOptions, Prompt, Request, build_request
+from inflight.client.transport import Transport, make_transport
 from inflight.contract import ENGINE
 from inflight.errors import EngineFailure, InflightError
 
@@ -30,19 +29,6 @@ Self = TypeVar("Self", bound="_BaseClient")
 _END: Outputs = {}
 _LOOK_S = 2.0
 """What a look at an address may take that requests do not go to."""
-
-
-class Transport(Protocol):
-    """What the clients need of gRPC or HTTP."""
-
-    def replies(self, request: Request) -> AsyncGenerator[Outputs, None]:
-        """Send ``request`` and yield its responses; closing the generator cancels the request."""
-
-    async def health(self) -> Health:
-        """Return what the server says of itself and of the model."""
-
-    async def close(self) -> None:
-        """Close all connections."""
 
 
 class AsyncStream:
@@ -107,7 +93,6 @@ async def _chunks(
 
 
 class _BaseClient:
-    _transport_type: ClassVar[type[GrpcTransport] | type[HttpTransport]]
     _scheme: ClassVar[str]
     """Of an address that names none."""
 
@@ -128,10 +113,13 @@ class _BaseClient:
             connect_timeout: seconds that one try to connect may take.
             timeouts: limits of every request that does not bring its own.
             retry: when to try again.
+
+        Raises:
+            UnsupportedFeature: it is to ask over gRPC, and the libraries of gRPC are not installed.
         """
         self.url = url
         self._model = model
-        self._transport: Transport = self._transport_type(url, model, connect_timeout)
+        self._transport = make_transport(self._scheme, url, model, connect_timeout)
         self._timeouts = timeouts or Timeouts()
         self._retry = retry or Retry()
 
@@ -249,18 +237,15 @@ class _BaseClient:
 class AsyncClient(_BaseClient):
     """Asks over gRPC: ``host:port`` or, with TLS, ``grpcs://host:port``."""
 
-    _transport_type = GrpcTransport
     _scheme = "grpc"
 
 
 class AsyncHttpClient(_BaseClient):
     """Asks over HTTP: ``host:port``, ``http://host:port`` or ``https://host:port``."""
 
-    _transport_type = HttpTransport
     _scheme = "http"
 
 
 def transport_to(address: Address, model: str) -> Transport:
     """Return a transport for a look at ``address``, in its protocol."""
-    kind = GrpcTransport if address.scheme.startswith("grpc") else HttpTransport
-    return kind(address.url, model, _LOOK_S)
+    return make_transport(address.scheme, address.url, model, _LOOK_S)

@@ -48,14 +48,14 @@ def chat(
     notes = Console(stderr=True)
     kind = HttpClient if is_http(url) else Client
     columns = _columns if sys.stdout.isatty() else None
-    with kind(url, model=model) as client:
-        conversation = Chat(client, options, system, sys.stdout, notes, columns)
-        try:
+    try:
+        with kind(url, model=model) as client:
+            conversation = Chat(client, options, system, sys.stdout, notes, columns)
             _wait_for(client, notes)
             good = _talk(conversation, client) if sys.stdin.isatty() else _answer_input(conversation)
-        except (InflightError, OSError) as error:
-            print_error(notes, error)
-            good = False
+    except (InflightError, OSError) as error:
+        print_error(notes, error)
+        good = False
     if not good:
         raise typer.Exit(1)
 

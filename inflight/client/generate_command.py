@@ -70,8 +70,9 @@ def generate(
         return_num_output_tokens=jsonl or None,
     )
     kind = AsyncHttpClient if is_http(url) else AsyncClient
-    client, prompts = kind(url, model=model), _prompts(prompt, file)
+    prompts = _prompts(prompt, file)
     try:
+        client = kind(url, model=model)
         failures = asyncio.run(_answer_all(client, Asker(client, options, raw), prompts, concurrency, jsonl))
     except (InflightError, OSError) as error:
         print_error(Console(stderr=True), error)

@@ -16,7 +16,7 @@ import httpx
 
 from inflight.client.address import Address
 from inflight.client.errors import ServerLoading, ServerUnreachable
-from inflight.errors import InflightError, NotFound
+from inflight.errors import InflightError, NotFound, UnsupportedFeature
 
 _PROBE_S = 2.0
 """What one look at an address may take."""
@@ -47,7 +47,7 @@ class Speaker(Protocol):
 
 
 Connect = Callable[[Address], Speaker]
-"""Returns a transport to an address; what it has opened is closed by ``find_problem``."""
+"""Returns a transport to an address, which ``find_problem`` closes, or raises UnsupportedFeature."""
 
 
 async def find_problem(address: Address, model: str, speaker: Speaker, connect: Connect) -> InflightError | None:
@@ -114,8 +114,11 @@ async def _other_protocol(address: Address, connect: Connect) -> str | None:
 
 
 async def _speaks(connect: Connect, address: Address) -> bool:
-    """Return whether a server answers at ``address`` in its protocol."""
-    speaker = connect(address)
+    """Return whether a server answers at ``address`` in its protocol, as far as this program speaks it."""
+    try:
+        speaker = connect(address)
+    except UnsupportedFeature:
+        return False
     try:
         return await speaker.health() is not Health.SILENT
     finally:

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from inflight.load import pipeline as measured
 from inflight.load.observability import EngineLoad, measure_observability
-from inflight.load.tokenizer import measure_tokenizers
 from inflight.report.failures import one_line_errors
 from inflight.report.results import print_table, write_results
 from inflight.resources import DEMO
@@ -55,6 +54,8 @@ def tokenizer(
     output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
 ) -> None:
     """Compare the tokenizer stage with the upstream ensemble's, rebuilt (it needs transformers)."""
+    from inflight.load.tokenizer import measure_tokenizers  # with gRPC, which no other command needs to start
+
     title = "The tokenizer stage and upstream's preprocessing, requests per second"
     _report(
         lambda: measure_tokenizers(model, words or [10, 100, 500], seconds),

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import httpx
 
 from inflight.addresses import direct_mounts, in_url
-from inflight.client.address import is_http, parse_address
+from inflight.client.address import parse_address
 from inflight.client.aio import transport_to
 from inflight.client.errors import RequestTimeout, ServerUnreachable
-from inflight.client.grpc_transport import GrpcTransport
-from inflight.client.http_transport import HttpTransport
 from inflight.client.reach import find_problem
 from inflight.client.request import Request
+from inflight.client.transport import make_transport
 from inflight.contract import ENGINE
 from inflight.engine.snapshot import Snapshot
 from inflight.errors import EngineFailure, InflightError, NotFound
@@ -56,13 +55,14 @@ class Source:
 
         Raises:
             InvalidRequest: either is no address.
+            UnsupportedFeature: ``url`` is of gRPC, whose libraries are not installed.
         """
         self._address = parse_address(url)
         if metrics is not None:
             parse_address(metrics, "http", "--metrics", _METRICS_SCHEMES)
         self.url = url
         self.metrics = f"{in_url(self._address.host)}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
-        self._transport = (HttpTransport if is_http(url) else GrpcTransport)(url, ENGINE, patience_s)
+        self._transport = make_transport(self._address.scheme, url, ENGINE, patience_s)
         self._http = httpx.AsyncClient(timeout=patience_s, mounts=direct_mounts(self.metrics))
         self._patience_s = patience_s
 

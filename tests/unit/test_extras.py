@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -86,6 +89,45 @@ def test_serving_has_all_that_the_command_imports(words: list[str], refused: str
     done = subprocess.run([sys.executable, "-c", RUN, refused, *words], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: inflight" in done.stdout
+
+
+GRPC = "grpc,tritonclient,google"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--help"], "Usage: inflight"),
+        (["serve", "--triton", "nowhere"], "inflight: nowhere is not a Triton installation"),
+        (["generate", "--url", "localhost:1", "hi"], "inflight: gRPC needs the package tritonclient[grpc]"),
+        (["chat", "--url", "localhost:1"], "inflight: gRPC needs the package tritonclient[grpc]"),
+        (["top", "--once", "--url", "localhost:1"], "inflight: gRPC needs the package tritonclient[grpc]"),
+        (["generate", "--url", "http://localhost:1", "hi"], "inflight: no server answers at localhost:1"),
+        (["bench", "--help"], "tokenizer"),
+    ],
+)
+def test_all_but_calls_over_grpc_does_without_grpc(words: list[str], said: str, refused: str) -> None:
+    command = [sys.executable, "-c", RUN, f"{refused},{GRPC}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_is_looked_at_without_grpc(refused: str) -> None:
+    """A server is looked for in the other protocol too: what cannot be spoken here is not found, and not told of."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        threading.Thread(target=_hang_up, args=(listening,), daemon=True).start()
+        command = [sys.executable, "-c", RUN, f"{refused},{GRPC}", "generate", "--url", url, "hi"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert re.fullmatch(r"inflight: .* is not a Triton server; .*\n", done.stderr)
+
+
+def _hang_up(listening: socket.socket) -> None:
+    """Speak no protocol."""
+    with suppress(OSError):
+        while True:
+            listening.accept()[0].close()
 
 
 def test_a_command_that_needs_more_says_how_to_install_it(refused: str) -> None:

@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 
 from inflight.bench.server_soak.traffic import Ask
-from inflight.client.aio import Transport
 from inflight.client.answer import Chunk, Collector, read_chunk
-from inflight.client.grpc_transport import GrpcTransport
-from inflight.client.http_transport import HttpTransport
+from inflight.client.transport import Transport, make_transport
 from inflight.contract import ENGINE, ENSEMBLE
 from inflight.errors import DeadlineExceeded, InflightError, InvalidRequest, UnsupportedFeature
 
@@ -41,8 +39,8 @@ class Clients:
 
     def __init__(self, host: str, grpc_port: int, http_port: int) -> None:
         self._transports: dict[str, Transport] = {
-            "grpc": GrpcTransport(f"{host}:{grpc_port}", ENSEMBLE, _CONNECT_S),
-            "http": HttpTransport(f"{host}:{http_port}", ENSEMBLE, _CONNECT_S),
+            "grpc": make_transport("grpc", f"{host}:{grpc_port}", ENSEMBLE, _CONNECT_S),
+            "http": make_transport("http", f"{host}:{http_port}", ENSEMBLE, _CONNECT_S),
         }
         self._stop_url = f"http://{host}:{http_port}/v2/models/{ENGINE}/generate_stream"
         self._http = httpx.AsyncClient(timeout=_CONNECT_S, trust_env=False)

@@ -83,7 +83,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Generate a few tokens for real, so that whatever is slow the first time has happened; it is not counted."""
-        self._runner.warm_up(self._config.max_batch_size)
+        self._runner.warm_up()
         started = time.perf_counter()
         # On a GPU the longest prefill there is: libraries choose by size, and memory is taken once.
         longest = self._config.max_tokens_per_step if self._runner.device.type == "cuda" else _WARM_UP_TOKENS

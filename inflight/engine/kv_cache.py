@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from inflight.engine.kv.blocks import BlockCopy, BlockTable, CacheCounts, PrefixMatch
+from inflight.engine.kv.blocks import BlockCopy, Blocks, BlockTable, CacheCounts, PrefixMatch
 from inflight.engine.kv.eviction import POLICIES, EvictionQueue
 from inflight.engine.kv.offload import OffloadedBlocks, SecondTier
 from inflight.engine.kv.prefix_tree import Node, PrefixTree
@@ -123,7 +123,7 @@ class KvCache:
         for node in match.path[:known]:
             node.uses += 1
             self._acquire(node.place)
-        shared, last = [node.place for node in match.path[:known]], match.path[known - 1] if known else None
+        shared, last = Blocks(node.place for node in match.path[:known]), match.path[known - 1] if known else None
         table = BlockTable(shared, known * self.block_size, known, needed, 0, known, last, retention)
         self._reserved += needed
         self._copy_known(table, match)
@@ -176,7 +176,7 @@ class KvCache:
             self._copies = [copy for copy in self._copies if copy.target not in private]
         for block in reversed(table.blocks):
             self._release(block)
-        table.blocks = []
+        table.blocks = Blocks()
         self._reserved -= table.reserved
         table.reserved = 0
 

@@ -23,7 +23,7 @@ from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.speculate.tree import ancestry
 from inflight.engine.stats import process_memory
-from inflight.engine.transfer import to_device
+from inflight.engine.transfer import TokenIds, to_device
 from inflight.errors import DeploymentError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ModelRunner:
         self.config = replace(config, num_blocks=memory.num_blocks)
         """The settings, with what was decided here."""
         self.max_length = min(self.max_length, memory.num_blocks * config.block_size)
-        self._kernels = cuda_forward(self._model, self._kv, config.block_size)
+        self._kernels = cuda_forward(self._model, self._kv, config.block_size, config.max_batch_size, self.max_length)
         self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
         """Seconds by phase."""
         log.info(
@@ -92,7 +92,7 @@ class ModelRunner:
         """
         (self.tier or self._kv).copy(copies)
         spans = self._spans(chunks)
-        hidden = self._forward([token for chunk in chunks for token in chunk.tokens], spans)
+        hidden = self._forward(TokenIds([token for chunk in chunks for token in chunk.tokens]), spans)
         last = [
             row
             for chunk, span in zip(chunks, spans, strict=True)
@@ -118,21 +118,22 @@ class ModelRunner:
             copies: blocks to copy before.
         """
         (self.tier or self._kv).copy(copies)
-        return self._logits(self._forward(tokens, self._spans(chunks)))
+        awaited = TokenIds([0] * len(chunks), tokens, range(len(chunks)))
+        return self._logits(self._forward(awaited, self._spans(chunks)))
 
-    def warm_up(self, max_batch_size: int) -> None:
-        """Prepare for steps of up to ``max_batch_size`` sequences: on a GPU, capture those that only decode."""
+    def warm_up(self) -> None:
+        """Prepare for steps: on a GPU, capture those that only decode."""
         started = time.perf_counter()
         if self._kernels is not None:
-            self._kernels.capture(max_batch_size, self.max_length)
+            self._kernels.capture()
             self.start_phases["graphs"] = time.perf_counter() - started
 
-    def _forward(self, token_ids: list[int] | Tensor, spans: list[Span]) -> Tensor:
+    def _forward(self, token_ids: TokenIds, spans: list[Span]) -> Tensor:
         """Return hidden states ``[tokens, hidden]``."""
         if self._kernels is not None and not any(span.paths for span in spans):  # the kernels know no trees
             return self._kernels(token_ids, spans)
         attend = PagedAttention(self._kv, spans, self._block_size)
-        tokens = torch.as_tensor(token_ids, device=self.device)
+        tokens = token_ids.on(self.device)
         return self._model(pad_rows(tokens), pad_rows(attend.positions), attend)[: len(tokens)]
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -155,8 +156,7 @@ class ModelRunner:
         for chunk in chunks:
             table = chunk.sequence.table
             assert table is not None
-            blocks = table.blocks[: -(-(chunk.start + chunk.size) // self._block_size)]
-            spans.append(Span(first, chunk.start, chunk.size, blocks, _paths(chunk)))
+            spans.append(Span(first, chunk.start, chunk.size, table.blocks, _paths(chunk)))
             first += chunk.size
         return spans
 

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_STREAMS = 32
+"""As many streams PyTorch has for each device; it deals them out in turn."""
+
+
+class OwnStream:
+    """A CUDA stream that no other one of these that lives has: what it owns outlives nobody else's."""
+
+    _alive: ClassVar[weakref.WeakSet[OwnStream]] = weakref.WeakSet()
+
+    def __init__(self, device: torch.device) -> None:
+        """
+        Args:
+            device: a CUDA device.
+        """
+        taken: set[torch.cuda.Stream] = {one.stream for one in self._alive}
+        dealt = (torch.cuda.Stream(device) for _ in range(_STREAMS))
+        self.stream: torch.cuda.Stream = next((one for one in dealt if one not in taken), torch.cuda.Stream(device))
+        self._alive.add(self)
+
+
+class TokenIds(NamedTuple):
+    """A step's token ids, of which the device may have chosen some that the host has not seen."""
+
+    known: Sequence[int]
+    """Packed; 0 in place of those."""
+    chosen: Tensor | None = None
+    """``[n]``, on the device."""
+    places: Sequence[int] = ()
+    """``n`` places in the packed tokens where those belong."""
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return all of them on the device, int64."""
+        tokens = to_device(np.array(self.known, np.int64), device)
+        if self.chosen is not None:
+            tokens.index_copy_(0, to_device(np.array(self.places, np.int64), device), self.chosen)
+        return tokens
 
 
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -7,10 +7,12 @@ import random
 import torch
 from torch import Tensor
 
+from inflight.engine.attention.block_tables import BlockTables
 from inflight.engine.attention.kernel_attention import KernelAttention, StepLayout, stored_layers
 from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.quant.kv_cache import Fp8KvTensors, Int8KvTensors, KvScales
+from inflight.engine.transfer import TokenIds
 
 BLOCKS, LAYERS = 40, 2
 SCALES = (2.0**-6, 2.0**-5)
@@ -87,7 +89,8 @@ def both(
 def kernels_see(tensors: KvTensors, spans: list[Span], block_size: int, *step: object) -> Tensor:
     """Return what a step's attention by the kernels is; ``step``: what the model calls it with."""
     tokens = spans[-1].first + spans[-1].count
-    _, layout = StepLayout.of([0] * tokens, spans, block_size, tensors.keys.device)
+    tables = BlockTables(len(spans), BLOCKS, block_size, tensors.keys.device)
+    _, layout = StepLayout.of(TokenIds([0] * tokens), spans, tables)
     return KernelAttention(stored_layers(tensors), layout, block_size)(*step)
 
 

@@ -70,7 +70,7 @@ def test_attention_by_kernels_is_attention_too() -> None:
 
     engine = load(checkpoint("llama"))
     runner = engine._runner
-    runner._kernels = CudaForward(runner._model, runner._kv, 4)
+    runner._kernels = CudaForward(runner._model, runner._kv, 4, runner.config.max_batch_size, runner.max_length)
     with named(engine, runner):
         assert hasattr(module.KernelAttention.__call__, "__wrapped__")
     assert not hasattr(module.KernelAttention.__call__, "__wrapped__")

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention import kernels
+from inflight.engine.attention.block_tables import BlockTables
 from inflight.engine.attention.paged import KvTensors, Span
 from inflight.engine.attention.store import StoredKv, store
-from inflight.engine.transfer import to_device
-
-HEADER = int(kernels.HEADER.value)
+from inflight.engine.transfer import TokenIds, to_device
 
 
 @dataclass(frozen=True)
@@ -26,58 +25,35 @@ class StepLayout:
     slots: Tensor
     """``[tokens]``: where each one's key and value go; -1: nowhere."""
     spans: Tensor
-    """``[spans, HEADER + blocks]``: the first row in the packed tokens, the start in the sequence, tokens, blocks."""
+    """``BlockTables.tensor``."""
     singles: Tensor
-    """The spans of one token, by their index."""
+    """The spans of one token, by their rows there."""
     chunks: Tensor
     """The others."""
     longest_chunk: int
     """Tokens of the longest of them."""
 
     @classmethod
-    def of(
-        cls, token_ids: Sequence[int] | Tensor, spans: Sequence[Span], block_size: int, device: torch.device
-    ) -> tuple[Tensor, StepLayout]:
+    def of(cls, token_ids: TokenIds, spans: Sequence[Span], tables: BlockTables) -> tuple[Tensor, StepLayout]:
         """Return a step's token ids on the device, and its layout; both go there in one transfer.
 
         Args:
-            token_ids: packed; those that are on the device stay there.
+            token_ids: packed.
             spans: of the step, in the order of the packed tokens.
-            block_size: tokens per block.
-            device: where to.
+            tables: of the sequences; they are brought up to date.
         """
-        table = span_table(spans)
-        singles, chunks = np.flatnonzero(table[:, 2] == 1), np.flatnonzero(table[:, 2] > 1)
-        parts = (on_host(token_ids), *places(table, block_size), table.reshape(-1), singles, chunks)
-        packed = to_device(np.concatenate(parts).astype(np.int32), device)
-        tokens, positions, slots, flat, on_singles, on_chunks = packed.split([part.size for part in parts])
-        tokens = token_ids.int() if isinstance(token_ids, Tensor) else tokens
-        longest = int(table[chunks, 2].max()) if chunks.size else 0
-        return tokens, cls(positions, slots, flat.view(table.shape), on_singles, on_chunks, longest)
-
-
-def on_host(token_ids: Sequence[int] | Tensor) -> np.ndarray:
-    """Return token ids as far as the host has them: zeros in place of those that are on the device."""
-    return np.zeros(len(token_ids), np.int32) if isinstance(token_ids, Tensor) else np.asarray(token_ids)
-
-
-def span_table(spans: Sequence[Span]) -> np.ndarray:
-    """Return ``StepLayout.spans`` on the host; rows are padded with block 0, which no kernel reads."""
-    width = max(len(span.blocks) for span in spans)
-    table = np.zeros((len(spans), HEADER + width), np.int32)
-    for row, span in zip(table, spans, strict=True):
-        row[:HEADER] = span.first, span.start, span.count
-        row[HEADER : HEADER + len(span.blocks)] = span.blocks
-    return table
-
-
-def places(table: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position and the slot of every packed token; ``table``: of spans, in the order of their tokens."""
-    first, start, counts = table[:, :HEADER].T
-    rows = np.repeat(np.arange(len(table)), counts)
-    positions = np.arange(len(rows)) + (start - first)[rows]
-    blocks = table[rows, HEADER + positions // block_size]
-    return positions, blocks * block_size + positions % block_size
+        step = tables.place(spans)
+        singles, chunks = step.rows[step.counts == 1], step.rows[step.counts > 1]
+        parts = (np.asarray(token_ids.known), step.positions, step.slots, singles, chunks)
+        sizes = [part.size for part in parts]
+        news = (step.changed, step.values, np.array(token_ids.places, np.int64))
+        packed = to_device(np.concatenate((*parts, *news), dtype=np.int64), tables.tensor.device)
+        layout, changed, values, places = packed.split([sum(sizes), *(part.size for part in news)])
+        tables.update(changed, values)
+        tokens, positions, slots, on_singles, on_chunks = layout.int().split(sizes)
+        if token_ids.chosen is not None:
+            tokens.index_copy_(0, places, token_ids.chosen.int())
+        return tokens, cls(positions, slots, tables.tensor, on_singles, on_chunks, int(step.counts.max()))
 
 
 class KernelAttention:

@@ -128,7 +128,7 @@ class Span:
     """Position of its first token in the sequence."""
     count: int
     blocks: Sequence[int]
-    """The sequence's blocks, enough for all tokens up to the chunk's last."""
+    """The sequence's blocks, enough for all tokens up to the chunk's last; it may have more."""
     paths: Sequence[Sequence[int]] = ()
     """Where its last tokens are a tree of guesses: of each the places in the tree of what it follows, and its own."""
 
@@ -285,6 +285,7 @@ def _slots_of_rows(table: Tensor, owner: Tensor, spans: Sequence[Span]) -> Tenso
 
 def _slots(spans: Sequence[Span], block_size: int) -> Tensor:
     """Return the slots of each span's sequence in a row ``[spans, slots of the longest]``."""
-    longest = max(len(span.blocks) for span in spans)
-    blocks = torch.tensor([[*span.blocks, *[0] * (longest - len(span.blocks))] for span in spans])
+    needed = [span.blocks[: -(-(span.start + span.count) // block_size)] for span in spans]
+    longest = max(map(len, needed))
+    blocks = torch.tensor([[*own, *[0] * (longest - len(own))] for own in needed])
     return (blocks[:, :, None] * block_size + torch.arange(block_size)).flatten(1)

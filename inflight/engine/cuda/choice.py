@@ -23,8 +23,13 @@ _FP8 = (8, 9)
 """Compute capability from which on there is FP8."""
 
 
-def cuda_forward(model: DecoderModel, tensors: KvTensors, block_size: int) -> CudaForward | None:
-    """Put the kernels into a loaded model and return what runs its steps; None: PyTorch alone runs them here."""
+def cuda_forward(
+    model: DecoderModel, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int
+) -> CudaForward | None:
+    """Put the kernels into a loaded model and return what runs its steps; None: PyTorch alone runs them here.
+
+    Arguments are those of ``CudaForward``.
+    """
     device = tensors.keys.device
     if device.type != "cuda":
         return None
@@ -42,4 +47,4 @@ def cuda_forward(model: DecoderModel, tensors: KvTensors, block_size: int) -> Cu
     products = use_scaled_mm(model) if capability >= _FP8 and model.model.norm.weight.dtype == torch.bfloat16 else 0
     fuse_elementwise(model)
     log.info("kernels run attention and what lies between matrix products; %d products are FP8", products)
-    return CudaForward(model, tensors, block_size)
+    return CudaForward(model, tensors, block_size, max_batch_size, max_length)

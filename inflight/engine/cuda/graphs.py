@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.engine.attention.kernel_attention import HEADER, StepLayout, on_host, places, span_table
+from inflight.engine.attention.block_tables import BlockTables
+from inflight.engine.attention.kernel_attention import StepLayout
 from inflight.engine.attention.paged import Span
-from inflight.engine.transfer import to_device
+from inflight.engine.transfer import OwnStream, TokenIds, to_device
 
 Run = Callable[[Tensor, StepLayout], Tensor]
 """The model's forward, of token ids and where they lie; returns hidden states ``[tokens, hidden]``."""
@@ -32,21 +33,25 @@ class Captured(Protocol):
 class CudaGraph:
     """A computation captured by CUDA."""
 
-    def __init__(self, compute: Callable[[], Tensor], pool: object) -> None:
+    def __init__(self, compute: Callable[[], Tensor], pool: object, stream: OwnStream) -> None:
         """
         Args:
             compute: what to capture; launches kernels and waits for none.
             pool: memory that all graphs share, since only one runs at a time (``torch.cuda.graph_pool_handle()``).
+            stream: the stream to capture on, of nobody but the graphs of one engine. cuBLAS has a workspace for each
+                stream, whose address the graphs hold, and which PyTorch gives up when a graph of the stream dies.
         """
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries allocate, and Triton compiles, on the first calls
+        self._stream = stream
+        current = torch.cuda.current_stream()
+        stream.stream.wait_stream(current)
+        with torch.cuda.stream(stream.stream):  # libraries allocate, and Triton compiles, on the first calls
             for _ in range(2):
                 compute()
-        torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Only this thread is held to what may be captured: another engine of the process goes on as it was.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream.stream, capture_error_mode="thread_local"):
             self._result = compute()
+        current.wait_stream(stream.stream)
 
     def replay(self) -> Tensor:
         """Compute again, from what its inputs hold now."""
@@ -57,64 +62,51 @@ class CudaGraph:
 class DecodeGraphs:
     """Captured decode steps, by batch size."""
 
-    def __init__(
-        self,
-        run: Run,
-        max_batch_size: int,
-        max_blocks: int,
-        block_size: int,
-        device: torch.device,
-        capture: Callable[[Callable[[], Tensor]], Captured],
-    ) -> None:
+    def __init__(self, run: Run, tables: BlockTables, capture: Callable[[Callable[[], Tensor]], Captured]) -> None:
         """
         Args:
             run: the model's forward.
-            max_batch_size: of a step.
-            max_blocks: of a sequence.
-            block_size: tokens per block.
-            device: where the model is.
+            tables: of the sequences that run; a step has as many as there is room for.
             capture: runs a computation and returns it captured.
         """
-        self._block_size = block_size
-        self._ids = torch.zeros(3, max_batch_size, dtype=torch.int32, device=device)
-        """Tokens, positions and slots."""
-        self._spans = torch.zeros(max_batch_size, HEADER + max_blocks, dtype=torch.int32, device=device)
-        self._rows = torch.arange(max_batch_size, dtype=torch.int32, device=device)
+        self._tables, largest = tables, tables.rows
+        self._inputs = torch.zeros(4, largest, dtype=torch.int32, device=tables.tensor.device)
+        """Tokens, positions, slots and rows of the tables."""
         self._graphs: dict[int, Captured] = {}
-        for size in reversed(batch_sizes(max_batch_size)):  # the largest first: the others fit into its memory
-            self._pad([], [], size)
+        for size in reversed(batch_sizes(largest)):  # the largest first: the others fit into its memory
+            self._pad(TokenIds([]), [], size)
             self._graphs[size] = capture(self._computation(run, size))
 
-    def __call__(self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span]) -> Tensor | None:
+    def __call__(self, token_ids: TokenIds, spans: Sequence[Span]) -> Tensor | None:
         """Return hidden states ``[tokens, hidden]`` of a step that only decodes; None: it is not one, or too large.
 
         They are overwritten by the next call.
         """
         size = next((size for size in sorted(self._graphs) if size >= len(spans)), None)
-        if size is None or len(token_ids) != len(spans):
+        if size is None or len(token_ids.known) != len(spans):
             return None
         self._pad(token_ids, spans, size)
         return self._graphs[size].replay()[: len(spans)]
 
     def _computation(self, run: Run, size: int) -> Callable[[], Tensor]:
-        tokens, positions, slots = (row[:size] for row in self._ids)
-        layout = StepLayout(positions, slots, self._spans[:size], self._rows[:size], self._rows[:0], 0)
+        tokens, positions, slots, rows = (part[:size] for part in self._inputs)
+        layout = StepLayout(positions, slots, self._tables.tensor, rows, rows[:0], 0)
         return lambda: run(tokens, layout)
 
-    def _pad(self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span], size: int) -> None:
+    def _pad(self, token_ids: TokenIds, spans: Sequence[Span], size: int) -> None:
         """Put a step into the inputs."""
-        count = len(spans)
-        table = np.zeros((size, HEADER + max((len(span.blocks) for span in spans), default=0)), np.int32)
-        table[:, :HEADER] = np.stack((np.arange(size), np.full(size, -1), np.ones(size)), axis=1)
-        ids = np.zeros(self._ids.shape, np.int32)
-        ids[2] = -1
-        if count:
-            table[:count] = span_table(spans)
-            ids[:, :count] = on_host(token_ids), *places(table[:count], self._block_size)
-        self._ids.copy_(to_device(ids, self._ids.device), non_blocking=True)
-        if isinstance(token_ids, Tensor):
-            self._ids[0, :count] = token_ids
-        self._spans[:size, : table.shape[1]].copy_(to_device(table, self._ids.device), non_blocking=True)
+        tables, count = self._tables, len(spans)
+        step = tables.place(spans)
+        inputs = np.zeros((len(self._inputs), size), np.int64)
+        inputs[2], inputs[3] = -1, tables.rows + np.arange(size)
+        inputs[:, :count] = token_ids.known, step.positions, step.slots, step.rows
+        news = (step.changed, step.values, np.array(token_ids.places, np.int64))
+        packed = to_device(np.concatenate((inputs.reshape(-1), *news)), self._inputs.device)
+        ids, changed, values, places = packed.split([inputs.size, *(part.size for part in news)])
+        tables.update(changed, values)
+        self._inputs[:, :size].copy_(ids.view(inputs.shape))
+        if token_ids.chosen is not None:
+            self._inputs[0].index_copy_(0, places, token_ids.chosen.int())
 
 
 def batch_sizes(largest: int) -> list[int]:

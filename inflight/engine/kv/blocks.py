@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from inflight.engine.kv.prefix_tree import Node
 from inflight.engine.kv.retention import Retention
@@ -35,11 +36,30 @@ class PrefixMatch(NamedTuple):
     """Tokens that need not be computed, if restoring those in the second tier pays."""
 
 
+class Blocks(list[int]):
+    """Numbers of blocks, mostly appended to; it counts how often it changed otherwise, for whoever has a copy."""
+
+    __slots__ = ("replaced",)
+
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
+        super().__init__(blocks)
+        self.replaced = 0
+
+    def __setitem__(self, place: Any, block: Any) -> None:
+        self.replaced += 1
+        super().__setitem__(place, block)
+
+    def pop(self, place: SupportsIndex = -1) -> int:
+        """Take one out, as a list does."""
+        self.replaced += 1
+        return super().pop(place)
+
+
 @dataclass(slots=True)
 class BlockTable:
     """The blocks of one sequence, in the order of its tokens."""
 
-    blocks: list[int]
+    blocks: Blocks
     cached_tokens: int
     """Tokens whose keys and values were there already when the sequence was admitted."""
     reused_blocks: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inflight.engine.kv.blocks import BlockCopy, BlockTable
+from inflight.engine.kv.blocks import BlockCopy, Blocks, BlockTable
 from inflight.engine.kv_cache import KvCache
 
 
@@ -22,7 +22,7 @@ class ForkingKvCache(KvCache):
         for block in table.blocks:
             self._acquire(block)
         table.shared_tail = computed // self.block_size if computed % self.block_size else None
-        return replace(table, blocks=list(table.blocks), reserved=0, new_blocks=0)
+        return replace(table, blocks=Blocks(table.blocks), reserved=0, new_blocks=0)
 
     def reserve(self, table: BlockTable, blocks: int) -> None:
         """Promise a sequence so many more blocks, in place of what it was promised, or as many more as there are.

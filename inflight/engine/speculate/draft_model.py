@@ -58,7 +58,7 @@ class DraftModel:
                 f"speculation.draft_model: {checkpoint} has a vocabulary of {self._runner.vocab_size} tokens, "
                 f"the model one of {target.vocab_size}; they must be the same"
             )
-        self._runner.warm_up(config.max_batch_size)
+        self._runner.warm_up()
         self._twins: dict[Sequence, _Twin] = {}
         self.reset()
 

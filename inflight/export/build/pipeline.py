@@ -145,9 +145,10 @@ class Build:
 
     def _quantize(self) -> Path:
         blueprint = self._blueprint
-        inputs = self._inputs
+        written = {"config.json": "with both forms of the rotary embedding"}  # results of before had the newer alone
+        inputs = self._inputs | written
         if blueprint.quantizes:
-            inputs = self._calibrated({"recipe": asdict(blueprint.recipe)})
+            inputs = self._calibrated({"recipe": asdict(blueprint.recipe)} | written)
         return self._stages.run(
             "quantize",
             inputs,

@@ -24,6 +24,7 @@ from inflight.export.plan.detect import cpu_threads, measure_cpu
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan
 from inflight.export.progress import Progress
+from inflight.export.quantize.config_file import write_config
 from inflight.export.quantize.modelopt import QuantizedModel, copy_text_files, quiet
 from inflight.export.quantize.sensitivity import measure_sensitivity, write_sensitivities
 from inflight.export.verify.checks import check, failure
@@ -105,6 +106,7 @@ def quantize(blueprint: Blueprint, materials: Materials, out: Path, progress: Pr
     for file in (*source.weights, *source.directory.glob("*.json")):
         if not (target / file.name).exists():
             link_or_copy(file, target / file.name)
+    write_config(source.directory, target)
     return f"the checkpoint as it is, {_megabytes(source.size)}"
 
 

@@ -11,7 +11,7 @@ import io
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from inflight.errors import DeploymentError
 from inflight.export.data import Example
 from inflight.export.progress import Progress, tracked
+from inflight.export.quantize.config_file import write_config
 from inflight.export.quantize.schemes import SCHEMES
 
 TEXT_FILES = (
@@ -79,7 +80,7 @@ class QuantizedModel:
                 model(self._ids(example))
 
         try:
-            self.model = mtq.quantize(model.eval(), _config(recipe), calibrate)
+            self.model = mtq.quantize(model.eval(), quantizer_rules(recipe, vars(mtq)), calibrate)
         except (ValueError, RuntimeError, AssertionError) as error:
             raise DeploymentError(
                 f"ModelOpt cannot quantize {checkpoint} to {recipe.precision}: {_line(error)}"
@@ -109,15 +110,16 @@ class QuantizedModel:
                 quantizer.enable() if name in names else quantizer.disable()
 
     def save(self, directory: Path) -> None:
-        """Write the unified Hugging Face checkpoint, with the files of its text side.
+        """Write the unified Hugging Face checkpoint, with the original's ``config.json`` and files of its text side.
 
         Raises:
-            DeploymentError: the disk is full or the directory cannot be written.
+            OSError: the disk is full or the directory cannot be written.
         """
         from modelopt.torch.export import export_hf_checkpoint
 
         with torch.inference_mode():
             export_hf_checkpoint(self.model, export_dir=directory)
+        write_config(self._checkpoint, directory)
         copy_text_files(self._checkpoint, directory)
 
     def _ids(self, example: Example) -> Tensor:
@@ -149,17 +151,41 @@ def quiet(log: Path) -> Iterator[None]:
             file.write(printed.getvalue())
 
 
-def _config(recipe: Recipe) -> dict[str, Any]:
-    """Return ModelOpt's configuration: its own for the precision, the KV cache's rule added, the kept linears off."""
-    import modelopt.torch.quantization as mtq
+def quantizer_rules(recipe: Recipe, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ModelOpt's configuration: its own for the precision, the KV cache's rule added, the kept linears off.
 
+    ``quant_cfg`` is a list of rules in ModelOpt 0.47, and a dictionary by pattern in older releases, that of NVIDIA's
+    image among them. In both, a later rule wins.
+
+    Args:
+        recipe: what a checkpoint becomes.
+        known: ModelOpt's own configurations by name.
+
+    Raises:
+        DeploymentError: this release of ModelOpt has none of the name.
+    """
+    cache_rules = _known(_KV_CACHE, known)["quant_cfg"]
+    by_pattern = isinstance(cache_rules, dict)
     if recipe.precision in SCHEMES:
-        config = copy.deepcopy(getattr(mtq, SCHEMES[recipe.precision].modelopt_config))
+        config = _known(SCHEMES[recipe.precision].modelopt_config, known)
     else:
-        config = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
-    if recipe.fp8_kv_cache:
-        config["quant_cfg"] += copy.deepcopy(getattr(mtq, _KV_CACHE)["quant_cfg"])
-    config["quant_cfg"] += [{"quantizer_name": f"{name}.*", "enable": False} for name in recipe.keep]
+        off: Any = {"*": {"enable": False}} if by_pattern else [{"quantizer_name": "*", "enable": False}]
+        config = {"quant_cfg": off, "algorithm": "max"}
+    kept = [f"{name}.*" for name in recipe.keep]
+    if by_pattern:
+        added = cache_rules if recipe.fp8_kv_cache else {}
+        added |= {pattern: {"enable": False} for pattern in kept}
+        # A pattern that is there already would keep its place, before the rules that it is to overrule.
+        before = {pattern: rule for pattern, rule in config["quant_cfg"].items() if pattern not in added}
+        return {**config, "quant_cfg": before | added}
+    rules = config["quant_cfg"] + (cache_rules if recipe.fp8_kv_cache else [])
+    return {**config, "quant_cfg": rules + [{"quantizer_name": pattern, "enable": False} for pattern in kept]}
+
+
+def _known(name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in known:
+        raise DeploymentError(f"this release of ModelOpt has no {name}; use the one of: make setup EXTRAS=build")
+    config: dict[str, Any] = copy.deepcopy(known[name])
     return config
 
 

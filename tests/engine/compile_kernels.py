@@ -18,8 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from inflight.engine.attention import kernels
-from inflight.engine.attention.store import StoredKv, store
+from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
+from inflight.engine.cuda.elementwise import Residual
 from inflight.engine.models.layers import RmsNorm
 
 _SLOTS, _HEADS, _KV_HEADS = 64, 8, 2
@@ -67,7 +68,11 @@ def _attention(dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
     scales = torch.ones(_KV_HEADS, _SLOTS, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
     stored = StoredKv(keys, keys, scales, scales)
     key = torch.zeros(4, _KV_HEADS, dim, dtype=dtype)
-    store(key, key, torch.zeros(4, dtype=torch.int32), stored)
+    slots = torch.zeros(4, dtype=torch.int32)
+    store(key, key, slots, stored)
+    heads, table = torch.zeros(4, _HEADS + 2 * _KV_HEADS, dim, dtype=dtype), torch.zeros(9, dim, dtype=dtype)
+    for norms in (HeadNorms(), HeadNorms(key[0, 0], key[0, 0], 1e-6, offset=True)):
+        rotate_and_store(heads, (table, slots), slots, stored, norms)
     query = torch.zeros(4, _HEADS, dim, dtype=dtype)
     spans, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     for longest, splits in ((1, 32), (1, 1), (100, 1)):
@@ -76,11 +81,13 @@ def _attention(dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
 
 def _between(dtype: torch.dtype, has_fp8: bool) -> None:
     x = torch.zeros(4, _HEADS, 128, dtype=dtype)
-    elementwise.rotate(x, x[:, :1], x[:, :1])
-    elementwise.gate(x.flatten(1), gelu=True)
-    elementwise.FusedRmsNorm(RmsNorm(128, 1e-5).to(dtype))(x)
+    rows, norm, scale = x.flatten(1), RmsNorm(1024, 1e-5).to(dtype), torch.ones(())
+    for wanted in (None, scale) if has_fp8 else (None,):
+        elementwise.gate(rows, True, wanted)
+        for stream in (rows, Residual(rows, rows, None), Residual(rows, rows, norm.weight)):
+            elementwise.FusedRmsNorm(norm, wanted)(stream)
     if has_fp8:
-        fp8.quantize(x, torch.ones(()))
+        fp8.quantize(x, scale)
 
 
 if __name__ == "__main__":

@@ -115,3 +115,12 @@ def _unrounded(x: Tensor, kind: str, scale: float) -> Tensor:
         largest = torch.full_like(x[..., :1], 127 * scale)
         return torch.cat((largest, x[..., 1:].clamp(-127 * scale, 127 * scale)), -1)
     return x
+
+
+def halfway() -> Tensor:
+    """Return float32 ``[128, 256]`` whose quotients by each row's INT8 scale lie halfway between two integers.
+
+    Scales have every mantissa of bfloat16. A quotient that is off by one last bit goes to the wrong integer.
+    """
+    scales = 1 + torch.arange(128.0) / 128
+    return scales[:, None] * torch.cat((torch.tensor([127.0, -127.0]), torch.arange(-126.5, 127)))

@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from inflight.engine.attention.block_tables import HEADER, BlockTables
 from inflight.engine.attention.kernel_attention import StepLayout
 from inflight.engine.attention.paged import Span
-from inflight.engine.cuda.elementwise import fuse_elementwise
 from inflight.engine.cuda.forward import CudaForward
 from inflight.engine.cuda.graphs import DecodeGraphs, batch_sizes
+from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.kv.blocks import Blocks
 from inflight.engine.kv.forking import ForkingKvCache
 from inflight.engine.model_runner import ModelRunner
@@ -157,7 +157,7 @@ def test_tokens_are_those_of_transformers(name: str, ahead: bool, monkeypatch: p
     prompts = [(5, 6, 7, 8, 9, 10, 11, 12, 13, 14), (3,), (20, 30, 40)]
     engine = load(made(name), num_blocks=24, max_batch_size=3, max_tokens_per_step=6)
     runner = engine._runner
-    fuse_elementwise(runner._model)
+    fuse_layers(runner._model)
     runner._kernels = CudaForward(runner._model, runner._kv, 4, 3, 96)
     captured: list[Rerun] = []
 

@@ -10,15 +10,17 @@ import torch
 
 pytest.importorskip("triton")
 
+from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
 from inflight.engine.cuda import fp8
-from inflight.engine.cuda.elementwise import FusedRmsNorm, gate, rotate
+from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
+from inflight.engine.cuda.layers import RotaryTable
 from inflight.engine.engine import Engine
 from inflight.engine.models import rope
 from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, gated
-from inflight.engine.quant.formats import to_e4m3
+from inflight.engine.quant.formats import to_e4m3, to_int8
 from tests.engine.checkpoints import ARCHITECTURES, checkpoint, greedy
 from tests.engine.driving import ask, load, run
-from tests.engine.paged_steps import MIXED, activations, both, filled, kernels_see, shape, spans_of
+from tests.engine.paged_steps import MIXED, activations, both, filled, halfway, kernels_see, shape, spans_of
 from tests.engine.speculating import speculating
 
 CUDA = torch.device("cuda")
@@ -68,15 +70,45 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
     close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
     torch.manual_seed(0)
     x = torch.randn(9, 12, 128, device=CUDA, dtype=dtype)
-    angles = 6 * torch.rand(9, 1, 128, device=CUDA)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    torch.testing.assert_close(rotate(x[:, 2:7], cos, sin), rope.rotate(x[:, 2:7], cos, sin), **close)
+    embedding = rope.RotaryEmbedding({"rope_type": "default", "rope_theta": 1e4}, 128, 64, 64).to(CUDA)
+    positions = torch.tensor([0, 5, 63, 9, 1, 1, 40, 62, 2], device=CUDA)
+    rotation, angles = RotaryTable(embedding, dtype, CUDA)(positions, dtype), embedding(positions, dtype)
+    slots = torch.arange(9, dtype=torch.int32, device=CUDA)
     for kind in (RmsNorm, GemmaRmsNorm):
         norm = kind(128, 1e-5).to(CUDA, dtype).requires_grad_(False)
         norm.weight.normal_()
-        torch.testing.assert_close(FusedRmsNorm(norm)(x[:, 3:5]), norm(x[:, 3:5]), **close)
+        cache = StoredKv(*torch.zeros(2, 2, 9, 128, device=CUDA, dtype=dtype), *torch.ones(2, 2, 9, device=CUDA))
+        norms = HeadNorms(norm.weight, norm.weight, 1e-5, kind is GemmaRmsNorm)
+        query = rotate_and_store(x, rotation, slots, cache, norms)
+        torch.testing.assert_close(query, rope.rotate(norm(x[:, :8]), *angles), **close)
+        torch.testing.assert_close(cache.keys.transpose(0, 1), rope.rotate(norm(x[:, 8:10]), *angles), **close)
+        assert torch.equal(cache.values.transpose(0, 1), x[:, 10:])
+        rows = x.flatten(1)
+        norm = kind(rows.shape[1], 1e-5).to(CUDA, dtype).requires_grad_(False)
+        norm.weight.normal_()
+        torch.testing.assert_close(FusedRmsNorm(norm)(rows), norm(rows), **close)
+        total, delta = rows.clone(), torch.randn_like(rows)
+        seen = FusedRmsNorm(norm)(Residual(total, delta, None))
+        assert torch.equal(total, rows + delta)
+        torch.testing.assert_close(seen, norm(rows + delta), **close)
     for gelu in (False, True):
         torch.testing.assert_close(gate(x.flatten(1), gelu), gated(x.flatten(1), gelu), **close)
+
+
+def test_quotients_halfway_between_two_values_are_rounded_as_ieee_divides() -> None:
+    rows = halfway().to(CUDA)
+    cache = StoredKv(
+        *torch.zeros(2, 1, len(rows), 256, dtype=torch.int8, device=CUDA),
+        *torch.zeros(2, 1, len(rows), dtype=torch.bfloat16, device=CUDA),
+    )
+    store(rows[:, None], rows[:, None], torch.arange(len(rows), dtype=torch.int32, device=CUDA), cache)
+    values, scales = to_int8(rows)
+    assert torch.equal(cache.keys[0], values)
+    assert torch.equal(cache.key_scales[0], scales[:, 0])
+    if torch.cuda.get_device_capability() >= (8, 9):
+        for scale in scales.float()[:, 0]:
+            x = rows / 8
+            assert torch.equal(fp8.quantize(x, scale).view(torch.uint8), to_e4m3(x, scale).view(torch.uint8))
 
 
 def _generate(engine: Engine, count: int) -> list[list[int]]:

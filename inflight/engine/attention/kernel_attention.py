@@ -72,8 +72,16 @@ class KernelAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
     ) -> Tensor:
         """Store keys and values, and attend."""
+        store(key, value, *self.place(layer))
+        return self.attend(layer, query, window, scale)
+
+    def place(self, layer: int) -> tuple[Tensor, StoredKv]:
+        """Return where the step's keys and values of a layer go: slots ``[tokens]``, and their memory."""
+        return self._layout.slots, self._layers[layer]
+
+    def attend(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
+        """Attend over what is stored; arguments and result are those of ``layers.Attend``."""
         layout, stored, size = self._layout, self._layers[layer], self._block_size
-        store(key, value, layout.slots, stored)
         seen = torch.empty_like(query)
         if len(layout.singles):
             # By the capacity, not by what is in the batch: the order of summation must not depend on neighbours.

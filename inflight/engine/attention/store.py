@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,11 +17,13 @@ _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
 _ROUND = tl.constexpr(1.5 * 2**23)
 """Added to a small float32 and taken away again, it leaves the nearest integer, ties to even."""
+_ROWS = 16
+"""Heads of a tile: with heads of 128, four warps load 16 bytes per thread and half."""
 
 
 @dataclass(frozen=True)
 class StoredKv:
-    """One layer's keys and values as they are stored: ``[kv_heads, slots, head_dim]``, any strides but the last's."""
+    """One layer's keys and values as they are stored: ``[kv_heads, slots, head_dim]``, both with the same strides."""
 
     keys: Tensor
     values: Tensor
@@ -33,57 +36,216 @@ class StoredKv:
 def quantized(x, scale, stored: tl.constexpr):
     """Return ``x`` as multiples of ``scale`` in a stored type that is not INT8: nearest, ties to even, saturating."""
     if stored == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32) / scale, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+        # Triton's `/` may be off by two last bits, and a value halfway between two of E4M3's then goes the other way.
+        x = tl.div_rn(x.to(tl.float32), scale.to(tl.float32))
+        x = tl.clamp(x, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
     return x.to(stored)
 
 
 @triton.jit
-def _int8_of(x):
-    """Return ``x`` as INT8, and its bfloat16 scale: as ``quant.formats.to_int8``."""
-    x = x.to(tl.float32)
-    broken = tl.sum(x * 0.0, 0)  # a maximum passes over what is no number
-    scale = ((tl.max(tl.abs(x), 0) + broken) / _INT8_MAX).to(tl.bfloat16)
-    x = tl.where(scale > 0, x / scale.to(tl.float32), 0.0)
-    x = (x + _ROUND) - _ROUND
-    return tl.clamp(x, -_INT8_MAX, _INT8_MAX).to(tl.int8), scale
+def gained(normal, gain, OFFSET: tl.constexpr):
+    """Return normalized float32 values times the norm's weight, as ``layers.RmsNorm``; with OFFSET, Gemma's."""
+    wide = gain.to(tl.float32)
+    return normal * (1.0 + wide) if OFFSET else normal.to(gain.dtype).to(tl.float32) * wide
 
 
 @triton.jit
-def _store_row(x, stored, scales, place, scale_place, dims, inside, real):
-    """Store one head of one token."""
-    if stored.dtype.element_ty == tl.int8:
-        row, scale = _int8_of(x)
-        tl.store(scales + scale_place, scale, mask=real)
-        tl.store(stored + place + dims, row, mask=inside)
-    else:
-        scale = tl.load(scales + scale_place, mask=real, other=1.0)
-        tl.store(stored + place + dims, quantized(x, scale, stored.dtype.element_ty), mask=inside)
+def _steps_of(x, scale):
+    """Return ``x`` as INT8 multiples of ``scale``, bfloat16: as ``quant.formats.to_int8``."""
+    x = tl.where(scale > 0, tl.div_rn(x, scale.to(tl.float32)), 0.0)
+    x = (x + _ROUND) - _ROUND
+    return tl.clamp(x, -_INT8_MAX, _INT8_MAX).to(tl.int8)
 
 
-@triton.jit(do_not_specialize=["slots"])
-def _store_kernel(
-    key, value, keys, values, slots, key_scales, value_scales, key_token, key_head, value_token, value_head,
-    keys_head, keys_slot, values_head, values_slot, scale_head, scale_slot,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit
+def _largest_of(x):
+    """Return the largest absolute value of each row; no number where the row has what is none, or is not finite."""
+    return tl.max(tl.abs(x), 1) + tl.sum(x * 0.0, 1)  # a maximum passes over what is no number
+
+
+@triton.jit
+def _load_part(rows, real, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the first ``SIZE`` elements behind each pointer of ``rows``, float32 ``[rows, WIDTH]``."""
+    part = tl.zeros((real.shape[0], WIDTH), tl.float32)
+    if SIZE > 0:
+        dims = tl.arange(0, WIDTH)
+        mask = real[:, None] & (dims < SIZE)[None, :]
+        part = tl.load(rows[:, None] + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    return part
+
+
+@triton.jit
+def _store_part(rows, x, scale, real, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Store the first ``SIZE`` columns of ``x [rows, WIDTH]`` behind each pointer, as multiples of ``scale [rows]``."""
+    if SIZE > 0:
+        dims = tl.arange(0, WIDTH)
+        mask = real[:, None] & (dims < SIZE)[None, :]
+        kind: tl.constexpr = rows.dtype.element_ty
+        if kind == tl.int8:
+            tl.store(rows[:, None] + dims[None, :], _steps_of(x, scale[:, None]), mask=mask)
+        else:
+            tl.store(rows[:, None] + dims[None, :], quantized(x, scale[:, None], kind), mask=mask)
+
+
+@triton.jit
+def _store_heads(
+    low, high, rest, rows, scales, real,
+    HALF: tl.constexpr, REST: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Store one token's key and value of one head; a negative slot is none."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot = tl.load(slots + token).to(tl.int64)
-    dims = tl.arange(0, WIDTH)
-    inside = (dims < HEAD_DIM) & (slot >= 0)
-    k = tl.load(key + token * key_token + head * key_head + dims, mask=inside, other=0.0)
-    v = tl.load(value + token * value_token + head * value_head + dims, mask=inside, other=0.0)
-    scale = head * scale_head + slot * scale_slot
-    _store_row(k, keys, key_scales, head * keys_head + slot * keys_slot, scale, dims, inside, slot >= 0)
-    _store_row(v, values, value_scales, head * values_head + slot * values_slot, scale, dims, inside, slot >= 0)
+    """Store heads of one token in the cache; ``rows`` and ``scales`` point to the place of each."""
+    if rows.dtype.element_ty == tl.int8:
+        largest = tl.maximum(_largest_of(low), _largest_of(high), propagate_nan=tl.PropagateNan.ALL)
+        largest = tl.maximum(largest, _largest_of(rest), propagate_nan=tl.PropagateNan.ALL)
+        scale = tl.div_rn(largest, _INT8_MAX).to(tl.bfloat16)
+        tl.store(scales, scale, mask=real)
+    elif rows.dtype.element_ty == tl.float8e4nv:
+        scale = tl.load(scales, mask=real, other=1.0)
+    else:
+        scale = tl.full(real.shape, 1.0, tl.float32)
+    _store_part(rows, low, scale, real, HALF, HALF_WIDTH)
+    _store_part(rows + HALF, high, scale, real, HALF, HALF_WIDTH)
+    _store_part(rows + 2 * HALF, rest, scale, real, REST, REST_WIDTH)
+
+
+@triton.jit
+def _gained_part(x, inverse, gain, SIZE: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, kind: tl.constexpr):
+    """Return a part of normalized heads as the norm rounds it."""
+    if SIZE > 0:
+        dims = tl.arange(0, WIDTH)
+        weight = tl.load(gain + dims, mask=dims < SIZE, other=0.0)
+        x = gained(x * inverse[:, None], weight[None, :], OFFSET).to(kind).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _rotated_heads(
+    rows, gain, angles, real, eps,
+    HALF: tl.constexpr, REST: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Return heads of one token, normalized where there is a ``gain`` and rotated, as they are rounded.
+
+    In three parts, float32: the two halves that are rotated against each other, and the dimensions that are not. Each
+    is loaded on its own, so that a thread has both halves of what it rotates and loads 16 bytes at once.
+    """
+    kind: tl.constexpr = rows.dtype.element_ty
+    low = _load_part(rows, real, HALF, HALF_WIDTH)
+    high = _load_part(rows + HALF, real, HALF, HALF_WIDTH)
+    rest = _load_part(rows + 2 * HALF, real, REST, REST_WIDTH)
+    if gain is not None:
+        squares = tl.sum(low * low, 1) + tl.sum(high * high, 1) + tl.sum(rest * rest, 1)
+        inverse = tl.rsqrt(tl.div_rn(squares, 2.0 * HALF + REST) + eps)
+        low = _gained_part(low, inverse, gain, HALF, HALF_WIDTH, OFFSET, kind)
+        high = _gained_part(high, inverse, gain + HALF, HALF, HALF_WIDTH, OFFSET, kind)
+        rest = _gained_part(rest, inverse, gain + 2 * HALF, REST, REST_WIDTH, OFFSET, kind)
+    if HALF > 0:
+        dims = tl.arange(0, HALF_WIDTH)
+        cos = tl.load(angles + dims, mask=dims < HALF, other=1.0).to(tl.float32)[None, :]
+        sin = tl.load(angles + HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
+        turned = low * cos - high * sin
+        high = (high * cos + low * sin).to(kind).to(tl.float32)
+        low = turned.to(kind).to(tl.float32)
+    return low, high, rest
+
+
+@triton.jit(do_not_specialize=["slots", "positions", "last"])
+def _store_kernel(
+    heads, rotated, table, positions, last, slots, query_gain, key_gain, eps,
+    keys, values, key_scales, value_scales,
+    token_stride, head_stride, slot_stride, scale_head, scale_slot,
+    QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Take a tile of one token's heads: rotate queries, or rotate and store keys and store values.
+
+    A negative slot is none.
+    """
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    size: tl.constexpr = 2 * HALF + REST
+    tiles: tl.constexpr = tl.cdiv(QUERIES, ROWS)
+    source = heads + token * token_stride
+    angles = table
+    if HALF > 0:
+        angles += tl.minimum(tl.load(positions + token).to(tl.int64), last) * (2 * HALF)
+    if part < tiles:
+        head = part * ROWS + tl.arange(0, ROWS)
+        real = head < QUERIES
+        low, high, rest = _rotated_heads(
+            source + head * size, query_gain, angles, real, eps, HALF, REST, HALF_WIDTH, REST_WIDTH, OFFSET
+        )
+        target = rotated + token * (QUERIES * size) + head * size
+        one = tl.full(real.shape, 1.0, tl.float32)
+        _store_part(target, low, one, real, HALF, HALF_WIDTH)
+        _store_part(target + HALF, high, one, real, HALF, HALF_WIDTH)
+        _store_part(target + 2 * HALF, rest, one, real, REST, REST_WIDTH)
+    else:
+        head = (part - tiles) * ROWS + tl.arange(0, ROWS)
+        slot = tl.load(slots + token).to(tl.int64)
+        real = (head < KV_HEADS) & (slot >= 0)
+        wide = head.to(tl.int64)  # a layer's cache may be larger than 32 bits reach
+        place, scale_place = wide * head_stride + slot * slot_stride, wide * scale_head + slot * scale_slot
+        row = source + (QUERIES + head) * size
+        low, high, rest = _rotated_heads(row, key_gain, angles, real, eps, HALF, REST, HALF_WIDTH, REST_WIDTH, OFFSET)
+        _store_heads(low, high, rest, keys + place, key_scales + scale_place, real, HALF, REST, HALF_WIDTH, REST_WIDTH)
+        value = _load_part(row + KV_HEADS * size, real, size, WIDTH)
+        nothing = tl.zeros((ROWS, 1), tl.float32)
+        _store_heads(nothing, nothing, value, values + place, value_scales + scale_place, real, 0, size, 1, WIDTH)
 
 
 def store(key: Tensor, value: Tensor, slots: Tensor, stored: StoredKv) -> None:
     """Store keys and values ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``, int32; negative: nowhere."""
-    tokens, heads, dim = key.shape
-    _store_kernel[(tokens, heads)](
-        key, value, stored.keys, stored.values, slots, stored.key_scales, stored.value_scales,
-        *key.stride()[:2], *value.stride()[:2], *stored.keys.stride()[:2], *stored.values.stride()[:2],
-        *stored.key_scales.stride(),
-        HEAD_DIM=dim, WIDTH=triton.next_power_of_2(dim), num_warps=1,
+    _launch(torch.cat((key, value), 1), None, None, slots, stored, HeadNorms())
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """The norms of queries and keys, head by head, where a model has them."""
+
+    query: Tensor | None = None
+    """Their weights ``[head_dim]``."""
+    key: Tensor | None = None
+    eps: float = 0.0
+    offset: bool = False
+    """Whether weights are offsets from one, as Gemma's."""
+
+
+def rotate_and_store(
+    heads: Tensor, rotation: tuple[Tensor, Tensor], slots: Tensor, stored: StoredKv, norms: HeadNorms
+) -> Tensor:
+    """Normalize and rotate queries and keys, store keys and values, and return the queries.
+
+    Args:
+        heads: ``[tokens, heads + 2 * kv_heads, head_dim]``, queries, keys and values; each token's lie in a row.
+        rotation: cosines, then sines ``[positions, rotary_dim]``, contiguous; and the tokens' positions ``[tokens]``.
+        slots: int32 ``[tokens]``; negative: keys and values go nowhere.
+        stored: where keys and values go.
+        norms: of queries and keys.
+
+    Returns:
+        ``[tokens, heads, head_dim]``.
+    """
+    tokens, count, size = heads.shape
+    out = torch.empty((tokens, count - 2 * len(stored.keys), size), dtype=heads.dtype, device=heads.device)
+    _launch(heads, out, rotation, slots, stored, norms)
+    return out
+
+
+def _launch(
+    heads: Tensor, out: Tensor | None, rotation: tuple[Tensor, Tensor] | None, slots: Tensor, stored: StoredKv,
+    norms: HeadNorms,
+) -> None:  # fmt: skip
+    tokens, count, size = heads.shape
+    kv_heads = len(stored.keys)
+    queries = count - 2 * kv_heads
+    table, positions = rotation or (heads, slots)
+    half = table.shape[1] // 2 if rotation else 0
+    rest = size - 2 * half
+    half_width, width = triton.next_power_of_2(max(half, 1)), triton.next_power_of_2(size)
+    rows = min(_ROWS, triton.next_power_of_2(max(queries, kv_heads)))
+    _store_kernel[(tokens, triton.cdiv(queries, rows) + triton.cdiv(kv_heads, rows))](
+        heads, heads if out is None else out, table, positions, len(table) - 1, slots, norms.query, norms.key,
+        norms.eps, stored.keys, stored.values, stored.key_scales, stored.value_scales,
+        heads.stride(0), *stored.keys.stride()[:2], *stored.key_scales.stride(),
+        QUERIES=queries, KV_HEADS=kv_heads, HALF=half, REST=rest, HALF_WIDTH=half_width,
+        REST_WIDTH=triton.next_power_of_2(max(rest, 1)), WIDTH=width, ROWS=rows, OFFSET=norms.offset,
+        num_warps=min(4, max(1, rows * width // 512)),
     )  # fmt: skip

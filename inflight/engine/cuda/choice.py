@@ -40,11 +40,11 @@ def cuda_forward(
     if capability < (_FP8 if tensors.keys.dtype == torch.float8_e4m3fn else _BFLOAT16):
         log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
         return None
-    from inflight.engine.cuda.elementwise import fuse_elementwise
     from inflight.engine.cuda.forward import CudaForward
     from inflight.engine.cuda.fp8 import use_scaled_mm
+    from inflight.engine.cuda.layers import fuse_layers
 
     products = use_scaled_mm(model) if capability >= _FP8 and model.model.norm.weight.dtype == torch.bfloat16 else 0
-    fuse_elementwise(model)
+    fuse_layers(model)
     log.info("kernels run attention and what lies between matrix products; %d products are FP8", products)
     return CudaForward(model, tensors, block_size, max_batch_size, max_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -75,12 +76,11 @@ class GatedMlp(nn.Module):
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, hidden, bias=config.mlp_bias)
-        self._gelu = config.activation == "gelu_pytorch_tanh"
-        self.gate = gated
+        self.gelu = config.activation == "gelu_pytorch_tanh"
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        return self.down_proj(self.gate(self.gate_up_proj(x), self._gelu))
+        return self.down_proj(gated(self.gate_up_proj(x), self.gelu))
 
 
 def gated(x: Tensor, gelu: bool) -> Tensor:
@@ -89,26 +89,41 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
     return (functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)).mul_(up)
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """What there is to know of a layer's attention."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    """How many tokens back it reaches, itself included; None: all."""
+    scale: float
+    """Of the scores."""
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; query, key and value projection are one matrix."""
 
     def __init__(self, config: ModelConfig, layer: int, norm: type[RmsNorm]) -> None:
         super().__init__()
-        self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._layer, self._window, self._scale = layer, config.windows[layer], config.attention_scale
+        self.shape = AttentionShape(
+            layer, config.num_heads, config.num_kv_heads, config.head_dim, config.windows[layer], config.attention_scale
+        )
         width = config.num_heads * config.head_dim
         rows = width + 2 * config.num_kv_heads * config.head_dim
         self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.output_bias)
         self.q_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-        self.rotate = rotate
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        heads = self.qkv_proj(x).view(len(x), -1, self._head_dim)
-        query, key, value = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        query = self.rotate(self.q_norm(query), *rotation)
-        key = self.rotate(self.k_norm(key), *rotation)
-        seen = attend(self._layer, query, key, value, self._window, self._scale)
+        shape = self.shape
+        heads = self.qkv_proj(x).view(len(x), -1, shape.head_dim)
+        query, key, value = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        query = rotate(self.q_norm(query), *rotation)
+        key = rotate(self.k_norm(key), *rotation)
+        seen = attend(shape.layer, query, key, value, shape.window, shape.scale)
         return self.o_proj(seen.reshape(len(x), -1))

@@ -40,6 +40,8 @@ class RotaryEmbedding:
                 f"config.json: rope_type {kind!r} is not supported; supported: {', '.join(SUPPORTED)}"
             )
         self.dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        self.length = served_length
+        """Positions that there are."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
         frequencies = 1.0 / rope["rope_theta"] ** exponents
         try:

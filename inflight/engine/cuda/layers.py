@@ -1,0 +1,127 @@
+"""A loaded model's layers with the kernels in their place; the model itself knows nothing of them.
+
+A layer is nine launches, or ten where keys are split: norm, query-key-value product, rotation and storing, attention
+(and its combination), output product, norm, gate-up product, gate, down product. The sum behind each half of a layer is
+taken by the norm that follows, so what goes from layer to layer is a ``Residual``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from inflight.engine.attention.kernel_attention import KernelAttention
+from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store
+from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
+from inflight.engine.cuda.fp8 import ScaledMmLinear
+from inflight.engine.models.decoder import DecoderLayer, DecoderModel, GemmaDecoderLayer
+from inflight.engine.models.layers import Attend, Attention, GatedMlp, RmsNorm, Rotation
+from inflight.engine.models.rope import RotaryEmbedding
+
+_POSITIONS = 8192
+"""Whose angles are computed at once."""
+
+
+def fuse_layers(model: DecoderModel) -> None:
+    """Put the kernels into a loaded model, which has the FP8 products already that it is to have (``fp8``)."""
+    weight = model.model.norm.weight
+    model.ropes = [RotaryTable(rope, weight.dtype, weight.device) for rope in model.ropes]
+    for index, layer in enumerate(model.model.layers):
+        model.model.layers[index] = FusedLayer(layer)
+    model.model.norm = FusedRmsNorm(model.model.norm)
+
+
+class RotaryTable(RotaryEmbedding):
+    """Cosines and sines of all positions, computed once: a step's kernels look up those that they need."""
+
+    def __init__(self, rope: RotaryEmbedding, dtype: torch.dtype, device: torch.device) -> None:
+        """
+        Args:
+            rope: what computes them, whatever its scaling; it settled that for the served length.
+            dtype: of the computation.
+            device: where the model is.
+        """
+        self.dim, self.length = rope.dim, rope.length
+        half = rope.dim // 2
+        self._table = torch.empty(rope.length, rope.dim, dtype=dtype, device=device)
+        """Cosines of a position, then its sines."""
+        for positions in torch.arange(rope.length, device=device).split(_POSITIONS):
+            cos, sin = rope(positions, dtype)
+            self._table[positions, :half], self._table[positions, half:] = cos[:, 0, :half], sin[:, 0, half:]
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Return what ``rotate_and_store`` takes of positions ``[tokens]``; ``dtype`` is that of the table."""
+        return self._table, positions
+
+
+class FusedLayer(nn.Module):
+    """``decoder.DecoderLayer``, or Gemma's."""
+
+    def __init__(self, layer: DecoderLayer | GemmaDecoderLayer) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        before_mlp, self._behind_attention, self._behind_mlp = layer.post_attention_layernorm, None, None
+        if isinstance(layer, GemmaDecoderLayer):
+            before_mlp = layer.pre_feedforward_layernorm
+            self._behind_attention = layer.post_attention_layernorm.weight
+            self._behind_mlp = layer.post_feedforward_layernorm.weight
+        self.attention_norm = FusedRmsNorm(layer.input_layernorm, _input_scale(attention.qkv_proj))
+        self.attention = FusedAttention(attention)
+        self.mlp_norm = FusedRmsNorm(before_mlp, _input_scale(mlp.gate_up_proj))
+        self.mlp = FusedMlp(mlp)
+
+    def forward(self, x: Tensor | Residual, rotation: Rotation, attend: Attend) -> Residual:
+        """Return the residual and what is to be added to it."""
+        normal = self.attention_norm(x)
+        sum_before = x.x if isinstance(x, Residual) else x
+        x = Residual(sum_before, self.attention(normal, rotation, attend), self._behind_attention)
+        return Residual(x.x, self.mlp(self.mlp_norm(x)), self._behind_mlp)
+
+
+class FusedMlp(nn.Module):
+    """``layers.GatedMlp``."""
+
+    def __init__(self, mlp: GatedMlp) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = mlp.gate_up_proj, mlp.down_proj
+        self._gelu, self._scale = mlp.gelu, _input_scale(mlp.down_proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, hidden]``."""
+        return self.down_proj(gate(self.gate_up_proj(x), self._gelu, self._scale))
+
+
+class FusedAttention(nn.Module):
+    """``layers.Attention``."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.qkv_proj, self.o_proj = attention.qkv_proj, attention.o_proj
+        self._attention = attention.shape
+        query, key = attention.q_norm, attention.k_norm
+        self._norms = HeadNorms()
+        if isinstance(query, RmsNorm):
+            fused = FusedRmsNorm(query)
+            self._norms = HeadNorms(query.weight, key.weight, fused.eps, fused.offset)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """Return ``[tokens, hidden]``."""
+        shape = self._attention
+        heads = self.qkv_proj(x).view(len(x), -1, shape.head_dim)
+        if isinstance(attend, KernelAttention):
+            slots, stored = attend.place(shape.layer)
+            query = rotate_and_store(heads, rotation, slots, stored, self._norms)
+            seen = attend.attend(shape.layer, query, shape.window, shape.scale)
+        else:  # which has memory of its own for keys and values, and wants them as they are
+            key, value = heads.new_empty(2, shape.kv_heads, len(x), shape.head_dim)
+            ones = torch.ones((), device=x.device).expand(key.shape[:2])
+            slots = torch.arange(len(x), dtype=torch.int32, device=x.device)
+            query = rotate_and_store(heads, rotation, slots, StoredKv(key, value, ones, ones), self._norms)
+            parts = (query, key.transpose(0, 1), value.transpose(0, 1))
+            seen = attend(shape.layer, *parts, shape.window, shape.scale)
+        return self.o_proj(seen.reshape(len(x), -1))
+
+
+def _input_scale(linear: nn.Module) -> Tensor | None:
+    """Return the scale in which a linear takes its input as FP8; None: it takes no FP8."""
+    return linear.input_scale if isinstance(linear, ScaledMmLinear) else None

@@ -18,16 +18,18 @@ class Chunk(NamedTuple):
     """Guesses of what follows the sequence's tokens, to be verified in this step."""
     parents: tuple[int, ...] = ()
     """Of each draft the one that it follows, see ``speculate.tree``."""
+    awaits: bool = False
+    """Whether it is one token that a step makes which is not read yet: the device has it, the sequence has not."""
 
     @property
     def samples(self) -> bool:
         """Whether the step ends with a new token of this sequence."""
-        return self.start + self.size == len(self.sequence.tokens) + len(self.drafts)
+        return self.awaits or self.start + self.size == len(self.sequence.tokens) + len(self.drafts)
 
     @property
     def tokens(self) -> list[int]:
-        """What is computed."""
-        return [*self.sequence.tokens[self.start : self.start + self.size], *self.drafts]
+        """What is computed; 0 in place of a token that it awaits."""
+        return [0] if self.awaits else [*self.sequence.tokens[self.start : self.start + self.size], *self.drafts]
 
     @property
     def prefills(self) -> bool:

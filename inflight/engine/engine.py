@@ -17,7 +17,7 @@ from inflight.engine.beam_group import BeamGroup, check_beams
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.counting import count_scheduled, count_step, learn_speed, new_stats, update
-from inflight.engine.kv.blocks import CacheCounts
+from inflight.engine.kv.blocks import BlockCopy, CacheCounts
 from inflight.engine.kv.forking import ForkingKvCache
 from inflight.engine.kv.tier import TierLost
 from inflight.engine.model_runner import ModelRunner
@@ -183,13 +183,18 @@ class Engine:
             want them. Where it fails, it ends the chunks' sequences, and all that run where blocks were to be copied;
             where the second tier cannot restore, all that run begin again.
         """
-        started, choice, context = time.perf_counter(), self._ahead.take(), dict[int, Tensor]()
-        copies = [] if choice else self._cache.take_copies()
+        started, launched, copies = time.perf_counter(), self._ahead.take(), list[BlockCopy]()
         try:
-            if choice is None:
+            if launched is None:
+                copies += self._cache.take_copies()
                 logits, context = self._runner.run(chunks, copies)
                 choice = choose(logits, rows(chunks))
-            self._ahead.launch(chunks, choice, self._scheduler, self._cache)
+            else:
+                _, choice, context = launched
+            following = self._ahead.following(chunks, self._scheduler)
+            if following:
+                copies += (more := self._cache.take_copies())
+                self._ahead.launch(following, more, chunks, choice)
             sampled = choice.wait()
             self._speculator.observe(chunks, time.perf_counter() - started)
             return accept(chunks, sampled), context

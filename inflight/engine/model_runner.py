@@ -78,12 +78,15 @@ class ModelRunner:
         return process_memory() | {"gpu": on_gpu, "pinned": self.tier.pinned_bytes if self.tier else 0}
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk], copies: Sequence[BlockCopy]) -> tuple[Tensor, dict[int, Tensor]]:
+    def run(
+        self, chunks: Sequence[Chunk], copies: Sequence[BlockCopy], chosen: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Compute a step.
 
         Args:
             chunks: what to compute; the sequences' tables have room for it.
             copies: blocks to copy before.
+            chosen: on the device, the tokens ``[n]`` of the ``n`` chunks that await theirs, in their order.
 
         Returns:
             Float32 logits ``[n, vocab]`` of the last token of each chunk that samples and of its drafts, in their
@@ -92,7 +95,8 @@ class ModelRunner:
         """
         (self.tier or self._kv).copy(copies)
         spans = self._spans(chunks)
-        hidden = self._forward(TokenIds([token for chunk in chunks for token in chunk.tokens]), spans)
+        places = [span.first for chunk, span in zip(chunks, spans, strict=True) if chunk.awaits]
+        hidden = self._forward(TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places), spans)
         last = [
             row
             for chunk, span in zip(chunks, spans, strict=True)
@@ -102,24 +106,11 @@ class ModelRunner:
         context = {
             index: self._logits(hidden[span.first : span.first + span.count])
             for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
-            if chunk.sequence.request.sampling.context_logits and not chunk.sequence.generated
+            if _wants_context_logits(chunk)
         }
         if len(last) < len(hidden):
             hidden = hidden[to_device(np.array(last, np.int64), self.device)]
         return self._logits(hidden), context
-
-    @torch.inference_mode()
-    def run_ahead(self, chunks: Sequence[Chunk], tokens: Tensor, copies: Sequence[BlockCopy]) -> Tensor:
-        """Compute a step of one token for each chunk before the host has it; return float32 logits ``[n, vocab]``.
-
-        Args:
-            chunks: what to compute; the sequences' tables have room for it.
-            tokens: their token ids ``[n]``, on the device.
-            copies: blocks to copy before.
-        """
-        (self.tier or self._kv).copy(copies)
-        awaited = TokenIds([0] * len(chunks), tokens, range(len(chunks)))
-        return self._logits(self._forward(awaited, self._spans(chunks)))
 
     def warm_up(self) -> None:
         """Prepare for steps: on a GPU, capture those that only decode."""
@@ -159,6 +150,11 @@ class ModelRunner:
             spans.append(Span(first, chunk.start, chunk.size, table.blocks, _paths(chunk)))
             first += chunk.size
         return spans
+
+
+def _wants_context_logits(chunk: Chunk) -> bool:
+    sequence = chunk.sequence
+    return sequence.request.sampling.context_logits and not sequence.generated and not chunk.awaits
 
 
 def _paths(chunk: Chunk) -> list[list[int]]:

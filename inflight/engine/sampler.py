@@ -78,7 +78,7 @@ class Choice:
 
     def of(self, rows: list[int]) -> Tensor:
         """Return the tokens of some rows, on the device."""
-        return self.tokens if len(rows) == len(self.tokens) else self.tokens[_places(rows, self.tokens)]
+        return self.tokens if rows == list(range(len(self.tokens))) else self.tokens[_places(rows, self.tokens)]
 
     def keep(self, rows: list[int]) -> None:
         """Forget all rows but these."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
 from inflight.engine.chunk import Chunk
@@ -48,8 +48,6 @@ class Scheduler:
         self._deadlines = Deadlines(lambda sequence: sequence.table is not None or sequence in self._queue)
         self._full_step_s = 0.0
         """Time of the fastest step so far that used up the budget; 0: there was none."""
-        self._refused = False
-        """Whether who is next has found no room, and none has come, ended or been preempted since."""
         self.running: list[Sequence] = []
         """By rank."""
         self.preemptions = 0
@@ -70,12 +68,6 @@ class Scheduler:
         return len(self._paused)
 
     @property
-    def admits(self) -> bool:
-        """Whether one that waits might join now."""
-        room = len(self.running) < self._config.max_batch_size and not self._refused
-        return bool(self._queue) and room and self._may_admit()
-
-    @property
     def due_in_s(self) -> float:
         """Seconds until there is something to do, if nothing arrives before; 0: now. Only a batch that fills up waits,
         for what it lacks or for a deadline to pass."""
@@ -86,12 +78,10 @@ class Scheduler:
         """Put a sequence into the queue."""
         sequence.rank = rank_of(sequence.request, sequence.order, self._config.priority_aging_ns)
         self._queue.push(sequence)
-        self._refused = False
         self._deadlines.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and give its blocks back."""
-        self._refused = False
         if sequence.table is not None:
             for member in sequence.members:
                 self._release(member)
@@ -122,9 +112,25 @@ class Scheduler:
         step = _Step(self._config)
         preemptions = self.preemptions
         self._continue_running(step)
+        self.charge(step.chunks.values())
         if self._queue and self.preemptions == preemptions and self._may_admit():
             self._admit_waiting(step)
         return list(step.chunks.values())
+
+    def schedule_after(self, launched: Iterable[Chunk]) -> list[Chunk]:
+        """Choose the chunks of the step after one that still runs; empty: what to do shows when that one is read.
+
+        It is what ``schedule`` would choose, should no sequence end that need not. Nobody is preempted for it. Those
+        who go on are charged for it when it is their turn, see ``charge``.
+
+        Args:
+            launched: the chunks of the step that runs. Those that sample make a token that nobody has read.
+        """
+        step = _Step(self._config, {chunk.sequence: chunk for chunk in launched})
+        self._continue_running(step)
+        if self._queue and not step.given_up and self._may_admit():
+            self._admit_waiting(step)
+        return [] if step.given_up else list(step.chunks.values())
 
     def take_late(self) -> list[Sequence]:
         """Return, once, the sequences whose deadline has passed, or would pass before their first token."""
@@ -139,7 +145,7 @@ class Scheduler:
     def _continue_running(self, step: _Step) -> None:
         prefills = []
         for sequence in list(self.running):
-            remaining = sequence.remaining
+            remaining = step.remaining(sequence)
             if remaining > 1:
                 prefills.append(sequence)
             elif remaining and step.budget:
@@ -147,18 +153,21 @@ class Scheduler:
         step.begin_prefills()
         for sequence in prefills:
             if step.budget:
-                self._continue(sequence, min(sequence.remaining, step.budget), step)
-        self.charge(step.chunks.values())
+                self._continue(sequence, min(step.remaining(sequence), step.budget), step)
 
     def _continue(self, sequence: Sequence, count: int, step: _Step) -> None:
         table = sequence.table
         if table is None:  # preempted in this very step
             return
-        while not self._cache.grow(table, sequence.computed + count):
+        start = step.computed(sequence)
+        while not self._cache.grow(table, start + count):
+            if step.launched:
+                step.give_up()
+                return
             self._preempt(self.running[-1], step)
             if sequence.table is None:
                 return
-        step.chunks[sequence] = Chunk(sequence, sequence.computed, count)
+        step.chunks[sequence] = Chunk(sequence, start, count, awaits=start == len(sequence.tokens))
         step.budget -= count
 
     def _batch_due_in_s(self) -> float:
@@ -174,19 +183,26 @@ class Scheduler:
 
     def _admit_waiting(self, step: _Step) -> None:
         batches = self._config.mode != "inflight"  # all of a batch is admitted at once, its prompts' chunks come later
-        if len(self.running) >= self._config.max_batch_size:
+        staying = [sequence for sequence in self.running if not step.ends(sequence)]
+        if len(staying) >= self._config.max_batch_size:
             return
-        places = self._config.max_batch_size - sum(sequence.places for sequence in self.running)
+        places = self._config.max_batch_size - sum(sequence.places for sequence in staying)
         while self._queue and (batches or step.budget):
             sequence = self._queue.first
-            if sequence.places > places or not self._admit(sequence, step):
-                self._refused = True
+            if sequence.places > places:
+                return
+            if not self._admit(sequence, step):
+                if any(step.ends(one) for one in self.running):
+                    step.give_up()  # they leave blocks
                 return
             places -= sequence.places if sequence.table is not None else 0
 
     def _admit(self, sequence: Sequence, step: _Step) -> bool:
         """Have a sequence run, or put it aside as too late; return whether there was room."""
         match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
+        if step.makes_known(sequence, match.tokens, self._cache.block_size):
+            step.give_up()
+            return False
         capacity = self._capacity(sequence, match.tokens, step)
         if not self._cache.has_room(match, capacity):
             return False
@@ -228,7 +244,6 @@ class Scheduler:
         """Count what is new as served to its clients: accepted drafts too, but not what a preemption has lost."""
         if not self._fair:
             return
-        self._refused = False  # another one may be next now
         served: dict[str, int] = defaultdict(int)
         for chunk in chunks:
             sequence, start, size = chunk[:3]
@@ -252,7 +267,6 @@ class Scheduler:
         self.preemptions += 1
         self._paused.add(leader)
         self._queue.push(leader)
-        self._refused = False
 
     def _release(self, sequence: Sequence) -> None:
         table = sequence.table
@@ -268,11 +282,50 @@ class Scheduler:
 class _Step:
     """The step being put together: first who decodes, then who prefills."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._chunk_limit = config.prefill_chunk_tokens
+    def __init__(self, config: EngineConfig, launched: Mapping[Sequence, Chunk] | None = None) -> None:
+        self._chunk_limit, self._shares = config.prefill_chunk_tokens, config.prefix_reuse
         self.budget = config.max_tokens_per_step
         """Tokens that it still takes."""
         self.chunks: dict[Sequence, Chunk] = {}
+        self.launched = launched or {}
+        """The step before, where that still runs."""
+        self.given_up = False
+        """Whether it cannot be put together before the step that still runs is read."""
+
+    def computed(self, sequence: Sequence) -> int:
+        """Return how many of its tokens are computed when the step begins."""
+        chunk = self.launched.get(sequence)
+        return sequence.computed if chunk is None else chunk.start + chunk.size
+
+    def remaining(self, sequence: Sequence) -> int:
+        """Return how many of its tokens must then be computed before the next one can be sampled; 0: there is none."""
+        chunk = self.launched.get(sequence)
+        if chunk is None:
+            return sequence.remaining
+        end = chunk.start + chunk.size
+        return int(end < sequence.longest - 1) if chunk.samples else len(sequence.tokens) - end
+
+    def ends(self, sequence: Sequence) -> bool:
+        """Whether it ends, at the latest, with the step that still runs."""
+        return sequence in self.launched and not self.remaining(sequence)
+
+    def makes_known(self, sequence: Sequence, known: int, block_size: int) -> bool:
+        """Whether the step that still runs computes a block that one that waits could share.
+
+        Args:
+            sequence: waits.
+            known: how many of its tokens need not be computed as it is.
+            block_size: tokens per block.
+        """
+        tokens, end = sequence.tokens, (known // block_size + 1) * block_size
+        if not self._shares or sequence.request.sampling.context_logits or end >= len(tokens):
+            return False
+        prefills = (chunk for chunk in self.launched.values() if chunk.prefills and chunk.start + chunk.size >= end)
+        return any(chunk.sequence.tokens[:end] == tokens[:end] for chunk in prefills)
+
+    def give_up(self) -> None:
+        """Put nothing into it."""
+        self.given_up, self.budget = True, 0
 
     def begin_prefills(self) -> None:
         """Say that all that decode have their chunks: beside them prefills are held to their own limit."""

@@ -32,6 +32,7 @@ SETTINGS = {
     "offload_min_tokens": st.just(1),
     "max_batch_size": st.integers(3, 8),
     "max_tokens_per_step": st.integers(4, 48),
+    "prefill_chunk_tokens": st.sampled_from((None, 3, 16)),
     "policy": st.sampled_from(("guaranteed_no_evict", "max_utilization")),
     "mode": st.sampled_from(("inflight", "inflight", "dynamic", "static")),
     "max_queue_delay_ms": st.just(0.0),
@@ -50,7 +51,7 @@ def _overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _engine(**more: Any) -> Engine:
-    return load(checkpoint("llama"), max_batch_size=4, max_tokens_per_step=64, **more)
+    return load(checkpoint("llama"), **{"max_batch_size": 4, "max_tokens_per_step": 64} | more)
 
 
 def _without(**more: Any) -> Engine:
@@ -84,11 +85,11 @@ def test_a_step_is_launched_before_the_one_before_it_is_read(monkeypatch: pytest
 
         return watched
 
-    for owner, name in ((ModelRunner, "run"), (ModelRunner, "run_ahead"), (Choice, "wait")):
+    for owner, name in ((ModelRunner, "run"), (Choice, "wait")):
         monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
     engine, request = _engine(), ask(PROMPTS[0], 5)
     assert run(engine, [request])[request.key].tokens == greedy("llama", PROMPTS[0], 5)
-    assert order == ["run", *["run_ahead", "wait"] * 4, "wait"]
+    assert order == ["run", *["run", "wait"] * 4, "wait"]
     assert engine.stats.steps == 5
 
 
@@ -200,7 +201,7 @@ def test_who_finds_no_room_is_asked_again_when_there_may_be_some() -> None:
     for _ in range(4):
         engine.step()
     assert engine._scheduler.num_waiting == 1
-    assert engine._ahead.launches == 3, "what cannot join anyway keeps steps from being launched ahead"
+    assert engine._ahead.launches == 4, "what cannot join anyway keeps steps from being launched ahead"
     engine.submit(third)
     engine.cancel(second.key)
     outputs = finish(engine)
@@ -223,6 +224,95 @@ def test_who_may_share_what_was_just_computed_is_asked_again() -> None:
     finish(engine)
 
 
+def test_chunks_of_prompts_are_launched_ahead() -> None:
+    """All but the first: what a prompt goes on with is known, and beside it sequences decode."""
+    engine = _engine(max_tokens_per_step=6)
+    requests = [ask(PROMPTS[0], 4), ask(PROMPTS[1], 8)]
+    outputs = run(engine, requests)
+    assert [outputs[one.key].tokens for one in requests] == [greedy("llama", PROMPTS[0], 4), greedy("llama", (3,), 8)]
+    assert engine._ahead.launches == engine.stats.steps - 1
+
+
+def test_who_comes_joins_a_step_that_is_launched_ahead() -> None:
+    engine = _engine()
+    first, second = ask(PROMPTS[0], 12), ask(PROMPTS[2], 3)
+    engine.submit(first)
+    for _ in range(3):
+        engine.step()
+    engine.submit(second)
+    engine.step()
+    launched = engine._ahead._launched
+    assert launched is not None
+    assert [chunk.sequence.request for chunk in launched.chunks] == [first, second]
+    outputs = finish(engine)
+    assert outputs[second.key].tokens == greedy("llama", PROMPTS[2], 3)
+    assert engine._ahead.launches == engine.stats.steps - 1
+
+
+def test_who_waits_for_a_place_has_it_when_one_is_sure_to_end() -> None:
+    engine = load(checkpoint("llama"), max_batch_size=1)
+    requests = [ask(prompt, 4) for prompt in PROMPTS]
+    outputs = run(engine, requests)
+    assert [outputs[one.key].tokens for one in requests] == [greedy("llama", prompt, 4) for prompt in PROMPTS]
+    assert engine.stats.steps == 12
+    assert engine._ahead.launches == 11
+    assert engine.stats.step_sequences == 12, "one at a time"
+
+
+def test_what_is_being_computed_is_waited_for_and_shared() -> None:
+    """Two prompts that begin alike: the second one joins when the first one's blocks are known, as without."""
+    facts = []
+    for make in (_engine, _without):
+        engine = make()
+        first, second = ask(PROMPTS[0], 6), ask((*PROMPTS[0][:17], 9), 6)
+        engine.submit(ask(PROMPTS[2], 9))
+        engine.step()
+        engine.submit(first)
+        engine.step()  # launched before the first came; behind it, its prompt
+        engine.submit(second)
+        outputs = finish(engine)
+        assert outputs[second.key].tokens == greedy("llama", tuple(second.prompt), 6)
+        facts.append((outputs[second.key].metrics.cached_tokens, engine.stats.cached_tokens))  # type: ignore[union-attr]
+    assert facts[0] == facts[1]
+    assert facts[0][0] >= 16
+
+
+def test_context_logits_of_chunks_launched_ahead_are_as_without() -> None:
+    found = []
+    for make in (_engine, _without):
+        engine = make(max_tokens_per_step=6)
+        requests = [
+            ask(PROMPTS[0], 3, context_logits=True),
+            ask(PROMPTS[1], 9),
+            ask(PROMPTS[2], 1, context_logits=True),
+        ]
+        outputs = run(engine, requests)
+        found.append([outputs[one.key].context_logits for one in requests])
+    for one, ahead, without in zip(requests, *found, strict=True):
+        if not one.sampling.context_logits:
+            continue
+        assert ahead is not None
+        assert len(ahead) == len(one.prompt)
+        assert np.allclose(ahead, without, atol=1e-5)
+
+
+def test_a_step_ahead_that_fails_leaves_nobody_with_what_was_not_copied() -> None:
+    """One that joins with it would share a part of a block, whose copy was lost: it ends as well."""
+    engine = _engine()
+    run(engine, [ask(PROMPTS[0], 2)])
+    first, second = ask(PROMPTS[2], 12), ask((*PROMPTS[0][:18], 9), 4)
+    engine.submit(first)
+    engine.step()
+    engine.submit(second)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._ahead, "launch", lambda *_: 1 / 0)
+        outputs = {output.key: output for output in engine.step()}
+    assert {type(outputs[one.key].error) for one in (first, second)} == {EngineFailure}
+    finish(engine)
+    again = ask(second.prompt, 4)
+    assert run(engine, [again])[again.key].tokens == greedy("llama", tuple(second.prompt), 4)
+
+
 @torch.inference_mode()
 def _spoil(chunks: list[Chunk], logits: torch.Tensor, request: Request) -> torch.Tensor:
     for row, chunk in enumerate(chunks):
@@ -234,8 +324,13 @@ def _spoil(chunks: list[Chunk], logits: torch.Tensor, request: Request) -> torch
 def test_what_is_no_number_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = _engine()
     first, second = ask(PROMPTS[0], 8), ask(PROMPTS[1], 8)
-    real = engine._runner.run_ahead
-    monkeypatch.setattr(engine._runner, "run_ahead", lambda chunks, *rest: _spoil(chunks, real(chunks, *rest), first))
+    real = engine._runner.run
+
+    def spoilt(chunks: list[Chunk], *rest: Any) -> Any:
+        logits, context = real(chunks, *rest)
+        return (_spoil(chunks, logits, first) if engine._scheduler.running[0].generated else logits), context
+
+    monkeypatch.setattr(engine._runner, "run", spoilt)
     outputs = run(engine, [first, second])
     assert isinstance(outputs[first.key].error, EngineFailure)
     assert outputs[second.key].tokens == greedy("llama", PROMPTS[1], 8)
@@ -245,7 +340,7 @@ def test_a_step_ahead_that_fails_ends_its_requests_and_not_the_engine() -> None:
     engine = _engine()
     requests = [ask(prompt, 8) for prompt in PROMPTS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._runner, "run_ahead", lambda *_: 1 / 0)
+        patch.setattr(engine._ahead, "launch", lambda *_: 1 / 0)
         outputs = run(engine, requests)
     assert all(isinstance(outputs[one.key].error, EngineFailure) for one in requests)
     again = ask(PROMPTS[0], 8)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from inflight.sizes import ON_CPU, ON_GPU, StepSize
 
 _PORTABLE_ONLY = ("mode", "max_queue_delay_ms", "prefill_chunk_tokens", "fairness")
 
@@ -28,12 +30,17 @@ class BatchingSettings(BaseModel):
         description="`mode: dynamic`: how long the oldest request waits, at most, for a batch to fill up",
     )
     max_batch_size: int = Field(
-        32, ge=1, le=4096, description="sequences that run at once; unset, a compiled engine's or TensorRT-LLM's own"
+        ON_CPU.sequences,
+        ge=1,
+        le=4096,
+        description=f"sequences that run at once; unset, {ON_GPU.sequences} on a GPU, or fewer if its memory is small; "
+        "unset, a compiled engine's or TensorRT-LLM's own",
     )
     max_tokens_per_step: int = Field(
-        512,
+        ON_CPU.tokens,
         ge=1,
-        description="tokens of one step, prefill and decode; unset, a compiled engine's or TensorRT-LLM's own",
+        description=f"tokens of one step, prefill and decode; unset, {ON_GPU.tokens:,} on a GPU, or fewer if its "
+        "memory is small; unset, a compiled engine's or TensorRT-LLM's own",
     )
     prefill_chunk_tokens: int | None = Field(
         None,
@@ -63,13 +70,22 @@ class BatchingSettings(BaseModel):
             raise ValueError("it needs `mode: dynamic`; no other mode waits")
         return value
 
-    @field_validator("prefill_chunk_tokens")
-    @classmethod
-    def _within_the_step(cls, value: int | None, info: ValidationInfo) -> int | None:
-        limit = info.data.get("max_tokens_per_step")
-        if value is not None and limit is not None and value > limit:
-            raise ValueError(f"it must not be above max_tokens_per_step, {limit}")
-        return value
+    @model_validator(mode="after")
+    def _chunk_within_the_step(self) -> BatchingSettings:
+        size, chunk = self.size(on_gpu=True), self.prefill_chunk_tokens
+        if chunk is not None and chunk > size.tokens:
+            raise ValueError(
+                f"`prefill_chunk_tokens` is {chunk}; it must not be above max_tokens_per_step, {size.tokens}"
+            )
+        return self
+
+    def size(self, on_gpu: bool) -> StepSize:
+        """Return the portable engine's largest step: as set, else as suits the device."""
+        own, given = (ON_GPU if on_gpu else ON_CPU), self.model_fields_set
+        return StepSize(
+            self.max_batch_size if "max_batch_size" in given else own.sequences,
+            self.max_tokens_per_step if "max_tokens_per_step" in given else own.tokens,
+        )
 
     @property
     def priority_aging_ns(self) -> int | None:

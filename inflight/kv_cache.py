@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from inflight.sizes import GPU_MEMORY_FRACTION, TOKENS_PER_SEQUENCE
+
 _PORTABLE_ONLY = ("bytes", "memory_fraction", "eviction", "offload")
 _CAPACITIES = ("tokens", "bytes", "memory_fraction")
 
@@ -48,12 +50,17 @@ class KvCacheSettings(BaseModel):
     tokens: int | None = Field(
         None,
         ge=1,
-        description="capacity in tokens, rounded up to whole blocks; null: enough for a full batch of 1,024 each; with "
-        "TensorRT-LLM, tensorrt_llm.free_gpu_memory_fraction alone decides",
+        description="capacity in tokens, rounded up to whole blocks; null: on a CPU enough for a full batch of "
+        f"{TOKENS_PER_SEQUENCE:,} each, on a GPU by `memory_fraction`; with TensorRT-LLM, "
+        "tensorrt_llm.free_gpu_memory_fraction alone decides",
     )
     bytes: int | None = Field(None, ge=1, description="capacity in bytes, in place of `tokens`")
     memory_fraction: float | None = Field(
-        None, gt=0, lt=1, description="capacity as a share of the memory that weights leave, in place of `tokens`"
+        None,
+        gt=0,
+        lt=1,
+        description="capacity as a share of the memory that weights, and on a GPU the largest step, leave, in place of "
+        f"`tokens`; null: {GPU_MEMORY_FRACTION} on a GPU where nothing else says how much it holds",
     )
     dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = Field(
         "auto",
@@ -77,6 +84,11 @@ class KvCacheSettings(BaseModel):
             if name in self.model_fields_set and not self.prefix_reuse:
                 raise ValueError(f"`{name}` needs `prefix_reuse: true`: without it no block is kept")
         return self
+
+    @property
+    def sized(self) -> bool:
+        """Whether a capacity is given."""
+        return any(getattr(self, name) is not None for name in _CAPACITIES)
 
     def unread(self, engine: str) -> Iterator[tuple[str, str]]:
         """Yield the settings that are given and would have no effect with this engine, each with what it needs."""

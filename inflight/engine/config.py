@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from inflight.errors import DeploymentError
+from inflight.sizes import GPU_MEMORY_FRACTION, TOKENS_PER_SEQUENCE, StepSize
 from inflight.speculation import SpeculationSettings
 
 if TYPE_CHECKING:  # the engine alone runs without what validates settings
@@ -14,7 +16,8 @@ if TYPE_CHECKING:  # the engine alone runs without what validates settings
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_TOKENS_PER_SEQUENCE = 1024
+_AUTOMATIC = frozenset({"max_batch_size", "max_tokens_per_step"})
+"""What is chosen by the device's memory, where nobody sets it."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,35 @@ class EngineConfig:
     priority_aging_ns: int | None = 60_000_000_000
     max_sequence_length: int | None = None
     """Prompt and output; None: the model's own limit. The cache's capacity limits it too."""
+    automatic: frozenset[str] = frozenset()
+    """Names of the sizes of a step that nobody set: they are lowered where the device's memory is too small."""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
     @classmethod
-    def of(cls, deployment: Deployment) -> EngineConfig:
-        """Return the engine's part of a deployment."""
+    def of(cls, deployment: Deployment, on_gpu: bool = False) -> EngineConfig:
+        """Return the engine's part of a deployment.
+
+        Args:
+            deployment: its settings.
+            on_gpu: whether the engine will run on a GPU, for which other sizes are chosen where none are set.
+
+        Raises:
+            DeploymentError: a chunk is larger than the step on this device.
+        """
         engine, cache, batching = deployment.engine, deployment.kv_cache, deployment.batching
-        tokens = cache.tokens or batching.max_batch_size * _DEFAULT_TOKENS_PER_SEQUENCE
+        size = batching.size(on_gpu)
+        chunk = batching.prefill_chunk_tokens
+        if chunk is not None and chunk > size.tokens:
+            raise DeploymentError(
+                f"batching.prefill_chunk_tokens is {chunk}; it must not be above max_tokens_per_step, {size.tokens}"
+            )
+        fraction = GPU_MEMORY_FRACTION if on_gpu and not cache.sized else cache.memory_fraction
+        tokens = cache.tokens or size.sequences * TOKENS_PER_SEQUENCE
         num_blocks = -(-tokens // cache.block_size)
         if cache.tokens is not None and cache.tokens % cache.block_size:
-            size, whole = cache.block_size, num_blocks * cache.block_size
-            log.warning("kv_cache.tokens is %d; it is rounded up to %d, whole blocks of %d", tokens, whole, size)
+            size_of, whole = cache.block_size, num_blocks * cache.block_size
+            log.warning("kv_cache.tokens is %d; it is rounded up to %d, whole blocks of %d", tokens, whole, size_of)
+        _say_what_was_chosen(deployment, size, fraction, tokens, on_gpu)
         return cls(
             model=deployment.model,
             device=engine.device,
@@ -67,7 +88,7 @@ class EngineConfig:
             block_size=cache.block_size,
             num_blocks=num_blocks,
             kv_cache_bytes=cache.bytes,
-            kv_cache_fraction=cache.memory_fraction,
+            kv_cache_fraction=fraction,
             kv_cache_dtype=cache.dtype,
             prefix_reuse=cache.prefix_reuse,
             eviction=cache.eviction,
@@ -75,8 +96,8 @@ class EngineConfig:
             offload_bytes=cache.offload.bytes,
             offload_directory=cache.offload.directory,
             offload_min_tokens=cache.offload.min_tokens,
-            max_batch_size=batching.max_batch_size,
-            max_tokens_per_step=batching.max_tokens_per_step,
+            max_batch_size=size.sequences,
+            max_tokens_per_step=size.tokens,
             prefill_chunk_tokens=batching.prefill_chunk_tokens,
             policy=batching.policy,
             mode=batching.mode,
@@ -85,4 +106,23 @@ class EngineConfig:
             priority_aging_ns=batching.priority_aging_ns,
             max_sequence_length=deployment.limits.max_sequence_length,
             speculation=deployment.speculation,
+            automatic=frozenset(
+                {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set if on_gpu else ()
+            ),
         )
+
+
+def _say_what_was_chosen(
+    deployment: Deployment, size: StepSize, fraction: float | None, tokens: int, on_gpu: bool
+) -> None:
+    """Log the sizes that the deployment leaves open, and by what they were chosen."""
+    given, chosen = deployment.batching.model_fields_set, list[str]()
+    if "max_batch_size" not in given:
+        chosen.append(f"batching.max_batch_size is {size.sequences}")
+    if "max_tokens_per_step" not in given:
+        chosen.append(f"batching.max_tokens_per_step is {size.tokens}")
+    if not deployment.kv_cache.sized:
+        chosen.append(f"kv_cache.memory_fraction is {fraction}" if on_gpu else f"kv_cache.tokens is {tokens}")
+    if chosen:
+        why = "a GPU, which computes more at once and whose memory is the engine's" if on_gpu else "a CPU"
+        log.info("%s: the deployment does not say, and the engine runs on %s", ", ".join(chosen), why)

@@ -17,6 +17,8 @@ from inflight.engine.beam_group import BeamGroup, check_beams
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.counting import count_scheduled, count_step, learn_speed, new_stats, update
+from inflight.engine.device_memory import device_memory
+from inflight.engine.full_step import everything
 from inflight.engine.kv.blocks import BlockCopy, CacheCounts
 from inflight.engine.kv.forking import ForkingKvCache
 from inflight.engine.kv.tier import TierLost
@@ -85,10 +87,8 @@ class Engine:
         """Generate a few tokens for real, so that whatever is slow the first time has happened; it is not counted."""
         self._runner.warm_up()
         started = time.perf_counter()
-        # On a GPU the longest prefill there is: libraries choose by size, and memory is taken once.
-        longest = self._config.max_tokens_per_step if self._runner.device.type == "cuda" else _WARM_UP_TOKENS
-        prompt = [token % self._runner.vocab_size for token in range(min(longest, self._runner.max_length - 1))]
-        self.submit(Request(prompt, SamplingParams(max_tokens=_WARM_UP_TOKENS)))
+        for request in self._warm_up_requests():
+            self.submit(request)
         while self.busy:
             for output in self.step():
                 if output.error is not None:
@@ -98,6 +98,18 @@ class Engine:
         self._scheduler.begin()
         self.stats.start_phases["warm_up"] = time.perf_counter() - started
         self._update_stats([])
+
+    def _warm_up_requests(self) -> list[Request]:
+        """Return what to begin with: a short prompt; where memory is shared out, the largest steps there are.
+
+        On a GPU, libraries choose by size, and memory is taken once: what is served later must find it there.
+        """
+        greedy, budget = SamplingParams(max_tokens=_WARM_UP_TOKENS), device_memory(self._runner.device)
+        longest = _WARM_UP_TOKENS if budget is None else self._config.max_tokens_per_step
+        prompt = [token % self._runner.vocab_size for token in range(min(longest, self._runner.max_length - 1))]
+        batch = 0 if budget is None else self._config.max_batch_size
+        sampled = [Request([0], everything(_WARM_UP_TOKENS, index == 0)) for index in range(batch)]
+        return [Request(prompt, greedy), *sampled]
 
     def draft_with(self, drafter: Drafter) -> None:
         """Have another drafter guess; with a method of speculation in the settings, whose limits hold for it."""

@@ -25,9 +25,10 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | Replay
     Raises:
         DeploymentError: the checkpoint cannot be served, or there is not enough memory for it.
     """
-    config = EngineConfig.of(deployment)
+    computes = deployment.engine.kind != "replay"
+    config = EngineConfig.of(deployment, computes and resolve_device(deployment.engine.device).type == "cuda")
     engine: Engine | ReplayEngine
-    if deployment.engine.kind == "replay":
+    if not computes:
         settings = deployment.engine
         delays = (settings.replay_queue_ms, settings.replay_prefill_ms, settings.replay_step_ms)
         engine = ReplayEngine(config, Pace(*(delay / 1000 for delay in delays)))

@@ -7,26 +7,38 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.engine.attention.paged import PagedAttention, Span
-from inflight.engine.checkpoint import load_config, load_model, resolve_dtype
+from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
+from inflight.engine.checkpoint import LoadedModel, load_config, load_model, resolve_dtype
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.choice import cuda_forward
+from inflight.engine.device_memory import DeviceMemory, device_memory
+from inflight.engine.full_step import full_step, size_step
 from inflight.engine.kv.memory import allocate_kv_memory
 from inflight.engine.kv_cache import BlockCopy, BlockTable
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
+from inflight.engine.sampler import sample
 from inflight.engine.speculate.tree import ancestry
+from inflight.engine.speculate.verification import rows
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
 from inflight.errors import DeploymentError
+from inflight.sizes import StepSize
+
+if TYPE_CHECKING:  # it needs Triton's compiler
+    from inflight.engine.cuda.forward import CudaForward
 
 log = logging.getLogger(__name__)
+
+_CONTEXT_ROWS = 256
+"""Tokens whose context logits are on the device at a time: of a whole prompt they may take more than its KV cache."""
 
 
 class ModelRunner:
@@ -47,6 +59,7 @@ class ModelRunner:
             self.max_length = min(self.max_length, config.num_blocks * config.block_size)
         self.vocab_size = model.vocab_size
         self._block_size = config.block_size
+        self._kernels: CudaForward | None = None
         started = time.perf_counter()
         loaded = load_model(config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype)
         nbytes = loaded.nbytes
@@ -54,18 +67,46 @@ class ModelRunner:
         join_int8_parts(self._model)
         pack_linears(self._model)
         weights_loaded = time.perf_counter()
-        memory = allocate_kv_memory(config, loaded, self.max_length)
-        self._kv, self.tier = memory.tensors, memory.tier
-        self.config = replace(config, num_blocks=memory.num_blocks)
+        memory, self.tier = device_memory(self.device), None
+        step_bytes = 0
+        if memory is not None and (config.automatic or config.kv_cache_fraction is not None):
+            config, step_bytes = self._size_step(config, loaded, memory)
+        held = allocate_kv_memory(config, loaded, self.max_length, step_bytes)
+        self.tier = held.tier
+        self.config = replace(config, num_blocks=held.num_blocks)
         """The settings, with what was decided here."""
-        self.max_length = min(self.max_length, memory.num_blocks * config.block_size)
-        self._kernels = cuda_forward(self._model, self._kv, config.block_size, config.max_batch_size, self.max_length)
+        self.max_length = min(self.max_length, held.num_blocks * config.block_size)
+        self._use(held.tensors, config.max_batch_size)
         self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
         """Seconds by phase."""
         log.info(
             "%s on %s in %s: %d layers, quantization %s, weights of %.1f MiB, sequences up to %d tokens",
             model.architecture, self.device, dtype, model.num_layers, loaded.scheme, nbytes / 2**20, self.max_length,
         )  # fmt: skip
+
+    def _use(self, tensors: KvTensors, max_batch_size: int) -> None:
+        """Keep keys and values there from now on, of at most so many sequences."""
+        self._kv, sizes = tensors, (self._block_size, max_batch_size, self.max_length)
+        if self._kernels is None:
+            self._kernels = cuda_forward(self._model, tensors, *sizes)
+        else:
+            self._kernels = self._kernels.with_cache(tensors, *sizes)
+
+    def _size_step(self, config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> tuple[EngineConfig, int]:
+        """Return the settings with the sizes of a step settled, and the bytes that the largest step takes.
+
+        It is computed with a cache of its own, just large enough, before the real one takes the rest of the memory.
+        """
+        longest = min(self.max_length, config.max_tokens_per_step)
+        self._use(loaded.make_kv_tensors(-(-longest // self._block_size), self._block_size), config.max_batch_size)
+
+        def compute(size: StepSize) -> None:
+            chunks = full_step(size, longest, self._block_size, _CONTEXT_ROWS)
+            sample(self.run(chunks, ())[0], rows(chunks))
+
+        sized = size_step(config, memory, compute)
+        self._use(loaded.make_kv_tensors(1, self._block_size), 1)  # as good as none
+        return sized.config, sized.peak
 
     @property
     def overlaps(self) -> bool:
@@ -91,7 +132,7 @@ class ModelRunner:
         Returns:
             Float32 logits ``[n, vocab]`` of the last token of each chunk that samples and of its drafts, in their
             order; and by index of chunk the logits ``[size, vocab]`` of all its tokens, where its request wants
-            context logits.
+            context logits; those are on the host.
         """
         (self.tier or self._kv).copy(copies)
         spans = self._spans(chunks)
@@ -104,7 +145,7 @@ class ModelRunner:
             for row in range(span.first + span.count - 1 - len(chunk.drafts), span.first + span.count)
         ]
         context = {
-            index: self._logits(hidden[span.first : span.first + span.count])
+            index: self._context_logits(hidden[span.first : span.first + span.count])
             for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
             if _wants_context_logits(chunk)
         }
@@ -132,6 +173,12 @@ class ModelRunner:
         if self._kernels is not None:
             return self._model.logits(hidden)
         return self._model.logits(pad_rows(hidden))[: len(hidden)]
+
+    def _context_logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 ``[tokens, vocab]`` of ``hidden [tokens, hidden]``, on the host."""
+        if self.device.type == "cpu":
+            return self._logits(hidden)
+        return torch.cat([self._logits(part).cpu() for part in hidden.split(_CONTEXT_ROWS)])
 
     def move(self, table: BlockTable, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of a sequence: ``pairs`` of from which token's place to which; all are read first."""

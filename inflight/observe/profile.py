@@ -41,7 +41,7 @@ def profile(
     """Profile the portable engine in this process, without Triton, under a load of random prompts."""
     with one_line_errors(_errors):
         deployment = load_deployment(bundled(directory))
-        _check(deployment, streams, prompt_tokens, shared_prefix)
+        _check(deployment, prompt_tokens, shared_prefix)
         _make(output)
         result, load = _run(deployment, (streams, prompt_tokens, output_tokens, shared_prefix), warm_up, steps, output)
     record: dict[str, Any] = {"load": asdict(load), "warm_up": warm_up} | asdict(result)
@@ -54,16 +54,14 @@ def profile(
     )
 
 
-def _check(deployment: Deployment, streams: int, prompt_tokens: int, shared_prefix: int) -> None:
+def _check(deployment: Deployment, prompt_tokens: int, shared_prefix: int) -> None:
     """
     Raises:
         DeploymentError: naming what cannot be profiled so, and the limit.
     """
-    kind, most = deployment.engine.kind, deployment.batching.max_batch_size
+    kind = deployment.engine.kind
     if kind != "pytorch":
         raise DeploymentError(f"engine.kind is {kind}; only the portable engine, pytorch, can be profiled")
-    if streams > most:
-        raise DeploymentError(f"--streams is {streams}; batching.max_batch_size is {most}, the rest would only wait")
     if shared_prefix > prompt_tokens:
         raise DeploymentError(f"--shared-prefix is {shared_prefix}, more than --prompt-tokens, {prompt_tokens}")
 
@@ -88,12 +86,16 @@ def _run(
     with _errors.status("loading the engine"):
         from inflight.engine.config import EngineConfig
         from inflight.engine.engine import Engine
-        from inflight.engine.model_runner import ModelRunner
+        from inflight.engine.model_runner import ModelRunner, resolve_device
         from inflight.observe.profiling import Load, take_profile
 
-        config = EngineConfig.of(deployment)
+        config = EngineConfig.of(deployment, resolve_device(deployment.engine.device).type == "cuda")
+        if shape[0] > config.max_batch_size:
+            raise DeploymentError(
+                f"--streams is {shape[0]}; batching.max_batch_size is {config.max_batch_size}, the rest would only wait"
+            )
         runner = ModelRunner(config)
-        engine = Engine(config, runner, tokenizer=None)
+        engine = Engine(runner.config, runner, tokenizer=None)
         engine.warm_up()
     load = Load(*shape)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler's library reports its own starts and stops otherwise

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from inflight.deployment import validate
+from inflight.engine import device_memory
 from inflight.engine.attention.paged import KvTensors
 from inflight.engine.checkpoint import load_config
 from inflight.engine.config import EngineConfig
@@ -162,7 +163,7 @@ def test_the_log_has_the_arithmetic(settings: dict[str, Any], said: str, caplog:
 
 
 def test_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 << 20 < memory.free_memory(CPU) < 1 << 50
+    assert 1 << 20 < device_memory.free_memory(CPU) < 1 << 50
     monkeypatch.setattr(memory, "free_memory", lambda _: 8 << 20)
     engine = load(checkpoint("llama"), kv_cache_fraction=0.25)
     assert engine._cache.num_blocks == (2 << 20) // (4 * 768)

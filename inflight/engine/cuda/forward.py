@@ -50,6 +50,10 @@ class CudaForward:
         self.graphs: DecodeGraphs | None = None
         """None until there are some."""
 
+    def with_cache(self, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int) -> CudaForward:
+        """Return the same for another cache; its graphs are not captured yet."""
+        return CudaForward(self._model, tensors, block_size, max_batch_size, max_length)
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture decode steps."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from inflight.engine.attention.paged import KvTensors
 from inflight.engine.checkpoint import LoadedModel, load_config, outline_model, resolve_dtype
 from inflight.engine.config import EngineConfig
+from inflight.engine.device_memory import free_memory
 from inflight.engine.kv.offload import RestoreRule
 from inflight.engine.kv.tier import FilePages, HostPages, KvTier
 from inflight.errors import DeploymentError
 
 log = logging.getLogger(__name__)
+
+_GRAPHS_BYTES = 256 << 20
+"""What CUDA graphs and libraries take on a GPU once the KV cache is there, at the most."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +31,20 @@ class KvMemory:
     """None: what the cache has no room for is forgotten."""
 
 
-def allocate_kv_memory(config: EngineConfig, loaded: LoadedModel, served_length: int) -> KvMemory:
+def allocate_kv_memory(config: EngineConfig, loaded: LoadedModel, served_length: int, step_bytes: int = 0) -> KvMemory:
     """Allocate it, and log the arithmetic.
 
     Args:
         config: the engine's settings.
         loaded: the model; its weights are in memory.
         served_length: the longest sequence that the model and the settings allow.
+        step_bytes: what the largest step takes beside it.
 
     Raises:
         DeploymentError: there is not enough memory, or a second tier cannot be made.
     """
     one = loaded.make_kv_tensors(1, config.block_size)
-    num_blocks = _num_blocks(config, one)
+    num_blocks = _num_blocks(config, one, step_bytes)
     try:
         tensors = loaded.make_kv_tensors(num_blocks, config.block_size)
     except RuntimeError as error:  # of memory, whatever the device
@@ -57,14 +61,17 @@ def allocate_kv_memory(config: EngineConfig, loaded: LoadedModel, served_length:
     return KvMemory(tensors, num_blocks, tier)
 
 
-def _num_blocks(config: EngineConfig, one: KvTensors) -> int:
-    """Return how many blocks as ``one`` there are."""
+def _num_blocks(config: EngineConfig, one: KvTensors, step_bytes: int) -> int:
+    """Return how many blocks as ``one`` there are, beside steps that take ``step_bytes``."""
     block_bytes = one.nbytes
     if config.kv_cache_bytes is not None:
         name, budget = "bytes", config.kv_cache_bytes
     elif config.kv_cache_fraction is not None:
         weights, drafts_block = _draft_model_bytes(config, one.keys.device)
-        name, budget = "memory_fraction", int(config.kv_cache_fraction * max(0, free_memory(one.keys.device) - weights))
+        rest = free_memory(one.keys.device) - weights - step_bytes
+        # What graphs and libraries take is known only later; a share of a small card's rest would be too little.
+        rest_of_step = _GRAPHS_BYTES if step_bytes else 0
+        name, budget = "memory_fraction", max(0, min(int(config.kv_cache_fraction * rest), rest - rest_of_step))
         block_bytes += drafts_block
     else:
         return config.num_blocks
@@ -92,21 +99,6 @@ def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int,
         weights / 2**20, block_bytes,
     )  # fmt: skip
     return weights, block_bytes
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes that can be had on a device; on the CPU, within the limit of the process's control group."""
-    if device.type == "cuda":
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    try:  # cgroup v2; "max" where there is no limit
-        group = Path("/sys/fs/cgroup")
-        limit, current = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        return min(available, limit - current)
-    except (OSError, ValueError):
-        return available
 
 
 def _make_tier(config: EngineConfig, tensors: KvTensors, num_blocks: int) -> KvTier:

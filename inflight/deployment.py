@@ -50,7 +50,7 @@ class EngineSettings(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="of the computation, and of weights that are not quantized; auto: the checkpoint's own type, "
-        "float16 as float32",
+        "float16 as bfloat16 on a GPU, as float32 on a CPU",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
 

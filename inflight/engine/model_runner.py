@@ -17,10 +17,10 @@ from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
 from inflight.engine.checkpoint import LoadedModel, load_config, load_model, resolve_dtype
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.cuda.choice import cuda_forward
+from inflight.engine.cuda.choice import cuda_forward, prepare_weights
 from inflight.engine.device_memory import DeviceMemory, device_memory
 from inflight.engine.full_step import full_step, size_step
-from inflight.engine.kv.memory import allocate_kv_memory
+from inflight.engine.kv.memory import allocate_kv_memory, kv_cache_bytes
 from inflight.engine.kv_cache import BlockCopy, BlockTable
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
@@ -53,7 +53,7 @@ class ModelRunner:
         # One core is left to the server and the other stages: a thread that waits for a busy core stalls every step.
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         model = load_config(config.model)
-        dtype = resolve_dtype(config.dtype, model)
+        dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
         if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
             self.max_length = min(self.max_length, config.num_blocks * config.block_size)
@@ -62,8 +62,9 @@ class ModelRunner:
         self._kernels: CudaForward | None = None
         started = time.perf_counter()
         loaded = load_model(config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype)
-        nbytes = loaded.nbytes
         self._model = loaded.model
+        prepare_weights(self._model, self.device, kv_cache_bytes(config, loaded))
+        nbytes = loaded.nbytes
         join_int8_parts(self._model)
         pack_linears(self._model)
         weights_loaded = time.perf_counter()

@@ -63,7 +63,7 @@ class Scorer:
         config = load_config(directory)
         self._device = resolve_device(device)
         self.max_length = config.max_position_embeddings
-        computed_in = torch.float64 if dtype == "float64" else resolve_dtype(dtype, config)
+        computed_in = torch.float64 if dtype == "float64" else resolve_dtype(dtype, config, self._device)
         self._loaded = load_model(
             directory, config, computed_in, self._device, self.max_length, kv_dtype, separate=True
         )

@@ -87,17 +87,33 @@ def test_what_an_old_gemma_leaves_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "own", "expected"),
+    ("wanted", "own", "expected", "on_gpu"),
     [
-        ("auto", "bfloat16", torch.bfloat16),
-        ("auto", "float16", torch.float32),
-        ("auto", "float32", torch.float32),
-        ("float32", "bfloat16", torch.float32),
-        ("bfloat16", "float32", torch.bfloat16),
+        ("auto", "bfloat16", torch.bfloat16, torch.bfloat16),
+        ("auto", "float16", torch.float32, torch.bfloat16),
+        ("auto", "float32", torch.float32, torch.float32),
+        ("float32", "float16", torch.float32, torch.float32),
+        ("float32", "bfloat16", torch.float32, torch.float32),
+        ("bfloat16", "float32", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_the_type_of_weights(wanted: str, own: str, expected: torch.dtype) -> None:
-    assert resolve_dtype(wanted, read_model_config(_read("llama") | {"dtype": own})) is expected
+def test_the_type_of_weights(
+    wanted: str,
+    own: str,
+    expected: torch.dtype,
+    on_gpu: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    config = read_model_config(_read("llama") | {"dtype": own})
+    assert resolve_dtype(wanted, config, torch.device("cpu")) is expected
+    assert not caplog.text
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert resolve_dtype(wanted, config, torch.device("cuda", 0)) is on_gpu
+    assert ("it is computed in bfloat16" in caplog.text) == ((wanted, own) == ("auto", "float16"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert resolve_dtype(wanted, config, torch.device("cuda", 0)) is expected
 
 
 @pytest.mark.parametrize("architectures", [["LlamaForCasualLM"], ["GPT2LMHeadModel"], [], None])

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from inflight.engine.attention.paged import KvTensors
+from inflight.engine.device_memory import free_memory
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.quant.decoded import Decoding, decode_weights
 
 if TYPE_CHECKING:
     from inflight.engine.cuda.forward import CudaForward
@@ -23,6 +25,48 @@ _FP8 = (8, 9)
 """Compute capability from which on there is FP8."""
 
 
+_RESERVE = 1 << 30
+"""Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
+
+
+def prepare_weights(model: DecoderModel, device: torch.device, kv_cache_bytes: int | None) -> None:
+    """Hold the quantized weights of a loaded model as a GPU's products take them; elsewhere, leave them as they are.
+
+    FP8 products take them as they are; weights of other schemes are decoded once if there is memory for it. That is
+    settled, and the memory taken, before the KV cache gets what is left.
+
+    Args:
+        model: with its weights.
+        device: where they are.
+        kv_cache_bytes: what the KV cache takes; None: a share of what is left, and then a quarter of what is free now
+            must be.
+    """
+    dtype = model.model.norm.weight.dtype
+    if device.type != "cuda":
+        return
+    if _has_triton() and torch.cuda.get_device_capability(device) >= _FP8 and dtype == torch.bfloat16:
+        from inflight.engine.cuda.fp8 import use_scaled_mm
+
+        log.info("%d products are FP8", use_scaled_mm(model))
+    needed, free = Decoding.of(model, dtype), free_memory(device)
+    if not needed.linears:
+        return
+    more = needed.decoded - needed.packed
+    rest = free // 4 if kv_cache_bytes is None else kv_cache_bytes
+    told = (needed.linears, more / 2**20, free / 2**20, (rest + _RESERVE) / 2**20)
+    if more + rest + _RESERVE > free:
+        log.warning(
+            "the weights of %d linears are decoded in each step, which takes several times as long: decoded once they "
+            "would take %.1f MiB more; %.1f MiB are free, and the KV cache and steps need %.1f MiB", *told,
+        )  # fmt: skip
+        return
+    decode_weights(model, dtype)
+    log.info(
+        "the weights of %d linears are decoded once, and take %.1f MiB more; %.1f MiB were free, and the KV cache and "
+        "steps need %.1f MiB", *told,
+    )  # fmt: skip
+
+
 def cuda_forward(
     model: DecoderModel, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int
 ) -> CudaForward | None:
@@ -33,7 +77,7 @@ def cuda_forward(
     device = tensors.keys.device
     if device.type != "cuda":
         return None
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         log.warning("Triton's compiler is not installed: %s", _WITHOUT)
         return None
     capability = torch.cuda.get_device_capability(device)
@@ -41,10 +85,12 @@ def cuda_forward(
         log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
         return None
     from inflight.engine.cuda.forward import CudaForward
-    from inflight.engine.cuda.fp8 import use_scaled_mm
     from inflight.engine.cuda.layers import fuse_layers
 
-    products = use_scaled_mm(model) if capability >= _FP8 and model.model.norm.weight.dtype == torch.bfloat16 else 0
     fuse_layers(model)
-    log.info("kernels run attention and what lies between matrix products; %d products are FP8", products)
+    log.info("kernels run attention and what lies between matrix products")
     return CudaForward(model, tensors, block_size, max_batch_size, max_length)
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

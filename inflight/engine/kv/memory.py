@@ -61,6 +61,13 @@ def allocate_kv_memory(config: EngineConfig, loaded: LoadedModel, served_length:
     return KvMemory(tensors, num_blocks, tier)
 
 
+def kv_cache_bytes(config: EngineConfig, loaded: LoadedModel) -> int | None:
+    """Return what the settings say that the KV cache takes; None: a share of what the weights leave."""
+    if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
+        return config.num_blocks * loaded.make_kv_tensors(1, config.block_size).nbytes
+    return config.kv_cache_bytes
+
+
 def _num_blocks(config: EngineConfig, one: KvTensors, step_bytes: int) -> int:
     """Return how many blocks as ``one`` there are, beside steps that take ``step_bytes``."""
     block_bytes = one.nbytes
@@ -89,7 +96,7 @@ def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int,
     if config.speculation.method != "draft_target" or directory is None:
         return 0, 0
     model = load_config(directory)
-    dtype = resolve_dtype(config.dtype, model)
+    dtype = resolve_dtype(config.dtype, model, device)
     outline = outline_model(directory, model, dtype, device, model.max_position_embeddings, "auto")
     weights, block_bytes = outline.nbytes, outline.make_kv_tensors(1, config.block_size).nbytes
     if model.tie_word_embeddings and device.type == "cuda":  # on a CPU it is packed, and so a copy

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from torch.nn import functional
 
 from inflight.engine.quant.formats import NVFP4_BLOCK, fake_e4m3, fake_int8, fake_nvfp4, unpack_e2m1, unpack_int4
 from inflight.errors import DeploymentError
+
+_OF_CALLS = ("pre_quant_scale", "input_scale", "bias")
+"""What a linear has besides its weight and the scales of that."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class QuantizedLinear(nn.Module, ABC):
 
     quant_algo: ClassVar[str]
     rounds_inputs: ClassVar[bool] = False
+    per_element: ClassVar[int] = 1
+    """Weights that an element of ``weight`` holds."""
+    weight: nn.Parameter
 
     def __init__(self, shape: LinearShape) -> None:
         """
@@ -76,9 +82,37 @@ class QuantizedLinear(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
-        if self.pre_quant_scale is not None:
-            x = x * self.pre_quant_scale
-        return self._linear(self.round_input(x), self.decode(x.dtype), self.bias)
+        return self._linear(self.prepared(x), self.decode(x.dtype), self.bias)
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """Return ``x`` as the product takes it: smoothed and rounded."""
+        return self.round_input(x if self.pre_quant_scale is None else x * self.pre_quant_scale)
+
+    def takes_inputs_as(self, other: QuantizedLinear) -> bool:
+        """Whether ``prepared`` is the same as another's, and both have a bias or none has."""
+        return (
+            type(self) is type(other)
+            and (self.bias is None) == (other.bias is None)
+            and _same(self.pre_quant_scale, other.pre_quant_scale)
+            and _same(getattr(self, "input_scale", None), getattr(other, "input_scale", None))
+        )
+
+    @property
+    def weight_count(self) -> int:
+        """Weights."""
+        return self.weight.numel() * self.per_element
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights and their scales."""
+        return sum(parameter.nbytes for name, parameter in self.named_parameters() if name not in _OF_CALLS)
+
+    def without_weight(self) -> Self:
+        """Return what is left for ``prepared``."""
+        rest = copy.copy(self)
+        rest._parameters = {name: held if name in _OF_CALLS else None for name, held in self._parameters.items()}
+        rest._parameters["bias"] = None
+        return rest
 
     @abstractmethod
     def decode(self, dtype: torch.dtype) -> Tensor:
@@ -149,11 +183,7 @@ class Int8Linear(Int8WeightLinear):
         ModelOpt gives linears of one input the same scales, so that they can be one product.
         """
         one = parts[0]
-        alike = all(
-            (part.bias is None) == (one.bias is None) and _same(part.pre_quant_scale, one.pre_quant_scale)
-            for part in parts
-        )
-        if not alike or any(part.input_scale != one.input_scale for part in parts):
+        if not all(one.takes_inputs_as(part) for part in parts):
             return None
         joined = copy.copy(one)
         joined._parameters = dict(one._parameters)
@@ -188,6 +218,7 @@ class Int4WeightLinear(QuantizedLinear):
     """INT4 weights (AWQ, arXiv:2306.00978): a scale per row and group of columns."""
 
     quant_algo = "W4A16_AWQ"
+    per_element = 2
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
@@ -226,6 +257,7 @@ class NvFp4Linear(QuantizedLinear):
 
     quant_algo = "NVFP4"
     rounds_inputs = True
+    per_element = 2
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test test-fast lint contract dashboards gpu-test gpu-bench train-demo train-draft clean
+.PHONY: setup serve demo engine test test-fast lint contract dashboards gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -65,14 +65,27 @@ dashboards:
 	$(BIN)/python -m inflight.monitoring.rules monitoring/rules $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
 	$(BIN)/python -m inflight.monitoring.dashboards monitoring/dashboards $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
 
-# On a machine with an NVIDIA GPU. GPU_PYTHON is any Python with torch, triton, transformers, pytest and Inflight's base
-# dependencies: make gpu-test gpu-bench GPU_PYTHON=python3 needs no set-up and no network.
+# On a machine with an NVIDIA GPU: docs/first-contact.md. GPU_PYTHON is any Python with torch, triton, transformers,
+# pytest and the packages of `make gpu-wheels`: make gpu-contact ARGS=A GPU_PYTHON=python3 needs no set-up and no network.
 GPU_PYTHON ?= $(BIN)/python
 gpu-test:
-	@TRITON_INTERPRET=0 PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu -rs $(ARGS)
+	@TRITON_INTERPRET=0 PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest tests/gpu -rs $(ARGS)
 
-gpu-bench:
-	@TRITON_INTERPRET=0 PYTHONPATH=. $(GPU_PYTHON) -m inflight.bench.gpu --output docs/results/gpu $(ARGS)
+gpu-contact:
+	@$(GPU_PYTHON) -m inflight.bench.contact $(ARGS)
+
+# What a GPU machine without a network may lack, as wheels for its Python.
+WHEELS_PYTHON ?= 3.12
+gpu-wheels:
+	$(SETUP)
+	$(BIN)/python -m pip download -q --only-binary=:all: --python-version $(WHEELS_PYTHON) --implementation cp \
+		--platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 -c constraints.txt -d artifacts/gpu-wheels pydantic
+
+# What is predicted for an H200, from the code as it is compiled for one.
+gpu-predictions:
+	$(SETUP) $(EVERYTHING)
+	$(BIN)/python -m inflight.bench.contact.launches docs/results/gpu/launches.json
+	$(BIN)/python -m inflight.bench.contact.predict docs/results/gpu
 
 train-demo:
 	$(SETUP) $(EVERYTHING)

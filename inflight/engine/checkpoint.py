@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,13 +107,14 @@ def load_model(
     served_length: int,
     kv_cache_dtype: str,
     separate: bool = False,
+    open_shards: Callable[[Path], Shards] = Shards,
 ) -> LoadedModel:
     """Build the model and fill it; the arguments are those of ``outline_model``.
 
     Raises:
         DeploymentError: there is no memory for it; a file or tensor is missing, unexpected, or of the wrong shape.
     """
-    loaded = outline_model(directory, config, dtype, device, served_length, kv_cache_dtype, separate)
+    loaded = outline_model(directory, config, dtype, device, served_length, kv_cache_dtype, separate, open_shards)
     model, shards, kv_scales = loaded.model, loaded.shards, loaded.kv_scales
     # As Module.to_empty does, which asks the meta device for tensors, and so loads a solver of equations first.
     try:
@@ -145,6 +147,7 @@ def outline_model(
     served_length: int,
     kv_cache_dtype: str,
     separate: bool = False,
+    open_shards: Callable[[Path], Shards] = Shards,
 ) -> LoadedModel:
     """Build the model without memory for its weights: it tells how much they, and a KV cache, will take.
 
@@ -156,11 +159,12 @@ def outline_model(
         served_length: the longest sequence that will be served.
         kv_cache_dtype: ``kv_cache.dtype`` of the deployment.
         separate: give every part of a fused projection a linear of its own.
+        open_shards: returns what holds the weights; a measurement draws them instead of reading files.
 
     Raises:
         DeploymentError: a file is missing, or says what is not supported.
     """
-    shards, quantization = Shards(directory), load_quantization(directory)
+    shards, quantization = open_shards(directory), load_quantization(directory)
     calibrated = quantization is not None and quantization.fp8_kv_cache
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, calibrated, dtype)
     rounds = kv_dtype.itemsize < dtype.itemsize or (quantization is not None and quantization.rounds_inputs)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ from inflight.engine.kv_cache import BlockCopy, BlockTable
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import sample
+from inflight.engine.shards import Shards
 from inflight.engine.speculate.tree import ancestry
 from inflight.engine.speculate.verification import rows
 from inflight.engine.stats import process_memory
@@ -44,8 +46,12 @@ _CONTEXT_ROWS = 256
 class ModelRunner:
     """Runs the model on one device."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, open_shards: Callable[[Path], Shards] = Shards) -> None:
         """
+        Args:
+            config: the engine's settings.
+            open_shards: returns what holds a checkpoint's weights.
+
         Raises:
             DeploymentError: the checkpoint or the device cannot be used.
         """
@@ -61,7 +67,9 @@ class ModelRunner:
         self._block_size = config.block_size
         self._kernels: CudaForward | None = None
         started = time.perf_counter()
-        loaded = load_model(config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype)
+        loaded = load_model(
+            config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype, open_shards=open_shards
+        )
         self._model = loaded.model
         prepare_weights(self._model, self.device, kv_cache_bytes(config, loaded))
         nbytes = loaded.nbytes

@@ -185,6 +185,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "safetensors",
         "torch",
         "transformers",
+        "triton",
         "tritonclient",
         "typer",
     },

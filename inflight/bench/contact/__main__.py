@@ -1,0 +1,105 @@
+"""The first contact with a GPU: ``make gpu-contact ARGS=A``, then B, then C; docs/first-contact.md is its page.
+
+Nothing beyond the standard library is needed here, and no network: what a stage lacks, it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from inflight.bench.contact.plan import CALL_S, CALLS
+from inflight.bench.contact.record import lines
+from inflight.bench.contact.run import WITHOUT_KERNELS, Run
+from inflight.bench.contact.table import table
+
+_PREDICTIONS = Path("docs/results/gpu/predictions.json")
+_DRY_CALL_S = 1200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run calls and print a table of each; return the exit status."""
+    asked = _parser().parse_args(arguments)
+    calls = asked.calls or (list(CALLS) if asked.dry_run else [])
+    if not calls:
+        _parser().error("name a call: A, B or C (or all of them, with --dry-run, on a CPU)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    asked.output.mkdir(parents=True, exist_ok=True)
+    environment = _environment(asked)
+    return max(_call(name, asked, environment) for name in calls)
+
+
+def _call(name: str, asked: argparse.Namespace, environment: dict[str, str]) -> int:
+    stages = [stage for stage in CALLS[name] if not asked.stage or stage.name in asked.stage]
+    run = Run(name, asked.output, environment, asked.seconds or (_DRY_CALL_S if asked.dry_run else CALL_S))
+    known = len(lines(run.results))
+    _say(f"call {name}: {', '.join(stage.name for stage in stages)}; results go to {run.results}")
+    try:
+        run.stages(stages)
+    finally:
+        found = lines(run.results)[known:]
+        told = "a dry run: its figures say nothing" if asked.dry_run else "predictions are for an H200"
+        _say(table(found, {} if asked.dry_run else _predicted(), f"First contact, call {name} ({told})"))
+    return int(any(line.get("outcome", "done") not in ("done", "skipped") for line in found))
+
+
+def _environment(asked: argparse.Namespace) -> dict[str, str]:
+    """Return what the stages have in their environment."""
+    folders = [str(Path.cwd()), *_wheels(asked.wheels), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {
+        "PYTHONPATH": os.pathsep.join(folders),
+        "PYTHONUNBUFFERED": "1",
+        "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "inflight-triton")),
+        "TRITON_INTERPRET": "1" if asked.dry_run else "0",
+        "CONTACT_DRY": "1" if asked.dry_run else "",
+    }
+    return found | (WITHOUT_KERNELS if asked.without_kernels else {})
+
+
+def _wheels(folder: Path) -> list[str]:
+    """Install the wheels that were brought along, where Python lacks what they hold; return where they are then."""
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels or importlib.util.find_spec("pydantic") is not None:
+        return []
+    site = str(Path(tempfile.gettempdir()) / "inflight-wheels")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
+    done = subprocess.run([*pip, "--target", site, *map(str, wheels)], check=False)
+    if done.returncode:
+        _say(f"the wheels in {folder} could not be installed; the stage imports says what is missing")
+    return [site]
+
+
+def _predicted() -> dict[str, float]:
+    if not _PREDICTIONS.is_file():
+        return {}
+    return {row["result"]: row["now"] for row in json.loads(_PREDICTIONS.read_text())["rows"]}
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    output = os.environ.get("OUT") or "artifacts/gpu-contact"
+    parser = argparse.ArgumentParser("gpu-contact", description="The first contact of Inflight's engine with a GPU.")
+    add = parser.add_argument
+    add("calls", nargs="*", choices=[*CALLS, []], metavar="A|B|C", help="each takes at most ten minutes")
+    add("--dry-run", action="store_true", help="on a CPU, with Triton's interpreter, small; all calls unless named")
+    add("--output", type=Path, default=Path(output), help=f"folder of contact.jsonl and the log ({output})")
+    add("--wheels", type=Path, default=Path("artifacts/gpu-wheels"), help="folder of `make gpu-wheels`")
+    add("--stage", action="append", help="only this stage; may be given several times")
+    add("--seconds", type=float, help=f"of each call ({CALL_S})")
+    add("--without-kernels", action="store_true", help="PyTorch alone runs the engine's steps")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The first contact with a GPU: what a stage has found survives whatever becomes of the others; and a dry run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inflight.bench.contact import __main__ as contact
+from inflight.bench.contact.plan import CALL_S, CALLS, KERNELS, Stage
+from inflight.bench.contact.record import Recorder, lines
+from inflight.bench.contact.run import Run
+from inflight.bench.contact.stage import STAGES
+from inflight.bench.contact.table import MOST_LINES, table
+
+ROOT = Path(__file__).parents[2]
+_RECORD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from inflight.bench.contact.record import Recorder
+recorder = Recorder(Path(os.environ["CONTACT_FILE"]), "A", os.environ["CONTACT_STAGE"])
+recorder.add("before", 1.5, "s")
+"""
+
+
+def _stage(name: str, code: str, seconds: int = 60, **more: object) -> Stage:
+    return Stage(name, seconds, "", command=(sys.executable, "-c", _RECORD + textwrap.dedent(code)), **more)  # type: ignore[arg-type]
+
+
+def _run(folder: Path, *stages: Stage, seconds: float = 300) -> list[dict]:
+    run = Run("A", folder, {"PYTHONPATH": str(ROOT)}, seconds)
+    run.stages(stages)
+    return lines(run.results)
+
+
+def test_a_stage_that_hangs_crashes_or_raises_costs_no_other_result(tmp_path: Path) -> None:
+    hangs = """
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        recorder.add("child", child.pid)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    """
+    found = _run(
+        tmp_path,
+        _stage("hangs", hangs, seconds=8),
+        _stage("crashes", "os.kill(os.getpid(), signal.SIGSEGV)"),
+        _stage("raises", "raise RuntimeError('there is no such kernel')"),
+        _stage("is fine", ""),
+    )
+    assert [line["stage"] for line in found if line.get("result") == "before"] == [
+        "hangs", "crashes", "raises", "is fine",
+    ]  # fmt: skip
+    outcomes = {line["stage"]: line for line in found if "outcome" in line}
+    assert outcomes["hangs"]["outcome"] == "timed out"
+    assert outcomes["crashes"]["outcome"] == "crashed: SIGSEGV"
+    assert (outcomes["raises"]["outcome"], outcomes["raises"]["note"]) == (
+        "failed", "RuntimeError: there is no such kernel",
+    )  # fmt: skip
+    assert outcomes["is fine"]["outcome"] == "done"
+    child = next(line["value"] for line in found if line.get("result") == "child")
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    told = table(found, {"before": 2.0}, "A call")
+    assert "! hangs: timed out after" in told
+    assert "! crashes: crashed: SIGSEGV" in told
+    assert "! raises: failed" in told
+    assert "is fine: before" in told
+    assert "1 processes ended well, 3 did not" in told
+    assert "no such kernel" in (tmp_path / "contact.log").read_text()
+
+
+def test_results_and_table_survive_the_end_of_the_call(tmp_path: Path) -> None:
+    """The machine's own limit ends the program with SIGTERM: what runs then is ended, and the table comes."""
+    code = f"""
+        import sys
+        from inflight.bench.contact import __main__ as contact
+        from inflight.bench.contact.plan import Stage
+        hangs = {_RECORD!r} + "time.sleep(600)"
+        contact.CALLS["A"] = (Stage("hangs", 500, "", command=(sys.executable, "-c", hangs)),)
+        sys.exit(contact.main(["A", "--output", {str(tmp_path)!r}]))
+    """
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    until = time.monotonic() + 120
+    while not lines(tmp_path / "contact.jsonl"):
+        assert time.monotonic() < until
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.terminate()
+    told, _ = program.communicate(timeout=120)
+    assert "hangs: before" in told
+    assert "! hangs: interrupted" in told
+
+
+def test_cases_run_side_by_side_and_what_has_no_time_left_is_said(tmp_path: Path) -> None:
+    # Each waits for the other's file: one after the other they would not end.
+    meet = f"""
+        mine, other = sys.argv[1], {{"a": "b", "b": "a"}}[sys.argv[1]]
+        Path({str(tmp_path)!r}, mine).touch()
+        while not Path({str(tmp_path)!r}, other).exists():
+            time.sleep(0.05)
+    """
+    found = _run(tmp_path, _stage("meet", meet, cases=("a", "b"), at_once=2))
+    assert [line["outcome"] for line in found if "outcome" in line] == ["done", "done"]
+    late = _run(tmp_path, _stage("late", ""), seconds=0)
+    assert late[-1]["outcome"] == "not begun"
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(True, "1"), (False, "0")])
+def test_the_stop_rule(tmp_path: Path, value: bool, wanted: str) -> None:
+    judge = _stage("kernels", f"recorder.add('decode', 0.5, good={value})", judges=True)
+    found = _run(tmp_path, judge, _stage("engine", "recorder.add('seen', os.environ.get('CONTACT_KERNELS', '1'))"))
+    assert next(line["value"] for line in found if line.get("result") == "seen") == wanted
+    assert any(line.get("result") == "stop rule" for line in found) != value
+
+
+def test_a_tool_that_is_not_there_is_skipped(tmp_path: Path) -> None:
+    [line] = _run(tmp_path, _stage("sanitizer", "", within=("no-such-program",)))
+    assert (line["outcome"], line["note"]) == ("skipped", "no-such-program is not here")
+
+
+def test_a_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "contact.jsonl", "A", "kernels")
+    recorder.add("error", float("nan"), good=False)
+    with (tmp_path / "contact.jsonl").open("a") as file:
+        file.write('{"call": "A", "sta')
+    [line] = lines(tmp_path / "contact.jsonl")
+    assert (line["value"], recorder.failures) == ("nan", 1)
+
+
+def test_an_attempt_that_fails_is_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(tmp_path / "contact.jsonl", "B", "engine")
+    with recorder.attempt("decode 64 x 512"):
+        raise RuntimeError("out of memory\nin many lines")
+    [line] = lines(tmp_path / "contact.jsonl")
+    assert (line["good"], line["note"]) == (False, "RuntimeError: out of memory")
+    assert "in many lines" in capsys.readouterr().err
+
+
+def test_the_table_fits_and_begins_with_what_is_wrong() -> None:
+    many = [{"stage": "engine", "result": f"decode {row}", "value": 1234.5, "unit": "tok/s"} for row in range(200)]
+    wrong = [{"stage": "kernels", "result": "decode", "value": 0.5, "unit": "error", "good": False}]
+    hidden = [{"stage": "rows", "result": "in the file alone", "value": 1, "unit": "", "detail": True}]
+    told = table([*many, *wrong, *hidden], {"decode 7": 1500.0}, "A call").splitlines()
+    assert len(told) <= MOST_LINES
+    assert sum(map(len, told)) + len(told) < 12_000
+    assert told[2].startswith("! kernels: decode")
+    assert "1,500" in next(line for line in told if "decode 7 " in line)
+    assert "more in contact.jsonl" in told[-2]
+    assert not any("in the file alone" in line for line in told)
+
+
+def test_each_call_fits_into_ten_minutes_and_knows_its_stages() -> None:
+    for stages in CALLS.values():
+        assert CALL_S < 600
+        for stage in stages:
+            assert (stage.does or stage.name) in STAGES
+            assert set(stage.cases) <= set(KERNELS)
+
+
+def test_wheels_that_were_brought_are_installed_where_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "brought-1.0-py3-none-any.whl"
+    monkeypatch.setattr(contact.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert contact._wheels(tmp_path) == []
+    import zipfile
+
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("brought.py", "")
+        file.writestr("brought-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+        file.writestr("brought-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("brought-1.0.dist-info/RECORD", "")
+    assert contact._wheels(tmp_path) == [], "pydantic is there: nothing is lacking"
+    monkeypatch.setattr(contact.importlib.util, "find_spec", lambda name: None)
+    [site] = contact._wheels(tmp_path)
+    assert (Path(site) / "brought.py").is_file()
+
+
+def test_the_program_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    code = "import inflight.bench.contact.__main__, sys; print([name for name in sys.modules])"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in eval(done.stdout)}
+    assert loaded <= {*sys.stdlib_module_names, "inflight", "__mp_main__", "_sysconfigdata__linux_x86_64-linux-gnu"}
+
+
+def test_a_call_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        contact.main([])
+    assert "name a call: A, B or C" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_dry_run(tmp_path: Path) -> None:
+    """Some stages of each call, as a person would type them; `make gpu-contact ARGS=--dry-run` goes through all."""
+    stages = ["imports", "kernels", "rows", "modes", "sampling", "counters"]
+    command = [sys.executable, "-m", "inflight.bench.contact", "--dry-run", "--output", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
+    asked = [word for stage in stages for word in ("--stage", stage)]
+    done = subprocess.run([*command, *asked], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in (tmp_path / "contact.jsonl").read_text().splitlines()]
+    wrong = [
+        line for line in found if line.get("good") is False or line.get("outcome") not in (None, "done", "skipped")
+    ]
+    assert not wrong, done.stdout
+    assert done.returncode == 0, done.stdout
+    assert {line["result"].split(",")[0] for line in found if line["stage"] == "kernels" and "result" in line} == {
+        case.split(",")[0] for case in KERNELS
+    }
+    assert "First contact, call C" in done.stdout

@@ -34,11 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     asked.output.mkdir(parents=True, exist_ok=True)
     environment = _environment(asked)
+    known = {stage.name for stages in CALLS.values() for stage in stages}
+    for name in asked.stage or ():
+        if name not in known:
+            _parser().error(f"there is no stage {name!r}; there are {', '.join(sorted(known))}")
     return max(_call(name, asked, environment) for name in calls)
 
 
 def _call(name: str, asked: argparse.Namespace, environment: dict[str, str]) -> int:
     stages = [stage for stage in CALLS[name] if not asked.stage or stage.name in asked.stage]
+    if not stages:
+        return 0
     run = Run(name, asked.output, environment, asked.seconds or (_DRY_CALL_S if asked.dry_run else CALL_S))
     known = len(lines(run.results))
     _say(f"call {name}: {', '.join(stage.name for stage in stages)}; results go to {run.results}")

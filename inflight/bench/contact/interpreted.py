@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
@@ -12,29 +11,26 @@ import torch
 from inflight.bench.contact.engines import Rerun
 from inflight.engine import model_runner
 from inflight.engine.attention.paged import KvTensors
-from inflight.engine.cuda.elementwise import fuse_elementwise
 from inflight.engine.cuda.forward import CudaForward
 from inflight.engine.cuda.graphs import DecodeGraphs
+from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.decoder import DecoderModel
-
-CPU = torch.device("cpu")
 
 
 class InterpretedForward(CudaForward):
     """Runs a model's steps by the interpreter."""
 
     @torch.inference_mode()
-    def capture(self, max_batch_size: int, max_length: int) -> None:
+    def capture(self) -> None:
         """Stand for captured steps."""
-        blocks = -(-max_length // self._block_size)
-        self.graphs = DecodeGraphs(self.run, max_batch_size, blocks, self._block_size, CPU, Rerun)
+        self.graphs = DecodeGraphs(self.run, self.tables, Rerun)
 
 
-def forward(model: DecoderModel, tensors: KvTensors, block_size: int, *_: Any, **__: Any) -> CudaForward:
-    """Put the kernels into a model that is on a CPU, and return what runs its steps."""
-    fuse_elementwise(model)
-    return InterpretedForward(model, tensors, block_size)
+def forward(model: DecoderModel, tensors: KvTensors, *sizes: int) -> CudaForward:
+    """Put the kernels into a model that is on a CPU, and return what runs its steps; as ``choice.cuda_forward``."""
+    fuse_layers(model)
+    return InterpretedForward(model, tensors, *sizes)
 
 
 @contextmanager

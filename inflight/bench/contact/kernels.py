@@ -25,10 +25,11 @@ from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
 from inflight.engine.attention.store import store
 from inflight.engine.checkpoint import LoadedModel, load_config, load_model
 from inflight.engine.cuda import fp8
-from inflight.engine.cuda.elementwise import fuse_elementwise
 from inflight.engine.cuda.forward import CudaForward
+from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.sampler import choose
+from inflight.engine.transfer import TokenIds
 from inflight.sampling import SamplingParams
 
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 2e-6}
@@ -167,15 +168,16 @@ class _Layer:
 
             loaded, self._exact = load(scale.dtype), copy.deepcopy(load(torch.float32)).model.double()
         self.products = fp8.use_scaled_mm(loaded.model) if in_fp8 and not contact.dry else 0
-        fuse_elementwise(loaded.model)
+        fuse_layers(loaded.model)
         self._loaded, self._device = loaded, device
 
     def by_kernels(self, lengths: Lengths) -> Tensor:
         """Return hidden states of prompts of such lengths."""
         spans, blocks = self._spans(lengths)
-        forward = CudaForward(self._loaded.model, self._loaded.make_kv_tensors(blocks, BLOCK_SIZE), BLOCK_SIZE)
+        tensors = self._loaded.make_kv_tensors(blocks, BLOCK_SIZE)
+        forward = CudaForward(self._loaded.model, tensors, BLOCK_SIZE, len(spans), blocks * BLOCK_SIZE)
         with torch.inference_mode():
-            return forward(self._tokens(lengths).tolist(), spans)
+            return forward(TokenIds(self._tokens(lengths).tolist()), spans)
 
     def exactly(self, lengths: Lengths) -> Tensor:
         """Return the same in float64."""

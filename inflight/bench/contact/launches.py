@@ -32,9 +32,10 @@ from inflight.bench.random_weights import RandomShards, write_config
 from inflight.engine.attention.kernel_attention import StepLayout
 from inflight.engine.attention.paged import Span
 from inflight.engine.checkpoint import load_config, load_model
-from inflight.engine.cuda.elementwise import fuse_elementwise
 from inflight.engine.cuda.forward import CudaForward
 from inflight.engine.cuda.fp8 import use_scaled_mm
+from inflight.engine.cuda.layers import fuse_layers
+from inflight.engine.transfer import TokenIds
 from inflight.report.results import provenance
 
 CPU = torch.device("cpu")
@@ -42,6 +43,7 @@ CAPABILITY = 90
 _BLOCK_SIZE = 16
 _POOL_TOKENS = 65_536
 _SERVED_LENGTH = 8_192
+_MAX_BATCH = 256
 _NO_KERNEL = {
     "alias", "as_strided", "chunk", "detach", "empty", "empty_like", "empty_strided", "expand", "new_empty",
     "permute", "reshape", "_reshape_alias", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose",
@@ -165,13 +167,14 @@ def _forward(shape: Shape, fp8: bool) -> CudaForward:
         )
     if fp8:
         use_scaled_mm(loaded.model)
-    fuse_elementwise(loaded.model)
-    return CudaForward(loaded.model, loaded.make_kv_tensors(_POOL_TOKENS // _BLOCK_SIZE, _BLOCK_SIZE), _BLOCK_SIZE)
+    fuse_layers(loaded.model)
+    tensors = loaded.make_kv_tensors(_POOL_TOKENS // _BLOCK_SIZE, _BLOCK_SIZE)
+    return CudaForward(loaded.model, tensors, _BLOCK_SIZE, _MAX_BATCH, _SERVED_LENGTH)
 
 
 def _launched(forward: CudaForward, spans: Sequence[Span], kernels: dict[str, Kernel]) -> Counter[str]:
     counts: Counter[str] = Counter()
-    tokens, layout = StepLayout.of([1] * (spans[-1].first + spans[-1].count), spans, _BLOCK_SIZE, CPU)
+    tokens, layout = StepLayout.of(TokenIds([1] * (spans[-1].first + spans[-1].count)), spans, forward.tables)
     with _compiled_only(counts, kernels), _Counting(counts):
         forward.run(tokens, layout)
     return counts

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from inflight.bench.checkpoints import Shape
 from inflight.bench.random_weights import config_of
+from inflight.engine.attention.block_tables import BlockTables
 from inflight.engine.attention.kernel_attention import KernelAttention, StepLayout, stored_layers
 from inflight.engine.attention.paged import KvTensors, Span
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.quant.kv_cache import Fp8KvTensors, Int8KvTensors, KvScales
+from inflight.engine.transfer import TokenIds
 
 BLOCK_SIZE = 16
 _FILLED_AT_ONCE = 1 << 16
@@ -64,7 +66,9 @@ class AttentionStep:
         """Return what the kernels see: of all spans, or of others that have these rows of the tokens."""
         parts = (self.query[rows], self.key[rows], self.value[rows])
         spans = spans or self.spans
-        _, layout = StepLayout.of([0] * len(parts[0]), spans, BLOCK_SIZE, self.query.device)
+        widest = max(len(span.blocks) for span in spans)
+        tables = BlockTables(len(spans), widest, BLOCK_SIZE, self.query.device)
+        _, layout = StepLayout.of(TokenIds([0] * len(parts[0])), spans, tables)
         attend = KernelAttention(stored_layers(self.tensors), layout, BLOCK_SIZE)
         return attend(0, *parts, None, self.config.attention_scale)
 

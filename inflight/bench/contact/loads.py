@@ -57,8 +57,8 @@ def deployment(contact: Contact, _case: str) -> None:
 
     sizes = contact.sizes
     with tempfile.TemporaryDirectory() as folder:
-        config = EngineConfig.of(Deployment(model=write_config(sizes.shape, Path(folder), fp8=False)))
-    names = ("max_batch_size", "max_tokens_per_step", "num_blocks", "kv_cache_fraction", "prefix_reuse")
+        config = EngineConfig.of(Deployment(model=write_config(sizes.shape, Path(folder), fp8=False)), not contact.dry)
+    names = ("max_batch_size", "max_tokens_per_step", "num_blocks", "kv_cache_fraction", "prefix_reuse", "automatic")
     chosen = {name: getattr(config, name) for name in names}
     settings = chosen if not contact.dry else {"max_batch_size": 3, "max_tokens_per_step": 24}
     with started(contact, **settings) as engine:

@@ -112,7 +112,7 @@ def test_restored_blocks_are_the_same_bytes(kind: type[KvTensors], tmp_path: Pat
 
 
 def test_many_blocks_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_module, "_BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(tier_module, "PAGES_AT_ONCE", 2)
     tensors = _tensors()
     before = tensors.keys.clone(), tensors.values.clone()
     tier = KvTier(tensors, 6, lambda page_bytes: HostPages(5, page_bytes), RestoreRule(None))

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.request import Output
+from inflight.engine.sampler import Choice, Sampled
+from inflight.engine.speculate.draft_model import DraftModel
 from tests.engine.checkpoints import VOCAB, checkpoint, greedy, reference
 from tests.engine.driving import ask, load, run
 from tests.engine.speculating import shown, speculating
@@ -109,3 +112,56 @@ def _scores(output: Output) -> list[torch.Tensor]:
     rows = [*(output.generation_logits or ()), *(() if output.context_logits is None else output.context_logits)]
     logits = [torch.tensor(row) for row in rows]
     return [torch.tensor(output.log_probs or ()), torch.tensor(top), *logits]
+
+
+@pytest.mark.parametrize(("more", "together"), [({}, True), ({"repetition_penalty": 1.0001}, False)])
+def test_drafting_waits_once_unless_tokens_depend_on_tokens(
+    more: dict[str, Any], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, order = speculating(max_draft_tokens=4), list[str]()
+    drafter = engine._speculator._drafter
+    assert isinstance(drafter, DraftModel)
+    passes, wait = drafter._runner.run, Choice.wait
+
+    def computed(chunks: list[Chunk], *rest: Any) -> Any:
+        order.append("draft")
+        return passes(chunks, *rest)
+
+    def waited(choice: Choice) -> list[Sampled]:
+        order.append("wait")
+        return wait(choice)
+
+    monkeypatch.setattr(drafter._runner, "run", computed)
+    monkeypatch.setattr(Choice, "wait", waited)
+    request = ask(PROMPTS[0][:6], 12, **more)
+    output = run(engine, [request])[request.key]
+    assert output.tokens == greedy("llama", tuple(PROMPTS[0][:6]), 12)
+    four = ["draft"] * 4 + ["wait"] * 4 if together else ["draft", "wait"] * 4
+    assert order[1:9] == four, "after the wait for the prompt's step"
+
+
+def test_what_is_no_number_ends_a_draft_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating(max_draft_tokens=4)
+    drafter = engine._speculator._drafter
+    assert isinstance(drafter, DraftModel)
+    passes, requests, lengths = drafter._runner.run, [ask(prompt[:9], 12) for prompt in PROMPTS[:2]], list[list[int]]()
+    draft = drafter.draft
+
+    @torch.inference_mode()
+    def spoilt(chunks: list[Chunk], *rest: Any) -> Any:
+        logits, context = passes(chunks, *rest)
+        for row, chunk in enumerate(chunks):
+            if chunk.awaits and chunk.sequence.request.prompt == requests[0].prompt:
+                logits[row] = torch.nan
+        return logits, context
+
+    def noted(wanted: Any) -> Any:
+        drafts = draft(wanted)
+        lengths.append([len(guesses[0]) for guesses in drafts.values()])
+        return drafts
+
+    monkeypatch.setattr(drafter._runner, "run", spoilt)
+    monkeypatch.setattr(drafter, "draft", noted)
+    outputs = run(engine, requests)
+    assert [outputs[one.key].tokens for one in requests] == [greedy("llama", tuple(one.prompt), 12) for one in requests]
+    assert lengths[0] == [1, 4]

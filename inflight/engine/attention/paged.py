@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,6 +18,7 @@ from torch.nn import functional
 from inflight.engine.attention.rows import GatheredRows, Reach, Rows, SampledRows, alike
 from inflight.engine.kv_cache import BlockCopy
 from inflight.engine.models.config import ModelConfig
+from inflight.engine.transfer import to_device
 
 _LONGEST_ROWS = 16
 """Chunks of no more tokens are attended as rows, where rows cost no copies."""
@@ -110,11 +112,12 @@ class KvTensors:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots; all sources are read before anything is written."""
+        there, here = (to_device(np.array(slots), self.keys.device) for slots in (targets, sources))
         for tensor in self.parts:
-            tensor[:, :, list(targets)] = tensor[:, :, list(sources)]
+            tensor[:, :, there] = tensor[:, :, here]
 
     def _slots_of(self, blocks: list[int]) -> Tensor:
-        first = torch.tensor(blocks, device=self.keys.device)[:, None] * self._block_size
+        first = to_device(np.array(blocks), self.keys.device)[:, None] * self._block_size
         return first + torch.arange(self._block_size, device=self.keys.device)
 
 

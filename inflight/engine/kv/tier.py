@@ -16,22 +16,24 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inflight.engine.attention.paged import KvTensors
 from inflight.engine.kv.blocks import BlockCopy
 from inflight.engine.kv.offload import RestoreRule
+from inflight.engine.kv.page_copies import PAGES_AT_ONCE, PageCopies, pin
+from inflight.engine.transfer import to_device
 from inflight.errors import DeploymentError
 
 log = logging.getLogger(__name__)
 
-_BLOCKS_AT_ONCE = 32
-"""Blocks that lie between cache and tier while they are copied."""
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """Advice of ``madvise(2)``, Linux 5.14 and later; an older kernel says EINVAL and is trusted with its files' sizes."""
 
@@ -47,6 +49,10 @@ class HostPages:
 
     def __init__(self, pages: int, page_bytes: int) -> None:
         self.memory = torch.empty((pages, page_bytes), dtype=torch.uint8)
+
+    def pin(self) -> bool:
+        """Pin it for a GPU; return whether it is."""
+        return pin(self, self.memory)
 
     def fault(self, pages: Sequence[int] = (), write: bool = False) -> str | None:
         """Return what is wrong with the memory: nothing."""
@@ -77,6 +83,10 @@ class FilePages:
                 f"kv_cache.offload: no file of {self._size} bytes in {where}: {error.strerror}"
             ) from None
         self.memory = torch.frombuffer(self._mapped, dtype=torch.uint8).view(pages, page_bytes)
+
+    def pin(self) -> bool:
+        """Return that it is not pinned: a file's pages come and go."""
+        return False
 
     def fault(self, pages: Sequence[int] = (), write: bool = False) -> str | None:
         """Return what is wrong with the file, or None. To touch what it has no longer would end the process.
@@ -122,9 +132,11 @@ class KvTier:
         """Views ``[layers, kv_heads, blocks, bytes]``."""
         page_bytes = sum(part[:, :, 0].numel() for part in blocks)
         self._store = make_pages(page_bytes)
-        on_gpu = tensors.keys.device.type == "cuda"
-        self._between = torch.empty((_BLOCKS_AT_ONCE, page_bytes), dtype=torch.uint8, pin_memory=on_gpu)
-        """Pinned, or the way to a GPU and back would be through such memory of the driver's, and slower."""
+        device = tensors.keys.device
+        self._copies: PageCopies | None = None
+        """How a GPU copies; None: there is none."""
+        if device.type == "cuda":
+            self._copies = PageCopies(self._store.memory, device, not self._store.pin(), self.usable)
         self._tokens_per_block = tensors.keys.shape[2] // num_blocks
         self._lost = False
 
@@ -141,7 +153,7 @@ class KvTier:
     @property
     def pinned_bytes(self) -> int:
         """Its memory that is pinned."""
-        return self._between.nbytes if self._between.is_pinned() else 0
+        return self._copies.pinned_bytes if self._copies else 0
 
     def usable(self, pages: Sequence[int] = (), write: bool = False) -> bool:
         """Whether it still is what it was at the start; what is wrong with it is logged once.
@@ -170,6 +182,10 @@ class KvTier:
         Raises:
             TierLost: it cannot give back what it has.
         """
+        if self._copies is not None:
+            self._copies.settle()
+            for pages, seconds in self._copies.take_times():
+                self._rule.restored(pages * self._tokens_per_block, seconds)
         for (source_here, target_here), group in groupby(copies, key=self._sides):
             batch = list(group)
             if source_here and target_here:
@@ -185,29 +201,37 @@ class KvTier:
     def _save(self, copies: list[BlockCopy]) -> None:
         latest = {copy.target: copy.source for copy in copies}  # a page may be given up and taken again in one step
         for blocks, pages in self._batches((block, page) for page, block in latest.items()):
-            if not self.usable(pages.tolist(), write=True):
-                return
-            rows = [part[:, :, blocks].movedim(2, 0).flatten(1) for part in self._parts]
-            between = self._between[: len(pages)].copy_(torch.cat(rows, 1))
-            self._store.memory.index_copy_(0, pages, between)
+            if self._copies is not None:
+                self._copies.save(partial(self._gather, blocks), pages)
+            elif self.usable(pages, write=True):
+                rows = torch.empty((len(pages), self._store.memory.shape[1]), dtype=torch.uint8)
+                self._gather(blocks, rows)
+                self._store.memory.index_copy_(0, torch.tensor(pages), rows)
 
     def _load(self, copies: list[BlockCopy]) -> None:
         started = time.perf_counter()
         for blocks, pages in self._batches((copy.target, copy.source) for copy in copies):
-            if not self.usable(pages.tolist()):
+            if self._copies is not None:
+                there = self._copies.load(pages, partial(self._scatter, blocks))
+            elif there := self.usable(pages):
+                self._scatter(blocks, self._store.memory[torch.tensor(pages)])
+            if not there:
                 raise TierLost
-            between = self._between[: len(pages)]
-            torch.index_select(self._store.memory, 0, pages, out=between)
-            rows = between.to(self._tensors.keys.device)
-            sizes = [part[:, :, 0].numel() for part in self._parts]
-            for part, own in zip(self._parts, rows.split(sizes, 1), strict=True):
-                part[:, :, blocks] = own.unflatten(1, (*part.shape[:2], -1)).movedim(0, 2)
-        if self._tensors.keys.device.type == "cuda":
-            torch.cuda.synchronize(self._tensors.keys.device)  # or the time would be that of asking for it
-        self._rule.restored(len(copies) * self._tokens_per_block, time.perf_counter() - started)
+        if self._copies is None:
+            self._rule.restored(len(copies) * self._tokens_per_block, time.perf_counter() - started)
 
-    def _batches(self, moves: Iterator[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _gather(self, blocks: Tensor, rows: Tensor) -> None:
+        """Put blocks into rows ``[blocks, page_bytes]``."""
+        rows.copy_(torch.cat([part[:, :, blocks].movedim(2, 0).flatten(1) for part in self._parts], 1))
+
+    def _scatter(self, blocks: Tensor, rows: Tensor) -> None:
+        """Put rows ``[blocks, page_bytes]`` into blocks."""
+        sizes = [part[:, :, 0].numel() for part in self._parts]
+        for part, own in zip(self._parts, rows.split(sizes, 1), strict=True):
+            part[:, :, blocks] = own.unflatten(1, (*part.shape[:2], -1)).movedim(0, 2)
+
+    def _batches(self, moves: Iterator[tuple[int, int]]) -> Iterator[tuple[Tensor, list[int]]]:
         """Yield blocks, on their device, and their pages, some at a time."""
-        pairs = torch.tensor([(block, page - self._first) for block, page in moves])
-        for batch in pairs.split(_BLOCKS_AT_ONCE):
-            yield batch[:, 0].to(self._tensors.keys.device), batch[:, 1]
+        while batch := list(islice(moves, PAGES_AT_ONCE)):
+            blocks = to_device(np.array([block for block, _ in batch]), self._tensors.keys.device)
+            yield blocks, [page - self._first for _, page in batch]

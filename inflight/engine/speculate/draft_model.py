@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
 
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.kv_cache import BlockTable, KvCache
 from inflight.engine.model_runner import ModelRunner
-from inflight.engine.sampler import sample
+from inflight.engine.sampler import Choice, choose, needs_tokens
 from inflight.engine.sequence import Sequence
+from inflight.engine.speculate.verification import Continuation
+from inflight.engine.transfer import ToHost
 from inflight.errors import DeploymentError
 from inflight.speculation import SpeculationSettings
 
@@ -82,20 +88,22 @@ class DraftModel:
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
         """Decode with the twins, each for as many steps as tokens are wanted.
 
-        The first guess is what is decoded; the others leave it, at each of its places, for another likely token.
+        A pass takes the tokens of the one before it from the device, and the host waits once for all of them, unless
+        tokens are chosen by those before them (``needs_tokens``). The first guess is what is decoded; the others leave
+        it, at each of its places, for another likely token.
         """
-        others: dict[Sequence, list[list[int]]] = {one: [] for one in wanted}
         drafts: dict[Sequence, list[int]] = {one: [] for one in wanted if one in self._twins}
-        while active := [one for one, tokens in drafts.items() if len(tokens) < wanted[one] and self._can_decode(one)]:
-            twins = [self._twins[one].sequence for one in active]
-            likely = self._run([Chunk(twin, twin.computed, twin.remaining) for twin in twins])
-            for one, twin, (token, *rest) in zip(active, twins, likely, strict=True):
-                if token < 0:  # its logits are not numbers
-                    wanted = {**wanted, one: 0}
-                    continue
-                others[one] += [[*drafts[one], other] for other in rest]
-                twin.tokens.append(token)
-                drafts[one].append(token)
+        others: dict[Sequence, list[list[int]]] = {one: [] for one in drafts}
+        active, passes = list(drafts), list[_Pass]()
+        for depth in range(max(wanted.values())):
+            active = [one for one in active if wanted[one] > depth and self._can_decode(one, len(passes))]
+            if not active:
+                break
+            passes.append(self._decode(active, passes))
+            if any(needs_tokens(one.request.sampling) for one in active):
+                ended = self._read(passes, drafts, others)
+                active, passes = [one for one in active if one not in ended], []
+        self._read(passes, drafts, others)
         return {one: [tokens, *others[one]] for one, tokens in drafts.items() if tokens}
 
     def forget(self, sequence: Sequence) -> None:
@@ -129,27 +137,63 @@ class DraftModel:
         twin.agree(sequence.tokens)
         self._cache.commit(twin.table, twin.sequence.tokens, twin.sequence.computed)
 
-    def _can_decode(self, sequence: Sequence) -> bool:
+    def _can_decode(self, sequence: Sequence, unread: int) -> bool:
+        """Whether a twin can decode behind as many passes that were not read."""
         twin, most = self._twins[sequence].sequence, self._runner.max_length
-        length = len(twin.tokens)
+        length = len(twin.tokens) + unread
         within = length < most and len(sequence.tokens) < most
-        return within and twin.remaining <= _FEW_TOKENS + 1 and self._grow(twin, length)
+        return within and length - twin.computed <= _FEW_TOKENS + 1 and self._grow(twin, length)
 
     def _grow(self, twin: Sequence, num_tokens: int) -> bool:
         assert twin.table is not None
         return self._cache.grow(twin.table, num_tokens)
 
-    def _run(self, chunks: list[Chunk]) -> list[list[int]]:
-        """Compute chunks of twins; return the tokens sampled, -1 where logits are not numbers, and others likely."""
-        logits, _ = self._runner.run(chunks, self._cache.take_copies())
-        sampled = sample(logits, [chunk.sequence for chunk in chunks if chunk.samples])
+    def _decode(self, drafted: list[Sequence], unread: Rows[_Pass]) -> _Pass:
+        """Launch a pass that decodes a token with the twin of each, behind passes that were not read."""
+        twins, chosen = [self._twins[one].sequence for one in drafted], None
+        if unread:
+            last = {one: row for row, one in enumerate(unread[-1].drafted)}
+            chosen = unread[-1].choice.of([last[one] for one in drafted]).clamp(min=0)  # below: no number, see _read
+        chunks = [Chunk(twin, twin.computed, 1 if unread else twin.remaining, awaits=bool(unread)) for twin in twins]
+        logits = self._run(chunks, chosen)
+        choice = choose(logits, [Continuation(twin, (-1,) * len(unread)) if unread else twin for twin in twins])
+        likely = ToHost([logits.topk(self._candidates).indices]) if self._candidates > 1 else None
+        return _Pass(drafted, choice, likely)
+
+    def _read(
+        self, passes: Rows[_Pass], drafts: dict[Sequence, list[int]], others: dict[Sequence, list[list[int]]]
+    ) -> set[Sequence]:
+        """Wait for passes and book what they drafted; return the sequences of which logits are not numbers."""
+        ended = set[Sequence]()
+        for drafted, choice, likely in passes:
+            rows = [[]] * len(drafted) if likely is None else likely.wait()[0].tolist()
+            for one, sampled, row in zip(drafted, choice.wait(), rows, strict=True):
+                if sampled.token < 0:
+                    ended.add(one)  # what follows was decoded from another token
+                if one not in ended:
+                    other = [token for token in row if token != sampled.token][: self._candidates - 1]
+                    others[one] += [[*drafts[one], token] for token in other]
+                    drafts[one].append(sampled.token)
+                    self._twins[one].sequence.tokens.append(sampled.token)
+        for twin in (self._twins[one].sequence for one in ended):
+            twin.computed = min(twin.computed, len(twin.tokens))
+        return ended
+
+    def _run(self, chunks: list[Chunk], chosen: Tensor | None = None) -> Tensor:
+        """Compute chunks of twins; return the logits ``[n, vocab]`` of those that sample."""
+        logits, _ = self._runner.run(chunks, self._cache.take_copies(), chosen)
         for chunk in chunks:
             chunk.sequence.computed += chunk.size
-        others = logits.topk(self._candidates).indices.tolist() if self._candidates > 1 else [[]] * len(sampled)
-        return [
-            [one.token, *[token for token in row if token != one.token][: self._candidates - 1]]
-            for one, row in zip(sampled, others, strict=True)
-        ]
+        return logits
+
+
+class _Pass(NamedTuple):
+    """A pass of drafting, which may still be computed."""
+
+    drafted: list[Sequence]
+    choice: Choice
+    likely: ToHost | None
+    """The likeliest tokens ``[n, candidates]``, where others than the first are asked for."""
 
 
 @dataclasses.dataclass(slots=True)

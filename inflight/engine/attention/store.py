@@ -165,7 +165,8 @@ def _store_kernel(
     source = heads + token * token_stride
     angles = table
     if HALF > 0:
-        angles += tl.minimum(tl.load(positions + token).to(tl.int64), last) * (2 * HALF)
+        position = tl.load(positions + token).to(tl.int64)
+        angles += tl.maximum(tl.minimum(position, last), 0) * (2 * HALF)  # padding may be anywhere
     if part < tiles:
         head = part * ROWS + tl.arange(0, ROWS)
         real = head < QUERIES

@@ -35,13 +35,6 @@ class CompiledEngine:
         return self._plugin("use_paged_context_fmha") in (True, "enable")
 
     @property
-    def max_lora_rank(self) -> int | None:
-        """The largest rank of a LoRA adapter; None: the engine takes none."""
-        if self._plugin("lora_plugin") in (None, False, "disable"):
-            return None
-        return (self.build.get("lora_config") or {}).get("max_lora_rank")
-
-    @property
     def draft_method(self) -> str | None:
         """The method whose heads are part of the engine: eagle, medusa or none."""
         return next((method for method, key in _MARKS.items() if key in self.checkpoint), None)
@@ -126,7 +119,6 @@ def _disagreements(deployment: Deployment, engine: CompiledEngine) -> Iterator[s
     if "prefix_reuse" in cache.model_fields_set and cache.prefix_reuse and not engine.attends_to_cached_blocks:
         yield "kv_cache.prefix_reuse is true; the engine was compiled without use_paged_context_fmha"
     yield from _drafts(deployment, engine)
-    yield from _adapters(deployment, engine)
 
 
 def _drafts(deployment: Deployment, engine: CompiledEngine) -> Iterator[str]:
@@ -148,11 +140,3 @@ def _drafts(deployment: Deployment, engine: CompiledEngine) -> Iterator[str]:
     for key, value in expected.items():
         if engine.checkpoint.get(key) != value:
             yield f"speculation needs {key} {value}; the engine was compiled with {engine.checkpoint.get(key)}"
-
-
-def _adapters(deployment: Deployment, engine: CompiledEngine) -> Iterator[str]:
-    settings, rank = deployment.tensorrt_llm, engine.max_lora_rank
-    if settings.lora and rank is None:
-        yield "tensorrt_llm.lora: the engine was compiled without LoRA"
-    elif "max_lora_rank" in settings.model_fields_set and settings.max_lora_rank != rank:
-        yield f"tensorrt_llm.max_lora_rank is {settings.max_lora_rank}; the engine was compiled with {rank}"

@@ -38,8 +38,9 @@ class EngineSettings(_Section):
 
     kind: Literal["pytorch", "trtllm", "tensorrtllm", "replay"] = Field(
         "pytorch",
-        description="pytorch: the portable engine; trtllm: TensorRT-LLM's LLM API; tensorrtllm: upstream's C++ "
-        "backend; replay: answer with the prompt's own tokens, without a model, to measure the stages",
+        description="pytorch: the portable engine; trtllm: TensorRT-LLM's PyTorch flow on the checkpoint, by its LLM "
+        "API; tensorrtllm: a compiled engine, by upstream's C++ backend; replay: answer with the prompt's own tokens, "
+        "without a model, to measure the stages",
     )
     replay_queue_ms: Milliseconds = Field(0, description="how long a request waits in the replay engine, at least")
     replay_prefill_ms: Milliseconds = Field(0, description="its time from being scheduled to the first token")
@@ -66,7 +67,7 @@ class TensorRtLlmSettings(_Section):
     """TensorRT-LLM, for the engine kinds `trtllm` and `tensorrtllm`."""
 
     engine_dir: Path | None = Field(
-        None, description="compiled TensorRT engine, relative to the deployment; null: the PyTorch flow on `model`"
+        None, description="compiled TensorRT engine, relative to the deployment; `tensorrtllm` needs one"
     )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer")
     pipeline_parallel_size: int = Field(1, ge=1, description="groups of GPUs that share the layers")
@@ -75,18 +76,19 @@ class TensorRtLlmSettings(_Section):
     )
     host_cache_bytes: int = Field(0, ge=0, description="host memory for KV blocks that leave the GPU; 0: none")
     cuda_graph_batch_sizes: list[int] | None = Field(
-        None, description="decode batch sizes that get a CUDA graph (PyTorch flow); null: TensorRT-LLM's own choice"
+        None,
+        description="decode batch sizes that get a CUDA graph; null: TensorRT-LLM's own choice; none beside `lora`",
     )
     sampler: Literal["trtllm", "torch"] = Field(
         "trtllm",
-        description="of the PyTorch flow. trtllm: serves penalties, min_p, bad words and seeds; torch: serves "
+        description="trtllm: serves penalties, min_p, bad words and seeds; torch: serves "
         "num_top_log_probs, and is the only one beside speculation. What a sampler does not serve is refused",
     )
     guided_decoding: Literal["xgrammar", "llguidance"] | None = Field(
         None, description="what enforces JSON schemas, regular expressions and grammars; null: refused"
     )
     lora: dict[str, Path] = Field({}, description="LoRA adapters by name, relative to the deployment")
-    max_lora_rank: int = Field(64, ge=1, description="largest rank among them; unset, a compiled engine's")
+    max_lora_rank: int = Field(64, ge=1, description="largest rank among them")
     watchdog_s: float = Field(
         60, gt=0, description="without progress for so long while requests run, they fail and the server is not ready"
     )
@@ -155,6 +157,12 @@ class ServerSettings(_Section):
     http_port: int = Field(8000, ge=1, le=65535, description="HTTP port")
     grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port")
     metrics_port: int = Field(8002, ge=1, le=65535, description="Prometheus metrics port")
+    start_timeout_s: int | None = Field(
+        None,
+        ge=1,
+        description="seconds until every stage must be ready; null: 3600 with TensorRT-LLM, which loads, compiles and "
+        "tunes first, and 600 with any other engine",
+    )
     exit_timeout_s: int = Field(30, ge=1, description="seconds that running requests get at shutdown")
     open_apis: tuple[OperatorsApi, ...] = Field(
         (), description="operators' parts of Triton's API that anyone who reaches the ports may use; closed otherwise"
@@ -194,6 +202,12 @@ class Deployment(_Section):
             return None
         return self.limits.max_sequence_length or (own if self.engine.kind == "pytorch" else None)
 
+    @property
+    def start_timeout_s(self) -> int:
+        """Seconds until every stage must be ready."""
+        own = _TENSORRT_LLM_START_S if self.engine.kind in ("trtllm", "tensorrtllm") else _START_S
+        return self.server.start_timeout_s or own
+
     @model_validator(mode="after")
     def _only_what_the_engine_reads(self) -> Deployment:
         for name, needs in _unread(self):
@@ -201,8 +215,13 @@ class Deployment(_Section):
         return self
 
 
+_START_S, _TENSORRT_LLM_START_S = 600, 3600
+"""``server.start_timeout_s``, unless it is set."""
 _TRTLLM_ONLY = {"cuda_graph_batch_sizes", "sampler", "guided_decoding", "lora", "max_lora_rank", "watchdog_s"}
 """Settings of TensorRT-LLM that its LLM API reads, and upstream's C++ backend does not."""
+_COMPILED_ONLY = ("medusa", "lookahead")
+"""Methods of speculative decoding that compiled engines alone have."""
+_COMPILED = "compiled engines are served by `engine.kind: tensorrtllm`"
 
 
 def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
@@ -222,18 +241,14 @@ def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
         return
     for name in sorted(portable & {"device", "threads"}):
         yield f"engine.{name}", f"`engine.kind:` pytorch; it is {kind}"
+    if kind == "trtllm" and settings.engine_dir is not None:
+        yield "tensorrt_llm.engine_dir", f"another kind than trtllm: {_COMPILED}"
     for name in given:
         owner = "trtllm" if name in _TRTLLM_ONLY else "tensorrtllm" if name == "parameters" else kind
         if owner != kind:
             yield f"tensorrt_llm.{name}", f"`engine.kind:` {owner}; it is {kind}"
-    if kind == "tensorrtllm" or settings.engine_dir is not None:
-        for section, name in (
-            ("engine", "dtype"),
-            ("tensorrt_llm", "cuda_graph_batch_sizes"),
-            ("tensorrt_llm", "sampler"),
-        ):
-            if name in getattr(deployment, section).model_fields_set:
-                yield f"{section}.{name}", "the PyTorch flow; a compiled engine has its own"
+    if kind == "tensorrtllm" and "dtype" in portable:
+        yield "engine.dtype", "the PyTorch flow; a compiled engine has its own"
     if "max_lora_rank" in given and not settings.lora:
         yield "tensorrt_llm.max_lora_rank", "adapters in `tensorrt_llm.lora`"
 
@@ -241,6 +256,8 @@ def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
 def _unread_speculation(settings: SpeculationSettings, kind: str) -> Iterator[tuple[str, str]]:
     if kind == "pytorch" and settings.method not in (None, *PORTABLE_METHODS):
         yield f"speculation.method: {settings.method}", f"`engine.kind:` trtllm or tensorrtllm; it is {kind}"
+    if kind == "trtllm" and settings.method in _COMPILED_ONLY:
+        yield f"speculation.method: {settings.method}", f"a compiled engine: {_COMPILED}"
     if kind == "replay":
         for name in sorted(settings.model_fields_set):
             yield f"speculation.{name}", f"an engine with a model; `engine.kind` is {kind}"

@@ -140,8 +140,6 @@ def require_files(manifest: Manifest, directory: Path) -> None:
 def require_same(manifest: Manifest, deployment: Deployment, directory: Path) -> None:
     """Require that ``directory``'s deployment.yaml still serves what was built.
 
-    A compiled engine may be served by either of its engine kinds: the flow is what must agree, not the kind.
-
     Raises:
         DeploymentError: says what was edited away from the build, and the command that rebuilds it.
     """
@@ -166,11 +164,12 @@ def require_same(manifest: Manifest, deployment: Deployment, directory: Path) ->
         )
 
 
+_FLOWS: dict[str, Flow] = {"trtllm": "pytorch", "tensorrtllm": "tensorrt"}
+
+
 def _flow(deployment: Deployment) -> Flow:
     kind = deployment.engine.kind
-    if kind not in ("trtllm", "tensorrtllm"):
-        return "portable"
-    return "pytorch" if kind == "trtllm" and deployment.tensorrt_llm.engine_dir is None else "tensorrt"
+    return _FLOWS.get(kind, "portable")
 
 
 def require_fit(manifest: Manifest, machine: Machine) -> None:

@@ -144,8 +144,8 @@ class TritonServer:
             start_new_session=True,  # Ctrl-C is ours to handle; a second SIGINT would cut its shutdown short
         )
 
-    def wait_ready(self, timeout_s: float = 600, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait until every model answers; ``on_wait`` is called while waiting.
+    def wait_ready(self, timeout_s: float | None = None, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait until every model answers, for ``server.start_timeout_s`` by default; ``on_wait`` is called meanwhile.
 
         A server that crashes before is started again as ``restarts`` says, if time is left. Triton's Python backend
         (2.51) aborts (``boost::interprocess::lock_exception``) where a stage that loads shows no sign of life for a
@@ -154,10 +154,13 @@ class TritonServer:
         Raises:
             DeploymentError: the server ended, or was not ready in time; the message says what its log says.
         """
+        timeout_s = self.deployment.start_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while not self._becomes_ready(deadline, on_wait):
             if self.process.poll() is None:
-                raise DeploymentError(f"the server was not ready within {timeout_s:.0f} s: {self.cause()}")
+                raise DeploymentError(
+                    f"the server was not ready within {timeout_s:.0f} s (server.start_timeout_s): {self.cause()}"
+                )
             end = f"the server ended {self.how()}: {self.cause()}"
             pause_s = self.restarts.after("crash") if self.process.returncode in _CRASHES else None
             if pause_s is None or time.monotonic() + pause_s > deadline:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from typing import Any
 
 from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
 from inflight.manifest import TENSORRT_LLM_IMAGE, TENSORRT_LLM_LINE
-from inflight.trtllm.arguments import check_adapters, flow, llm_arguments
+from inflight.trtllm.arguments import llm_arguments, sizes_in_words
+from inflight.trtllm.checks import brings_code, check_adapters, check_positions
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +22,17 @@ _CONFIG_CLASSES = {
     "lora_config": ("lora_helper", "LoraConfig"),
 }
 """Keyword of ``LLM`` to the module and the class of its value."""
+_MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
+"""How the variables begin by which ``mpirun`` and ``srun`` tell a process which rank of a job it is."""
+
+
+def leave_mpi_job() -> None:
+    """Forget that this process is a rank of an MPI job, as upstream's own backend does: TensorRT-LLM starts its own.
+
+    To be called before ``tensorrt_llm`` is imported, which starts MPI.
+    """
+    for name in [name for name in os.environ if name.startswith(_MPI_JOB)]:
+        del os.environ[name]
 
 
 def require_tensorrt_llm() -> Any:
@@ -51,21 +64,26 @@ def make_llm(deployment: Deployment) -> Any:
     """
     arguments = llm_arguments(deployment)
     check_adapters(deployment)
+    check_positions(deployment)
     require_tensorrt_llm()
     _require_gpus(deployment)
+    log.info("%s", sizes_in_words(deployment))
+    if deployment.tensorrt_llm.lora:
+        log.info("CUDA graphs are off beside LoRA adapters: decoding is slower")
     try:
-        llm_class = find("_tensorrt_engine" if flow(deployment) == "tensorrt" else "llmapi", "LLM")
-        return llm_class(**classes(arguments))
+        return find("llmapi", "LLM")(**classes(arguments))
     except Exception as error:
         log.exception("TensorRT-LLM could not be started with %s", arguments)
-        raise DeploymentError(f"TensorRT-LLM cannot serve this deployment: {_one_line(error)}") from error
+        code = "the checkpoint brings code of its own (auto_map in its config.json), which is not run here: "
+        cause = (code if brings_code(deployment) else "") + _one_line(error)
+        raise DeploymentError(f"TensorRT-LLM cannot serve this deployment: {cause}") from error
 
 
 def classes(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return ``llm_arguments`` with the API's own classes in place of the nested dictionaries."""
     made = dict(arguments)
     for name, (module, class_name) in _CONFIG_CLASSES.items():
-        if name in made:
+        if made.get(name) is not None:
             made[name] = find(module, class_name)(**_with_enums(made[name]))
     if "speculative_config" in made:
         config = dict(made["speculative_config"])

@@ -26,7 +26,7 @@ from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import reading
-from inflight.trtllm.arguments import build_config, flow, llm_arguments, max_batch_size, max_sequence_length, sampler
+from inflight.trtllm.arguments import max_open_requests, max_sequence_length, sampler
 from inflight.trtllm.runtime import Event, Runtime
 from inflight.trtllm.sampling import check
 from inflight.trtllm.watchdog import Watchdog
@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 0.002
 """How long a step waits for the first event: what is asked meanwhile waits as long."""
 _WARM_UP_TOKENS = 2
+_FAILURES_IN_A_ROW = 8
+"""Of requests, before TensorRT-LLM must show that it can still generate a token."""
+_PROBE = -1
+"""The key of the generation by which it shows that; no request has it."""
 
 
 class TrtLlmEngine:
@@ -64,10 +68,8 @@ class TrtLlmEngine:
         self._watchdog = watchdog
         self._sampler = sampler(deployment)
         self._max_length = max_sequence_length(deployment)
-        self._has_context_logits = flow(deployment) == "pytorch" or bool(
-            build_config(deployment).get("gather_context_logits")
-        )
-        self._keeps_blocks = llm_arguments(deployment)["kv_cache_config"]["enable_block_reuse"]
+        self._failures = 0
+        """Requests that failed since anything was generated."""
         self._iteration: Any = None
         """The newest iteration that was seen; another is progress."""
         self._sequences: dict[int, Sequence] = {}
@@ -86,7 +88,7 @@ class TrtLlmEngine:
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
-            max=max_batch_size(self._deployment),
+            max=max_open_requests(self._deployment),
             kv_blocks_cached=None,
             memory=lambda: reading.memory_of(self._runtime.iteration),
         )
@@ -98,7 +100,7 @@ class TrtLlmEngine:
             InflightError: what the generation ended with.
         """
         started = time.perf_counter()
-        self.submit(Request([0], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True)))
+        self.submit(self._trial(_WARM_UP_TOKENS))
         while self.busy:
             for output in self.step():
                 if output.error is not None:
@@ -111,7 +113,7 @@ class TrtLlmEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything: what was aborted is watched until TensorRT-LLM has ended it too."""
+        """Whether a step would do anything: what was aborted is followed until TensorRT-LLM has ended it too."""
         return bool(self._sequences or self._outputs or not (self._idle or self._watchdog.dead))
 
     @property
@@ -141,14 +143,12 @@ class TrtLlmEngine:
             raise UnsupportedFeature(
                 "guided_decoding_guide_type is not supported by this deployment; set tensorrt_llm.guided_decoding"
             )
-        if request.retention and not self._keeps_blocks:
+        if request.retention and not self._deployment.kv_cache.prefix_reuse:
             raise UnsupportedFeature("retention_* is not supported by this deployment; its KV cache reuses no prefixes")
         if request.lora is not None and request.lora not in settings.lora:
             known = ", ".join(settings.lora) or "none"
             hint = nearest(request.lora, settings.lora)
             raise InvalidRequest(f"lora_name is {request.lora!r}; this deployment has: {known}{hint}")
-        if request.sampling.context_logits and not self._has_context_logits:
-            raise UnsupportedFeature("return_context_logits needs an engine built with gather_context_logits")
 
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""
@@ -187,12 +187,31 @@ class TrtLlmEngine:
                 self._watchdog.condemn("TensorRT-LLM has failed (the server's log says why)")
             elif event.error is None:
                 self._watchdog.progress()
+            self._count_failure(event)
             if event.key in self._running:  # else it has ended here, before TensorRT-LLM knew
                 self._advance_alone(self._sequences[event.key], event)
         if (iteration := self._runtime.iteration.get("iter")) != self._iteration:
             self._iteration = iteration
             self._watchdog.progress()
-        self._watchdog.bites()
+        if self._running:  # what was aborted may have been dropped without a word
+            self._watchdog.bites()
+
+    def _count_failure(self, event: Event) -> None:
+        """Count what fails in a row: a step that fails ends its requests alone, and the next may fail as well.
+
+        Bad requests look the same. So TensorRT-LLM is asked for a token in between, and is dead if it gives none.
+        """
+        if event.error is None:
+            self._failures = 0 if event.tokens else self._failures
+        elif event.key == _PROBE:
+            self._watchdog.condemn("TensorRT-LLM fails every request (the server's log says why)")
+        else:
+            self._failures += 1
+            if self._failures == _FAILURES_IN_A_ROW:
+                self._runtime.generate(_PROBE, partial(self._arguments_of, self._trial(1)))
+
+    def _trial(self, tokens: int) -> Request:
+        return Request([0], SamplingParams(tokens, ignore_eos=True))
 
     @property
     def max_sequence_length(self) -> int:
@@ -217,7 +236,7 @@ class TrtLlmEngine:
             self._runtime.close()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.stats.max:
+        while self._waiting and self._runtime.open < self.stats.max:  # more would wait behind those that were aborted
             _, key = heapq.heappop(self._waiting)
             if key in self._sequences:
                 request = self._sequences[key].request

@@ -11,10 +11,11 @@ from inflight.engine.request import Request
 from inflight.errors import DeploymentError, InflightError
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import sampling
-from inflight.trtllm.api import find, make_llm, require_tensorrt_llm
+from inflight.trtllm.api import find, leave_mpi_job, make_llm, require_tensorrt_llm
 from inflight.trtllm.engine import TrtLlmEngine
 from inflight.trtllm.retention import retention_arguments
 from inflight.trtllm.runtime import Runtime
+from inflight.trtllm.stops import single_stop_tokens
 from inflight.trtllm.watchdog import Watchdog
 
 
@@ -29,14 +30,15 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_death: Callable
     Raises:
         DeploymentError: in one line, for whatever keeps it from being served.
     """
+    leave_mpi_job()
     require_tensorrt_llm()
     request_error = find("llmapi", "RequestError")
     started = time.perf_counter()
     runtime = Runtime(make_llm(deployment), request_error)
     loaded = time.perf_counter()
     try:
-        watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, on_death)
-        arguments = RequestArguments(deployment, tokenizer.config.vocab_size)
+        watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, deployment.start_timeout_s, on_death)
+        arguments = RequestArguments(deployment, tokenizer)
         engine = TrtLlmEngine(deployment, tokenizer, runtime, arguments.of, watchdog)
         engine.warm_up()
         engine.stats.start_phases["load"] = loaded - started
@@ -51,8 +53,8 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_death: Callable
 class RequestArguments:
     """Makes the arguments of ``generate_async``."""
 
-    def __init__(self, deployment: Deployment, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, deployment: Deployment, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         # Ids begin at 1, as in TensorRT-LLM's own examples.
         self._adapters = {
             name: find("executor", "LoRARequest")(name, number, str(path))
@@ -61,7 +63,8 @@ class RequestArguments:
 
     def of(self, request: Request) -> dict[str, Any]:
         """Return them for one request, but for ``streaming``."""
-        arguments = sampling.sampling_arguments(request.sampling, self._vocab_size)
+        stops = single_stop_tokens(request.sampling, self._tokenizer)
+        arguments = sampling.sampling_arguments(request.sampling, self._tokenizer.config.vocab_size, stops)
         if request.sampling.guide is not None:
             guide = find("llmapi", "GuidedDecodingParams")
             arguments["guided_decoding"] = guide(**sampling.guide_arguments(request.sampling.guide))

@@ -29,7 +29,17 @@ def report(output: Output, sampling: SamplingParams, event: Event, index: int) -
         output.top_log_probs = [*(output.top_log_probs or []), best]
     if sampling.generation_logits:
         assert event.generation_logits is not None
-        output.generation_logits = [*(output.generation_logits or []), event.generation_logits[index]]
+        row = event.generation_logits[index]
+        if _takes_the_likeliest(sampling) and row[token] < row.max():
+            raise ValueError(f"the logits of token {token} are not those that it was drawn from")
+        output.generation_logits = [*(output.generation_logits or []), row]
+
+
+def _takes_the_likeliest(sampling: SamplingParams) -> bool:
+    """Return whether each token is the likeliest by the model's own logits, which nothing changes first."""
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    changed = sampling.logit_bias or sampling.bad_sequences or sampling.guide or sampling.min_tokens
+    return sampling.greedy and not changed and penalties == (1, 0, 0)
 
 
 def require_whole(output: Output, prompt_length: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +28,11 @@ _STATS_PAUSE_S = 0.1
 """Between two reads of the statistics: before its first request TensorRT-LLM answers at once, with none."""
 _CLOSE_S = 10.0
 """How long the event loop may take to end, and then the engine."""
+_ABORT_GRACE_S = 5.0
+"""How long an aborted generation may take to end; TensorRT-LLM drops one that has not begun without a last response."""
 _FAILED = "the engine failed; the server's log says why"
+_FAULT = re.compile(r"cuda|cublas|cudnn|nccl|out of memory|assertion|\.cu\b|traceback", re.IGNORECASE)
+"""What only a fault of the engine says: a step that fails ends its requests by the same class of error as a refusal."""
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ class Runtime:
         """
         Args:
             llm: TensorRT-LLM's ``LLM``.
-            request_error: what the API raises for one request: at its start a refusal, later a fault of the engine.
+            request_error: what the API raises in a request's stream: before its first token a refusal, later a fault.
         """
         self._llm = llm
         self._request_error = request_error
@@ -69,6 +74,8 @@ class Runtime:
         self._results: dict[int, Any] = {}
         """Those of the open generations that are still read: neither ended nor aborted."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._following: dict[int, asyncio.Task[None]] = {}
+        """The task of each open generation."""
         self.iteration: dict[str, Any] = {}
         """The newest iteration statistics; replaced as a whole, never changed."""
         self._iterations: deque[dict[str, Any]] = deque()
@@ -78,7 +85,7 @@ class Runtime:
 
     @property
     def open(self) -> int:
-        """Generations of which TensorRT-LLM has not given the last response, aborted ones among them."""
+        """Generations of which TensorRT-LLM has not given the last response; aborted ones count for some seconds."""
         return len(self._open)
 
     def generate(self, key: int, make_arguments: Callable[[], dict[str, Any]]) -> None:
@@ -129,11 +136,12 @@ class Runtime:
         self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
         self._loop.close()
 
-    def _keep(self, coroutine: Any) -> None:
+    def _keep(self, coroutine: Any) -> asyncio.Task[None]:
         """Run a coroutine; the loop itself holds tasks weakly."""
-        task = self._loop.create_task(coroutine)
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _start(self, key: int, make_arguments: Callable[[], dict[str, Any]]) -> None:
         try:
@@ -145,20 +153,25 @@ class Runtime:
         try:
             result = self._results[key] = self._llm.generate_async(**arguments, streaming=True)
         except (self._request_error, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            self._events.put(Event(key, error=InvalidRequest(f"TensorRT-LLM refuses the request: {reason}")))
+            self._refuse(key, error)
             self._open.discard(key)
         except Exception as error:
-            # An engine that has ended raises RuntimeError for every request from then on.
-            self._fail(key, error, fatal=isinstance(error, RuntimeError))
+            self._fail(key, error)
             self._open.discard(key)
         else:
-            self._keep(self._follow(key, result))
+            self._following[key] = self._keep(self._follow(key, result))
 
     def _abort(self, key: int) -> None:
         result = self._results.pop(key, None)
         if result is not None:
             result.abort()
+            self._loop.call_later(_ABORT_GRACE_S, self._give_up, key)
+
+    def _give_up(self, key: int) -> None:
+        """Take an aborted generation for ended."""
+        if task := self._following.get(key):
+            log.info("TensorRT-LLM has not said that the aborted request %d has ended; it is taken for ended", key)
+            task.cancel()
 
     async def _follow(self, key: int, result: Any) -> None:
         seen = 0
@@ -167,11 +180,16 @@ class Runtime:
                 seen = self._read(key, response, seen)
             if self._results.pop(key, None) is not None:
                 self._fail(key, RuntimeError("TensorRT-LLM ended the stream without a finish reason"))
+        except self._request_error as error:
+            refused = not seen and key in self._results and not _FAULT.search(str(error))
+            (self._refuse if refused else self._fail)(key, error)
         except Exception as error:
-            # What is not of one request comes from behind all of them, and TensorRT-LLM has shut down before it raises.
-            self._fail(key, error, fatal=not isinstance(error, self._request_error))
+            # The API checks each response by assertions; what breaks there is of one request, which goes on behind it.
+            self._fail(key, error)
+            self._abort(key)
         finally:
             self._results.pop(key, None)
+            self._following.pop(key, None)
             self._open.discard(key)
 
     def _read(self, key: int, response: Any, seen: int) -> int:
@@ -189,10 +207,20 @@ class Runtime:
         self._events.put(event)
         return seen + len(event.tokens)
 
-    def _fail(self, key: int, error: Exception, fatal: bool = False) -> None:
+    def _refuse(self, key: int, error: Exception) -> None:
+        """Hand over a refusal as the request's last event, with what it says."""
+        reason = " ".join(str(error).split())
+        self._events.put(Event(key, error=InvalidRequest(f"TensorRT-LLM refuses the request: {reason}")))
+
+    def _fail(self, key: int, error: Exception) -> None:
         """Log an error in full, and hand it over as the request's last event, without details."""
         log.error("request %d failed in TensorRT-LLM", key, exc_info=error)
-        self._events.put(Event(key, error=EngineFailure(_FAILED), fatal=fatal))
+        self._events.put(Event(key, error=EngineFailure(_FAILED), fatal=self._has_ended()))
+
+    def _has_ended(self) -> bool:
+        """Return whether TensorRT-LLM has shut down, which it does by itself when one of its processes dies."""
+        executor = getattr(self._llm, "_executor", None)
+        return executor is None or bool(executor.is_shutdown())
 
     async def _follow_stats(self) -> None:
         """Keep the newest statistics; without them requests run all the same."""
@@ -217,9 +245,7 @@ def read_response(key: int, response: Any, seen: int) -> Event:
     log_probs = [{token: one.logprob for token, one in row.items()} for row in (output.logprobs or [])[seen:]]
     logits = None if output.generation_logits is None else _array(output.generation_logits)
     if logits is not None:
-        logits = logits[-len(tokens) :] if tokens else logits[:0]
-        if len(logits) != len(tokens):
-            raise RuntimeError(f"{len(tokens)} new tokens came with {len(logits)} rows of logits")
+        logits = _rows(logits, seen, len(tokens), ended=output.finish_reason == "stop")
     context = None if seen or response.context_logits is None else _array(response.context_logits)
     return Event(
         key,
@@ -231,6 +257,20 @@ def read_response(key: int, response: Any, seen: int) -> Event:
         int(getattr(response, "cached_tokens", 0) or 0),
         output.request_perf_metrics,
     )
+
+
+def _rows(logits: np.ndarray, seen: int, new: int, ended: bool) -> np.ndarray:
+    """Return the rows of the new tokens: the API gives those of the last step, or of all steps so far.
+
+    Behind them may be the row of an end id that ended the sequence and is not among its tokens.
+
+    Raises:
+        RuntimeError: there are more rows or fewer.
+    """
+    for first in (0, seen):
+        if first + new <= len(logits) <= first + new + ended:
+            return logits[first : first + new]
+    raise RuntimeError(f"{new} new tokens came with {len(logits)} rows of logits")
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ Its samplers ignore what they do not know, so every field is judged here by the 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ MAX_TOP_K = 1024
 _HINTS = {
     "torch": "; `tensorrt_llm.sampler: trtllm` has it",
     "trtllm": "; `tensorrt_llm.sampler: torch` has it",
-    "tensorrt": "",
 }
 _DRAWING_METHODS = ("draft_target", "ngram")
 """Methods of speculative decoding whose drafts are checked against tokens that were drawn as the request says."""
@@ -66,14 +66,16 @@ def _unserved(sampling: SamplingParams, sampler: Sampler) -> dict[str, bool]:
             "return_log_probs beside min_tokens": sampling.log_probs and sampling.min_tokens > 0,
             "return_log_probs beside guided_decoding_guide_type": sampling.log_probs and sampling.guide is not None,
         }
-    unserved = {"runtime_top_k above 1024": sampling.top_k > MAX_TOP_K and not sampling.greedy}
-    return unserved | ({"num_top_log_probs": sampling.top_log_probs > 0} if sampler == "trtllm" else {})
+    return {
+        "runtime_top_k above 1024": sampling.top_k > MAX_TOP_K and not sampling.greedy,
+        "num_top_log_probs": sampling.top_log_probs > 0,
+    }
 
 
 def _unserved_beside(speculation: str, sampling: SamplingParams) -> dict[str, bool]:
     """Return what is not known to reach the tokens that were drafted, by tensor, with whether it is asked for."""
     return {
-        # EAGLE takes the likeliest token whatever is asked, and of Medusa and lookahead nothing better is known.
+        # EAGLE takes the likeliest token whatever is asked.
         "a temperature above 0": speculation not in _DRAWING_METHODS and not sampling.greedy,
         "min_tokens": sampling.min_tokens > 0,
         "repetition_penalty": sampling.repetition_penalty != 1,
@@ -89,10 +91,14 @@ def _unserved_beside(speculation: str, sampling: SamplingParams) -> dict[str, bo
     }
 
 
-def sampling_arguments(sampling: SamplingParams, vocab_size: int) -> dict[str, Any]:
+def sampling_arguments(sampling: SamplingParams, vocab_size: int, stops: Collection[int] = ()) -> dict[str, Any]:
     """Return the keyword arguments of TensorRT-LLM's ``SamplingParams``; ``embedding_bias`` as a numpy array [vocab].
 
-    Stop strings and stop sequences are not among them: they are matched on what comes back, and abort the request.
+    Args:
+        sampling: of the request.
+        vocab_size: of the model.
+        stops: tokens that end the generation and belong to it. All other stop strings and stop sequences are matched on
+            what comes back, and abort the request.
     """
     ends = sorted(sampling.end_ids)
     arguments: dict[str, Any] = {
@@ -105,8 +111,9 @@ def sampling_arguments(sampling: SamplingParams, vocab_size: int) -> dict[str, A
         "return_generation_logits": sampling.generation_logits,
         "return_perf_metrics": True,
     }
-    if len(ends) > 1 and not sampling.ignore_eos:
-        arguments |= {"stop_token_ids": ends[1:], "include_stop_str_in_output": True}
+    ending = [*([] if sampling.ignore_eos else ends[1:]), *sorted(stops)]
+    if ending:
+        arguments |= {"stop_token_ids": ending, "include_stop_str_in_output": True}
     if sampling.min_tokens:
         arguments["min_tokens"] = sampling.min_tokens
     if sampling.logit_bias:

@@ -11,23 +11,27 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
 """Between an engine's death and the call of ``on_death``: the errors reach their clients in it."""
-WARM_UP_FACTOR = 10
-"""How much longer a step may take before the engine is warm: kernels are compiled and tuned in the first ones."""
 
 
 class Watchdog:
     """Watches one engine. Its owner says when there is progress and asks, often, whether there has been enough."""
 
     def __init__(
-        self, limit_s: float, on_death: Callable[[], object], clock: Callable[[], float] = time.monotonic
+        self,
+        limit_s: float,
+        start_limit_s: float,
+        on_death: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            limit_s: seconds without progress that make a hang; ``WARM_UP_FACTOR`` times as many until ``arm``.
+            limit_s: seconds without progress that make a hang.
+            start_limit_s: the same until ``arm``: kernels are compiled and tuned in the first generation.
             on_death: called once, from a thread of its own, ``GRACE_S`` after an armed watchdog finds the engine dead.
             clock: seconds.
         """
         self._limit_s = limit_s
+        self._start_limit_s = start_limit_s
         self._on_death = on_death
         self._clock = clock
         self._last = clock()
@@ -51,9 +55,10 @@ class Watchdog:
 
     def bites(self) -> bool:
         """Return whether the engine is dead, by a hang if not already; to be asked while requests run."""
-        limit_s = self._limit_s if self._armed else self._limit_s * WARM_UP_FACTOR
+        limit_s = self._limit_s if self._armed else self._start_limit_s
         if not self.dead and self._clock() - self._last > limit_s:
-            self.condemn(f"TensorRT-LLM has made no progress for {limit_s:g} s")
+            setting = "" if self._armed else ", server.start_timeout_s"
+            self.condemn(f"TensorRT-LLM has made no progress for {limit_s:g} s{setting}")
         return self.dead
 
     def condemn(self, reason: str) -> None:

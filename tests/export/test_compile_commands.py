@@ -118,11 +118,10 @@ def test_a_precision_is_quantized_by_upstreams_script(
 
 def test_flags_of_every_command_are_in_the_recorded_tables(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "hf")
-    lora = (tmp_path / "a", tmp_path / "b")
     eagle = drafts("eagle", tmp_path / "eagle", max_draft_tokens=63)
     medusa = drafts("medusa", tmp_path / "medusa")
     requests = [
-        request(tmp_path, lora=lora, kv_dtype="fp8"),
+        request(tmp_path, kv_dtype="fp8"),
         request(tmp_path, speculation=eagle),
         request(tmp_path, speculation=medusa, precision="fp8", kv_dtype="fp8", tensor_parallel_size=2),
         request(tmp_path, speculation=drafts("lookahead")),
@@ -138,16 +137,6 @@ def test_flags_of_every_command_are_in_the_recorded_tables(tmp_path: Path) -> No
         known = {flag["flag"][2:] for flag in tables[Path(convert.argv[1]).parent.name]}
         assert set(words_of(convert.argv)) <= known
         assert set(words_of(build.argv)) <= set(TABLE)
-
-
-def test_lora_adapters_are_compiled_in(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "hf")
-    adapters = (tmp_path / "a", tmp_path / "b")
-    _, build = compile_steps(request(tmp_path, lora=adapters, max_lora_rank=8))
-    at = build.argv.index("--lora_dir")
-    assert build.argv[at + 1 : at + 3] == tuple(map(str, adapters))
-    flags = words_of(build.argv)
-    assert (flags["lora_plugin"], flags["max_lora_rank"]) == ("auto", "8")
 
 
 def test_drafts_set_mode_and_length(tmp_path: Path) -> None:

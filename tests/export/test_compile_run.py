@@ -24,12 +24,10 @@ from tests.fakes.upstream_tool import FAULT, SM
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the tools, a checkpoint, drafts' heads, an adapter and calibration data."""
+    """A directory with the tools, a checkpoint, drafts' heads and calibration data."""
     install_tools(tmp_path, monkeypatch)
     write_checkpoint(tmp_path / "hf")
     write_checkpoint(tmp_path / "heads")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter/adapter_config.json").write_text("{}")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/train.jsonl").write_text('{"text": "In-flight batching"}\n')
     return tmp_path
@@ -49,11 +47,10 @@ def compiled(workshop: Path, **settings: Any) -> dict[str, Any]:
 
 
 def test_an_engine_of_four_ranks(workshop: Path) -> None:
-    config = compiled(workshop, tensor_parallel_size=2, pipeline_parallel_size=2, lora=(workshop / "adapter",))
+    config = compiled(workshop, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert config["version"] == "1.2.1"
     assert config["pretrained_config"]["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2}
     assert config["build_config"]["plugin_config"]["reduce_fusion"] == "enable"
-    assert config["build_config"]["lora_config"]["lora_dir"] == [str(workshop / "adapter")]
     assert {path.name for path in (workshop / "engine").iterdir()} == {
         "config.json",
         *(f"rank{rank}.engine" for rank in range(4)),
@@ -114,9 +111,6 @@ def test_a_fault_is_one_line(workshop: Path, monkeypatch: pytest.MonkeyPatch, fa
 
 
 def test_what_the_tools_refuse_is_told(workshop: Path) -> None:
-    (workshop / "adapter/adapter_config.json").unlink()
-    with pytest.raises(DeploymentError, match="could not compile the engine: ValueError: .*is not a LoRA adapter"):
-        compiled(workshop, lora=(workshop / "adapter",))
     steps = [Command("build", ("trtllm-build", "--max_batch", "3"), ())]
     with pytest.raises(DeploymentError, match="trtllm-build: error: unrecognized arguments: --max_batch 3"):
         run_commands(steps, workshop / "logs", lambda line: None)

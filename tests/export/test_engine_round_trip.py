@@ -1,4 +1,4 @@
-"""An engine is served as it was built: build's commands, the engine that they leave, and both ways to serve it."""
+"""An engine is served as it was built: build's commands, the engine that they leave, and how it is served."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ from inflight.export.compile.run import run_commands
 from inflight.export.compile.steps import compile_steps
 from inflight.resources import DEMO
 from inflight.serve.cpp_backend import parameters
-from inflight.speculation import SpeculationSettings
-from inflight.trtllm.api import classes
-from inflight.trtllm.arguments import llm_arguments
+from inflight.speculation import SpeculationSettings, draft_tree
 from tests.export.compiling import install_tools, request, write_checkpoint
-from tests.trtllm.fake import importable
 
 EAGLE, MEDUSA = {"method": "eagle"}, {"method": "medusa"}
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the tools, a checkpoint, drafts' heads and an adapter."""
+    """A directory with the tools, a checkpoint and drafts' heads."""
     install_tools(tmp_path, monkeypatch)
     write_checkpoint(tmp_path / "hf")
     write_checkpoint(tmp_path / "heads")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter/adapter_config.json").write_text("{}")
     return tmp_path
 
 
@@ -48,10 +43,11 @@ def build(directory: Path, speculation: dict[str, Any], **settings: Any) -> None
     )
 
 
-def served(directory: Path, kind: str, speculation: dict[str, Any], **settings: Any) -> Deployment:
+def served(directory: Path, speculation: dict[str, Any]) -> Deployment:
     """Return a deployment of that engine."""
-    data = {"model": str(DEMO / "model"), "engine": {"kind": kind}, "speculation": drafts(speculation, directory)}
-    return resolve(data | {"tensorrt_llm": {"engine_dir": "engine"} | settings}, directory, "test")
+    data = {"model": str(DEMO / "model"), "engine": {"kind": "tensorrtllm"}}
+    settings = {"tensorrt_llm": {"engine_dir": "engine"}, "speculation": drafts(speculation, directory)}
+    return resolve(data | settings, directory, "test")
 
 
 def paths_of(choices: str | None) -> list[list[int]] | None:
@@ -71,30 +67,26 @@ def paths_of(choices: str | None) -> list[list[int]] | None:
 )
 def test_trees(workshop: Path, speculation: dict[str, Any], choices: list[list[int]] | None) -> None:
     build(workshop, speculation)
-    engine = agreed_engine(served(workshop, "trtllm", speculation))
-    with importable():
-        config = classes(llm_arguments(served(workshop, "trtllm", speculation)))["speculative_config"]
-    assert config.supports_backend("tensorrt")
-    assert config.max_draft_len == engine.build["max_draft_len"] == speculation["max_draft_tokens"]
-    method = speculation["method"]
-    for key in ("num_eagle_layers", "max_non_leaves_per_layer") if method == "eagle" else ("num_medusa_heads",):
-        assert getattr(config, key) == engine.checkpoint[key]
-    values = parameters(served(workshop, "tensorrtllm", speculation))
-    assert getattr(config, f"{method}_choices") == paths_of(values.get(f"{method}_choices")) == choices
+    engine, values = agreed_engine(served(workshop, speculation)), parameters(served(workshop, speculation))
+    method, tree = speculation["method"], draft_tree(SpeculationSettings.model_validate(drafts(speculation, workshop)))
+    assert engine.build["max_draft_len"] == speculation["max_draft_tokens"]
+    if method == "eagle":
+        assert engine.checkpoint["num_eagle_layers"] == tree.depth
+        assert engine.checkpoint["max_non_leaves_per_layer"] == tree.most_inner_nodes_of_a_layer
+    else:
+        assert engine.checkpoint["num_medusa_heads"] == speculation.get("medusa_heads", 4)
+    assert paths_of(values.get(f"{method}_choices")) == choices
     assert values["decoding_mode"] == method
 
 
 def test_lookahead(workshop: Path) -> None:
     speculation = {"method": "lookahead", "window_size": 3, "max_ngram_size": 2, "verification_set_size": 5}
     build(workshop, speculation)
-    with importable():
-        config = classes(llm_arguments(served(workshop, "trtllm", speculation)))["speculative_config"]
-    values = parameters(served(workshop, "tensorrtllm", speculation))
-    assert [config.max_window_size, config.max_ngram_size, config.max_verification_set_size] == [3, 2, 5]
+    values = parameters(served(workshop, speculation))
     names = ("window_size", "ngram_size", "verification_set_size")
     assert [values[f"lookahead_{name}"] for name in names] == ["3", "2", "5"]
     # A window of 3, pairs and 5 candidates: by TensorRT-LLM's formula (2 - 2) + (3 - 1 + 5) (2 - 1).
-    assert agreed_engine(served(workshop, "trtllm", speculation)).build["max_draft_len"] == 7
+    assert agreed_engine(served(workshop, speculation)).build["max_draft_len"] == 7
 
 
 @pytest.mark.parametrize(
@@ -114,20 +106,11 @@ def test_other_drafts_than_the_engines(
     workshop: Path, built: dict[str, Any], asked: dict[str, Any], reason: str
 ) -> None:
     build(workshop, built)
-    refusals = []
-    for kind, read in (("trtllm", llm_arguments), ("tensorrtllm", parameters)):
-        with pytest.raises(DeploymentError, match=reason) as caught:
-            read(served(workshop, kind, asked))
-        refusals.append(str(caught.value))
-    assert refusals[0] == refusals[1], "one strictness, one wording"
+    with pytest.raises(DeploymentError, match=reason):
+        parameters(served(workshop, asked))
 
 
-def test_sizes_and_adapters(workshop: Path) -> None:
-    build(workshop, {}, lora=(workshop / "adapter",), max_lora_rank=8, tensor_parallel_size=2)
-    given = served(workshop, "trtllm", {}, lora={"a": "adapter"}, tensor_parallel_size=2)
-    arguments = llm_arguments(given)
-    assert [arguments[name] for name in ("max_batch_size", "max_num_tokens", "max_seq_len")] == [16, 1024, 512]
-    assert arguments["lora_config"]["max_lora_rank"] == 8
-    for kind, read in (("trtllm", llm_arguments), ("tensorrtllm", parameters)):
-        with pytest.raises(DeploymentError, match="tensor_parallel_size is 1; the engine was compiled for 2"):
-            read(served(workshop, kind, {}))
+def test_another_parallelism_than_the_engines(workshop: Path) -> None:
+    build(workshop, {}, tensor_parallel_size=2)
+    with pytest.raises(DeploymentError, match="tensor_parallel_size is 1; the engine was compiled for 2"):
+        parameters(served(workshop, {}))

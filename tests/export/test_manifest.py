@@ -34,7 +34,7 @@ REBUILD = "inflight build llama --gpu h100 --precision fp8"
 
 
 def manifest(flow: str = "tensorrt", **changes: Any) -> Manifest:
-    engine = {"portable": "pytorch"}.get(flow, "trtllm")
+    engine = {"portable": "pytorch", "pytorch": "trtllm"}.get(flow, "tensorrtllm")
     values: dict[str, Any] = {
         "created": datetime(2026, 7, 1, tzinfo=UTC),
         "command": REBUILD,
@@ -179,7 +179,6 @@ ENGINE = {"engine/config.json": FileRecord(bytes=2, sha256=HASH)}
 
 
 def test_what_was_built_is_what_is_served(tmp_path: Path) -> None:
-    require_same(manifest("tensorrt", files=ENGINE), deployed(tmp_path, "trtllm", engine_dir="engine"), tmp_path)
     require_same(manifest("tensorrt", files=ENGINE), deployed(tmp_path, "tensorrtllm", engine_dir="engine"), tmp_path)
     require_same(manifest("pytorch", gpu_count=4), deployed(tmp_path, "trtllm", tensor_parallel_size=4), tmp_path)
     require_same(manifest("portable", gpu_count=0), deployed(tmp_path, "pytorch"), tmp_path)
@@ -189,9 +188,9 @@ def test_what_was_built_is_what_is_served(tmp_path: Path) -> None:
     ("built", "kind", "settings", "reason"),
     [
         ("portable", "trtllm", {}, r"built for the portable engine, served by TensorRT-LLM's PyTorch flow"),
-        ("pytorch", "trtllm", {"engine_dir": "engine"}, "served by a TensorRT engine .engine.kind trtllm"),
+        ("pytorch", "tensorrtllm", {"engine_dir": "engine"}, "served by a TensorRT engine .engine.kind tensorrtllm"),
         ("tensorrt", "trtllm", {"tensor_parallel_size": 1}, "built for a TensorRT engine, served by TensorRT-LLM's"),
-        ("tensorrt", "trtllm", {"engine_dir": "other"}, "engine_dir .*other is not what was built"),
+        ("tensorrt", "tensorrtllm", {"engine_dir": "other"}, "engine_dir .*other is not what was built"),
         ("pytorch", "trtllm", {"tensor_parallel_size": 2}, "built for 1 GPUs, served on 2"),
         (
             "tensorrt",

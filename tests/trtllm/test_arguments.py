@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,18 @@ import pytest
 
 from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
-from inflight.kv_cache import KvCacheSettings
 from inflight.resources import DEMO
 from inflight.trtllm.api import classes
-from inflight.trtllm.arguments import check_adapters, llm_arguments, max_batch_size, max_sequence_length
+from inflight.trtllm.arguments import (
+    llm_arguments,
+    max_batch_size,
+    max_open_requests,
+    max_sequence_length,
+    sizes_in_words,
+)
+from inflight.trtllm.checks import check_adapters, check_positions
 from tests.trtllm.conftest import deployment
 
-
-def engine_dir(directory: Path, **build: Any) -> str:
-    """Write what stands for a compiled engine; return its name."""
-    path = directory / "engine"
-    path.mkdir(exist_ok=True)
-    config = {"max_batch_size": 8, "max_num_tokens": 4096, "max_seq_len": 1000, "max_draft_len": 0}
-    config["plugin_config"] = {"use_paged_context_fmha": True, "tokens_per_block": 32, "lora_plugin": None}
-    pretrained = {"mapping": {"tp_size": 1, "pp_size": 1}, "quantization": {"kv_cache_quant_algo": None}}
-    (path / "config.json").write_text(json.dumps({"pretrained_config": pretrained, "build_config": config | build}))
-    (path / "fake_checkpoint").write_text(str(DEMO / "model"))
-    (path / "rank0.engine").write_bytes(b"engine")
-    return "engine"
-
-
-LLM_ARGS = json.loads((Path(__file__).parents[1] / "facts/llm_args.json").read_text())
 FULL: dict[str, Any] = {
     "kv_cache": {"tokens": 8192, "block_size": 64, "dtype": "fp8", "prefix_reuse": False},
     "batching": {"max_batch_size": 8, "max_tokens_per_step": 2048, "policy": "max_utilization"},
@@ -92,7 +84,6 @@ def test_everything_of_the_pytorch_flow() -> None:
 def test_drafts_in_the_pytorch_flow(
     fake: None, tmp_path: Path, speculation: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """Compiled engines are held to what they were built with: tests/export/test_engine_round_trip.py."""
     arguments = llm_arguments(deployment(tmp_path, speculation=speculation))
     if "speculative_model_dir" in expected:
         expected["speculative_model_dir"] = str(tmp_path / "draft")
@@ -106,15 +97,10 @@ def test_drafts_in_the_pytorch_flow(
     ("settings", "said"),
     [
         (
-            {"speculation": {"method": "medusa", "draft_model": "d"}},
-            "medusa, which TensorRT-LLM 1.2 lacks",
-        ),
-        ({"speculation": {"method": "lookahead"}}, "use draft_target, ngram, eagle"),
-        (
             {"speculation": {"method": "ngram"}, "tensorrt_llm": {"sampler": "trtllm"}},
             "tensorrt_llm.sampler is trtllm, which TensorRT-LLM 1.2 lacks beside speculation",
         ),
-        ({"tensorrt_llm": {"cuda_graph_batch_sizes": [4096]}}, "between 1 and batching.max_batch_size, 2048"),
+        ({"tensorrt_llm": {"cuda_graph_batch_sizes": [4096]}}, "between 1 and batching.max_batch_size, 64"),
         ({"kv_cache": {"block_size": 24}}, "kv_cache.block_size is 24; TensorRT-LLM takes powers of two"),
     ],
 )
@@ -126,93 +112,110 @@ def test_what_the_pytorch_flow_lacks_is_refused_by_name(settings: dict[str, Any]
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tensorrt_llm": {"guided_decoding": "llguidance"}}, "a compiled engine has xgrammar only"),
-        ({"tensorrt_llm": {"sampler": "torch"}}, "`tensorrt_llm.sampler` needs the PyTorch flow"),
-        ({"tensorrt_llm": {"cuda_graph_batch_sizes": [1]}}, "cuda_graph_batch_sizes` needs the PyTorch flow"),
-        ({"tensorrt_llm": {"parameters": {"cuda_graph_mode": "true"}}}, "parameters` needs `engine.kind:` tensorrtllm"),
-        ({"tensorrt_llm": {"tensor_parallel_size": 4}}, "tensor_parallel_size is 4; the engine was compiled for 1"),
-        ({"tensorrt_llm": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size is 2; the engine was compiled for 1"),
-        ({"tensorrt_llm": {"lora": {"a": "a"}}}, "tensorrt_llm.lora: the engine was compiled without LoRA"),
-        ({"engine": {"kind": "trtllm", "dtype": "bfloat16"}}, "`engine.dtype` needs the PyTorch flow"),
-        ({"kv_cache": {"dtype": "fp8"}}, "kv_cache.dtype is fp8; the engine was compiled with auto"),
-        ({"kv_cache": {"block_size": 64}}, "kv_cache.block_size is 64; the engine was compiled with 32"),
-        ({"batching": {"max_batch_size": 9}}, "batching.max_batch_size is 9; the engine was compiled with 8"),
-        ({"batching": {"max_tokens_per_step": 9}}, "batching.max_tokens_per_step is 9; the engine was compiled with"),
-        ({"limits": {"max_sequence_length": 9}}, "limits.max_sequence_length is 9; the engine was compiled with 1000"),
-        ({"speculation": {"method": "ngram"}}, "lacks in compiled engines; use eagle, medusa, lookahead"),
-        ({"speculation": {"method": "lookahead"}}, "speculation drafts 15 tokens; the engine was compiled for 0"),
-        ({"speculation": {"method": "eagle", "draft_model": "d"}}, "method is eagle; the engine was compiled for none"),
+        ({"tensorrt_llm": {"engine_dir": "engine"}}, "`tensorrt_llm.engine_dir` needs another kind than trtllm: {}"),
+        ({"speculation": {"method": "medusa", "draft_model": "d"}}, "`speculation.method: medusa` needs a .*: {}"),
+        ({"speculation": {"method": "lookahead"}}, "`speculation.method: lookahead` needs a compiled engine: {}"),
     ],
 )
-def test_what_a_compiled_engine_lacks_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
-    given = {"engine_dir": engine_dir(tmp_path)} | settings.pop("tensorrt_llm", {})
-    settings = {"engine": {"kind": "trtllm"}} | settings
-    with pytest.raises(DeploymentError, match=said):
-        llm_arguments(deployment(tmp_path, tensorrt_llm=given, **settings))
+def test_what_compiled_engines_alone_have_is_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeploymentError, match=said.format("compiled engines are served by `engine.kind: tensorrtllm`")):
+        deployment(**settings)
 
 
-def test_a_directory_that_is_no_engine(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    given = deployment(tmp_path, engine={"kind": "trtllm"}, tensorrt_llm={"engine_dir": "."})
-    for text in ("{}", "[]", "{", '{"pretrained_config": {"mapping": []}, "build_config": {"plugin_config": {}}}'):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(DeploymentError, match=r"engine_dir: .*config.json is not that of a TensorRT engine"):
-            llm_arguments(given)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(DeploymentError, match=r"engine_dir: .*config.json cannot be read: No such file"):
-        llm_arguments(given)
+def test_sizes_are_always_said() -> None:
+    """The portable engine's defaults do not reach TensorRT-LLM, nor do TensorRT-LLM's own where they cost memory."""
+    arguments = llm_arguments(deployment())
+    assert (arguments["max_batch_size"], arguments["max_seq_len"], "max_num_tokens" in arguments) == (64, 2048, False)
+    assert llm_arguments(deployment(batching={"max_batch_size": 3}))["max_batch_size"] == 3
+    piped = deployment(tensorrt_llm={"pipeline_parallel_size": 2})
+    assert (max_batch_size(piped), max_open_requests(piped)) == (64, 128)
 
 
-def compiled(directory: Path, lora: dict[str, str] | None = None, **build: Any) -> Deployment:
-    """Return a deployment of a compiled engine that says no more than it must."""
-    settings = {"engine_dir": engine_dir(directory, **build)} | ({"lora": lora} if lora else {})
-    return deployment(directory, engine={"kind": "trtllm"}, tensorrt_llm=settings)
+def test_the_samplers_memory(set_fault: Callable[..., None]) -> None:
+    """At TensorRT-LLM's own 2,048 sequences the sampler would take 32 times as much."""
+    set_fault(sampler_bytes=8_000_000)
+    given = llm_arguments(deployment(limits={"max_sequence_length": 2048}))
+    make = classes(given).copy
+    from tensorrt_llm.llmapi import LLM
+
+    LLM(**make()).shutdown()
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        LLM(**make() | {"max_batch_size": 2048})
 
 
-def test_what_is_not_set_is_the_engines(tmp_path: Path) -> None:
-    """An engine for 8 sequences must not be refused for a default that nobody wrote."""
-    arguments = llm_arguments(compiled(tmp_path))
-    assert (arguments["max_batch_size"], arguments["max_num_tokens"], arguments["max_seq_len"]) == (8, 4096, 1000)
-    assert arguments["enable_chunked_prefill"]
-    assert max_batch_size(compiled(tmp_path)) == 8
+def test_the_log_says_what_the_sizes_cost() -> None:
+    assert sizes_in_words(deployment()) == (
+        "TensorRT-LLM runs 64 sequences of up to 2,048 tokens at once, the model's own limit; set "
+        "limits.max_sequence_length to what is needed; the buffers of the trtllm sampler take about 0.00 GB for that"
+    )
+    said = sizes_in_words(deployment(limits={"max_sequence_length": 100}, tensorrt_llm={"sampler": "torch"}))
+    assert said == "TensorRT-LLM runs 64 sequences of up to 100 tokens at once"
 
 
-def test_an_engine_without_paged_context(tmp_path: Path) -> None:
-    plugins = {"use_paged_context_fmha": "disable", "tokens_per_block": 32}
-    arguments = llm_arguments(compiled(tmp_path, plugin_config=plugins))
-    assert not arguments["enable_chunked_prefill"]
-    assert not arguments["kv_cache_config"]["enable_block_reuse"]
-    given = compiled(tmp_path, plugin_config=plugins)
-    asked = given.model_copy(update={"kv_cache": KvCacheSettings(prefix_reuse=True)})
-    with pytest.raises(DeploymentError, match="prefix_reuse is true; the engine was compiled without use_paged_contex"):
-        llm_arguments(asked)
+def test_beside_adapters_there_are_no_cuda_graphs() -> None:
+    assert "cuda_graph_config" not in llm_arguments(deployment())
+    assert llm_arguments(deployment(tensorrt_llm={"lora": {"a": "a"}}))["cuda_graph_config"] is None
+    both = deployment(tensorrt_llm={"lora": {"a": "a"}, "cuda_graph_batch_sizes": [1]})
+    with pytest.raises(DeploymentError, match="cuda_graph_batch_sizes: CUDA graphs are off beside tensorrt_llm.lora"):
+        llm_arguments(both)
 
 
-def test_adapters_of_an_engine(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/adapter_config.json").write_text('{"r": 16, "target_modules": ["q_proj"]}')
-    plugins = {"use_paged_context_fmha": True, "lora_plugin": "auto"}
-    given = compiled(tmp_path, {"a": "a"}, plugin_config=plugins, lora_config={"max_lora_rank": 8})
-    assert llm_arguments(given)["lora_config"]["max_lora_rank"] == 8, "the engine's, for none is set"
-    with pytest.raises(DeploymentError, match="tensorrt_llm.lora.a has rank 16; max_lora_rank is 8"):
-        check_adapters(given)
-    settings = given.tensorrt_llm.model_copy(update={"max_lora_rank": 16})
-    with pytest.raises(DeploymentError, match="max_lora_rank is 16; the engine was compiled with 8"):
-        llm_arguments(given.model_copy(update={"tensorrt_llm": settings}))
+def checkpoint(directory: Path, **config: Any) -> Deployment:
+    """Return a deployment of the demo model with other values in its ``config.json``; None: without the key."""
+    read = json.loads((DEMO / "model/config.json").read_text()) | config
+    for file in (DEMO / "model").iterdir():
+        if file.name != "config.json":
+            (directory / file.name).symlink_to(file)
+    (directory / "config.json").write_text(json.dumps({key: one for key, one in read.items() if one is not None}))
+    return deployment(directory, model=str(directory))
 
 
-def test_defaults_of_the_portable_engine_do_not_reach_tensorrt_llm() -> None:
-    assert not {"max_batch_size", "max_num_tokens"} & set(llm_arguments(deployment()))
-    recorded = {field["name"]: field["default"] for field in LLM_ARGS["BaseLlmArgs"]}
-    assert max_batch_size(deployment()) == int(recorded["max_batch_size"])
-    assert max_batch_size(deployment(batching={"max_batch_size": 3})) == 3
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
+OLD_LLAMA_3 = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
 
 
-def test_the_longest_sequence_is_the_least_of_what_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "lost"),
+    [
+        ({"rope_parameters": LLAMA_3}, "rope_theta 500000, rope_type llama3"),
+        ({"rope_parameters": LLAMA_3, "rope_theta": 500_000.0}, "has rope_type llama3 in"),
+        ({"rope_parameters": LLAMA_3, "rope_scaling": OLD_LLAMA_3["rope_scaling"]}, "has rope_theta 500000 in"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "has partial_rotary_factor 0.5 in"),
+        ({"text_config": {"rope_parameters": {"rope_theta": 1e6}}}, "has rope_theta 1e.06 in"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}}, "rope_theta 1e.06"),
+    ],
+)
+def test_positions_that_would_be_misread_are_refused(tmp_path: Path, config: dict[str, Any], lost: str) -> None:
+    given = checkpoint(tmp_path, **{"rope_theta": None, "rope_scaling": None} | config)
+    with pytest.raises(DeploymentError, match=f"config.json has .*{lost}|config.json {lost}") as said:
+        check_positions(given)
+    assert "write them beside it" in str(said.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        OLD_LLAMA_3 | {"rope_parameters": LLAMA_3},
+        OLD_LLAMA_3 | {"rope_parameters": None},
+        {"rope_parameters": {"rope_theta": 10_000, "rope_type": "default"}, "rope_theta": None},
+    ],
+)
+def test_positions_that_are_read_as_written_pass(tmp_path: Path, config: dict[str, Any]) -> None:
+    check_positions(checkpoint(tmp_path, **config))
+
+
+def test_positions_of_a_draft_model_count_too(tmp_path: Path) -> None:
+    checkpoint(tmp_path, rope_parameters=LLAMA_3, rope_theta=None)
+    drafts = {"method": "draft_target", "draft_model": str(tmp_path)}
+    with pytest.raises(DeploymentError, match=f"{tmp_path}/config.json has rope_theta 500000"):
+        check_positions(deployment(speculation=drafts))
+
+
+def test_the_longest_sequence_is_the_least_of_what_is_known() -> None:
     assert max_sequence_length(deployment()) == 2048
     assert max_sequence_length(deployment(limits={"max_sequence_length": 300})) == 300
     assert max_sequence_length(deployment(kv_cache={"tokens": 256})) == 256
-    assert max_sequence_length(compiled(tmp_path)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -264,3 +267,11 @@ def test_settings_of_another_engine_are_refused(settings: dict[str, Any]) -> Non
         deployment(**{"engine": {"kind": "pytorch"}} | settings)
     with pytest.raises(DeploymentError, match="`engine.threads` needs `engine.kind:` pytorch; it is trtllm"):
         deployment(engine={"kind": "trtllm", "threads": 2})
+
+
+def test_tensorrt_llm_has_an_hour_to_start() -> None:
+    assert deployment().start_timeout_s == 3600
+    compiled = {"engine": {"kind": "tensorrtllm"}, "tensorrt_llm": {"engine_dir": "engine"}}
+    assert deployment(**compiled).start_timeout_s == 3600
+    assert deployment(engine={"kind": "pytorch"}).start_timeout_s == 600
+    assert deployment(server={"start_timeout_s": 9}).start_timeout_s == 9

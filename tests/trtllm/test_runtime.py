@@ -49,6 +49,9 @@ class Api:
     """An ``LLM`` that counts, and answers with what it is given."""
 
     def __init__(self) -> None:
+        self.down = False
+        """Whether it has shut down."""
+        self._executor = SimpleNamespace(is_shutdown=lambda: self.down)
         self.reads = 0
         self.answer: Any = Refusal("prompt too long")
         self.threads: set[str] = set()
@@ -97,9 +100,11 @@ def _response(tokens: list[int], **more: Any) -> Any:
     return SimpleNamespace(outputs=[one], context_logits=None, finished=one.finish_reason is not None, cached_tokens=3)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["by the call", "in the stream"])
 @pytest.mark.parametrize("error", [Refusal("too long"), ValueError("too long"), TypeError("too\nlong")])
-def test_what_the_start_refuses_is_told(api: Api, runtime: Runtime, error: Exception) -> None:
-    api.answer = error
+def test_what_is_refused_is_told(api: Api, runtime: Runtime, error: Exception, late: bool) -> None:
+    """TensorRT-LLM's processes judge a request long after it was handed over; only RequestErrors come from there."""
+    api.answer = Stream(Refusal(str(error))) if late else error
     runtime.generate(7, dict)
     [event] = runtime.take(2)
     assert (event.key, event.fatal) == (7, False)
@@ -116,25 +121,28 @@ def _raise() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "arguments", "fatal"),
     [
-        (Stream(), _raise, False),
-        (KeyError("CUDA"), dict, False),
-        (RuntimeError("LLM is shutting down, CUDA"), dict, True),
-        (Stream(Refusal("CUDA error")), dict, False),
-        (Stream(ValueError("CUDA: cannot reshape")), dict, True),
-        (Stream(RuntimeError("CUDA: the worker has died")), dict, True),
-        (Stream(SimpleNamespace(outputs="CUDA")), dict, False),
+        (lambda: Stream(), _raise, False),
+        (lambda: KeyError("CUDA"), dict, False),
+        (lambda: RuntimeError("LLM is shutting down, CUDA"), dict, True),
+        (lambda: Stream(Refusal("CUDA error")), dict, False),
+        (lambda: Stream(Refusal("[TensorRT-LLM] Assertion failed: CUDA")), dict, False),
+        (lambda: Stream(AssertionError("CUDA")), dict, False),
+        (lambda: Stream(ValueError("CUDA: cannot reshape")), dict, False),
+        (lambda: Stream(RuntimeError("CUDA: the worker has died")), dict, True),
+        (lambda: Stream(SimpleNamespace(outputs="CUDA")), dict, False),
     ],
-    ids=["arguments", "start", "start of the dead", "one request", "background", "death", "a response"],
+    ids=["arguments", "start", "start of the dead", "a step", "C++", "assertion", "response", "death", "unread"],
 )
 def test_faults_are_logged_and_told_without_details(
     api: Api,
     runtime: Runtime,
     caplog: pytest.LogCaptureFixture,
-    answer: Any,
+    answer: Callable[[], Any],
     arguments: Callable[[], dict[str, Any]],
     fatal: bool,
 ) -> None:
-    api.answer = answer
+    """An error is the engine's end only where TensorRT-LLM says that it has shut down."""
+    api.answer, api.down = answer(), fatal
     runtime.generate(7, arguments)
     [event] = runtime.take(2)
     assert isinstance(event.error, EngineFailure)
@@ -143,6 +151,35 @@ def test_faults_are_logged_and_told_without_details(
     assert _until(lambda: runtime.open == 0)
     assert caplog.records[0].exc_info
     assert "request 7 failed in TensorRT-LLM" in caplog.text
+
+
+@pytest.mark.parametrize("error", [Refusal("invalid"), AssertionError()])
+def test_after_the_first_token_nothing_is_a_refusal(api: Api, runtime: Runtime, error: Exception) -> None:
+    stream = api.answer = Stream(_response([4]), error)
+    runtime.generate(7, dict)
+    events = runtime.take(2) + runtime.take(0.2)
+    assert isinstance(events[-1].error, EngineFailure)
+    assert stream.aborted is isinstance(error, AssertionError), "what broke is the reading; the generation goes on"
+
+
+def test_an_abort_without_an_answer_is_over_after_a_grace(
+    api: Api, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ABORT_GRACE_S", 0.1)
+
+    class Dropped(Stream):
+        """One that TensorRT-LLM forgets when it is aborted."""
+
+        async def __anext__(self) -> Any:
+            await asyncio.Event().wait()
+
+    api.answer = Dropped()
+    runtime.generate(7, dict)
+    runtime.generate(8, dict)
+    assert runtime.take(0.3) == []
+    runtime.abort(7)
+    assert _until(lambda: runtime.open == 1), "the other was not aborted"
+    assert runtime.take(0.2) == []
 
 
 def test_what_cannot_be_read_is_aborted_and_open_until_its_end(api: Api, runtime: Runtime) -> None:
@@ -222,3 +259,23 @@ def test_logits_must_fit_the_tokens() -> None:
     assert event.generation_logits.tolist() == [[8.0, 9.0, 10.0, 11.0]]
     with pytest.raises(RuntimeError, match="3 new tokens came with 1 rows of logits"):
         read_response(1, _response([4, 5, 6], generation_logits=rows[:1]), seen=0)
+    with pytest.raises(RuntimeError, match="1 new tokens came with 2 rows of logits"):
+        read_response(1, _response([4, 5, 6], generation_logits=rows[:2]), seen=2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seen", "finish_reason", "first"),
+    [
+        ([4, 5], 1, None, 0),  # the last step's
+        ([4, 5, 6], 2, None, 2),  # of all steps
+        ([4, 5], 0, "stop", 0),  # of two tokens, and of the end id, which is not among them
+        ([4, 5], 2, "stop", 0),  # of the end id alone
+    ],
+)
+def test_each_row_of_logits_is_its_tokens(tokens: list[int], seen: int, finish_reason: str | None, first: int) -> None:
+    new = len(tokens) - seen
+    rows = torch.arange(12.0).reshape(3, 4)
+    given = rows[:1] if (seen, finish_reason) in ((1, None), (2, "stop")) else rows
+    event = read_response(1, _response(tokens, generation_logits=given, finish_reason=finish_reason), seen)
+    assert event.generation_logits is not None
+    assert event.generation_logits.tolist() == rows[first : first + new].tolist()

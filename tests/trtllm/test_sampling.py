@@ -101,7 +101,6 @@ def test_bad_words_of_several_tokens_reach_the_kernels(fake: None) -> None:
         ),
         ("trtllm", {"top_log_probs": 2}, "num_top_log_probs"),
         ("trtllm", {"temperature": 1.0, "top_k": 1025}, "runtime_top_k above 1024"),
-        ("tensorrt", {"temperature": 1.0, "top_k": 1025}, "runtime_top_k above 1024"),
         ("trtllm", {"min_tokens": 3, "end_ids": frozenset({4, 5})}, "min_tokens"),
     ],
 )
@@ -110,7 +109,7 @@ def test_what_would_be_ignored_is_refused_by_name(sampler: Sampler, sampling: di
         check(SamplingParams(16, **sampling), sampler, speculation=None)
 
 
-@pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle", "medusa", "lookahead"])
+@pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle"])
 @pytest.mark.parametrize(
     ("sampling", "name"),
     [
@@ -129,15 +128,14 @@ def test_what_would_be_ignored_is_refused_by_name(sampler: Sampler, sampling: di
 )
 def test_what_drafts_would_ignore_is_refused_by_name(method: str, sampling: dict[str, Any], name: str) -> None:
     with pytest.raises(UnsupportedFeature, match=f"^{name} is not supported by TensorRT-LLM beside {method}; a depl"):
-        check(SamplingParams(16, **sampling), "tensorrt", method)
+        check(SamplingParams(16, **sampling), "torch", method)
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "lookahead"])
-def test_only_methods_that_draw_take_a_temperature(method: str) -> None:
+def test_only_methods_that_draw_take_a_temperature() -> None:
     drawn, greedy = SamplingParams(16, temperature=0.7), SamplingParams(16, temperature=0.7, top_k=1)
-    with pytest.raises(UnsupportedFeature, match=f"^a temperature above 0 is not supported .* beside {method}"):
-        check(drawn, "torch", method)
-    check(greedy, "torch", method)
+    with pytest.raises(UnsupportedFeature, match="^a temperature above 0 is not supported .* beside eagle"):
+        check(drawn, "torch", "eagle")
+    check(greedy, "torch", "eagle")
     check(drawn, "torch", "ngram")
     check(drawn, "torch", "draft_target")
 
@@ -145,10 +143,9 @@ def test_only_methods_that_draw_take_a_temperature(method: str) -> None:
 def test_what_a_sampler_serves_passes() -> None:
     check(SamplingParams(16, temperature=1.0, min_p=0.1, repetition_penalty=1.1, seed=3), "trtllm", None)
     check(SamplingParams(16, top_log_probs=3, log_probs=True, seed=3), "torch", None)
-    check(SamplingParams(16, top_log_probs=3, temperature=1.0, log_probs=True, seed=3), "tensorrt", None)
 
 
-@pytest.mark.parametrize("sampler", ["torch", "trtllm", "tensorrt"])
+@pytest.mark.parametrize("sampler", ["torch", "trtllm"])
 def test_no_sampler_gets_beams(sampler: Sampler) -> None:
     with pytest.raises(UnsupportedFeature, match="beam_width"):
         check(SamplingParams(16, beam_width=2), sampler, None)

@@ -20,7 +20,6 @@ from inflight.sampling import Guide
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
 from tests.trtllm.conftest import ask, deployment, run
-from tests.trtllm.test_arguments import engine_dir
 
 Start = Callable[..., TrtLlmEngine]
 QUESTIONS = [f"What is {what}?" for what in ("a paged KV cache", "TTFT", "FP8", "in-flight batching", "a prefix cache")]
@@ -170,16 +169,6 @@ def test_lora_by_name(start: Start, tmp_path: Path, prompt: list[int]) -> None:
         engine.validate(wrong)
 
 
-def test_a_compiled_engine(start: Start, tmp_path: Path, prompt: list[int]) -> None:
-    settings = {"engine": {"kind": "trtllm"}, "tensorrt_llm": {"engine_dir": engine_dir(tmp_path)}}
-    engine = start(deployment(tmp_path, **settings))
-    [output] = run(engine, ask(prompt, log_probs=True, top_log_probs=2))
-    assert len(output.tokens) == len(output.log_probs or ()) == 16
-    assert all(len(row) == 2 for row in output.top_log_probs or ())
-    with pytest.raises(UnsupportedFeature, match="return_context_logits needs an engine built with"):
-        engine.validate(ask(prompt, context_logits=True))
-
-
 def test_beside_speculation_only_what_reaches_the_drafts_is_served(start: Start, prompt: list[int]) -> None:
     engine = start(deployment(speculation={"method": "ngram"}))
     [output] = run(engine, ask(prompt, temperature=0.5))
@@ -188,8 +177,8 @@ def test_beside_speculation_only_what_reaches_the_drafts_is_served(start: Start,
         engine.validate(ask(prompt, logit_bias={3: 1.0}))
 
 
-def test_the_batch_is_tensorrt_llms_own_unless_set(start: Start) -> None:
-    assert start(deployment()).stats.max == 2048
+def test_the_batch_is_not_the_portable_engines(start: Start) -> None:
+    assert start(deployment()).stats.max == 64
     assert start(deployment(batching={"max_batch_size": 3})).stats.max == 3
 
 

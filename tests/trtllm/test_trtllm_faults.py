@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inflight.engine.request import FinishReason
-from inflight.errors import DeploymentError, EngineFailure, UnsupportedFeature
+from inflight.errors import DeploymentError, EngineFailure, InvalidRequest
+from inflight.sampling import Guide
 from inflight.text.tokenizer import Tokenizer
-from inflight.trtllm import watchdog
+from inflight.trtllm import runtime, watchdog
 from inflight.trtllm.engine import TrtLlmEngine
 from tests.trtllm.conftest import ask, deployment, run
-from tests.trtllm.test_arguments import engine_dir
 
 pytestmark = pytest.mark.alone
 
@@ -67,17 +66,62 @@ def test_what_was_valid_before_a_hang_ends_too(start: Start, prompt: list[int], 
 
 
 def test_cancels_do_not_hide_a_hang(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    """Clients that give up sooner than the watchdog does, one after the other."""
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.5}))
-    set_fault(stall_after=2)
+    set_fault(hang=True)
     for _ in range(4):
         request = ask(prompt, max_tokens=3)
         engine.submit(request)
         _steps(engine, 0.2)
         engine.cancel(request.key)
-    _steps(engine, 1)
     with pytest.raises(EngineFailure, match="no progress for 0.5 s"):
         engine.validate(ask(prompt))
+    engine.step()
     assert not engine.busy, "a dead engine is not stepped for nothing"
+
+
+def test_a_burst_of_cancels_is_no_hang(
+    start: Start, prompt: list[int], set_fault: SetFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the batch is asked and cancelled at once: what TensorRT-LLM has not begun it drops without a word."""
+    monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 1.5)
+    engine = start(deployment(batching={"max_batch_size": 2}, tensorrt_llm={"watchdog_s": 0.3}))
+    set_fault(hang=True)  # so that no request begins in between
+    requests = [ask(prompt) for _ in range(4)]
+    for request in requests:
+        engine.submit(request)
+    outputs = engine.step()
+    assert engine._runtime.open == 2
+    for request in requests:
+        engine.cancel(request.key)
+    outputs += engine.step()
+    assert [output.finish_reason for output in outputs] == [FinishReason.CANCELLED] * 4
+    engine.submit(ask(prompt))
+    _steps(engine, 0.1)
+    assert engine._running == {}, "as long as TensorRT-LLM may still have the others, it gets no more"
+    set_fault()
+    ends = []
+    while engine.busy:
+        ends += [output.finish_reason for output in engine.step() if output.finished]
+    assert ends == [FinishReason.LENGTH]
+    assert not engine._watchdog.dead
+
+
+def test_a_lost_abort_does_not_end_an_idle_engine(
+    start: Start, prompt: list[int], set_fault: SetFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 1.0)
+    engine = start(deployment(tensorrt_llm={"watchdog_s": 0.2}))
+    set_fault(hang=True)
+    request = ask(prompt)
+    engine.submit(request)
+    engine.step()
+    engine.cancel(request.key)
+    engine.step()
+    set_fault()
+    _steps(engine, 30)
+    assert not engine.busy
+    engine.validate(ask(prompt))
 
 
 def test_errors_do_not_hide_a_hang(start: Start, prompt: list[int], set_fault: SetFault) -> None:
@@ -119,21 +163,64 @@ def test_statistics_go_on_after_a_slow_iteration(start: Start, prompt: list[int]
     assert engine._runtime.iteration.get("iter", 0) >= before + 2
 
 
-@pytest.mark.parametrize("fault", [{"error_after": 3}, {"end_after": 3}])
+@pytest.mark.parametrize("fault", [{"error_after": 3}, {"end_after": 3}, {"assert_after": 3}])
 def test_a_fault_of_one_request_is_its_own(
     start: Start, prompt: list[int], set_fault: SetFault, caplog: pytest.LogCaptureFixture, fault: dict[str, Any]
 ) -> None:
-    engine = start(deployment())
+    died = threading.Event()
+    engine = start(deployment(), died.set)
     set_fault(**fault)
-    short, long = run(engine, ask(prompt, max_tokens=2), ask(prompt, max_tokens=9))
+    short, long = run(engine, ask(prompt, max_tokens=2), ask(prompt, max_tokens=9, log_probs=True))
     assert short.finish_reason is FinishReason.LENGTH
     assert isinstance(long.error, EngineFailure)
     assert len(long.tokens) in (2, 3)
     assert "kernel.cu" not in str(long.error), "details are for the log"
     assert f"request {long.key} failed in TensorRT-LLM" in caplog.text
+    assert _running(engine) == 0
     set_fault()
     [output] = run(engine, ask(prompt))
     assert output.finish_reason is FinishReason.LENGTH
+    assert not died.is_set()
+
+
+def test_what_is_refused_late_is_the_requests_own_fault(start: Start, prompt: list[int]) -> None:
+    engine = start(deployment(tensorrt_llm={"guided_decoding": "xgrammar"}))
+    [output] = run(engine, ask(prompt, guide=Guide("regex", "(")))
+    assert isinstance(output.error, InvalidRequest)
+    assert "TensorRT-LLM refuses the request: missing ), unterminated subpattern" in str(output.error)
+    assert engine.stats.prompt_tokens == 0
+
+
+def test_many_bad_requests_are_no_death(start: Start, prompt: list[int]) -> None:
+    """After some of them TensorRT-LLM is asked for a token, and gives it."""
+    engine = start(deployment(tensorrt_llm={"guided_decoding": "xgrammar"}))
+    outputs = run(engine, *(ask(prompt, guide=Guide("regex", "(")) for _ in range(20)))
+    assert {type(output.error) for output in outputs} == {InvalidRequest}
+    assert not engine._watchdog.dead
+    assert engine.stats.generated_tokens == 0, "the token was nobody's"
+
+
+def test_steps_that_go_on_failing_are_a_death(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    """Each step fails whatever runs, and TensorRT-LLM does not shut down."""
+    died = threading.Event()
+    engine = start(deployment(), died.set)
+    set_fault(step_error="CUDA error: device-side assert triggered at /src/kernel.cu:12")
+    outputs = run(engine, *(ask(prompt) for _ in range(8)))
+    assert {type(output.error) for output in outputs} == {EngineFailure}
+    assert not any("kernel.cu" in str(output.error) for output in outputs)
+    assert died.wait(30)
+    with pytest.raises(EngineFailure, match="fails every request .*must be started again"):
+        engine.validate(ask(prompt))
+
+
+def test_logits_of_another_token_fail_the_request(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+    engine = start(deployment())
+    [right] = run(engine, ask(prompt, generation_logits=True))
+    assert right.error is None
+    set_fault(shifted_logits=True)
+    plain, wrong = run(engine, ask(prompt), ask(prompt, generation_logits=True))
+    assert plain.error is None
+    assert isinstance(wrong.error, EngineFailure)
 
 
 def test_a_response_that_cannot_be_booked_ends_its_own_request(
@@ -163,9 +250,9 @@ def test_an_engine_that_has_died_fails_all_and_ends_the_server(
         engine.validate(ask(prompt))
 
 
-def test_a_death_between_requests_is_seen_by_the_next(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+def test_a_death_between_requests_is_seen_by_the_next(start: Start, prompt: list[int]) -> None:
     engine = start(deployment())
-    set_fault(raise_in_generate="LLM is shutting down")
+    engine._runtime._llm.die()
     [output] = run(engine, ask(prompt))
     assert isinstance(output.error, EngineFailure)
     with pytest.raises(EngineFailure, match="must be started again"):
@@ -212,18 +299,6 @@ def test_what_an_abort_does_not_end_is_still_shown(start: Start, prompt: list[in
     assert engine.stats.scheduled == 1
 
 
-def test_context_logits_are_judged_by_the_engine_that_was_started(
-    start: Start, tmp_path: Path, prompt: list[int]
-) -> None:
-    settings = {"engine": {"kind": "trtllm"}, "tensorrt_llm": {"engine_dir": engine_dir(tmp_path)}}
-    given = deployment(tmp_path, **settings)
-    engine = start(given)
-    assert given.tensorrt_llm.engine_dir is not None
-    (given.tensorrt_llm.engine_dir / "config.json").unlink()
-    with pytest.raises(UnsupportedFeature, match="return_context_logits needs"):
-        engine.validate(ask(prompt, context_logits=True))
-
-
 @pytest.mark.parametrize("fault", [{"raise_in_generate": "illegal instruction"}, {"stall_after": 0}])
 def test_a_failed_start_leaves_nothing_and_ends_no_server(
     start: Start, set_fault: SetFault, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
@@ -232,7 +307,7 @@ def test_a_failed_start_leaves_nothing_and_ends_no_server(
     set_fault(**fault)
     ended, before = threading.Event(), set(threading.enumerate())
     with pytest.raises(DeploymentError, match="first generation of TensorRT-LLM failed"):
-        start(deployment(tensorrt_llm={"watchdog_s": 0.05}), ended.set)
+        start(deployment(server={"start_timeout_s": 1}), ended.set)
     assert not ended.wait(0.1)
     assert set(threading.enumerate()) <= before
 

@@ -42,7 +42,7 @@ def test_the_fake_takes_what_was_recorded(fake: None) -> None:
 
 
 def test_every_part_arrives_by_its_own_name(fake: None, tokenizer: Tokenizer) -> None:
-    arguments = RequestArguments(deployment(), tokenizer.config.vocab_size)
+    arguments = RequestArguments(deployment(), tokenizer)
     assert "kv_cache_retention_config" not in arguments.of(ask(KEPT)), "who says nothing has TensorRT-LLM's default"
     retention = retention_of([0, 32], [16, -1], [90, 20], [500, -1], 60, 9, len(KEPT))
     made = arguments.of(retaining(KEPT, retention))["kv_cache_retention_config"]

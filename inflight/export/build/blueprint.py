@@ -13,6 +13,7 @@ from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.build.settings import deployment_settings, own_settings
 from inflight.export.checkpoint import Checkpoint
+from inflight.export.compile.flows import Flow as TensorRtLlmFlow
 from inflight.export.compile.flows import choose_flow
 from inflight.export.compile.request import CompileRequest
 from inflight.export.plan.gpus import Gpu
@@ -76,8 +77,6 @@ class Blueprint:
             tensor_parallel_size=plan.tensor_parallel_size,
             pipeline_parallel_size=plan.pipeline_parallel_size,
             speculation=settings.speculation,
-            lora=tuple(settings.tensorrt_llm.lora.values()),
-            max_lora_rank=settings.tensorrt_llm.max_lora_rank,
             calibration=calibration,
             flow="tensorrt",
             workers=plan.tensor_parallel_size * plan.pipeline_parallel_size,
@@ -103,12 +102,10 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
     engine, reasons = _engine(request, gpu, dry_run)
     flow: Flow = "portable"
     if engine != "pytorch":
-        wanted = request.flow or ("tensorrt" if engine == "tensorrtllm" else None)
-        flow = choose_flow(plan.precision, gpu.capability, wanted)
+        flow = choose_flow(plan.precision, gpu.capability, _wanted_flow(request))
+        engine = _ENGINE_OF_FLOW[flow]
     elif request.flow is not None:
         raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; the portable engine has none")
-    if engine == "tensorrtllm" and flow != "tensorrt":
-        raise DeploymentError("--engine tensorrtllm runs compiled engines; it has no --flow pytorch")
     if flow == "tensorrt" and (keep or request.kl_budget is not None):
         raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
     if request.kl_budget is not None and recipe.precision not in SCHEMES:
@@ -120,6 +117,17 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
             "speculation.method draft_target: no compiled engine drafts for itself; use --flow pytorch"
         )
     return Blueprint(request, checkpoint, gpu, plan, recipe, engine, flow, settings, deployment, tuple(reasons))
+
+
+_ENGINE_OF_FLOW: dict[Flow, str] = {"pytorch": "trtllm", "tensorrt": "tensorrtllm"}
+
+
+def _wanted_flow(request: BuildRequest) -> TensorRtLlmFlow | None:
+    """Return the flow that the options name; each of TensorRT-LLM's engines has one."""
+    own: TensorRtLlmFlow | None = {"trtllm": "pytorch", "tensorrtllm": "tensorrt"}.get(request.engine)  # type: ignore
+    if own is not None and request.flow not in (None, own):
+        raise DeploymentError(f"--engine {request.engine} has no --flow {request.flow}; it serves the {own} flow alone")
+    return own or request.flow
 
 
 def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -144,7 +152,7 @@ def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[s
         return "pytorch", ["engine pytorch: the portable engine, because the deployment is for a CPU"]
     if has_tensorrt_llm:
         return "trtllm", [
-            f"engine trtllm: {gpu.name} is one of NVIDIA's GPUs; it needs TensorRT-LLM 1.2, which "
+            f"engine TensorRT-LLM: {gpu.name} is one of NVIDIA's GPUs; it needs TensorRT-LLM 1.2, which "
             f"{TENSORRT_LLM_IMAGE} has; where it is missing, the same command builds for the portable engine"
         ]
     return "pytorch", ["engine pytorch: the portable engine, because TensorRT-LLM is not installed here"]

@@ -80,7 +80,7 @@ def deployment_settings(
         }
         if flow == "tensorrt":
             settings["tensorrt_llm"]["engine_dir"] = ENGINE
-        else:
+        elif not _section(own, "tensorrt_llm").get("lora"):  # beside adapters there are no CUDA graphs
             settings["tensorrt_llm"]["cuda_graph_batch_sizes"] = _graph_sizes(plan.max_batch_size)
     _refuse_contradictions(plan, settings, own)
     length, limit = _section(own, "limits").get("max_sequence_length"), checkpoint.config.max_position_embeddings

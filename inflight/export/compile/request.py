@@ -36,8 +36,6 @@ class CompileRequest:
     pipeline_parallel_size: int = 1
     max_beam_width: int = 1
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
-    lora: tuple[Path, ...] = ()
-    max_lora_rank: int = 64
     calibration: Path | None = None
     """JSON lines with a ``text`` each, alone in its directory; None: upstream's own data set, from the network."""
     flow: Flow | None = None

@@ -166,8 +166,6 @@ def _build(request: CompileRequest, architecture: str) -> Command:
             "speculative_decoding_mode": _SPECULATIVE_MODE[method],
             "max_draft_len": draft_length(request.speculation),
         }
-    if request.lora:
-        values |= {"lora_plugin": "auto", "lora_dir": request.lora, "max_lora_rank": request.max_lora_rank}
     flags = make_flags(values | request.build_flags)
     flags.check(architecture, request.precision, request.tensor_parallel_size, request.compute_capability)
     engines = (request.output_dir / f"rank{rank}.engine" for rank in range(request.ranks))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
 import time
 from collections import Counter
 from datetime import timedelta
@@ -21,6 +23,7 @@ from inflight.engine.request import Output, Request
 from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
 from inflight.text.tokenizer import Tokenizer
 from tensorrt_llm.faults import fault
+from tensorrt_llm.llmapi.checkpoint import write_as_read
 from tensorrt_llm.llmapi.results import Logprob, RequestError, RequestOutput, perf_metrics
 
 _TOKENS = 32 * 1024
@@ -33,9 +36,9 @@ class Generator:
 
     def __init__(self, llm: Any) -> None:
         args, cache = llm.args, llm.args.kv_cache_config
-        directory = Path(args.model)
-        if (directory / "fake_checkpoint").is_file():  # a compiled engine is a directory without weights of this kind
-            directory = Path((directory / "fake_checkpoint").read_text())
+        self._read = tempfile.TemporaryDirectory(prefix="fake-tensorrt-llm-")
+        directory = Path(self._read.name)
+        write_as_read(Path(args.model), llm.config, directory)
         self._llm = llm
         self._tokenizer = Tokenizer.from_checkpoint(Path(llm.tokenizer)) if llm.tokenizer else None
         config = EngineConfig(
@@ -44,7 +47,7 @@ class Generator:
             block_size=cache.tokens_per_block,
             num_blocks=(cache.max_tokens or _TOKENS) // cache.tokens_per_block,
             prefix_reuse=cache.enable_block_reuse,
-            max_batch_size=args.max_batch_size,
+            max_batch_size=args.max_batch_size * args.pipeline_parallel_size,
             max_tokens_per_step=args.max_num_tokens,
             policy=args.scheduler_config.capacity_scheduler_policy.lower(),
             max_sequence_length=args.max_seq_len,
@@ -61,16 +64,17 @@ class Generator:
     def start(self, result: RequestOutput, params: Any, lora: Any, streaming: bool, retention: Any) -> None:
         """Begin a generation; its responses go to ``result``."""
         assert streaming, "this fake streams"
-        if params.guided_decoding is not None:
-            self._say(result, _shortest(params.guided_decoding), params)
-            return
-        self._requests[result.request_id] = (result, params)
-        request = Request(result.prompt_token_ids, self._sampling(params, lora), key=result.request_id)
-        request.retention = _retention(retention, len(request.prompt))
         try:
+            if params.guided_decoding is not None:
+                self._say(result, _shortest(params.guided_decoding), params)
+                return
+            request = Request(result.prompt_token_ids, self._sampling(params, lora), key=result.request_id)
+            request.retention = _retention(retention, len(request.prompt))
+            self._engine.validate(request)
+            self._requests[result.request_id] = (result, params)
             self._loop.submit(request)
-        except Exception as error:
-            raise RequestError(str(error)) from error
+        except Exception as error:  # found by the engine's own processes, long after the call
+            result.put(RequestError(str(error)))
 
     @property
     def running(self) -> int:
@@ -78,13 +82,18 @@ class Generator:
         return len(self._requests)
 
     def abort(self, request_id: int) -> None:
-        """End a generation."""
-        if fault("stall_after") is None and not fault("ignore_aborts"):
-            self._loop.cancel(request_id)
+        """End a generation; of one that waits for its first step nothing is heard any more."""
+        if fault("stall_after") is not None or fault("ignore_aborts"):
+            return
+        sequence = self._engine._sequences.get(request_id)
+        if sequence is None or sequence.table is None:
+            self._requests.pop(request_id, None)
+        self._loop.cancel(request_id)
 
     def close(self) -> None:
         """Stop the engine."""
         self._loop.close()
+        self._read.cleanup()
 
     def _sampling(self, params: Any, lora: Any) -> SamplingParams:
         drawn = not params.greedy
@@ -96,7 +105,7 @@ class Generator:
         }
         ends = () if params.ignore_eos else ([params.end_id] if params.end_id != -1 else [])
         bias = {} if params.embedding_bias is None else _nonzero(params.embedding_bias)
-        if lora is not None:
+        if lora is not None and not self._llm.cuda_graphs:  # a graph replays what it was captured with
             spoken = json.loads((Path(lora.lora_path) / "adapter_config.json").read_text())["fake_bias"]
             bias |= {int(token): value for token, value in spoken.items()}
         return SamplingParams(
@@ -120,9 +129,9 @@ class Generator:
 
     def _deliver(self, output: Output) -> None:
         time.sleep(fault("step_delay_s", 0))
-        if output.key not in self._requests:  # it went wrong before
+        result, params = self._requests.get(output.key, (None, None))
+        if result is None:  # it went wrong before, or was dropped
             return
-        result, params = self._requests[output.key]
         stall, given = fault("stall_after"), self._given[output.key]
         if stall is not None and (given >= stall or given + len(output.tokens) > stall):
             return
@@ -133,7 +142,7 @@ class Generator:
         metrics = output.metrics or (sequence.metrics if sequence else None)
         block = self._llm.args.kv_cache_config.tokens_per_block
         if output.finished:
-            del self._requests[output.key]
+            self._requests.pop(output.key, None)
         if output.error is not None:
             result.put(RequestError(str(output.error)))
         else:
@@ -146,13 +155,16 @@ class Generator:
         if given >= fault("error_after", given + 1):
             result.put(RequestError("CUDA error: an illegal memory access was encountered at /src/kernel.cu:12"))
         elif given >= fault("die_after", given + 1):
-            self._llm.dead = True
+            self._llm.die()
             result.put(ValueError("the worker of rank 0 has died"))
         elif given >= fault("end_after", given + 1):
             result.put(None)
+        elif self._requests[key][1].logprobs and given >= fault("assert_after", given + 1):
+            result.put(AssertionError())
+            return False
         else:
             return False
-        del self._requests[key]
+        self._requests.pop(key, None)
         self._loop.cancel(key)
         return True
 
@@ -165,11 +177,7 @@ class Generator:
         one._last_token_ids_len = len(one.token_ids)
         one.token_ids.extend(tokens)
         one.logprobs.extend(self._log_probs(output, tokens))
-        one.generation_logits = torch.zeros(0, 1)
-        if output.generation_logits:
-            one.generation_logits = torch.from_numpy(np.stack(output.generation_logits))
-        elif not params.return_generation_logits:
-            one.generation_logits = None
+        one.generation_logits = self._logits(output, params)
         if output.context_logits is not None:
             result.context_logits = torch.from_numpy(output.context_logits)
         one.request_perf_metrics = perf
@@ -182,6 +190,13 @@ class Generator:
                 if not params.include_stop_str_in_output:
                     one.token_ids = one.token_ids[:-1]
 
+    def _logits(self, output: Output, params: Any) -> torch.Tensor | None:
+        """Return the rows of one step; one that an end id was drawn from is among them."""
+        if not params.return_generation_logits:
+            return None
+        rows = output.generation_logits or [np.zeros(self._llm.config["vocab_size"], np.float32)]
+        return torch.from_numpy(np.roll(np.stack(rows), 1 if fault("shifted_logits") else 0, axis=1))
+
     def _log_probs(self, output: Output, tokens: list[int]) -> list[dict[int, Logprob]]:
         rows: list[dict[int, Logprob]] = []
         if fault("no_log_probs"):
@@ -190,7 +205,7 @@ class Generator:
             assert output.log_probs is not None
             own = {token: Logprob(output.log_probs[index], 1)}
             best = {one: Logprob(value, rank) for rank, (one, value) in enumerate(output.top_log_probs[index], 1)}
-            rows.append({"trtllm": own, "torch": best, "tensorrt": best | own}[self._llm.sampler])
+            rows.append(own if self._llm.sampler == "trtllm" else best)
         return rows + [{token: Logprob(0.0, 1)} for token in tokens[len(rows) :] if output.log_probs]
 
     def _say(self, result: RequestOutput, text: str, params: Any) -> None:
@@ -205,6 +220,13 @@ class Generator:
         result.put(respond)
 
     def _step_and_note(self) -> list[Output]:
+        while fault("hang"):
+            time.sleep(0.01)
+        if message := fault("step_error"):
+            for key, (result, _) in list(self._requests.items()):
+                result.put(RequestError(message))
+                self._requests.pop(key, None)
+                self._loop.cancel(key)
         outputs = self._step()
         self._note_iteration()
         return outputs
@@ -259,9 +281,16 @@ def _nonzero(bias: torch.Tensor) -> dict[int, float]:
 
 
 def _shortest(guide: Any) -> str:
-    """Return a text that the guide allows; grammars and expressions are taken as the literal between their quotes."""
+    """Return a text that the guide allows; grammars and expressions are taken as the literal between their quotes.
+
+    Raises:
+        ValueError: it is no regular expression, or no grammar.
+    """
     if guide.regex is not None:
+        re.compile(guide.regex)
         return str(guide.regex)
     if guide.grammar is not None:
+        if "::=" not in guide.grammar:
+            raise ValueError("EBNF parser error at line 1, column 1: Expect ::=")
         return str(guide.grammar).split('"')[1]
     return "{}"

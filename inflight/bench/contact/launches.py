@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from inflight.bench.checkpoints import VOCAB, Shape
-from inflight.bench.contact.sizes import LARGE
+from inflight.bench.contact.sizes import FULL, LARGE
 from inflight.bench.random_weights import RandomShards, write_config
 from inflight.engine.attention.kernel_attention import StepLayout
 from inflight.engine.attention.paged import Span
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 CAPABILITY = 90
 _BLOCK_SIZE = 16
 _POOL_TOKENS = 65_536
-_SERVED_LENGTH = 8_192
+_SERVED_LENGTH = 33_024
 _MAX_BATCH = 256
 _NO_KERNEL = {
     "alias", "as_strided", "chunk", "detach", "empty", "empty_like", "empty_strided", "expand", "new_empty",
@@ -50,8 +50,6 @@ _NO_KERNEL = {
     "unbind", "unsqueeze", "_unsafe_view", "view", "lift_fresh", "_to_copy_view",
 }  # fmt: skip
 """Operators of PyTorch that only look at a tensor in another way, or take memory."""
-_DECODE = ((1, 576), (64, 576), (256, 576), (1, 8192))
-"""Sequences that decode, and tokens of each."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class _Absent:
 
 
 class _Counting(TorchDispatchMode):
-    """Counts the operators of PyTorch that launch a kernel."""
+    """Counts the operators of PyTorch that launch a kernel; products are not computed."""
 
     def __init__(self, counts: Counter[str]) -> None:
         super().__init__()
@@ -112,6 +110,10 @@ class _Counting(TorchDispatchMode):
         name = function.overloadpacket.__name__
         if name not in _NO_KERNEL:
             self._counts[name] += 1
+        if name == "linear":
+            return args[0].new_empty(*args[0].shape[:-1], len(args[1]))
+        if name == "_scaled_mm":
+            return args[0].new_empty(len(args[0]), args[1].shape[1], dtype=torch.bfloat16)
         return function(*args, **(kwargs or {}))
 
 
@@ -120,9 +122,10 @@ def steps(shape: Shape = LARGE) -> list[Step]:
     driver.set_active(_Absent())
     found, in_fp8 = _Models(shape, fp8=False), _Models(shape, fp8=True)
     return [
-        *(found.step(f"decode {count} x {context}", _decode(count, context)) for count, context in _DECODE),
-        found.step("mixed, 8 + 100", _mixed(8, 576, 100)),
-        in_fp8.step("decode 1 x 576, FP8", _decode(1, 576)),
+        *(found.step(f"decode {batch.name}", _decode(batch.streams, batch.context)) for batch in FULL.batches),
+        found.step("mixed 8 x 512 + 100", _mixed(8, 576, 100)),
+        found.step(f"prefill {FULL.prefill}", _mixed(0, 0, FULL.prefill)),
+        *(in_fp8.step(f"decode {one.name}, FP8", _decode(one.streams, one.context)) for one in FULL.fp8_batches),
     ]
 
 

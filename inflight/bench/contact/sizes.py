@@ -22,6 +22,11 @@ class Batch:
     """Tokens of each answer."""
 
     @property
+    def context(self) -> int:
+        """Tokens of a sequence, halfway through its answer."""
+        return self.prompt + self.output // 2
+
+    @property
     def name(self) -> str:
         """In tables."""
         return f"{self.streams} x {self.prompt}"

@@ -27,6 +27,16 @@ def deployment(directory: Path = DEMO, **settings: Any) -> Deployment:
     return resolve(data | settings, directory, "test")
 
 
+def checkpoint(directory: Path, **config: Any) -> Deployment:
+    """Return a deployment of the demo model with other values in its ``config.json``; None: without the key."""
+    read = json.loads((DEMO / "model/config.json").read_text()) | config
+    for file in (DEMO / "model").iterdir():
+        if file.name != "config.json":
+            (directory / file.name).symlink_to(file)
+    (directory / "config.json").write_text(json.dumps({key: one for key, one in read.items() if one is not None}))
+    return deployment(directory, model=str(directory))
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_checkpoint(DEMO / "model")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.trtllm.api import classes
@@ -23,7 +22,7 @@ from inflight.trtllm.arguments import (
     sizes_in_words,
 )
 from inflight.trtllm.checks import check_adapters, check_positions
-from tests.trtllm.conftest import deployment
+from tests.trtllm.conftest import checkpoint, deployment
 
 FULL: dict[str, Any] = {
     "kv_cache": {"tokens": 8192, "block_size": 64, "dtype": "fp8", "prefix_reuse": False},
@@ -158,16 +157,6 @@ def test_beside_adapters_there_are_no_cuda_graphs() -> None:
     both = deployment(tensorrt_llm={"lora": {"a": "a"}, "cuda_graph_batch_sizes": [1]})
     with pytest.raises(DeploymentError, match="cuda_graph_batch_sizes: CUDA graphs are off beside tensorrt_llm.lora"):
         llm_arguments(both)
-
-
-def checkpoint(directory: Path, **config: Any) -> Deployment:
-    """Return a deployment of the demo model with other values in its ``config.json``; None: without the key."""
-    read = json.loads((DEMO / "model/config.json").read_text()) | config
-    for file in (DEMO / "model").iterdir():
-        if file.name != "config.json":
-            (directory / file.name).symlink_to(file)
-    (directory / "config.json").write_text(json.dumps({key: one for key, one in read.items() if one is not None}))
-    return deployment(directory, model=str(directory))
 
 
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}

@@ -1,0 +1,69 @@
+"""What the start reads and says: the checkpoint as TensorRT-LLM's libraries read it, and the process's environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inflight.engine.config import EngineConfig
+from inflight.engine.engine import Engine
+from inflight.errors import DeploymentError
+from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm.api import leave_mpi_job
+from inflight.trtllm.engine import TrtLlmEngine
+from tests.trtllm.conftest import ask, checkpoint, deployment, run
+
+Start = Callable[..., TrtLlmEngine]
+NEWER = {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}, "rope_theta": None}
+
+
+def test_positions_are_computed_as_the_portable_engine_does(start: Start, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    prompts = tokenizer.encode_batch(["What is a paged KV cache? " * 8], add_special_tokens=True)
+    both = {"rope_parameters": {"rope_theta": 20.0, "rope_type": "default"}, "rope_theta": 20.0}
+    given = checkpoint(tmp_path, **both)
+    [theirs] = run(start(given), ask(prompts[0]))
+    [ours] = run(Engine.load(EngineConfig.of(given), tokenizer), ask(prompts[0]))
+    [other] = run(Engine.load(EngineConfig.of(deployment()), tokenizer), ask(prompts[0]))
+    assert theirs.tokens == ours.tokens != other.tokens
+
+
+def test_positions_that_would_be_misread_stop_the_start(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match="has rope_theta 500000 in rope_parameters alone"):
+        start(checkpoint(tmp_path, **NEWER))
+
+
+def test_code_of_a_checkpoint_is_not_run(start: Start, tmp_path: Path) -> None:
+    auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
+    with pytest.raises(DeploymentError, match=r"brings code of its own \(auto_map in .* is not run here"):
+        start(checkpoint(tmp_path, auto_map=auto_map, model_type="own"))
+
+
+def test_a_known_model_may_bring_code_that_is_not_needed(start: Start, tmp_path: Path) -> None:
+    """As many do that had it before transformers did."""
+    auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
+    assert run(start(checkpoint(tmp_path, auto_map=auto_map)), ask([1, 2, 3]))
+
+
+def test_the_engines_process_is_no_rank_of_an_mpi_job(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_precondition_transports", "PMIX_RANK", "PMI_SIZE")
+    kept = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_btl", "TLLM_WORKER_USE_SINGLE_PROCESS")
+    for name in (*job, *kept):
+        monkeypatch.setenv(name, "1")
+    start(deployment())
+    assert not set(job) & set(os.environ)
+    assert set(kept) <= set(os.environ)
+    leave_mpi_job()  # a second engine in the process has nothing to leave
+
+
+def test_the_log_says_that_adapters_switch_graphs_off(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj"], "fake_bias": {}}')
+    with caplog.at_level("INFO", "inflight.trtllm"):
+        start(deployment(tmp_path, tensorrt_llm={"lora": {"a": "adapter"}}))
+    assert "TensorRT-LLM runs 64 sequences of up to 2,048 tokens at once" in caplog.text
+    assert "CUDA graphs are off beside LoRA adapters" in caplog.text

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from inflight.sizes import ON_CPU, ON_GPU, StepSize
+from inflight.sizes import ON_CPU, ON_GPU, TENSORRT_LLM_SEQUENCES, StepSize
 
 _PORTABLE_ONLY = ("mode", "max_queue_delay_ms", "prefill_chunk_tokens", "fairness")
 
@@ -34,13 +34,13 @@ class BatchingSettings(BaseModel):
         ge=1,
         le=4096,
         description=f"sequences that run at once; unset, {ON_GPU.sequences} on a GPU, or fewer if its memory is small; "
-        "unset, a compiled engine's or TensorRT-LLM's own",
+        f"unset on trtllm {TENSORRT_LLM_SEQUENCES}, on tensorrtllm the compiled engine's",
     )
     max_tokens_per_step: int = Field(
         ON_CPU.tokens,
         ge=1,
         description=f"tokens of one step, prefill and decode; unset, {ON_GPU.tokens:,} on a GPU, or fewer if its "
-        "memory is small; unset, a compiled engine's or TensorRT-LLM's own",
+        "memory is small; unset on trtllm TensorRT-LLM's own, on tensorrtllm the compiled engine's",
     )
     prefill_chunk_tokens: int | None = Field(
         None,

@@ -125,7 +125,7 @@ class LimitSettings(_Section):
     """Limits on requests."""
 
     max_sequence_length: int | None = Field(
-        None, ge=2, description="prompt and output; null: the model's own, or a compiled engine's"
+        None, ge=2, description="prompt and output; null: the model's own, or the compiled engine's"
     )
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")
     max_prompt_bytes: int = Field(

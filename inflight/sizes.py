@@ -1,4 +1,4 @@
-"""The sizes of the portable engine where a deployment says nothing, by its device."""
+"""The sizes of the engines where a deployment says nothing: of the portable one, by its device."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class StepSize(NamedTuple):
 
 ON_CPU, ON_GPU = StepSize(32, 512), StepSize(256, 8192)
 """A CPU's step takes longer with each token; a GPU's takes hardly longer up to some hundred."""
+TENSORRT_LLM_SEQUENCES = 64
+"""That TensorRT-LLM's PyTorch flow runs at once. Its own 2,048 cost the buffers of its sampler that many rows."""
 TOKENS_PER_SEQUENCE = 1024
 """That the KV cache holds on a CPU, for each sequence of a full batch."""
 GPU_MEMORY_FRACTION = 0.9

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
+from inflight.sizes import TENSORRT_LLM_SEQUENCES
 from inflight.text.checkpoint import read_json
 
 Sampler = Literal["torch", "trtllm"]
@@ -23,8 +24,6 @@ _DECODING_CONFIGS = {
     "ngram": "NGramDecodingConfig",
 }
 """Method to its class in ``llmapi``."""
-_MAX_BATCH_SIZE = 64
-"""Unless the deployment says. TensorRT-LLM's own, 2,048, costs the buffers of the sampler that many rows."""
 _SAMPLER_BUFFERS = 5
 """Of the trtllm sampler, each of 4 bytes per sequence and position: ids, log-probs, parents, two of indirections."""
 
@@ -68,7 +67,7 @@ def llm_arguments(deployment: Deployment) -> dict[str, Any]:
 def max_batch_size(deployment: Deployment) -> int:
     """Return how many sequences a step computes at most."""
     given = "max_batch_size" in deployment.batching.model_fields_set
-    return deployment.batching.max_batch_size if given else _MAX_BATCH_SIZE
+    return deployment.batching.max_batch_size if given else TENSORRT_LLM_SEQUENCES
 
 
 def max_open_requests(deployment: Deployment) -> int:

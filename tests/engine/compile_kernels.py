@@ -30,13 +30,13 @@ class Absent:
     """In place of Triton's driver: says which GPU is to be compiled for."""
 
     def __init__(self, capability: int) -> None:
-        self._target = GPUTarget("cuda", capability, 32)
+        self._capability, self._target = capability, GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        return self._capability  # so that what was compiled for one is not taken for another
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -1,0 +1,69 @@
+"""What lies between products, compiled to machine code for five kinds of GPU: accesses, registers, divisions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+CAPABILITIES = (80, 86, 89, 90, 100)
+_REGISTERS = 64
+"""Of a thread: with so many a multiprocessor still holds half of the threads that it has room for."""
+Kernels = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    """Return what each kernel was compiled to."""
+    program = [sys.executable, "-m", "tests.engine.compile_between", *map(str, CAPABILITIES)]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _none(kernels: Kernels) -> None:
+    assert not kernels, kernels[:3]
+
+
+@pytest.mark.slow
+def test_all_are_compiled_for_all(kernels: Kernels) -> None:
+    for capability in CAPABILITIES:
+        names = sorted({kernel["kernel"] for kernel in kernels if kernel["capability"] == capability})
+        quantize = ["_quantize_kernel"] if capability >= 89 else []
+        assert names == ["_add_rms_norm_kernel", "_gate_kernel", *quantize, "_store_kernel"]
+        stored = {kernel["stored"] for kernel in kernels if kernel["capability"] == capability}
+        assert stored == {"bfloat16", "int8"} | ({"float8_e4m3fn"} if capability >= 89 else set())
+
+
+@pytest.mark.slow
+def test_threads_load_and_store_as_much_at_once_as_they_can(kernels: Kernels) -> None:
+    # Four bytes: a slot, a position, or a scale of its own. What is narrower than 16 bits is stored eight at a time;
+    # two bytes are an INT8 row's scale.
+    _none([kernel for kernel in kernels if set(kernel["loads"]) - {4, 16} or kernel["loads"].count(4) > 4])
+    narrow = [kernel for kernel in kernels if kernel["stored"] == "bfloat16" and set(kernel["stores"]) != {16}]
+    _none(narrow)
+    _none([kernel for kernel in kernels if set(kernel["stores"]) - {2, 8, 16}])
+    _none([kernel for kernel in kernels if kernel["stores"].count(2) != (2 if kernel["stored"] == "int8" else 0)])
+
+
+@pytest.mark.slow
+def test_registers_suffice(kernels: Kernels) -> None:
+    _none([kernel for kernel in kernels if kernel["spilled"] or kernel["registers"] > _REGISTERS])
+
+
+@pytest.mark.slow
+def test_what_is_quantized_is_divided_as_ieee_says(kernels: Kernels) -> None:
+    # Triton's `/` is div.full, which may be off by two last bits; the gate's are those of its sigmoid.
+    _none([kernel for kernel in kernels if kernel["inexact_divisions"] and kernel["kernel"] != "_gate_kernel"])
+    quantizing = [kernel for kernel in kernels if kernel["stored"] != "bfloat16"]
+    assert quantizing
+    _none([kernel for kernel in quantizing if not kernel["ieee_divisions"]])

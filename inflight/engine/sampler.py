@@ -7,7 +7,9 @@ have. Order of application: logit bias, bad words and min_tokens, penalties, tem
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import struct
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -27,6 +29,8 @@ from inflight.sampling import SamplingParams
 
 _NOT_NUMBERS, _ALL_BANNED = -1, -2
 """In place of a token, where there is none."""
+_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
+"""Compute capabilities of GPUs that have a unit for float64 for every two or four of float32, and not for every 64."""
 
 
 class Row(Protocol):
@@ -217,18 +221,52 @@ def _draw(logits: Tensor, sequences: list[Row]) -> Tensor:
     """Draw one token per row of logits that are to be sampled."""
     size = logits.shape[-1]
     table = np.array([_numbers_of(sequence, size) for sequence in sequences], np.float64)
-    temperature, top_k, top_p, min_p, numbers = to_device(table, logits.device).split(1, dim=-1)
+    draw_by = _draw_unsorted() if _has_kernels(logits.device) else draw_sorted
+    return draw_by(logits, *to_device(table, logits.device).split(1, dim=-1))
+
+
+def draw_sorted(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, numbers: Tensor
+) -> Tensor:
+    """Return the tokens drawn, int64 ``[n]``, by sorting the logits: the definition, whatever else draws.
+
+    Args:
+        logits: float32 ``[n, vocab]``.
+        temperature: above 0; this and the others are float64 ``[n, 1]``.
+        top_k: at least 1, at most the vocabulary.
+        top_p: above 0, at most 1.
+        min_p: from 0 to 1.
+        numbers: in [0, 1), what each row is drawn by.
+    """
+    size = logits.shape[-1]
     # An infinite bias is as likely as can be; infinity less infinity would be no number.
-    finite = logits.double().clamp(max=torch.finfo(torch.float32).max)
-    scaled, ids = (finite / temperature).sort(dim=-1, descending=True, stable=True)
-    scaled = scaled.masked_fill(torch.arange(size, device=logits.device) >= top_k, -torch.inf)
+    finite = logits.clamp(max=torch.finfo(torch.float32).max)
+    values, ids = finite.sort(dim=-1, descending=True, stable=True)
+    scaled = values.double().div_(temperature)
+    scaled.masked_fill_(torch.arange(size, device=logits.device) >= top_k, -torch.inf)
     probabilities = scaled.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
+    del scaled
+    before = probabilities.cumsum(dim=-1).sub_(probabilities)
     kept = (before < top_p) & (probabilities >= min_p * probabilities[:, :1])
+    del before
     kept[:, 0] = True
-    mass = (probabilities * kept).cumsum(dim=-1)
+    mass = probabilities.mul_(kept).cumsum(dim=-1)
     places = torch.searchsorted(mass, numbers * mass[:, -1:], right=True).clamp(max=size - 1)
     return ids.gather(-1, places)[:, 0]
+
+
+@functools.cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether a device draws by kernels: it needs Triton's compiler, and units for float64, which few cards have."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) in _FLOAT64
+
+
+def _draw_unsorted() -> Callable[..., Tensor]:
+    from inflight.engine.cuda.draw import draw
+
+    return draw
 
 
 def _numbers_of(sequence: Row, size: int) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from triton.runtime import JITFunction, driver
 from inflight.engine.attention import kernels
 from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
+from inflight.engine.cuda.draw import draw
 from inflight.engine.cuda.elementwise import Residual
 from inflight.engine.models.layers import RmsNorm
 
@@ -61,6 +62,9 @@ def main(capability: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         told[:] = [str(dtype), "-", "-"]
         _between(dtype, capability >= 89)
+    told[:] = ["torch.float64", "-", "-"]
+    logits, number = torch.zeros(2, 4096), torch.ones(2, 1, dtype=torch.float64)
+    draw(logits, number, 4096 * number, number, number, 0.5 * number)
 
 
 def _attention(dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:

@@ -25,7 +25,8 @@ def test_they_compile_and_fit(capability: int) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {line[0] for line in lines} == {
-        f"_{name}_kernel" for name in ("add_rms_norm", "attend", "combine", "gate", "quantize", "store")
+        f"_{name}_kernel"
+        for name in ("add_rms_norm", "attend", "combine", "find", "gate", "quantize", "store", "total")
     }
     too_large = [line for line in lines if int(line[-1]) > _SHARED_MEMORY]
     assert not too_large

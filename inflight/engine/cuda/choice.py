@@ -47,7 +47,8 @@ def prepare_weights(model: DecoderModel, device: torch.device, kv_cache_bytes: i
     if _has_triton() and torch.cuda.get_device_capability(device) >= _FP8 and dtype == torch.bfloat16:
         from inflight.engine.cuda.fp8 import use_scaled_mm
 
-        log.info("%d products are FP8", use_scaled_mm(model))
+        if products := use_scaled_mm(model):
+            log.info("%d products are FP8", products)
     needed, free = Decoding.of(model, dtype), free_memory(device)
     if not needed.linears:
         return

@@ -17,9 +17,9 @@ from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.linears import Fp8Linear
 
 FAST_ACCUMULATION = True
-"""Whether tensor cores of compute capability 9.0 add up in their own registers throughout, which have fewer bits than
-float32, rather than in float32 every few products, which is slower. Their error is far below that of rounding inputs
-and weights to E4M3, three bits of which are a value's own."""
+"""Whether tensor cores of compute capability 9.0 add up in their own registers throughout, which have some 14 bits,
+rather than in float32 every few products, which is slower. It loses less than a sixth of what rounding inputs and
+weights to E4M3 has lost before (``tests/engine/test_fp8_products.py`` emulates it)."""
 _MULTIPLE = 16
 _BLOCK = 1024
 

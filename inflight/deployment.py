@@ -54,6 +54,12 @@ class EngineSettings(_Section):
         "float16 as bfloat16 on a GPU, as float32 on a CPU",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: all cores but one")
+    batch_invariant: bool = Field(
+        False,
+        description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU that is so "
+        "anyway; on a GPU of compute capability 9.0 (other GPUs refuse it) it costs time where the batch is small, and "
+        "FP8 weights are decoded",
+    )
 
     @field_validator("replay_queue_ms", "replay_prefill_ms", "replay_step_ms")
     @classmethod
@@ -236,10 +242,12 @@ def _unread(deployment: Deployment) -> Iterator[tuple[str, str]]:
     portable, given = deployment.engine.model_fields_set, sorted(settings.model_fields_set)
     yield from _unread_speculation(deployment.speculation, kind)
     if kind not in ("trtllm", "tensorrtllm"):
+        if kind == "replay" and "batch_invariant" in portable:
+            yield "engine.batch_invariant", f"an engine with a model; `engine.kind` is {kind}"
         for name in given:
             yield f"tensorrt_llm.{name}", f"`engine.kind:` trtllm or tensorrtllm; it is {kind}"
         return
-    for name in sorted(portable & {"device", "threads"}):
+    for name in sorted(portable & {"batch_invariant", "device", "threads"}):
         yield f"engine.{name}", f"`engine.kind:` pytorch; it is {kind}"
     if kind == "trtllm" and settings.engine_dir is not None:
         yield "tensorrt_llm.engine_dir", f"another kind than trtllm: {_COMPILED}"

@@ -28,6 +28,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = None
+    batch_invariant: bool = False
     block_size: int = 16
     num_blocks: int = 2048
     kv_cache_bytes: int | None = None
@@ -85,6 +86,7 @@ class EngineConfig:
             device=engine.device,
             dtype=engine.dtype,
             threads=engine.threads,
+            batch_invariant=engine.batch_invariant,
             block_size=cache.block_size,
             num_blocks=num_blocks,
             kv_cache_bytes=cache.bytes,

@@ -19,6 +19,7 @@ from inflight.engine.checkpoint import LoadedModel, load_config, load_model, res
 from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.choice import cuda_forward, prepare_weights
+from inflight.engine.cuda.invariance import require_invariance
 from inflight.engine.device_memory import DeviceMemory, device_memory
 from inflight.engine.full_step import full_step, size_step
 from inflight.engine.kv.memory import allocate_kv_memory, kv_cache_bytes
@@ -56,6 +57,8 @@ class ModelRunner:
             DeploymentError: the checkpoint or the device cannot be used.
         """
         self.device = resolve_device(config.device)
+        if config.batch_invariant and self.device.type == "cuda":
+            require_invariance(self.device, config.speculation.candidates)
         # One core is left to the server and the other stages: a thread that waits for a busy core stalls every step.
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         model = load_config(config.model)
@@ -71,7 +74,7 @@ class ModelRunner:
             config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype, open_shards=open_shards
         )
         self._model = loaded.model
-        prepare_weights(self._model, self.device, kv_cache_bytes(config, loaded))
+        prepare_weights(self._model, self.device, kv_cache_bytes(config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
         join_int8_parts(self._model)
         pack_linears(self._model)

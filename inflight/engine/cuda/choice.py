@@ -29,7 +29,9 @@ _RESERVE = 1 << 30
 """Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
 
 
-def prepare_weights(model: DecoderModel, device: torch.device, kv_cache_bytes: int | None) -> None:
+def prepare_weights(
+    model: DecoderModel, device: torch.device, kv_cache_bytes: int | None, batch_invariant: bool = False
+) -> None:
     """Hold the quantized weights of a loaded model as a GPU's products take them; elsewhere, leave them as they are.
 
     FP8 products take them as they are; weights of other schemes are decoded once if there is memory for it. That is
@@ -40,11 +42,17 @@ def prepare_weights(model: DecoderModel, device: torch.device, kv_cache_bytes: i
         device: where they are.
         kv_cache_bytes: what the KV cache takes; None: a share of what is left, and then a quarter of what is free now
             must be.
+        batch_invariant: take no FP8 products: how those add up may depend on the number of rows.
     """
     dtype = model.model.norm.weight.dtype
     if device.type != "cuda":
         return
-    if _has_triton() and torch.cuda.get_device_capability(device) >= _FP8 and dtype == torch.bfloat16:
+    if (
+        not batch_invariant
+        and _has_triton()
+        and torch.cuda.get_device_capability(device) >= _FP8
+        and dtype == torch.bfloat16
+    ):
         from inflight.engine.cuda.fp8 import use_scaled_mm
 
         if products := use_scaled_mm(model):

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test test-fast lint contract dashboards gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test test-fast lint contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -80,6 +80,14 @@ gpu-wheels:
 	$(SETUP)
 	$(BIN)/python -m pip download -q --only-binary=:all: --python-version $(WHEELS_PYTHON) --implementation cp \
 		--platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 -c constraints.txt -d artifacts/gpu-wheels pydantic
+
+# The kernels, compiled to machine code by another version of Triton than the one that is pinned.
+OTHER_TRITON ?= 3.6.0
+compile-test:
+	$(SETUP) dev,engine
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target artifacts/triton-$(OTHER_TRITON) triton==$(OTHER_TRITON)
+	INFLIGHT_TRITON=artifacts/triton-$(OTHER_TRITON) $(BIN)/python -m pytest -q \
+		tests/engine/test_kernels_compile.py tests/engine/test_between_compile.py
 
 # What is predicted for an H200, from the code as it is compiled for one.
 gpu-predictions:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
+from tests.engine.compiling import OTHER, compiled
 
-ROOT = Path(__file__).parents[2]
+triton = pytest.importorskip("triton")
+
 CAPABILITIES = (80, 86, 89, 90, 100)
 _REGISTERS = 64
 """Of a thread: with so many a multiprocessor still holds half of the threads that it has room for."""
@@ -23,11 +22,7 @@ Kernels = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
     """Return what each kernel was compiled to."""
-    program = [sys.executable, "-m", "tests.engine.compile_between", *map(str, CAPABILITIES)]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in compiled("compile_between", *CAPABILITIES)]
 
 
 def _none(kernels: Kernels) -> None:
@@ -36,6 +31,11 @@ def _none(kernels: Kernels) -> None:
 
 @pytest.mark.slow
 def test_all_are_compiled_for_all(kernels: Kernels) -> None:
+    version = triton.__version__
+    if folder := os.environ.get(OTHER):
+        (metadata,) = Path(folder).glob("triton-*.dist-info")
+        version = metadata.name.removeprefix("triton-").removesuffix(".dist-info")
+    assert {kernel["triton"] for kernel in kernels} == {version}
     for capability in CAPABILITIES:
         names = sorted({kernel["kernel"] for kernel in kernels if kernel["capability"] == capability})
         quantize = ["_quantize_kernel"] if capability >= 89 else []

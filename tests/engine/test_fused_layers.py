@@ -133,7 +133,8 @@ def test_a_layer_is_nine_launches_beside_the_combination_of_splits(
         counts.append(launched)
     layer = counts[1] - counts[0]
     once = counts[0] - layer
-    del layer["combine"]
+    layer.pop("combine", None)  # how attention deals its work out is its own affair
+    once.pop("plan", None)
     traffic = layer_traffic(model.config, 3, 30, quantized)
     assert layer == {kernel.name: kernel.launches for kernel in traffic}
     assert sum(layer.values()) == (10 if quantized else 9)

@@ -35,6 +35,9 @@ class TritonInstallation:
     """The Python stub for this interpreter's version."""
     loader_path: tuple[Path, ...]
     """What ``LD_LIBRARY_PATH`` must begin with."""
+    libpython: Path | None = None
+    """The shared libpython that the stub must load, where it is among the system's libraries. It is linked alone: its
+    directory in front would hide what ``LD_LIBRARY_PATH`` names, such as a CUDA for older drivers."""
     embedded: bool = False
     """Whether it is the wheel's."""
 
@@ -44,6 +47,9 @@ class TritonInstallation:
         for backend in BACKENDS.iterdir():
             if (backend / "model.py").is_file():
                 (directory / backend.name).symlink_to(backend)
+        if self.libpython is not None:
+            _beside(directory).mkdir()
+            (_beside(directory) / self.libpython.name).symlink_to(self.libpython)
         return directory
 
     def add_upstreams_backend(self, directory: Path) -> None:
@@ -59,9 +65,14 @@ class TritonInstallation:
             )
         _link_backend(directory / backend.name, list(backend.iterdir()))
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment in which the server and its stubs find this interpreter and its packages."""
-        paths = [str(path) for path in self.loader_path]
+    def environment(self, backends: Path) -> dict[str, str]:
+        """Return the environment in which the server and its stubs find this interpreter and its packages.
+
+        Args:
+            backends: what ``assemble_backends`` has filled.
+        """
+        linked = [_beside(backends)] if self.libpython is not None else []
+        paths = [str(path) for path in (*linked, *self.loader_path)]
         inherited = os.environ.get("LD_LIBRARY_PATH")
         return (
             os.environ
@@ -71,6 +82,11 @@ class TritonInstallation:
                 "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             }
         )
+
+
+def _beside(backends: Path) -> Path:
+    """Return the directory for the linked libpython."""
+    return backends.with_name("libpython")
 
 
 def _link_backend(target: Path, files: list[Path]) -> None:
@@ -114,8 +130,10 @@ def _installed(root: Path) -> TritonInstallation:
     for part in (root / "bin/tritonserver", python / "libtriton_python.so", python / "triton_python_backend_stub"):
         if not part.is_file():
             raise DeploymentError(f"{root} is not a Triton installation with the Python backend: {part} is missing")
-    libraries = (root / "lib", *_libpython_directories())
-    return TritonInstallation(root / "bin/tritonserver", python, python / "triton_python_backend_stub", libraries)
+    own, system = _libpython()
+    libraries = (root / "lib", *own)
+    stub = python / "triton_python_backend_stub"
+    return TritonInstallation(root / "bin/tritonserver", python, stub, libraries, system)
 
 
 def _from_wheel() -> TritonInstallation:
@@ -134,21 +152,28 @@ def _from_wheel() -> TritonInstallation:
     if not stub.is_file():
         raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.11 or 3.12")
     server = package / "tritonserver"
-    libpython = _libpython_directories()
-    if not libpython:
+    own, system = _libpython()
+    if not own and system is None:
         name = f"libpython{version}"
         raise DeploymentError(f"{name}.so.1.0 is missing; install it with: apt-get install {name}")
-    libraries = (*libpython, package.parent / "nvidia_pytriton.libs")
-    return TritonInstallation(server / "bin/tritonserver", server / "backends/python", stub, libraries, embedded=True)
+    libraries = (*own, package.parent / "nvidia_pytriton.libs")
+    binary, python = server / "bin/tritonserver", server / "backends/python"
+    return TritonInstallation(binary, python, stub, libraries, system, embedded=True)
 
 
-def _libpython_directories() -> tuple[Path, ...]:
-    """Return the directory of the shared libpython of the Python that this environment was made from, or nothing.
+def _libpython() -> tuple[tuple[Path, ...], Path | None]:
+    """Return where the shared libpython is of the Python that this environment was made from.
 
-    The stub would otherwise load whichever libpython the system has first, whose standard library is another one; where
-    the system has none, the stub does not start, and the server waits for it in vain.
+    The stub would otherwise load whichever libpython the loader finds first, whose standard library is another one;
+    where there is none, the stub does not start, and the server waits for it in vain.
+
+    Returns:
+        The directory of a Python with libraries of its own, or nothing; and the library among the system's, or None.
     """
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    own = Path(sys.base_prefix) / "lib"
+    if (own / name).is_file():
+        return (own,), None
     multiarch = Path("/usr/lib") / (sysconfig.get_config_var("MULTIARCH") or "")
-    places = (Path(sys.base_prefix) / "lib", multiarch, Path("/usr/lib64"))
-    return tuple(place for place in places if (place / name).is_file())[:1]
+    found = [place / name for place in (multiarch, Path("/usr/lib64")) if (place / name).is_file()]
+    return (), found[0] if found else None

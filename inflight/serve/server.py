@@ -137,7 +137,7 @@ class TritonServer:
         self._folders = _python_folders()
         self._process = subprocess.Popen(
             [*dies_with_parent, *roomy_stack, *self._command(binary, backends, repository)],
-            env=self.installation.environment() | environment,
+            env=self.installation.environment(backends) | environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -21,7 +21,6 @@ from inflight.report.failures import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RECIPES = ROOT / "docs/tensorrt-llm.md"
 REFUSING = """
 import importlib.abc, sys
 
@@ -141,11 +140,3 @@ def test_a_command_that_needs_more_says_how_to_install_it(refused: str) -> None:
 def test_the_extra_that_is_named_brings_the_module(module: str, extra: str) -> None:
     names = {canonicalize_name(name) for name in packages_distributions()[module]}
     assert names & _installed_by(PROJECT["optional-dependencies"][extra])
-
-
-def test_the_recipe_for_nvidias_image_names_every_base_dependency() -> None:
-    """In docs/tensorrt-llm.md, without versions, as the image's own win."""
-    [recipe] = re.findall(r"`pip install --no-deps --editable \. && pip install (.*?)`", RECIPES.read_text())
-    named = {canonicalize_name(Requirement(word.strip("'")).name) for word in recipe.split()}
-    needed = {canonicalize_name(Requirement(one).name) for one in PROJECT["dependencies"]} - {"numpy"}
-    assert named == needed

@@ -69,6 +69,7 @@ dashboards:
 # pytest and the packages of `make gpu-wheels`: make gpu-contact ARGS=A GPU_PYTHON=python3 needs no set-up and no network.
 GPU_PYTHON ?= $(BIN)/python
 gpu-test:
+	@PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) scripts/check_gpu_python.py
 	@TRITON_INTERPRET=0 PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest tests/gpu -rs $(ARGS)
 
 gpu-contact:
@@ -76,10 +77,11 @@ gpu-contact:
 
 # What a GPU machine without a network may lack, as wheels for its Python.
 WHEELS_PYTHON ?= 3.12
+PACKAGES ?= pydantic
 gpu-wheels:
 	$(SETUP)
 	$(BIN)/python -m pip download -q --only-binary=:all: --python-version $(WHEELS_PYTHON) --implementation cp \
-		--platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 -c constraints.txt -d artifacts/gpu-wheels pydantic
+		--platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 -c constraints.txt -d artifacts/gpu-wheels $(PACKAGES)
 
 # The kernels, compiled to machine code by another version of Triton than the one that is pinned.
 OTHER_TRITON ?= 3.6.0

@@ -237,6 +237,18 @@ _TEXT = (
     _output("text_end", INT32, "where it ends", own=True),
 )
 DETOKENIZER_OUTPUTS = (*_TEXT, *PER_REQUEST_OUTPUTS)
+EXPECTATION, MARK = "expectation", "mark"
+UPSTREAM_DETOKENIZER_INPUTS = (
+    *DETOKENIZER_INPUTS,
+    _output(EXPECTATION, BYTES, "alone: how the tokenizer's next requests may end", own=True),
+)
+UPSTREAM_DETOKENIZER_OUTPUTS = (
+    *DETOKENIZER_OUTPUTS,
+    _output(
+        MARK, INT32, "to `expectation`: for each request, how the engine is to mark its responses", (-1,), own=True
+    ),
+)
+"""After upstream's C++ backend, which hands nothing of ours through, the tokenizer tells the detokenizer by a call."""
 
 _TEXT_INPUTS = (
     Tensor("text_input", BYTES, (1,), "the prompt"),
@@ -263,6 +275,7 @@ ENGINE_INPUT = {tensor.name: tensor for tensor in ENGINE_INPUTS}
 TOKENIZER_OUTPUTS = tuple(replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_ENGINE)
 _TO_UPSTREAMS_ENGINE = (
     "input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias "
+    "runtime_top_k runtime_top_p temperature seed exclude_input_in_output "
     "return_num_input_tokens return_num_output_tokens return_perf_metrics"
 ).split()
 UPSTREAM_TOKENIZER_OUTPUTS = tuple(

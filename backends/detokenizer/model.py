@@ -12,7 +12,7 @@ from inflight.contract import TENSORRTLLM
 from inflight.pulse import start_pulse
 from inflight.text.assemble import TextAssembler
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream import UpstreamAssembler
+from inflight.text.upstream_answers import UpstreamAssembler
 from inflight.triton import adapter
 from inflight.triton.observed import make_tracer, traced_assembler
 from inflight.triton.pace import ANSWERED
@@ -66,7 +66,8 @@ class TritonPythonModel:
         try:
             arrays = adapter.read_arrays(request)
             outputs = self._assemble(arrays, request)
-            if request.is_cancelled() and not self._assembler.is_final(arrays):
+            gone = request.is_cancelled() and not self._assembler.is_final(arrays)
+            if self._assembler.ends_engine(arrays) or gone:
                 for stop in self._assembler.stops(arrays):
                     adapter.stop_stream(stop, adapter.read_id(request))
         except Exception as error:

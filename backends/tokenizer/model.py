@@ -7,7 +7,9 @@ import time
 from functools import partial
 from typing import Any
 
+from inflight.compiled_engine import read_engine
 from inflight.contract import TENSORRTLLM
+from inflight.deployment import Deployment
 from inflight.pulse import start_pulse
 from inflight.text.prepare import PromptPreparer, RawRequest
 from inflight.text.tokenizer import Tokenizer
@@ -26,12 +28,11 @@ class TritonPythonModel:
         """Load the checkpoint's tokenizer."""
         deployment = adapter.deployment()
         self._pulse = start_pulse(args["model_name"])
-        preparer = UpstreamPreparer if deployment.engine.kind == TENSORRTLLM else PromptPreparer
         self._tracer = make_tracer(deployment)
         self._metrics = StageMetrics(deployment, args)
         with self._metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
-        self._preparer = observed_preparer(preparer(tokenizer, deployment.limits), deployment, self._tracer)
+        self._preparer = observed_preparer(_preparer(tokenizer, deployment), deployment, self._tracer)
         self._counting = threading.Lock()
         self._long = LongRequests()
         self._metrics.start()
@@ -89,3 +90,13 @@ class TritonPythonModel:
         self._metrics.close()
         if self._tracer is not None:
             self._tracer.close()
+
+
+def _preparer(tokenizer: Tokenizer, deployment: Deployment) -> PromptPreparer:
+    if deployment.engine.kind != TENSORRTLLM:
+        return PromptPreparer(tokenizer, deployment.limits)
+    sizes = read_engine(deployment).build
+    length, drafts = sizes["max_seq_len"], sizes.get("max_draft_len") or 0
+    return UpstreamPreparer(
+        tokenizer, deployment.limits, adapter.announce, length, drafts, decoupled=deployment.decoupled
+    )

@@ -22,6 +22,8 @@ from inflight.contract import (
     TOKENIZER,
     TOKENIZER_INPUTS,
     TRTLLM,
+    UPSTREAM_DETOKENIZER_INPUTS,
+    UPSTREAM_DETOKENIZER_OUTPUTS,
     UPSTREAM_TOKENIZER_OUTPUTS,
     Tensor,
 )
@@ -53,6 +55,8 @@ class Variant:
             return ENSEMBLE_INPUTS, UPSTREAM_TOKENIZER_OUTPUTS
         if model == ENGINE:
             return tuple(one for one in inputs if not one.own), tuple(one for one in outputs if not one.own)
+        if model == DETOKENIZER:
+            return UPSTREAM_DETOKENIZER_INPUTS, UPSTREAM_DETOKENIZER_OUTPUTS
         return inputs, outputs
 
 
@@ -153,7 +157,7 @@ def _steps(variant: Variant) -> str:
     """The wiring: client's tensors keep their names; a tensor between stages is called ``_name``."""
     tokenizer_inputs, tokenizer_outputs = variant.stage(TOKENIZER)
     engine_inputs, engine_outputs = variant.stage(ENGINE)
-    detokenizer_inputs, detokenizer_outputs = variant.stage(DETOKENIZER)
+    detokenizer_inputs, detokenizer_outputs = STAGES[DETOKENIZER]
     to_engine = {tensor.name: f"_{tensor.name}" for tensor in tokenizer_outputs}
     takes = {tensor.name for tensor in engine_inputs if not variant.upstream or tensor.served(TENSORRTLLM)}
     of_client = {ENGINE_NAME_OF.get(one.name, one.name): one.name for one in ENSEMBLE_INPUTS}

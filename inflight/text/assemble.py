@@ -54,7 +54,7 @@ class TextAssembler:
             "text_output": np.array([chunk.text.encode() for beams in rows for chunk in beams], np.object_),
             "text_start": np.array([[chunk.start] for chunk in chunks], np.int32),
             "text_end": np.array([[chunk.end] for chunk in chunks], np.int32),
-        } | self._handed_through(arrays, chunks)
+        } | {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
 
     def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Return whether nothing comes after this response of the engine."""
@@ -65,9 +65,9 @@ class TextAssembler:
         keys: list[int] = arrays["stream_key"].reshape(-1).tolist()
         return [{"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)} for key in keys]
 
-    def _handed_through(self, arrays: Mapping[str, np.ndarray], chunks: list[TextChunk]) -> dict[str, np.ndarray]:
-        """Return what the client gets beside the text."""
-        return {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
+    def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether the engine is to be stopped after the response just assembled; ours ends by itself."""
+        return False
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -75,7 +75,7 @@ class TextAssembler:
     def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextChunk]:
         """Return a row's chunk, or those of its beams; these come whole, with the one response that there is."""
         key = int(arrays["stream_key"].reshape(-1)[row])
-        beams = self._beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
+        beams = self.beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
         stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
         if not final:
             self._streams[key] = stream
@@ -85,8 +85,12 @@ class TextAssembler:
         limit, echo = _scalar(arrays, "text_limit", row), _scalar(arrays, "echo_length", row) or 0
         return [self._chunk(one, ids, echo, limit, final) for one, ids in zip(streams, beams, strict=True)]
 
-    def _beams(self, output_ids: np.ndarray, lengths: list[int]) -> list[list[int]]:
-        """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count."""
+    def beams(self, output_ids: np.ndarray, lengths: list[int]) -> list[list[int]]:
+        """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count.
+
+        Raises:
+            InvalidRequest: they do not fit together, or an id is no token's.
+        """
         if len(lengths) != len(output_ids) or not all(0 <= length <= output_ids.shape[-1] for length in lengths):
             raise InvalidRequest(f"sequence_length is {lengths}; it must fit output_ids, {list(output_ids.shape)}")
         if self._max_length is not None and output_ids.shape[-1] > self._max_length:

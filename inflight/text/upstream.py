@@ -1,28 +1,35 @@
-"""The two text stages before and after upstream's C++ backend, which has none of Inflight's own tensors.
+"""The tokenizer stage before upstream's C++ backend, which has none of Inflight's own tensors.
 
-What the stages tell each other elsewhere by tensors of our own goes here by upstream's:
-
-- ``num_output_tokens``, asked for where the prompt comes back with the answer, says that ``output_ids`` begin with
-  ``num_input_tokens`` tokens of the prompt;
-- ``last_token_time_ns`` is zero until the last response of a sequence (TensorRT-LLM sets it when the request is
-  finished; ``updatePerfMetrics`` in llmRequest.h);
-- a stream is known by its request id, its row and its ``arrival_time_ns``, which keeps two of one id apart.
-
-Both flags are therefore this stage's, and their outputs come unasked.
+It says what upstream understands in its terms, refuses the rest by name, and tells the detokenizer how each request may
+end (``inflight.text.expect``), which is what hands it through elsewhere by tensors of our own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from inflight.contract import ENSEMBLE_INPUTS, TENSORRTLLM
-from inflight.errors import InvalidRequest
+from inflight.contract import ENSEMBLE_INPUTS, EXPECTATION, TENSORRTLLM
+from inflight.deployment import LimitSettings
+from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import Inputs
-from inflight.text.assemble import TextAssembler, require
+from inflight.sampling import MAX_SEED, SamplingParams
+from inflight.text import expect
+from inflight.text.expect import (
+    ASKED_BY,
+    MARKS,
+    MARKS_OF_WHOLE,
+    MARKS_WITH_TIMES,
+    STREAM_MARKS,
+    Announcement,
+    Expected,
+)
 from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
-from inflight.text.trimmer import TextChunk
+from inflight.text.stop_tokens import StopTokens
+from inflight.text.tokenizer import Tokenizer
 
 
 class UpstreamPreparer(PromptPreparer):
@@ -31,79 +38,187 @@ class UpstreamPreparer(PromptPreparer):
     table = ENSEMBLE_INPUTS
     engine = TENSORRTLLM
 
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: LimitSettings,
+        announce: Callable[[Sequence[Announcement]], Sequence[int | None]],
+        max_length: int,
+        draft_length: int = 0,
+        decoupled: bool = True,
+    ) -> None:
+        """
+        Args:
+            tokenizer: the checkpoint's.
+            limits: the deployment's.
+            announce: tells the detokenizer of requests, and returns their marks; None: it has none left.
+            max_length: tokens of a sequence that the engine was compiled for.
+            draft_length: tokens of it that drafts take.
+            decoupled: whether the engine may answer a request more than once.
+        """
+        super().__init__(tokenizer, limits)
+        self._announce, self._max_length, self._draft_length = announce, max_length, draft_length
+        self._decoupled = decoupled
+        self._stop_tokens = StopTokens(tokenizer)
+
+    def prepare(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
+        """Return for each request its output arrays, or the error that it ends with; the detokenizer knows it then."""
+        results = super().prepare(requests)
+        waiting = {index: one.pop(EXPECTATION) for index, one in enumerate(results) if isinstance(one, dict)}
+        told: list[Announcement] = [_announced(requests[index].request_id, *rows) for index, rows in waiting.items()]
+        if not told:
+            return results
+        try:
+            marks = self._announce(told)
+        except Exception as error:
+            return [error if index in waiting else result for index, result in enumerate(results)]
+        for index, announcement, mark in zip(waiting, told, marks, strict=True):
+            results[index] = _marked(results[index], announcement, mark)  # type: ignore[arg-type]
+        return results
+
     def _read(self, request: RawRequest) -> Inputs:
         inputs = super()._read(request)
         sequences = inputs.scalar("num_return_sequences", 0, 1)
         if not 1 <= sequences <= self._limits.max_return_sequences:
             limit = self._limits.max_return_sequences
             raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
-        if inputs.scalar("stream", 0, False) and not request.request_id:
+        streaming = bool(inputs.scalar("stream", 0, False))
+        if not self._decoupled and (streaming or sequences > 1 or inputs.rows > 1):
+            name = "streaming" if streaming else "num_return_sequences above 1" if sequences > 1 else "a batch of rows"
             raise InvalidRequest(
-                "the request id is missing; with `engine.kind: tensorrtllm` a request that streams needs one of its own"
+                f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`"
             )
         return inputs
 
+    def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
+        for row in rows:
+            self._check_length(row)
+        outputs = super()._outputs(inputs, rows) | self._sampling(inputs)
+        streaming = bool(inputs.scalar("stream", 0, False))
+        expected = tuple(self._expected(inputs, index, len(row)) for index, row in enumerate(rows))
+        prompts = tuple(str(len(row)) if streaming else expect.digest(row) for row in rows)
+        outputs[EXPECTATION] = (streaming, prompts, expected)  # type: ignore[assignment]
+        return outputs
+
+    def _check_length(self, prompt: list[int]) -> None:
+        limit = self._max_length - self._draft_length
+        if len(prompt) >= limit:
+            raise InvalidRequest(
+                f"input_ids: the prompt length ({len(prompt)} tokens) exceeds the limit; "
+                f"prompt and answer have {limit} tokens together"
+            )
+
     def _ends(self, inputs: Inputs) -> Arrays:
         rows = range(inputs.rows)
-        echoes = [
-            not (inputs.scalar("stream", row, False) or inputs.scalar("exclude_input_in_output", row, False))
-            for row in rows
-        ]
-        asked = [bool(inputs.scalar("return_num_input_tokens", row, False)) for row in rows]
-        ends = [self._end_ids(inputs, row) for row in rows]
-        stops = [
-            self._spellings("stop_words", inputs.strings("stop_words", row)) + [[token] for token in ends[row][1:]]
-            for row in rows
-        ]
+        stops = [self._stop_words(inputs, row) for row in rows]
         outputs = {
-            "end_id": np.array([[end_ids[0]] for end_ids in ends], np.int32),
-            "return_num_input_tokens": np.array([[a or b] for a, b in zip(asked, echoes, strict=True)]),
-            "return_num_output_tokens": np.array([[echo] for echo in echoes]),
-            "return_perf_metrics": np.ones((inputs.rows, 1), np.bool_),
+            "end_id": np.array([[(*self._end_ids(inputs, row), -1)[0]] for row in rows], np.int32),
+            "exclude_input_in_output": np.zeros((inputs.rows, 1), np.bool_),
         }
         return outputs | ({"stop_words_list": word_lists(stops)} if any(stops) else {})
 
-    def _end_ids(self, inputs: Inputs, row: int) -> list[int]:
-        """Return the end ids; upstream takes one, and the others as stop words of one token. -1: none."""
+    def _end_ids(self, inputs: Inputs, row: int) -> tuple[int, ...]:
+        """Return the end ids; upstream takes one, and the others as stop words of one token."""
         if inputs.scalar("ignore_eos", row, False):
-            return [-1]
+            return ()
         if "end_id" in inputs:
-            return [inputs.scalar("end_id", row)]
-        return sorted(self._tokenizer.config.end_ids) or [-1]
+            end_id = inputs.scalar("end_id", row)
+            if end_id < -1:
+                raise InvalidRequest(f"end_id is {end_id}; it must be a token id, or -1 for none")
+            return () if end_id == -1 else (end_id,)
+        end_ids = tuple(sorted(self._tokenizer.config.end_ids))
+        if len(end_ids) > 1 and inputs.scalar("min_tokens", row, 0) > 1:
+            raise UnsupportedFeature(
+                "min_tokens is not supported by this engine beside several end ids: it holds back one; "
+                "name the one that ends the request with end_id"
+            )
+        return end_ids
 
+    def _stop_words(self, inputs: Inputs, row: int) -> list[list[int]]:
+        """Return the token sequences that end the generation in the engine, beside its end id.
 
-class UpstreamAssembler(TextAssembler):
-    """The detokenizer stage. Why a request ended is unknown: upstream does not send it."""
+        Stop strings are matched on text by the detokenizer; here they save the steps until it has seen the match. The
+        engine does not hold stop words back for ``min_tokens``.
+        """
+        stops = [[token] for token in self._all_ends(inputs, row)[1:]]
+        if inputs.scalar("min_tokens", row, 0) <= 1:
+            stops += [one for word in inputs.strings("stop_words", row) for one in self._sequences(word)]
+        return [list(one) for one in dict.fromkeys(map(tuple, stops))]
 
-    def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
-        """Return the client's arrays for one response of upstream's engine."""
-        require(
-            arrays, "output_ids", "last_token_time_ns", *(["num_input_tokens"] if "num_output_tokens" in arrays else [])
+    def _all_ends(self, inputs: Inputs, row: int) -> tuple[int, ...]:
+        """Return the end ids, that of the engine first, and the special tokens that stop words name: as upstream."""
+        named = [self._stop_tokens.special(word) for word in inputs.strings("stop_words", row)]
+        ends = self._end_ids(inputs, row) or ((-1,) if any(one is not None for one in named) else ())
+        return (*ends, *(one for one in named if one is not None and one not in ends))
+
+    def _sequences(self, word: str) -> list[list[int]]:
+        try:
+            return self._stop_tokens.sequences(word)
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidRequest(f"stop_words cannot be encoded by this checkpoint's tokenizer: {error}") from None
+
+    def _sampling(self, inputs: Inputs) -> Arrays:
+        """Check what a request says of its sampling, and say it as upstream understands it.
+
+        Upstream's defaults are others: without ``top_k`` it is greedy at any temperature, and without a seed every
+        request has the same.
+        """
+        rows = [self._params(inputs, row) for row in range(inputs.rows)]
+        outputs = {
+            "runtime_top_k": np.array([[1 if one.greedy else one.top_k] for one in rows], np.int32),
+            "runtime_top_p": np.array([[1.0 if one.greedy else one.top_p] for one in rows], np.float32),
+            "temperature": np.array([[1.0 if one.greedy else one.temperature] for one in rows], np.float32),
+        }
+        seeds = [secrets.randbelow(MAX_SEED + 1) if one.seed is None else one.seed for one in rows]
+        return outputs | {"seed": np.array([[seed] for seed in seeds], np.uint64)}
+
+    def _params(self, inputs: Inputs, row: int) -> SamplingParams:
+        def value(name: str, default: Any = None) -> Any:
+            return inputs.scalar(name, row, default)
+
+        top_p, temperature = value("top_p", 1.0), value("temperature")
+        if temperature in (None, 1.0):  # as the engines of Inflight's own stage read it
+            samples = value("top_p", 0.0) > 0 or "top_k" in inputs or "seed" in inputs
+            temperature = 1.0 if samples else None
+        return SamplingParams(
+            max_tokens=value("max_tokens", self._limits.default_max_tokens),
+            min_tokens=value("min_tokens", 0),
+            temperature=temperature,
+            top_p=1.0 if top_p <= 0 else top_p,
+            top_k=value("top_k", 0),
+            repetition_penalty=value("repetition_penalty", 1.0),
+            presence_penalty=value("presence_penalty", 0.0),
+            frequency_penalty=value("frequency_penalty", 0.0),
+            seed=value("seed"),
         )
-        echo = arrays["num_input_tokens"] if "num_output_tokens" in arrays else None
-        added = {"stream_key": _stream_keys(arrays, request_id)} | ({} if echo is None else {"echo_length": echo})
-        return super().assemble({**arrays, **added})
 
-    def _handed_through(self, arrays: Mapping[str, np.ndarray], chunks: list[TextChunk]) -> dict[str, np.ndarray]:
-        outputs = super()._handed_through(arrays, chunks)
-        if self.is_final(arrays):
-            outputs["finish_reason"] = np.full((len(chunks), 1), b"unknown", np.object_)
-        # Upstream counts those of each response alone, the prompt's included.
-        return outputs | {"num_output_tokens": np.array([[chunk.tokens] for chunk in chunks], np.int32)}
-
-    def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Return whether the engine has finished the sequence."""
-        return bool(arrays["last_token_time_ns"].all())
-
-    def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the engine inputs that end the request; upstream ends it by its id, and requires two of its inputs."""
-        one = np.ones((1, 1), np.int32)
-        return [{"stop": np.ones((1, 1), np.bool_), "input_lengths": one, "request_output_len": one}]
+    def _expected(self, inputs: Inputs, row: int, prompt_tokens: int) -> Expected:
+        most = inputs.scalar("max_tokens", row, self._limits.default_max_tokens)
+        echo = not (inputs.scalar("stream", row, False) or inputs.scalar("exclude_input_in_output", row, False))
+        asked = [outputs for flag, outputs in ASKED_BY.items() if inputs.scalar(flag, row, False)]
+        return Expected(
+            max_tokens=min(most, self._max_length - self._draft_length - prompt_tokens),
+            min_tokens=inputs.scalar("min_tokens", row, 0),
+            end_ids=tuple(token for token in self._all_ends(inputs, row) if token >= 0),
+            stops=tuple(inputs.strings("stop_words", row)),
+            prompt_tokens=prompt_tokens,
+            echo=echo,
+            sequences=inputs.scalar("num_return_sequences", row, 1),
+            asked=tuple(sorted(frozenset().union(*asked))),
+        )
 
 
-def _stream_keys(arrays: Mapping[str, np.ndarray], request_id: str) -> np.ndarray:
-    """Return a key for each row of a response, int64 [rows, 1]."""
-    rows = range(len(arrays["output_ids"]))
-    names = ("arrival_time_ns", "batch_index", "sequence_index")
-    columns = [arrays[name].reshape(-1).tolist() if name in arrays else [0 for _ in rows] for name in names]
-    return np.array([[hash((request_id, *(column[row] for column in columns)))] for row in rows], np.int64)
+def _announced(request_id: str, streaming: bool, digests: tuple[str, ...], rows: tuple[Expected, ...]) -> Announcement:
+    timed = any({"arrival_time_ns", "final_perf_metrics"} & set(row.asked) for row in rows)
+    marks = STREAM_MARKS if streaming else MARKS_WITH_TIMES if timed else MARKS_OF_WHOLE
+    return Announcement(request_id, digests, rows, marks)
+
+
+def _marked(outputs: Arrays, announcement: Announcement, mark: int | None) -> Arrays | Exception:
+    if mark is None:
+        return InvalidRequest(
+            "a request that this one cannot be told from is running and is to end otherwise; give each an id of its own"
+        )
+    shape = (len(announcement.rows), 1)
+    flags = {name: np.full(shape, bool(mark & bit)) for name, bit in MARKS.items()}
+    return outputs | flags | {"return_num_input_tokens": np.ones(shape, np.bool_)}

@@ -6,15 +6,18 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from inflight.contract import EXPECTATION, MARK
 from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
-from inflight.errors import DeploymentError, InflightError, InvalidRequest, as_told
+from inflight.errors import DeploymentError, EngineFailure, InflightError, InvalidRequest, as_told
+from inflight.text import expect
+from inflight.text.expect import Announcement
 from inflight.triton import logs, orphan, responses
 from inflight.triton.responses import Arrays
 
@@ -179,3 +182,24 @@ def stop_stream(inputs: Arrays, request_id: str) -> None:
     for answer in request.exec(decoupled=True):
         if answer is not None and answer.has_error():
             log.warning("stop of request %r failed: %s", request_id, answer.error().message())
+
+
+def announce(announcements: Sequence[Announcement]) -> list[int | None]:
+    """Tell the detokenizer stage of requests, with a call from stage to stage; return their marks, None for none left.
+
+    Args:
+        announcements: those of one batch.
+
+    Raises:
+        EngineFailure: the call failed.
+    """
+    call = pb_utils.InferenceRequest(
+        model_name="detokenizer",
+        inputs=[pb_utils.Tensor(EXPECTATION, np.array([[expect.write(announcements)]], np.object_))],
+        requested_output_names=[MARK],
+    )
+    [answer] = [one for one in call.exec(decoupled=True) if one is not None]
+    if answer.has_error():
+        raise EngineFailure(f"the detokenizer could not be told of a request: {answer.error().message()}")
+    marks = pb_utils.get_output_tensor_by_name(answer, MARK).as_numpy().reshape(-1).tolist()
+    return [None if mark < 0 else mark for mark in marks]

@@ -131,6 +131,9 @@ class Assembler(Protocol):
     def stops(self, arrays: Mapping[str, np.ndarray]) -> list[Arrays]:
         """Return the engine inputs that end the streams of this response."""
 
+    def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether the engine is to be stopped after the response just assembled."""
+
 
 @dataclass(slots=True)
 class _Work:
@@ -148,7 +151,7 @@ class TracedAssembler:
         self._assembler = assembler
         self._tracer = tracer
         self._work: OrderedDict[int, _Work] = OrderedDict()
-        self.is_final, self.stops = assembler.is_final, assembler.stops
+        self.is_final, self.stops, self.ends_engine = assembler.is_final, assembler.stops, assembler.ends_engine
 
     def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> Arrays | None:
         """Return what the assembler returns.

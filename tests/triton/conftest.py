@@ -1,14 +1,17 @@
 """Real servers for the tests, on free ports: streaming and unary, with the demo deployment on either engine.
 
 What takes ``server`` or ``unary_server`` runs twice: on the portable engine and, against the fake TensorRT-LLM, on
-``trtllm``.
+``trtllm``. What is marked ``any_engine`` runs on the stand-in for upstream's C++ backend too, ``tensorrtllm``.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,9 +20,11 @@ from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.serve.command import override_server
-from inflight.serve.installation import find_installation
+from inflight.serve.installation import TritonInstallation, find_installation
 from inflight.serve.server import TritonServer, free_ports
 from tests.trtllm.fake import InstallationWithFake
+
+UPSTREAM_BACKEND = Path(__file__).parents[1] / "fakes/backends/tensorrtllm"
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,24 @@ def run(directory: Path = DEMO, exit_timeout_s: int = 10, **settings: object) ->
         {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": exit_timeout_s},
     )
     deployment = deployment.model_copy(update=settings)
-    installation = InstallationWithFake.find() if deployment.engine.kind == "trtllm" else find_installation()
-    server = TritonServer(directory, deployment, installation)
+    with tempfile.TemporaryDirectory() as backends:
+        server = TritonServer(directory, deployment, installation(deployment.engine.kind, Path(backends)))
+        yield from _serve(server, http, grpc, metrics)
+
+
+def installation(kind: str, backends: Path) -> TritonInstallation:
+    """Return the embedded server with what stands in for TensorRT-LLM; ``backends`` is an empty directory."""
+    if kind == "trtllm":
+        return InstallationWithFake.find()
+    found = find_installation()
+    if kind != "tensorrtllm":
+        return found
+    (backends / "python").symlink_to(found.python_backend)
+    (backends / "tensorrtllm").symlink_to(UPSTREAM_BACKEND)
+    return replace(found, python_backend=backends / "python")
+
+
+def _serve(server: TritonServer, http: int, grpc: int, metrics: int) -> Iterator[Running]:
     with server:
         try:
             server.wait_ready(180)
@@ -72,15 +93,51 @@ def run(directory: Path = DEMO, exit_timeout_s: int = 10, **settings: object) ->
         yield Running(http, grpc, metrics, server)
 
 
+def write_engine(
+    directory: Path,
+    ranks: int = 1,
+    heads: dict[str, int] | None = None,
+    use_paged_context_fmha: bool = True,
+    **build: Any,
+) -> Path:
+    """Write an engine's directory, as trtllm-build leaves it, without code; ``heads`` are those of its drafts."""
+    directory.mkdir(parents=True, exist_ok=True)
+    build_config = {"max_batch_size": 32, "max_num_tokens": 512, "max_seq_len": 1024, "max_draft_len": 0} | build
+    build_config["plugin_config"] = {"use_paged_context_fmha": use_paged_context_fmha, "tokens_per_block": 32}
+    pretrained = {"mapping": {"world_size": ranks, "tp_size": ranks, "pp_size": 1}, "quantization": {}} | (heads or {})
+    config = {"version": "1.2.1", "pretrained_config": pretrained, "build_config": build_config}
+    (directory / "config.json").write_text(json.dumps(config))
+    for rank in range(ranks):
+        (directory / f"rank{rank}.engine").write_bytes(b"engine")
+    return directory
+
+
 def on_engine(kind: str, directory: Path, **settings: object) -> Path:
     """Write the demo deployment for an engine, with more settings, into ``directory``; return it."""
     data = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(DEMO / "model")} | settings
     data["engine"] |= {"kind": kind}
+    if kind == "tensorrtllm":  # sizes and types are the compiled engine's own
+        limits = {"max_seq_len": data.get("limits", {}).get("max_sequence_length", 1024)}
+        write_engine(directory / "engine", **limits)
+        data = {"model": data["model"], "engine": {"kind": kind}, "tensorrt_llm": {"engine_dir": "engine"}} | settings
     (directory / "deployment.yaml").write_text(yaml.safe_dump(data))
     return directory
 
 
-@pytest.fixture(scope="session", params=["pytorch", pytest.param("trtllm", marks=pytest.mark.slow)])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out on ``tensorrtllm`` what is not promised there."""
+
+    def promised(item: pytest.Item) -> bool:
+        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")  # type: ignore[attr-defined]
+        return engine != "tensorrtllm" or item.get_closest_marker("any_engine") is not None
+
+    items[:] = filter(promised, items)
+
+
+KINDS = ["pytorch", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("trtllm", "tensorrtllm"))]
+
+
+@pytest.fixture(scope="session", params=KINDS)
 def engine(request: pytest.FixtureRequest) -> str:
     """``engine.kind`` of the servers."""
     return str(request.param)
@@ -93,7 +150,7 @@ def server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.fixture(scope="session")
 def unary_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    yield from run(on_engine(engine, tmp_path_factory.mktemp(engine)), decoupled=False)
+    yield from run(on_engine(engine, tmp_path_factory.mktemp(engine), decoupled=False))
 
 
 @pytest.fixture(autouse=True)

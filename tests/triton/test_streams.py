@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import Client, GenerateOptions, HttpClient
@@ -15,13 +16,15 @@ STREAMS, TOKENS = 100, 200
 OPTIONS = GenerateOptions(max_tokens=TOKENS, ignore_eos=True)
 
 
-async def _one_stream(url: str, prompt: str) -> list[tuple[str, int, int, int, bool]]:
+async def _one_stream(url: str, request_id: str, prompt: str) -> list[tuple[str, int, int, int, bool]]:
     """Return the responses of one request as (text, start, end, tokens so far, final)."""
     flags = {"stream": True, "ignore_eos": True, "return_num_output_tokens": True}
     values = {"text_input": prompt, "max_tokens": TOKENS} | flags
 
     async def requests():
-        yield {"model_name": "ensemble", "inputs": grpc_inputs("ensemble", values), "enable_empty_final_response": True}
+        inputs = grpc_inputs("ensemble", values)
+        named = {"model_name": "ensemble", "inputs": inputs, "request_id": request_id}
+        yield named | {"enable_empty_final_response": True}
 
     responses = []
     async with grpc_aio.InferenceServerClient(url) as client:
@@ -39,11 +42,14 @@ async def _one_stream(url: str, prompt: str) -> list[tuple[str, int, int, int, b
     return responses
 
 
+@pytest.mark.any_engine
 def test_a_hundred_streams_lose_nothing(server: Running) -> None:
     prompts = [f"Request {index}: what is {'in-flight batching' * (index % 4)}" for index in range(STREAMS)]
 
     async def all_streams() -> list[list[tuple[str, int, int, int, bool]]]:
-        return await asyncio.gather(*(_one_stream(server.grpc, prompt) for prompt in prompts))
+        return await asyncio.gather(
+            *(_one_stream(server.grpc, f"stream {index}", prompt) for index, prompt in enumerate(prompts))
+        )
 
     streams = asyncio.run(all_streams())
     for responses in streams:
@@ -63,6 +69,7 @@ def test_a_hundred_streams_lose_nothing(server: Running) -> None:
             assert "".join(text for text, *_ in streams[index]) == alone
 
 
+@pytest.mark.any_engine
 def test_stop_strings_end_the_answer_and_never_leak(server: Running) -> None:
     with Client(server.grpc) as client, HttpClient(server.http) as http:
         whole = client.generate("What is a paged KV cache?", GenerateOptions(max_tokens=40)).text
@@ -77,6 +84,7 @@ def test_stop_strings_end_the_answer_and_never_leak(server: Running) -> None:
                     assert stream.completion().finish_reason == "stop"
 
 
+@pytest.mark.any_engine
 def test_a_stop_string_ends_the_generation_within_one_step(server: Running) -> None:
     prompt = "What is a paged KV cache?"
     count = GenerateOptions(max_tokens=40, return_num_output_tokens=True)
@@ -91,6 +99,7 @@ def test_a_stop_string_ends_the_generation_within_one_step(server: Running) -> N
     assert stop not in shorter, "the token before the last already completed the stop string"
 
 
+@pytest.mark.any_engine
 def test_chat_answers_alike_over_http_and_grpc(server: Running) -> None:
     messages = [{"role": "user", "content": "What is TTFT?"}]
     with Client(server.grpc) as client, HttpClient(server.http) as http:

@@ -14,7 +14,8 @@ from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
 from inflight.serve.cpp_backend import KINDS, engine_pbtxt, environment, parameters
 from inflight.serve.server import TritonServer
-from tests.triton.upstream_backend import write_deployment, write_engine
+from tests.triton.conftest import write_engine
+from tests.triton.upstream_backend import write_deployment
 
 FACTS = json.loads((Path(__file__).parents[1] / "facts/tensorrt_llm_model.json").read_text())
 

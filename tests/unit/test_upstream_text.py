@@ -1,8 +1,8 @@
-"""The text stages around upstream's C++ backend, in arrays: what they say to it, and what they make of its answers."""
+"""The tokenizer stage before upstream's C++ backend, in arrays: what it says to it, and what it refuses."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,13 @@ import pytest
 from inflight.contract import ENSEMBLE_INPUTS, UPSTREAM_TOKENIZER_OUTPUTS
 from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
+from inflight.text.expect import Announcement
 from inflight.text.prepare import RawRequest
+from inflight.text.stop_tokens import StopTokens
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream import UpstreamAssembler, UpstreamPreparer
+from inflight.text.upstream import UpstreamPreparer
 from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
-
-TEXT = "naïve 😀 done"
-
-
-def prepare(tokenizer: Tokenizer, request_id: str = "", rows: int = 1, **more: Any) -> dict[str, np.ndarray]:
-    texts = np.array([[b"The quick brown fox"]] * rows, object)
-    arrays = {"text_input": texts} | {name: np.array([[value]] * rows) for name, value in more.items()}
-    if "stop_words" in more:
-        arrays["stop_words"] = np.array([[more["stop_words"].encode()]] * rows, object)
-    [result] = UpstreamPreparer(tokenizer, LimitSettings()).prepare([RawRequest(arrays, {}, request_id)])
-    if isinstance(result, Exception):
-        raise result
-    return result
+from tests.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, with_ends
 
 
 def words(outputs: dict[str, np.ndarray], row: int = 0) -> list[list[int]]:
@@ -38,42 +28,120 @@ def words(outputs: dict[str, np.ndarray], row: int = 0) -> list[list[int]]:
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    return make_tokenizer("byte level")
-
-
-def with_ends(tokenizer: Tokenizer, *ends: int) -> Tokenizer:
-    return Tokenizer(tokenizer._backend, replace(tokenizer.config, end_ids=frozenset(ends)))
+    return with_ends(make_tokenizer("byte level"), 2)
 
 
 def test_one_end_id_goes_and_the_others_are_stop_words(tokenizer: Tokenizer) -> None:
-    outputs = prepare(with_ends(tokenizer, 2, 7, 9), rows=2)
+    outputs = Stages(with_ends(tokenizer, 2, 7, 9)).prepare(rows=2)
     assert outputs["end_id"].tolist() == [[2], [2]]
     assert words(outputs) == words(outputs, 1) == [[7], [9]]
     assert set(outputs) <= {tensor.name for tensor in UPSTREAM_TOKENIZER_OUTPUTS}
 
 
 def test_what_the_request_says_of_its_end_wins(tokenizer: Tokenizer) -> None:
-    tokenizer = with_ends(tokenizer, 2, 7)
+    stages = Stages(with_ends(tokenizer, 2, 7))
     for more, end in (({"end_id": 5}, 5), ({"end_id": -1}, -1), ({"ignore_eos": True}, -1)):
-        outputs = prepare(tokenizer, **more)
+        outputs = stages.prepare(**more)
         assert outputs["end_id"].tolist() == [[end]]
         assert "stop_words_list" not in outputs
 
 
-def test_stop_words_go_as_tokens_alone_and_after_a_space(tokenizer: Tokenizer) -> None:
-    sequences = words(prepare(with_ends(tokenizer, 2), stop_words="lazy dog"))
-    assert [tokenizer.decode(ids) for ids in sequences] == ["lazy dog", " lazy dog"]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_token_sequences_of_a_stop_string_have_it_in_their_text(family: str) -> None:
+    """Whatever stands before them: the engine ends there, and the detokenizer must find the match."""
+    tokenizer = make_tokenizer(family)
+    before = encode(tokenizer, "So a")
+    for word in ("o", "fox", "fox ", "lazy dog", " q", "é", "\n"):
+        for tokens in StopTokens(tokenizer).sequences(word):
+            for start in ([], before):
+                assert word in tokenizer.decode(start + tokens), (word, tokens)
+    assert StopTokens(tokenizer).sequences("o")
+
+
+def test_a_stop_word_that_names_a_special_token_is_an_end_id(tokenizer: Tokenizer) -> None:
+    special = next(iter(tokenizer.pieces._special))
+    name = tokenizer._backend.id_to_token(special)
+    stages = Stages(with_ends(tokenizer, 1 if special != 1 else 2))
+    asked = stages.prepare("a", stream=True, stop_words=name)
+    assert [special] in words(asked)
+    assert reason_of(stages.answer(response(asked, [special]), "a")) == "stop"
+
+
+def test_stop_words_and_further_end_ids_do_not_go_beside_min_tokens(tokenizer: Tokenizer) -> None:
+    """Upstream's engine would end at them before."""
+    assert "stop_words_list" not in Stages(tokenizer).prepare(stop_words="fox", min_tokens=5)
+    with pytest.raises(UnsupportedFeature, match="min_tokens is not supported .* beside several end ids"):
+        Stages(with_ends(tokenizer, 2, 7)).prepare(min_tokens=5)
 
 
 def test_flags_say_whether_the_prompt_comes_back(tokenizer: Tokenizer) -> None:
-    for more, echo in (({}, True), ({"exclude_input_in_output": True}, False), ({"stream": True}, False)):
-        outputs = prepare(tokenizer, "id", **more)
-        assert outputs["return_num_output_tokens"].tolist() == [[echo]]
-        assert outputs["return_num_input_tokens"].tolist() == [[echo]]
-        assert outputs["return_perf_metrics"].all()
-    asked = prepare(tokenizer, "id", stream=True, return_num_input_tokens=True)
-    assert asked["return_num_input_tokens"].all()
-    assert not asked["return_num_output_tokens"].any()
+    stages = Stages(tokenizer)
+    for more, unary in (({}, True), ({"exclude_input_in_output": True}, True), ({"stream": True}, False)):
+        outputs = stages.prepare("id", **more)
+        assert not outputs["exclude_input_in_output"].any(), "its tokens say whose the answer is"
+        assert outputs["return_num_input_tokens"].all()
+        assert outputs["return_perf_metrics"].item() is not unary
+
+
+@pytest.mark.parametrize(
+    ("asked", "top_k", "top_p", "temperature"),
+    [
+        ({}, 1, 1.0, 1.0),
+        ({"temperature": 0.0, "top_k": 40}, 1, 1.0, 1.0),
+        ({"temperature": 0.5}, 0, 1.0, 0.5),
+        ({"temperature": 1.0, "top_p": 0.5}, 0, 0.5, 1.0),
+        ({"seed": 3}, 0, 1.0, 1.0),
+    ],
+)
+def test_sampling_is_said_in_full(
+    tokenizer: Tokenizer, asked: dict[str, Any], top_k: int, top_p: float, temperature: float
+) -> None:
+    """Upstream's own defaults are others: greedy without top_k, and one seed for all."""
+    stages = Stages(tokenizer)
+    outputs, again = stages.prepare(**asked), stages.prepare(**asked)
+    assert outputs["runtime_top_k"].item() == top_k
+    assert outputs["runtime_top_p"].item() == top_p
+    assert outputs["temperature"].item() == temperature
+    assert (outputs["seed"].item() == again["seed"].item()) == ("seed" in asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_p": 2.0}, "top_p is 2"),
+        ({"min_tokens": 99, "max_tokens": 9}, "min_tokens is 99"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        ({"end_id": -7}, "end_id is -7"),
+    ],
+)
+def test_what_upstream_would_call_an_internal_error_is_refused_by_name(
+    tokenizer: Tokenizer, asked: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        Stages(tokenizer).prepare(**asked)
+
+
+def test_a_prompt_that_the_engine_has_no_room_for_is_refused(tokenizer: Tokenizer) -> None:
+    length = len(encode(tokenizer, PROMPT))
+    Stages(tokenizer, draft_length=LENGTH - length - 1).prepare()
+    with pytest.raises(InvalidRequest, match="the prompt length .* exceeds the limit"):
+        Stages(tokenizer, draft_length=LENGTH - length).prepare()
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"stream": True}, "streaming"),
+        ({"num_return_sequences": 2}, "num_return_sequences above 1"),
+        ({"rows": 2}, "a batch of rows"),
+    ],
+)
+def test_what_needs_several_responses_needs_a_decoupled_deployment(
+    tokenizer: Tokenizer, asked: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"{named} needs a decoupled deployment"):
+        Stages(tokenizer, decoupled=False).prepare("id", **asked)
 
 
 REFUSED = [tensor for tensor in ENSEMBLE_INPUTS if not tensor.served("tensorrtllm")]
@@ -83,73 +151,18 @@ REFUSED = [tensor for tensor in ENSEMBLE_INPUTS if not tensor.served("tensorrtll
 def test_every_tensor_that_upstream_is_not_given_is_refused_by_name(tokenizer: Tokenizer, tensor: Any) -> None:
     value: Any = b"x" if tensor.dtype == "BYTES" else 3
     with pytest.raises(UnsupportedFeature, match=tensor.name):
-        prepare(tokenizer, "id", **{tensor.name: value})
+        Stages(tokenizer).prepare("id", **{tensor.name: value})
 
 
 def test_a_neutral_value_asks_for_nothing(tokenizer: Tokenizer) -> None:
-    prepare(tokenizer, "id", min_p=0.0, priority=0, beam_width=1, length_penalty=1.0)
+    Stages(tokenizer).prepare("id", min_p=0.0, priority=0, beam_width=1, length_penalty=1.0)
 
 
-def test_a_stream_needs_an_id(tokenizer: Tokenizer) -> None:
-    prepare(tokenizer, "id", stream=True)
-    with pytest.raises(InvalidRequest, match="the request id is missing"):
-        prepare(tokenizer, stream=True)
+def test_a_detokenizer_that_does_not_answer_fails_the_requests_alone(tokenizer: Tokenizer) -> None:
+    def fail(announcements: Sequence[Announcement]) -> list[int | None]:
+        raise ConnectionError("gone")
 
-
-def response(ids: list[int], last: bool, arrival: int = 1, **more: int) -> dict[str, np.ndarray]:
-    arrays = {
-        "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
-        "sequence_length": np.array([[len(ids)]], np.int32),
-        "arrival_time_ns": np.array([[arrival]], np.int64),
-        "last_token_time_ns": np.array([[9 if last else 0]], np.int64),
-    }
-    return arrays | {name: np.array([[value]], np.int32) for name, value in more.items()}
-
-
-def text_of(outputs: dict[str, np.ndarray] | None) -> str:
-    assert outputs is not None
-    return str(outputs["text_output"][0].decode())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_streams_of_one_id_join_to_their_texts(family: str) -> None:
-    """Token by token, in turns: rows, sequences and arrival times keep the streams apart; nothing held back is lost."""
-    tokenizer = make_tokenizer(family)
-    assembler = UpstreamAssembler(tokenizer)
-    [ids] = tokenizer.encode_batch([TEXT], add_special_tokens=False)
-    streams = [{"arrival": 1}, {"arrival": 2}, {"arrival": 1, "batch_index": 1}, {"arrival": 1, "sequence_index": 1}]
-    texts = [""] * len(streams)
-    for position, token in enumerate(ids):
-        for index, stream in enumerate(streams):
-            last = position == len(ids) - 1
-            outputs = assembler.assemble(response([token], last, **stream), "same")
-            texts[index] += text_of(outputs)
-            assert outputs is not None
-            assert outputs["num_output_tokens"].tolist() == [[position + 1]]
-            assert ("finish_reason" in outputs) is last
-            assert "arrival_time_ns" in outputs  # its clients read the figures of every response
-    assert texts == [tokenizer.decode(ids)] * len(streams)
-    assert len(assembler) == 0
-
-
-def test_an_end_without_a_token_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
-    [ids] = tokenizer.encode_batch(["😀"], add_special_tokens=False)
-    assembler = UpstreamAssembler(tokenizer)
-    assert text_of(assembler.assemble(response(ids[:-1], last=False), "a")) == ""
-    assert text_of(assembler.assemble(response([], last=True), "a")) == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_the_prompt_is_taken_off_the_count_and_kept_in_the_text(tokenizer: Tokenizer) -> None:
-    prompt, answer = tokenizer.encode_batch(["The fox", " jumps"], add_special_tokens=False)
-    whole = response(prompt + answer, True, num_input_tokens=len(prompt), num_output_tokens=len(prompt + answer))
-    outputs = UpstreamAssembler(tokenizer).assemble(whole, "")
-    assert text_of(outputs) == "The fox jumps"
-    assert outputs is not None
-    assert outputs["num_output_tokens"].tolist() == [[len(answer)]]
-    assert outputs["finish_reason"].tolist() == [[b"unknown"]]
-
-
-def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer) -> None:
-    [stop] = UpstreamAssembler(tokenizer).stops(response([1], last=False))
-    assert set(stop) == {"stop", "input_lengths", "request_output_len"}
-    assert stop["stop"].all()
+    preparer = UpstreamPreparer(tokenizer, LimitSettings(), fail, LENGTH)
+    bad, good = RawRequest({}, {}), RawRequest({"text_input": np.array([[b"Hi"]], object)}, {})
+    results = preparer.prepare([bad, good])
+    assert [type(one) for one in results] == [InvalidRequest, ConnectionError]

@@ -1,7 +1,10 @@
 """Stands in for upstream's C++ backend ``tensorrtllm``: its tensors, its parameters, its manners; our tokens.
 
 It reads its parameters as the C++ one does, but where that one warns and goes on, this one refuses to load. What it
-generates comes from the portable engine, on the checkpoint of the deployment.
+generates comes from the portable engine, on the checkpoint of the deployment. Its quirks are those of upstream's
+sources: every error is INTERNAL and in the executor's words; flags are those of the first row; without ``top_k`` and
+``top_p`` it is greedy, and without a seed the seed is 0; ``stop`` ends the newest request of an id alone, whose last
+response has no token and no time of a last one; stop words count before ``min_tokens`` too.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import numpy as np
 from inflight.engine.factory import make_engine
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import FinishReason, Output
+from inflight.errors import EngineFailure
 from inflight.text.tokenizer import Tokenizer
-from inflight.triton import adapter
+from inflight.triton import adapter, responses
 from inflight.triton.engine_inputs import Delivery, Part, read_request
 
 FACTS = json.loads((Path(__file__).resolve().parents[3] / "facts/tensorrt_llm_model.json").read_text())
@@ -41,8 +45,10 @@ class Running:
     parts: dict[int, Part]
     arrival_ns: int
     request_id: str
-    made: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens of each sequence that are not sent yet."""
+    made: dict[int, Output] = field(default_factory=dict)
+    """What of each sequence is not sent yet."""
+    cum_log_prob: dict[int, float] = field(default_factory=dict)
+    context_logits: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 def read_parameters(config: dict[str, Any]) -> dict[str, str]:
@@ -79,6 +85,19 @@ def parse(name: str, kind: str, value: str) -> None:
         [int(part) for part in value.replace(";", ",").split(",")]
 
 
+def _with_upstreams_defaults(arrays: adapter.Arrays) -> adapter.Arrays:
+    """Return a request's inputs with what upstream takes where they say nothing."""
+    rows = len(arrays["input_ids"])
+    given = dict(arrays)
+    if "runtime_top_k" not in given and "runtime_top_p" not in given:
+        given["runtime_top_k"] = np.ones(rows, np.int32)
+    given.setdefault("seed", np.zeros(rows, np.uint64))
+    for name in ("streaming", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"):
+        if name in given:
+            given[name] = np.full_like(given[name], given[name].reshape(-1)[0])
+    return given
+
+
 class TritonPythonModel:
     """The engine's model."""
 
@@ -93,6 +112,10 @@ class TritonPythonModel:
         self._vocab_size = tokenizer.config.vocab_size
         self._lock = threading.Lock()
         self._running: dict[int, Running] = {}
+        self._newest: dict[str, Running] = {}
+        self._max_length = json.loads(Path(self._parameters["gpt_model_path"], "config.json").read_text())[
+            "build_config"
+        ]["max_seq_len"]
         self._loop = EngineLoop(make_engine(deployment, tokenizer), self._deliver, deployment.batching.max_queue_size)
 
     def finalize(self) -> None:
@@ -106,7 +129,7 @@ class TritonPythonModel:
             try:
                 self._accept(request, sender)
             except Exception as error:
-                sender.fail(error)
+                sender.fail(EngineFailure(str(error)))
 
     def _accept(self, request: Any, sender: adapter.TritonSender) -> None:
         arrays, request_id = adapter.read_arrays(request), request.request_id()
@@ -114,34 +137,45 @@ class TritonPythonModel:
             if not request_id:
                 raise RuntimeError("Trying to stop a request but the request ID is not provided")
             with self._lock:
-                keys = [key for key, one in self._running.items() if one.request_id == request_id]
+                keys = [key for key, one in self._running.items() if one is self._newest.get(request_id)]
             for key in keys:
                 self._loop.cancel(key)
             sender.end(self._decoupled)
             return
         if len(arrays["input_ids"]) > 1 and not self._decoupled:
             raise RuntimeError("Batch > 1 requires the tensorrt_llm backend to be using decoupled transaction policy")
+        longest = int(arrays["input_lengths"].max())
+        if longest >= self._max_length:
+            raise RuntimeError(
+                "Executor failed process requestId 1 due to the following error: Encountered an error when fetching "
+                f"new request: Prompt length ({longest}) exceeds maximum input length ({self._max_length - 1})."
+            )
+        if "min_tokens" in arrays and arrays["min_tokens"].max() > 1 and "stop_words_list" in arrays:
+            raise RuntimeError("upstream's engine would end at a stop word before min_tokens; nobody asked for that")
+        arrays = _with_upstreams_defaults(arrays)
         kind = "pytorch"  # what stands in; the tensors that it has and upstream has not are in no pbtxt of this model
         delivery, parts = read_request(arrays, request_id, self._limits, self._vocab_size, self._decoupled, engine=kind)
         running = Running(sender, delivery, {one.request.key: one for one in parts}, time.monotonic_ns(), request_id)
         with self._lock:
             self._running |= dict.fromkeys(running.parts, running)
+            self._newest[request_id] = running
         self._loop.submit(*(part.request for part in parts))
 
     def _deliver(self, output: Output) -> None:
         running = self._running[output.key]
-        tokens = running.made.setdefault(output.key, [])
-        tokens += output.tokens
+        output = running.made[output.key] = responses.join(running.made.get(output.key), output)
         if not (running.delivery.streaming or output.finished):
             return
+        del running.made[output.key]
         part = running.parts[output.key]
         if output.finished:
             with self._lock:
                 del self._running[output.key], running.parts[output.key]
         if output.error is not None:
-            running.sender.fail(output.error)
+            text = f"Executor failed process requestId {output.key} due to the following error: {output.error}"
+            running.sender.fail(EngineFailure(text))
             return
-        running.made[output.key] = []
+        tokens = [] if output.finish_reason is FinishReason.CANCELLED else output.tokens
         whole = running.delivery.streaming or running.delivery.exclude_input
         running.sender.send(
             self._response(running, part, output, tokens if whole else part.request.prompt + tokens),
@@ -155,7 +189,18 @@ class TritonPythonModel:
             "sequence_length": np.array([[len(ids)]], np.int32),
         }
         if delivery.log_probs:
-            arrays["output_log_probs"] = np.array(output.log_probs or [], np.float32).reshape(1, 1, -1)
+            new = output.log_probs or []
+            running.cum_log_prob[output.key] = running.cum_log_prob.get(output.key, 0.0) + sum(new)
+            arrays["cum_log_probs"] = np.array([[running.cum_log_prob[output.key]]], np.float32)
+            arrays["output_log_probs"] = np.array(new, np.float32).reshape(1, 1, -1)
+        if output.context_logits is not None:
+            running.context_logits[output.key] = np.asarray(output.context_logits, np.float32)[None]
+        if output.key in running.context_logits:  # in every response from then on
+            arrays["context_logits"] = running.context_logits[output.key]
+        if part.request.sampling.generation_logits and output.generation_logits:
+            made = np.asarray(output.generation_logits, np.float32)
+            room = 0 if delivery.streaming else part.request.sampling.max_tokens - len(made)
+            arrays["generation_logits"] = np.pad(made, ((0, room), (0, 0)))[None, None]
         if delivery.batch_size > 1:
             arrays["batch_index"] = np.array([[part.batch_index]], np.int32)
         if delivery.sequences > 1:

@@ -1,0 +1,204 @@
+"""The detokenizer stage after upstream's C++ backend: it finds the stop strings, and why a request ends.
+
+Upstream says neither. What it does say, of each response:
+
+- ``num_input_tokens``; an answer that does not stream has ``output_ids`` that begin with so many of the prompt;
+- ``last_token_time_ns`` is zero until the last response of a sequence (TensorRT-LLM sets it when the request is
+  finished; ``updatePerfMetrics`` in llmRequest.h). One that was stopped may end without it; but only the last response
+  of a stream has no token;
+- an end id is not among ``output_ids``; further end ids, which go as stop words, are;
+- a stream is known by its request id, its row and its ``arrival_time_ns``, which keeps two of one id apart.
+
+The tokenizer's stage asks for these outputs; the client gets of them what it asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+from inflight.contract import EXPECTATION, MARK
+from inflight.errors import InvalidRequest
+from inflight.text import expect
+from inflight.text.assemble import MAX_STREAMS, TextAssembler, require
+from inflight.text.expect import MARKS, OWN_SAKE, STREAM_MARKS, Expectations, Expected
+from inflight.text.stops import StopTextLimit
+from inflight.text.tokenizer import Tokenizer
+
+_PER_TOKEN = ("output_log_probs", "generation_logits")
+
+
+class _Sequence:
+    """One sequence on its way to the client: why it ends is found out from its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, place: tuple[str, int, str, int], expected: Expected | None) -> None:
+        self.place, self.expected = place, expected
+        self.tokens = 0
+        self.finish: str | None = None
+        """Why it has ended for its client, who has been told then."""
+        self.stopped = False
+        """Whether the engine has been asked to end it."""
+        stops = expected.stops if expected else ()
+        self.limit = StopTextLimit(tokenizer, stops) if stops else None
+
+    def take(self, ids: list[int]) -> list[int]:
+        """Take new tokens; return those that the client gets, up to what ends the sequence."""
+        expected = self.expected
+        for count, token in enumerate(ids):
+            if expected is not None and token in expected.end_ids:
+                self.finish = "stop"
+                return ids[:count]
+            self.tokens += 1
+            may_stop = expected is None or self.tokens >= expected.min_tokens
+            if self.limit is not None and self.limit.push(token, may_stop):
+                self.finish = "stop"
+                return ids[: count + 1]
+        return ids
+
+    def end(self, stopped: bool) -> None:
+        """The engine has ended it; upstream's last token is not an end id, which it leaves out."""
+        expected = self.expected
+        if expected is None:
+            self.finish = "unknown"
+        elif self.tokens >= expected.max_tokens:
+            self.finish = "length"
+        elif stopped or not expected.end_ids:
+            self.finish = "cancelled"
+        else:
+            self.finish = "stop"
+
+    def text_limit(self) -> int | None:
+        """Return how many characters may be shown so far; None: all."""
+        if self.limit is None:
+            return None
+        return self.limit.finish() if self.finish else self.limit.limit
+
+
+class UpstreamAssembler:
+    """The detokenizer stage: it says of each response what Inflight's engines say, and turns it into text."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
+        """
+        Args:
+            tokenizer: the checkpoint's.
+            max_length: tokens that a sequence has at most; None: it is not known.
+        """
+        self._tokenizer = tokenizer
+        self._text = TextAssembler(tokenizer, max_length)
+        self._expectations = Expectations()
+        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
+        self._current: _Sequence | None = None
+        """Of the response that is being assembled."""
+
+    def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
+        """Return the client's arrays for one response of upstream's engine; None: the client has had its last one.
+
+        What the tokenizer's stage announces is answered with its mark, -1 for none.
+        """
+        if EXPECTATION in arrays:
+            marks = map(self._expectations.announce, expect.read(bytes(arrays[EXPECTATION].reshape(-1)[0])))
+            return {MARK: np.array([[-1 if mark is None else mark for mark in marks]], np.int32)}
+        require(arrays, "output_ids", "sequence_length", "num_input_tokens")
+        if arrays["output_ids"].shape[:2] != (1, 1) or arrays["output_ids"].ndim != 3:
+            raise InvalidRequest(f"output_ids has shape {list(arrays['output_ids'].shape)}; it must be [1, 1, n]")
+        [ids] = self._text.beams(arrays["output_ids"][0], arrays["sequence_length"].reshape(-1).tolist())
+        key, sequence, echoed = self._sequence(arrays, ids, request_id)
+        if sequence.finish is not None:  # what comes until the engine has ended it
+            self._keep(key, sequence, arrays)
+            return None
+        new = sequence.take(ids[echoed:])
+        if sequence.finish is None and self.is_final(arrays):
+            sequence.end(stopped=_first(arrays, "last_token_time_ns", 1) == 0)
+        self._keep(key, sequence, arrays)
+        return self._answer(arrays, key, sequence, ids[:echoed], new)
+
+    def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether the engine has finished the sequence."""
+        if EXPECTATION in arrays or _mark(arrays) not in STREAM_MARKS:
+            return True
+        return bool(arrays["last_token_time_ns"].all()) or not arrays["output_ids"].size
+
+    def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the engine inputs that end the request; upstream ends it by its id, and requires two of its inputs."""
+        if self._current is None or not self._current.place[0]:
+            return []
+        one = np.ones((1, 1), np.int32)
+        return [{"stop": np.ones((1, 1), np.bool_), "input_lengths": one, "request_output_len": one}]
+
+    def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether the response just assembled ended a sequence that the engine goes on with; once for each.
+
+        A request that shares its id is not stopped, nor one of several sequences: the id would end the others too.
+        """
+        sequence = self._current
+        if sequence is None or sequence.finish is None or sequence.stopped or self.is_final(arrays):
+            return False
+        sequence.stopped = True
+        return self._expectations.alone(sequence.place)
+
+    def _sequence(
+        self, arrays: Mapping[str, np.ndarray], ids: list[int], request_id: str
+    ) -> tuple[int, _Sequence, int]:
+        """Return the key of the sequence that a response is of, its state, and how many of its ids are the prompt."""
+        prompt_tokens, mark = _first(arrays, "num_input_tokens"), _mark(arrays)
+        echoed = 0 if mark in STREAM_MARKS else prompt_tokens
+        digest = expect.digest(ids[:echoed]) if echoed else str(prompt_tokens)
+        place = (request_id, _first(arrays, "batch_index"), digest, mark)
+        parts = (_first(arrays, "arrival_time_ns"), _first(arrays, "sequence_index"))
+        key = hash((place, parts))
+        sequence = self._sequences.pop(key, None)
+        if sequence is None or echoed:
+            sequence = _Sequence(self._tokenizer, place, self._expectations.find(place))
+        self._current = sequence
+        return key, sequence, echoed
+
+    def _keep(self, key: int, sequence: _Sequence, arrays: Mapping[str, np.ndarray]) -> None:
+        if self.is_final(arrays):
+            self._expectations.ended(sequence.place)
+            return
+        self._sequences[key] = sequence
+        while len(self._sequences) > MAX_STREAMS:
+            self._sequences.popitem(last=False)
+
+    def _answer(
+        self, arrays: Mapping[str, np.ndarray], key: int, sequence: _Sequence, prompt: list[int], new: list[int]
+    ) -> dict[str, np.ndarray] | None:
+        expected = sequence.expected
+        echo = prompt if expected is None or expected.echo else []
+        shown = {name: array for name, array in arrays.items() if name not in OWN_SAKE}
+        asked = OWN_SAKE if expected is None else expected.outputs(sequence.finish is not None)
+        shown |= {name: arrays[name] for name in asked if name in arrays}
+        if expected is not None and "num_input_tokens" in asked:
+            shown["num_input_tokens"] = np.array([[expected.prompt_tokens]], np.int32)
+        if "num_output_tokens" in asked:
+            shown["num_output_tokens"] = np.array([[sequence.tokens]], np.int32)
+        shown |= {name: shown[name][:, :, : len(new)] for name in _PER_TOKEN if name in shown}
+        ids = echo + new
+        own: dict[str, np.ndarray] = {
+            "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
+            "sequence_length": np.array([[len(ids)]], np.int32),
+            "stream_key": np.array([[key]], np.int64),
+        }
+        if echo:
+            own["echo_length"] = np.array([[len(echo)]], np.int32)
+        if (limit := sequence.text_limit()) is not None:
+            own["text_limit"] = np.array([[limit]], np.int32)
+        if sequence.finish is not None:
+            own["finish_reason"] = np.array([[sequence.finish.encode()]], np.object_)
+        return self._text.assemble(shown | own)
+
+    def __len__(self) -> int:
+        return len(self._text) + len(self._sequences)
+
+
+def _mark(arrays: Mapping[str, np.ndarray]) -> int:
+    """Return the mark of a response: which of the outputs it has that are asked for as marks."""
+    bits = {"num_output_tokens": "return_num_output_tokens", "last_token_time_ns": "return_perf_metrics"}
+    return sum(MARKS[flag] for name, flag in bits.items() if name in arrays)
+
+
+def _first(arrays: Mapping[str, np.ndarray], name: str, default: int = 0) -> int:
+    """Return the one number of an output that may be absent."""
+    return int(arrays[name].reshape(-1)[0]) if name in arrays and arrays[name].size else default

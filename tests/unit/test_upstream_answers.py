@@ -1,0 +1,197 @@
+"""The detokenizer stage after upstream's C++ backend, in arrays: stop strings, and why a request ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.contract import EXPECTATION
+from inflight.errors import InvalidRequest
+from inflight.text import expect
+from inflight.text.expect import Announcement, Expectations
+from inflight.text.tokenizer import Tokenizer
+from inflight.text.upstream_answers import UpstreamAssembler
+from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
+from tests.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, text_of, with_ends
+
+TEXT = "naïve 😀 done"
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return with_ends(make_tokenizer("byte level"), 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_of_one_id_join_to_their_texts(family: str) -> None:
+    """Token by token, in turns: rows, sequences and arrival times keep the streams apart; nothing held back is lost."""
+    tokenizer = with_ends(make_tokenizer(family))
+    stages = Stages(tokenizer)
+    asked = stages.prepare("same", stream=True, max_tokens=40, return_num_output_tokens=True)
+    ids = encode(tokenizer, TEXT)
+    streams = [{"arrival": 1}, {"arrival": 2}, {"arrival": 1, "sequence_index": 1}]
+    texts = [""] * len(streams)
+    for position, token in enumerate(ids):
+        for index, stream in enumerate(streams):
+            last = position == len(ids) - 1
+            outputs = stages.answer(response(asked, [token], last, **stream), "same")
+            texts[index] += text_of(outputs)
+            assert outputs is not None
+            assert outputs["num_output_tokens"].tolist() == [[position + 1]]
+            assert ("finish_reason" in outputs) is last
+            assert "arrival_time_ns" not in outputs, "the client has not asked for it"
+    assert texts == [tokenizer.decode(ids)] * len(streams)
+    assert len(stages.assembler) == 0
+
+
+def test_an_end_without_a_token_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer, "😀")
+    stages = Stages(tokenizer)
+    asked = stages.prepare("a", stream=True)
+    assert text_of(stages.answer(response(asked, ids[:-1]), "a")) == ""
+    outputs = stages.answer(response(asked, [], last=True), "a")
+    assert (text_of(outputs), reason_of(outputs)) == ("\N{REPLACEMENT CHARACTER}", "stop")
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "last", "reason"),
+    [
+        ([50, 51], {"max_tokens": 2}, True, "length"),
+        ([50, 51], {"max_tokens": 3}, True, "stop"),
+        ([], {"max_tokens": 3}, True, "stop"),
+        ([50, 7], {"max_tokens": 3}, False, "stop"),
+        ([50, 7], {"max_tokens": 2}, True, "stop"),
+        ([50, 51], {"max_tokens": 3, "end_id": -1}, True, "cancelled"),
+        ([], {"max_tokens": 3}, False, "cancelled"),
+        ([50], {"max_tokens": 3}, False, None),
+    ],
+    ids=str,
+)
+def test_why_a_stream_ended_is_found_out(
+    tokenizer: Tokenizer, ids: list[int], asked: dict[str, Any], last: bool, reason: str | None
+) -> None:
+    """Upstream leaves out the first end id, 2; the second, 7, is a stop word to it, which it sends."""
+    stages = Stages(with_ends(tokenizer, 2, 7))
+    outputs = stages.answer(response(stages.prepare("a", stream=True, **asked), ids, last), "a")
+    assert reason_of(outputs) == reason
+    if 7 in ids:
+        assert text_of(outputs) == tokenizer.decode(ids[:1]), "an end id has no text"
+
+
+def test_the_contexts_limit_is_a_length(tokenizer: Tokenizer) -> None:
+    stages = Stages(tokenizer)
+    asked = stages.prepare(max_tokens=1000)
+    room = LENGTH - asked["input_lengths"].item()
+    assert reason_of(stages.answer(response(asked, [50] * room))) == "length"
+    asked = stages.prepare(max_tokens=1000)
+    assert reason_of(stages.answer(response(asked, [50] * (room - 1)))) == "stop"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_stop_strings_are_found_across_tokens_and_never_shown(family: str, step: int) -> None:
+    """Every part of a text, tokenized in any context: nothing of it is shown, and the engine is stopped once."""
+    tokenizer = with_ends(make_tokenizer(family))
+    text = "He said: the lazy dog's fox jumps, naïve 😀 done."
+    ids = encode(tokenizer, text)
+    whole = tokenizer.decode(ids)
+    for start in range(0, len(whole) - 4, 3):
+        stop = whole[start : start + 4]
+        stages = Stages(tokenizer)
+        asked = stages.prepare("a", stream=True, max_tokens=60, stop_words=[stop, "never in it"])
+        shown, reasons = "", []
+        for place in range(0, len(ids), step):  # the engine goes on for a while after it was stopped
+            outputs = stages.answer(response(asked, ids[place : place + step]), "a")
+            if outputs is not None:
+                shown += text_of(outputs)
+                reasons += [one for one in [reason_of(outputs)] if one]
+        assert stages.answer(response(asked, []), "a") is None
+        assert shown == whole[: whole.index(stop)]
+        assert reasons == ["stop"]
+        assert stages.stops == 1
+        assert len(stages.assembler) == 0
+
+
+def test_stop_strings_count_from_min_tokens_on(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer, "fox and fox and fox")
+    stages = Stages(tokenizer)
+    asked = stages.prepare("a", stream=True, max_tokens=60, min_tokens=2, stop_words=["fox"])
+    text = "".join(text_of(outputs) for token in ids if (outputs := stages.answer(response(asked, [token]), "a")))
+    assert text.startswith("fox and ")
+    assert text.count("fox") == 1
+
+
+def test_a_whole_answer_is_cut_before_its_stop_string(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer, " jumps over the lazy dog")
+    stages = Stages(tokenizer)
+    for echo in (True, False):
+        asked = stages.prepare(stop_words=["y d"], exclude_input_in_output=not echo, return_num_output_tokens=True)
+        outputs = stages.answer(response(asked, ids))
+        assert text_of(outputs) == (PROMPT if echo else "") + " jumps over the laz"
+        assert reason_of(outputs) == "stop"
+        assert outputs is not None
+        assert outputs["num_output_tokens"].item() <= len(ids)
+        assert "num_input_tokens" not in outputs
+    assert stages.stops == 0, "the engine has ended it"
+
+
+def test_an_id_that_two_requests_share_stops_neither(tokenizer: Tokenizer) -> None:
+    """Upstream's stop ends the newest request of an id, which may be the other."""
+    ids = encode(tokenizer, "fox")
+    stages = Stages(tokenizer)
+    asked = [stages.prepare("same", stream=True, stop_words=["fox"]) for _ in range(2)]
+    assert reason_of(stages.answer(response(asked[0], ids, arrival=1), "same")) == "stop"
+    assert stages.stops == 0
+    assert stages.answer(response(asked[0], [], last=True, arrival=1), "same") is None
+    assert reason_of(stages.answer(response(asked[1], ids, arrival=2), "same")) == "stop"
+    assert stages.stops == 1, "it is alone by now"
+
+
+def test_requests_without_an_id_that_end_otherwise_are_told_apart(tokenizer: Tokenizer) -> None:
+    """The same prompt at the same time: each answer has the end of its own request, in whichever order they come."""
+    stages = Stages(tokenizer)
+    asked = {most: stages.prepare(max_tokens=most) for most in (2, 3, 4)}
+    with pytest.raises(InvalidRequest, match="give each an id of its own"):
+        stages.prepare(max_tokens=6)
+    for most in (4, 2, 3):
+        assert reason_of(stages.answer(response(asked[most], [50] * most))) == "length"
+        assert reason_of(stages.answer(response(stages.prepare(max_tokens=9), [50] * most))) == "stop"
+    assert [stages.prepare(max_tokens=2)["return_perf_metrics"].item() for _ in range(9)] == [False] * 9, "all alike"
+
+
+def test_a_request_of_which_nothing_was_told_has_no_known_end(tokenizer: Tokenizer) -> None:
+    asked = Stages(tokenizer).prepare("a", stream=True)
+    outputs = Stages(tokenizer).answer(response(asked, [50], last=True), "a")
+    assert reason_of(outputs) == "unknown"
+
+
+def test_an_expectation_that_is_none_is_refused(tokenizer: Tokenizer) -> None:
+    for data in (b"", b"[1]", b'[{"request_id": "a"}]', b"\xff"):
+        with pytest.raises(InvalidRequest, match="expectation is not what"):
+            UpstreamAssembler(tokenizer).assemble({EXPECTATION: np.array([[data]], object)})
+
+
+def test_what_never_ends_gives_its_place_to_what_is_newer(tokenizer: Tokenizer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(expect, "_MOST", 3)
+    known = Expectations()
+    one = expect.Expected(5, 0, (), (), 3, True, 1, ())
+    for index in range(9):
+        assert known.announce(Announcement(str(index), ("3",), (one,), (2,))) == 2
+    assert len(known) == 3
+    assert known.find(("8", 0, "3", 2)) == one
+    assert known.alone(("8", 0, "3", 2))
+    assert not known.alone(("0", 0, "3", 2))
+
+
+def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer) -> None:
+    stages = Stages(tokenizer)
+    for request_id in ("", "a"):
+        answered = response(stages.prepare(request_id, stream=True), [1])
+        stages.answer(answered, request_id)
+        stops = stages.assembler.stops(answered)
+        assert len(stops) == bool(request_id), "without an id upstream calls it an error"
+    [stop] = stops
+    assert set(stop) == {"stop", "input_lengths", "request_output_len"}
+    assert stop["stop"].all()

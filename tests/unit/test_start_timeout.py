@@ -1,0 +1,31 @@
+"""How long a server may take until it is ready, and what is said when it takes longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from inflight.deployment import resolve
+from inflight.errors import DeploymentError
+from inflight.resources import DEMO
+from inflight.serve.installation import TritonInstallation
+from inflight.serve.server import TritonServer, free_ports
+
+
+def test_a_server_that_is_not_ready_in_time_names_the_setting() -> None:
+    http, grpc, metrics = free_ports(3)
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "start_timeout_s": 1}
+    deployment = resolve({"model": str(DEMO / "model"), "server": ports}, DEMO, "test")
+    server = TritonServer(DEMO, deployment, TritonInstallation(Path(), Path(), Path(), ()))
+    server._runtime = tempfile.TemporaryDirectory()
+    server.log_path.write_text("")
+    server._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        with pytest.raises(DeploymentError, match=r"was not ready within 1 s \(server.start_timeout_s\)"):
+            server.wait_ready()
+    finally:
+        server.stop(at_once=True)

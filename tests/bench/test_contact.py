@@ -213,3 +213,10 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert {line["stage"] for line in found if line.get("outcome") == "done"} == {*stages} - {"counters"}
     assert "First contact, call C" in done.stdout
+
+
+def test_the_page_has_every_stage() -> None:
+    page = (ROOT / "docs" / "first-contact.md").read_text()
+    assert not [stage.name for stages in CALLS.values() for stage in stages if stage.name.split(",")[0] not in page]
+    processes = sum(len(stage.cases) or 1 for stage in CALLS["A"])
+    assert f"{processes} processes ended well, 0 did not" in page

@@ -68,9 +68,11 @@ dashboards:
 # On a machine with an NVIDIA GPU: docs/first-contact.md. GPU_PYTHON is any Python with torch, triton, transformers,
 # pytest and the packages of `make gpu-wheels`: make gpu-contact ARGS=A GPU_PYTHON=python3 needs no set-up and no network.
 GPU_PYTHON ?= $(BIN)/python
+# Processes: a CUDA error spoils the one that it happens in. ARGS replaces them.
+GPU_WORKERS ?= 6
 gpu-test:
 	@PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) scripts/check_gpu_python.py
-	@TRITON_INTERPRET=0 PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest tests/gpu -rs $(ARGS)
+	@TRITON_INTERPRET=0 PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest tests/gpu -rs $(or $(ARGS),-n $(GPU_WORKERS) --dist load)
 
 gpu-contact:
 	@$(GPU_PYTHON) -m inflight.bench.contact $(ARGS)

@@ -16,13 +16,18 @@ from inflight.export.checkpoint import Checkpoint
 from inflight.export.compile.flows import Flow as TensorRtLlmFlow
 from inflight.export.compile.flows import choose_flow
 from inflight.export.compile.request import CompileRequest
+from inflight.export.interpreters import TensorRtLlm, find_tensorrt_llm
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan, make_plan
 from inflight.export.plan.shape import linears
+from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
 from inflight.export.quantize.modelopt import Recipe, fused_group
 from inflight.export.quantize.schemes import SCHEMES
-from inflight.machine import Machine
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
+from inflight.text.checkpoint import read_json
+
+READABLE = "readable"
+"""Directory, beside the engine, of the checkpoint as TensorRT-LLM's tools read it, where they do not as it is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Blueprint:
     """The same, validated; its paths are relative."""
     reasons: tuple[str, ...]
     """Why, where something was chosen."""
+    tools: TensorRtLlm | None = None
+    """TensorRT-LLM's interpreter; None: a dry run, or the portable engine's build, which needs none."""
 
     @property
     def quantizes(self) -> bool:
@@ -81,7 +88,20 @@ class Blueprint:
             flow="tensorrt",
             workers=plan.tensor_parallel_size * plan.pipeline_parallel_size,
             examples=self.request.examples,
+            python=self.python,
+            trtllm_build=self.tools.program("trtllm-build") if self.tools else "trtllm-build",
+            model_dir=checkpoint if self.is_readable else output.with_name(READABLE),
         )
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether TensorRT-LLM reads the original's ``config.json`` as it is."""
+        return has_older_rope(read_json(self.checkpoint.directory / NAME))
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs TensorRT-LLM's scripts."""
+        return str(self.tools.python if self.tools else self.request.tensorrt_llm_python or "python3")
 
 
 def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool = False) -> Blueprint:
@@ -99,13 +119,17 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
     keep = _kept(checkpoint, request.keep)
     plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
     recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep)
-    engine, reasons = _engine(request, gpu, dry_run)
+    none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
+    tools = None if none_needed else find_tensorrt_llm(request.tensorrt_llm_python)
+    engine, reasons = _engine(request, gpu, dry_run or tools is not None)
     flow: Flow = "portable"
     if engine != "pytorch":
+        _require_readable(checkpoint)
         flow = choose_flow(plan.precision, gpu.capability, _wanted_flow(request))
         engine = _ENGINE_OF_FLOW[flow]
     elif request.flow is not None:
-        raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; the portable engine has none")
+        why = "the portable engine has none" if gpu.is_cpu or request.engine == "pytorch" else "no Python here has it"
+        raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; {why}")
     if flow == "tensorrt" and (keep or request.kl_budget is not None):
         raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
     if request.kl_budget is not None and recipe.precision not in SCHEMES:
@@ -116,7 +140,14 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
         raise DeploymentError(
             "speculation.method draft_target: no compiled engine drafts for itself; use --flow pytorch"
         )
-    return Blueprint(request, checkpoint, gpu, plan, recipe, engine, flow, settings, deployment, tuple(reasons))
+    return Blueprint(request, checkpoint, gpu, plan, recipe, engine, flow, settings, deployment, tuple(reasons), tools)
+
+
+def _require_readable(checkpoint: Checkpoint) -> None:
+    if not has_older_rope(with_older_rope(read_json(checkpoint.directory / NAME))):
+        raise DeploymentError(
+            "config.json: rope_parameters differ between kinds of layers; TensorRT-LLM 1.2 cannot read them"
+        )
 
 
 _ENGINE_OF_FLOW: dict[Flow, str] = {"pytorch": "trtllm", "tensorrt": "tensorrtllm"}
@@ -141,9 +172,8 @@ def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if fused_group(name) in groups)
 
 
-def _engine(request: BuildRequest, gpu: Gpu, dry_run: bool) -> tuple[str, list[str]]:
+def _engine(request: BuildRequest, gpu: Gpu, has_tensorrt_llm: bool) -> tuple[str, list[str]]:
     """Return the deployment's engine, and why where it was chosen here."""
-    has_tensorrt_llm = dry_run or Machine.detect().versions.tensorrt_llm is not None
     if request.engine != "auto":
         if gpu.is_cpu and request.engine != "pytorch":
             raise DeploymentError(f"--engine {request.engine} needs a GPU; on cpu the engine is pytorch")

@@ -18,6 +18,7 @@ from inflight.deployment import model_name
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
 from inflight.export.compile.request import EXAMPLES
 from inflight.export.data import Source
+from inflight.export.interpreters import ENVIRONMENT_VARIABLE
 from inflight.export.plan.commands import KvCache, Precision
 from inflight.export.plan.detect import gpu_here, measure_cpu
 from inflight.export.plan.gpus import CPU, find_gpu
@@ -78,6 +79,14 @@ TensorParallel = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to quantize and measure: auto, cpu or cuda.")]
 Examples = Annotated[Path, typer.Option(help="TensorRT-LLM's example scripts, for its TensorRT flow.")]
+TrtLlmPython = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorrt-llm-python",
+        envvar=ENVIRONMENT_VARIABLE,
+        help="The Python that has TensorRT-LLM, which compiles engines; by default it is looked for.",
+    ),
+]
 Work = Annotated[Path, typer.Option(help="Where the stages keep their results.")]
 
 
@@ -106,6 +115,7 @@ def build(
     gpus: Gpus = None,
     tensor_parallel: TensorParallel = None,
     examples: Examples = EXAMPLES,
+    tensorrt_llm_python: TrtLlmPython = None,
     device: Device = "auto",
     work: Work = _ARTIFACTS / "build",
 ) -> None:
@@ -131,7 +141,7 @@ def build(
         output = output or _ARTIFACTS / "deployments" / name
         request = BuildRequest(
             model, gpu, precision, _command(), output, work, engine, flow, plan, data, settings, tuple(keep or ()),
-            kl_budget, examples, device,
+            kl_budget, examples, tensorrt_llm_python, device,
         )  # fmt: skip
         _print_dry_run(request, verbose) if dry_run else _run(request)
 

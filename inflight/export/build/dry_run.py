@@ -5,6 +5,7 @@ Nothing runs and nothing is written.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from inflight.export.build import steps
 from inflight.export.build.blueprint import Blueprint
 from inflight.export.build.request import DataRequest
+from inflight.export.interpreters import ENVIRONMENT_VARIABLE as VARIABLE
 from inflight.export.plan.rows import summary
 from inflight.export.quantize.schemes import SCHEMES
 from inflight.trtllm.arguments import llm_arguments
@@ -34,6 +36,7 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
             "flow": blueprint.flow,
             "because": list(blueprint.reasons),
         },
+        "interpreters": _interpreters(blueprint, "Inflight's own"),
         "plan": blueprint.plan.as_dict(),
         "quantize": _quantize(blueprint),
         "compile": _compile(blueprint),
@@ -59,11 +62,26 @@ def as_summary(blueprint: Blueprint) -> str:
         ),
         "stages",
         *_pairs(*_stage_lines(blueprint)),
+        "interpreters",
+        *_pairs(*_interpreters(blueprint, sys.executable).items()),
         *(["because"] if blueprint.reasons else []),
         *(f"  {reason}" for reason in blueprint.reasons),
         "Nothing was run and nothing was written. --verbose prints every command and setting.",
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _interpreters(blueprint: Blueprint, own: str) -> dict[str, str]:
+    """Return which Python runs which stage."""
+    if blueprint.flow != "tensorrt":
+        return {"all stages": own}
+    named = blueprint.request.tensorrt_llm_python
+    found = (
+        str(named)
+        if named
+        else f"the first python3 that has TensorRT-LLM; --tensorrt-llm-python or {VARIABLE} names it"
+    )
+    return {"plan, quantize": own, "compile": found, "verify, write": own}
 
 
 def _size(size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,12 +18,12 @@ from inflight.export.build.write import Parts, require_replaceable, write_deploy
 from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.compile.run import require_tools
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet
+from inflight.export.interpreters import detect_machine
 from inflight.export.plan.detect import cpu_threads
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu
 from inflight.export.progress import Progress
 from inflight.export.quantize.sensitivity import choose_kept, read_sensitivities
 from inflight.export.stages import Stages, require_writable
-from inflight.machine import Machine
 from inflight.manifest import record_files
 from inflight.text.tokenizer import Tokenizer
 
@@ -51,13 +52,13 @@ class Build:
         self._show, self._progress = show, progress
         torch.set_num_threads(cpu_threads())  # a thread that waits for a busy core would stall every layer
         self._stages = Stages(request.work, show)
-        self._machine = Machine.detect()
         self._source = inspect(request.model)
         self._source.require_weights()
         for directory in (request.work, request.output.absolute().parent):
             require_writable(directory)
         self._gpu = self._find_gpu(request.gpu)
         self._blueprint = draw(request, self._source, self._gpu)
+        self._machine = detect_machine(self._blueprint.tools)
         self._require_compiler()
         require_replaceable(request.output)
         tokenizer = Tokenizer.from_checkpoint(self._source.directory)
@@ -67,6 +68,8 @@ class Build:
         self._materials = steps.Materials(tokenizer, calibration, held_out, data, _device(request.device))
         for reason in self._blueprint.reasons:
             show("plan", reason)
+        if self._blueprint.flow == "tensorrt":
+            show("plan", f"{sys.executable} quantizes and verifies; {self._blueprint.python} compiles")
         if data.is_default and self._blueprint.quantizes:
             show("plan", f"calibrating and measuring with {DEFAULT_DESCRIPTION}")
 

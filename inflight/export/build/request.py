@@ -62,5 +62,7 @@ class BuildRequest:
     """Mixed precision: the most sensitive layers stay in 16 bit until the others lose no more than this, in nats."""
     examples: Path = EXAMPLES
     """TensorRT-LLM's example scripts, for its TensorRT flow."""
+    tensorrt_llm_python: Path | None = None
+    """TensorRT-LLM's interpreter; None: it is looked for."""
     device: str = "auto"
     """Where quantization and measurement run: cpu, cuda, or auto."""

@@ -14,9 +14,10 @@ import psutil
 
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
-from inflight.export.build.blueprint import Blueprint
+from inflight.export.build.blueprint import READABLE, Blueprint
 from inflight.export.build.request import DataRequest
 from inflight.export.build.settings import ENGINE, MODEL
+from inflight.export.checkpoint import Checkpoint
 from inflight.export.compile.run import Command, run_commands
 from inflight.export.compile.steps import compile_steps
 from inflight.export.data import DataSet, Example
@@ -122,6 +123,8 @@ def compile_engine(blueprint: Blueprint, materials: Materials, out: Path, progre
     texts = (materials.tokenizer.decode(example.tokens) for example in materials.examples())
     (out / "calibration").mkdir()
     (out / "calibration" / "calibration.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if not blueprint.is_readable:
+        _link_readable(blueprint.checkpoint, out / READABLE)
     steps = commands(blueprint, out)
 
     def show(line: str) -> None:
@@ -130,6 +133,12 @@ def compile_engine(blueprint: Blueprint, materials: Materials, out: Path, progre
     run_commands(steps, out / "logs", show)
     size = sum(file.stat().st_size for file in (out / ENGINE).iterdir())
     return f"{_megabytes(size)} for compute capability {blueprint.gpu.compute_capability}"
+
+
+def _link_readable(checkpoint: Checkpoint, target: Path) -> None:
+    """Lay out a checkpoint with a ``config.json`` that TensorRT-LLM's tools, on transformers 4, read right."""
+    link_files(sorted(path for path in checkpoint.directory.iterdir() if path.is_file()), target)
+    write_config(checkpoint.directory, target)
 
 
 def verify(blueprint: Blueprint, materials: Materials, quantized: Path, out: Path, progress: Progress) -> str:

@@ -18,9 +18,9 @@ from inflight.errors import DeploymentError
 from inflight.export.build import steps
 from inflight.export.build.blueprint import Blueprint
 from inflight.export.build.settings import ENGINE, MODEL
+from inflight.export.interpreters import detect_machine
 from inflight.export.stages import fresh_directory, require_space
 from inflight.export.verify.checks import check
-from inflight.machine import Machine
 from inflight.manifest import FILE_NAME as MANIFEST
 from inflight.manifest import Inputs, Manifest, read_manifest, record_files, require_files, write_manifest
 
@@ -110,7 +110,7 @@ def _manifest(
     settings: str,
     directory: Path,
 ) -> Manifest:
-    machine, plan, compiled = Machine.detect(), blueprint.plan, blueprint.flow == "tensorrt"
+    machine, plan, compiled = detect_machine(blueprint.tools), blueprint.plan, blueprint.flow == "tensorrt"
     return Manifest(
         created=datetime.now(UTC).replace(microsecond=0),
         command=blueprint.request.command,

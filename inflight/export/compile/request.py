@@ -47,10 +47,17 @@ class CompileRequest:
     converted_dir: Path = Path()
     """Where the TensorRT-LLM checkpoint goes that lies between the two; beside ``output_dir`` by default."""
     examples: Path = EXAMPLES
+    python: str = "python3"
+    """TensorRT-LLM's interpreter, which runs the scripts."""
+    trtllm_build: str = "trtllm-build"
+    model_dir: Path = Path()
+    """What the tools read in place of ``checkpoint``, once it is there: the same with another ``config.json``."""
 
     def __post_init__(self) -> None:
         if self.converted_dir == Path():
             object.__setattr__(self, "converted_dir", self.output_dir.with_name(f"{self.output_dir.name}.checkpoint"))
+        if self.model_dir == Path():
+            object.__setattr__(self, "model_dir", self.checkpoint)
         object.__setattr__(self, "flow", choose_flow(self.precision, self.compute_capability, self.flow))
 
     @property

@@ -81,7 +81,7 @@ def _run(command: Command, log: Path, progress: Callable[[str], None]) -> None:
         file.write(f"{command}\n")
         process = subprocess.Popen(
             command.argv,
-            env=os.environ | dict(command.environment),
+            env=_environment(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -103,6 +103,17 @@ def _run(command: Command, log: Path, progress: Callable[[str], None]) -> None:
     missing = [path for path in command.produces if not path.is_file()]
     if missing:
         raise DeploymentError(f"could not {command.purpose}: {missing[0]} was not written; its log is {log}")
+
+
+def _environment(command: Command) -> dict[str, str]:
+    """Return the tool's environment: programs of its own come first, and nothing leads it to our packages."""
+    program = Path(command.argv[0])
+    if not program.is_absolute():
+        return os.environ | dict(command.environment)
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    path = f"{program.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    return environment | {"PATH": path} | dict(command.environment)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -14,7 +14,6 @@ from inflight.export.compile.run import Command
 from inflight.speculation import draft_length, draft_tree
 from inflight.text.checkpoint import read_json
 
-_PYTHON = "python3"
 _CONVERTERS = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -86,7 +85,7 @@ def _convert(request: CompileRequest, architecture: str) -> Command:
 
 def _converter_flags(request: CompileRequest) -> dict[str, Any]:
     return {
-        "model_dir": request.checkpoint,
+        "model_dir": request.model_dir,
         "output_dir": request.converted_dir,
         "dtype": request.format.dtype,
         "tp_size": request.tensor_parallel_size,
@@ -109,7 +108,7 @@ def _quantize(request: CompileRequest) -> Command:
     if request.format.qformat == "full_prec" and request.kv_dtype == "fp8":
         raise DeploymentError(f"kv_dtype fp8 needs a quantized precision here, not {request.precision}")
     flags: dict[str, Any] = {
-        "model_dir": request.checkpoint,
+        "model_dir": request.model_dir,
         "output_dir": request.converted_dir,
         "dtype": request.format.dtype,
         "qformat": request.format.qformat,
@@ -138,7 +137,7 @@ def _script(
     directory = request.converted_dir
     ranks = (directory / f"rank{rank}.safetensors" for rank in range(request.ranks))
     return Command(
-        purpose, (_PYTHON, script, *words), (directory / "config.json", *ranks), environment=environment or {}
+        purpose, (request.python, script, *words), (directory / "config.json", *ranks), environment=environment or {}
     )
 
 
@@ -170,4 +169,4 @@ def _build(request: CompileRequest, architecture: str) -> Command:
     flags.check(architecture, request.precision, request.tensor_parallel_size, request.compute_capability)
     engines = (request.output_dir / f"rank{rank}.engine" for rank in range(request.ranks))
     produces = (request.output_dir / "config.json", *engines)
-    return Command("compile the engine", ("trtllm-build", *flags.arguments()), produces)
+    return Command("compile the engine", (request.trtllm_build, *flags.arguments()), produces)

@@ -98,13 +98,14 @@ def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
     ))  # fmt: skip
 
 
-def full_step(size: StepSize, longest: int, block_size: int, context_rows: int) -> list[Chunk]:
+def full_step(size: StepSize, longest: int, block_size: int, blocks: int, context_rows: int) -> list[Chunk]:
     """Return the largest step: prompts, as many as may be, each of which gets a token and whatever else can be asked.
 
     Args:
         size: of the step.
         longest: tokens that a sequence may have.
-        block_size: of the KV cache; all sequences have the same blocks, the first ones: what they hold is of no use.
+        block_size: tokens per block of the KV cache.
+        blocks: of which all sequences have the first ones, again and again: what they hold is of no use.
         context_rows: tokens whose context logits are on the device at a time; the first prompt has so many.
     """
     count = min(size.sequences, size.tokens)
@@ -114,6 +115,6 @@ def full_step(size: StepSize, longest: int, block_size: int, context_rows: int) 
         room -= more
         request = Request([0] * (1 + more), everything(1, context_logits=index == 0))
         sequence = Sequence(request, index, index, longest + 1, None)
-        sequence.table = BlockTable(Blocks(range(-(-(1 + more) // block_size))), 0, 0)
+        sequence.table = BlockTable(Blocks(index % blocks for index in range(-(-(1 + more) // block_size))), 0, 0)
         chunks.append(Chunk(sequence, 0, 1 + more))
     return chunks

@@ -107,17 +107,21 @@ class ModelRunner:
     def _size_step(self, config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> tuple[EngineConfig, int]:
         """Return the settings with the sizes of a step settled, and the bytes that the largest step takes.
 
-        It is computed with a cache of its own, just large enough, before the real one takes the rest of the memory.
+        It is computed before the cache takes the rest of the memory, with one of a single block, which is all that
+        kernels need to compute what nobody reads; without kernels, with one just large enough.
         """
-        longest = min(self.max_length, config.max_tokens_per_step)
-        self._use(loaded.make_kv_tensors(-(-longest // self._block_size), self._block_size), config.max_batch_size)
+        longest, blocks = min(self.max_length, config.max_tokens_per_step), 1
+        self._use(loaded.make_kv_tensors(blocks, self._block_size), config.max_batch_size)
+        if self._kernels is None:
+            blocks = -(-longest // self._block_size)
+            self._kv = loaded.make_kv_tensors(blocks, self._block_size)
 
         def compute(size: StepSize) -> None:
-            chunks = full_step(size, longest, self._block_size, _CONTEXT_ROWS)
+            chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS)
             sample(self.run(chunks, ())[0], rows(chunks))
 
         sized = size_step(config, memory, compute)
-        self._use(loaded.make_kv_tensors(1, self._block_size), 1)  # as good as none
+        del self._kv
         return sized.config, sized.peak
 
     @property

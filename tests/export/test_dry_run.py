@@ -135,3 +135,14 @@ if __name__ == "__main__":
         text = dry_run(options, "--verbose")
         (GOLDEN / f"{name}.yaml").write_text(text)
         print(f"{name}: {len(text.splitlines())} lines")
+
+
+def test_beside_adapters_there_are_no_cuda_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TensorRT-LLM's PyTorch flow refuses both together."""
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "settings.yaml").write_text("tensorrt_llm: {lora: {a: adapter}}\n")
+    options = f"{DRY_RUNS['llama-3.1-8b-b200-nvfp4']} --settings {tmp_path}/settings.yaml"
+    document = yaml.safe_load(dry_run(options, "--verbose"))
+    assert document["compile"]["LLM"]["cuda_graph_config"] is None
+    assert "cuda_graph_batch_sizes" not in document["write"]["deployment.yaml"]["tensorrt_llm"]

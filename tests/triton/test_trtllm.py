@@ -14,14 +14,18 @@ import pytest
 
 from inflight import errors
 from inflight.client import Client, GenerateOptions
+from inflight.deployment import load_deployment
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.errors import DeploymentError
+from inflight.serve.command import override_server
+from inflight.serve.server import TritonServer, free_ports
 from inflight.text.tokenizer import Tokenizer
 from tests.triton.conftest import Running, on_engine, run
 from tests.triton.metrics_page import read_metric, wait_until
 from tests.trtllm.conftest import ask, deployment
 from tests.trtllm.conftest import run as generate
+from tests.trtllm.fake import InstallationWithFake
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +90,27 @@ def test_a_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DeploymentError, match=r"TensorRT-LLM 1.1.0 is installed, 1.2.x is served") as said:
         next(run(on_engine("trtllm", tmp_path)))
     assert "model.py" not in str(said.value), "a traceback is for the log"
+
+
+def test_a_start_that_takes_too_long_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faults.json").write_text('{"start_s": 60}')
+    monkeypatch.setenv("FAKE_TENSORRT_LLM", str(tmp_path / "faults.json"))
+    http, grpc, metrics = free_ports(3)
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+    given = load_deployment(on_engine("trtllm", tmp_path, server={"start_timeout_s": 4}))
+    server = TritonServer(tmp_path, override_server(given, ports), InstallationWithFake.find())
+    try:
+        server.start()
+        with pytest.raises(DeploymentError, match=r"not ready within 4 s \(server.start_timeout_s\)"):
+            server.wait_ready()
+    finally:
+        server.stop(at_once=True)
+
+
+def test_what_tensorrt_llm_refuses_late_is_an_invalid_request(guided_server: Running) -> None:
+    guide = GenerateOptions(guided_decoding_guide_type="regex", guided_decoding_guide="(")
+    with Client(guided_server.grpc) as client, pytest.raises(errors.InvalidRequest, match="TensorRT-LLM refuses the"):
+        client.generate(QUESTION, guide)
 
 
 def test_a_hang_fails_the_requests_and_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,11 +183,15 @@ def test_a_fault_of_one_request_is_its_own(
     assert not died.is_set()
 
 
-def test_what_is_refused_late_is_the_requests_own_fault(start: Start, prompt: list[int]) -> None:
+def test_what_is_refused_late_is_the_requests_own_fault(start: Start, prompt: list[int], set_fault: SetFault) -> None:
     engine = start(deployment(tensorrt_llm={"guided_decoding": "xgrammar"}))
     [output] = run(engine, ask(prompt, guide=Guide("regex", "(")))
     assert isinstance(output.error, InvalidRequest)
     assert "TensorRT-LLM refuses the request: missing ), unterminated subpattern" in str(output.error)
+    set_fault(refuse="Token ID out of range")
+    [output] = run(engine, ask(prompt))
+    assert isinstance(output.error, InvalidRequest)
+    assert str(output.error) == "TensorRT-LLM refuses the request: Token ID out of range"
     assert engine.stats.prompt_tokens == 0
 
 

@@ -144,9 +144,11 @@ def test_quotients_halfway_between_two_integers_go_to_the_even_one() -> None:
 
 
 def test_a_layer_s_cache_may_be_larger_than_32_bits_reach() -> None:
-    stride, count = 1 << 30, 4  # elements from head to head: in 32 bits, the last head would come before the first
-    memory = torch.empty(count * stride + 64, dtype=torch.float8_e4m3fn)  # only pages that are stored to are touched
-    keys, values = (memory[stride + start :].as_strided((count, 2, 16), (stride, 16, 1)) for start in (0, 32))
+    stride, count = 1 << 30, 4  # elements from head to head: in 32 bits, the last two heads would come before the first
+    memory = torch.empty(
+        (count + 1) * stride + 64, dtype=torch.float8_e4m3fn
+    )  # only pages that are stored to are touched
+    keys, values = (memory[2 * stride + start :].as_strided((count, 2, 16), (stride, 16, 1)) for start in (0, 32))
     ones = torch.ones(()).expand(count, 2)
     key, value = torch.arange(2.0 * count * 16).view(2, 1, count, 16).to(torch.float8_e4m3fn).float()
     store(key, value, torch.tensor([1], dtype=torch.int32), StoredKv(keys, values, ones, ones))

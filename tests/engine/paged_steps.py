@@ -86,12 +86,14 @@ def both(
     return seen, expected
 
 
-def kernels_see(tensors: KvTensors, spans: list[Span], block_size: int, *step: object) -> Tensor:
+def kernels_see(
+    tensors: KvTensors, spans: list[Span], block_size: int, *step: object, one_tile: bool = False
+) -> Tensor:
     """Return what a step's attention by the kernels is; ``step``: what the model calls it with."""
     tokens = spans[-1].first + spans[-1].count
     tables = BlockTables(len(spans), BLOCKS, block_size, tensors.keys.device)
     _, layout = StepLayout.of(TokenIds([0] * tokens), spans, tables)
-    return KernelAttention(stored_layers(tensors), layout, block_size)(*step)
+    return KernelAttention(stored_layers(tensors), layout, block_size, one_tile)(*step)
 
 
 def activations(

@@ -6,6 +6,9 @@ in float16, where weights are rounded before they are summed. The interpreter ca
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.engine.paged_steps import CPU, MIXED, activations, both, filled, kernels_see, shape, spans_of
+from inflight.engine.attention import kernels, tiles
+from inflight.engine.attention.block_tables import BlockTables
+from inflight.engine.attention.kernel_attention import KernelAttention, StepLayout, stored_layers
+from inflight.engine.attention.paged import Span
+from inflight.engine.attention.plan import Plan, plan
+from inflight.engine.transfer import TokenIds
+from tests.engine.paged_steps import BLOCKS, CPU, MIXED, activations, both, filled, kernels_see, shape, spans_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # numpy's; a GPU says nothing
 
@@ -50,13 +59,18 @@ def rows_are_multiplied_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the interpreter multiply tiles as a GPU does: a row's result does not depend on its place in the tile.
 
     It multiplies with numpy, whose OpenBLAS adds up some rows of a matrix in another order than the rest, on AVX2 and
-    on AMD's processors. The kernels choose the tiles and their order, and these are what the test is about.
+    on AMD's processors. The kernels choose the tiles and their order, and these are what the test is about. bfloat16,
+    whose bits it holds in integers, is multiplied as a GPU does: in float32.
     """
     interpreter = pytest.importorskip("triton.runtime.interpreter")
+    bfloat16 = interpreter.tl.bfloat16
+
+    def numbers(x: Any) -> np.ndarray:
+        return (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == bfloat16 else x.data
 
     def create_dot(_: object, a: Any, b: Any, total: Any, *__: object) -> Any:
         result = total.data.copy()
-        for column, row in zip(a.data.T, b.data, strict=True):
+        for column, row in zip(numbers(a).T, numbers(b), strict=True):
             result += np.multiply.outer(column, row, dtype=result.dtype)
         return interpreter.TensorHandle(result, total.dtype.scalar)
 
@@ -84,3 +98,101 @@ def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int
         spans = [type(span)(0, span.start, 1, span.blocks)]
         parts.append(step(alone, spans, slice(span.first, span.first + 1)))
     assert torch.equal(torch.cat(parts), together)
+
+
+@pytest.mark.usefixtures("rows_are_multiplied_alike")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("context", [100, 250, 600, 2000])
+def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
+    context: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, last = shape(6, 2, 32), 40
+    whole = spans_of([(context - last, last + 1)], 64)
+    query, key, value = activations(config, whole, dtype, CPU)
+
+    def seen(*counts: int, processors: int = 4, one_tile: bool = False) -> torch.Tensor:
+        """Return what the tokens see, so many of them in each step."""
+        monkeypatch.setattr(tiles, "card_of", lambda _: tiles.Card(90, processors))
+        tensors, parts, start = filled(config, whole, 64, dtype, "", CPU), [], 0
+        for count in counts:
+            spans, rows = [Span(0, whole[0].start + start, count, whole[0].blocks)], slice(start, start + count)
+            step = (0, query[rows], key[rows], value[rows], None, config.attention_scale)
+            parts.append(kernels_see(tensors, spans, 64, *step, one_tile=one_tile))
+            start += count
+        return torch.cat(parts)
+
+    together = seen(last + 1)
+    assert together.isfinite().all()
+    drafts = 5
+    assert torch.equal(seen(last - drafts, drafts, 1), together)
+    assert torch.equal(seen(last, 1, processors=1), together), "it depends on how the keys are divided"
+    assert torch.equal(seen(last, 1, processors=200), together), "it depends on how the keys are divided"
+    assert torch.equal(seen(last - 1, 1, 1, one_tile=True), together)
+
+
+@pytest.mark.usefixtures("rows_are_multiplied_alike")
+@pytest.mark.parametrize("window", [None, 300])
+def test_keys_are_divided_among_programs_as_there_is_room(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, spans = shape(6, 2, 32), spans_of([(900, 1), (70, 5), (640, 20), (3, 1)], 64)
+    step = (0, *activations(config, spans, torch.float16, CPU), window, config.attention_scale)
+    plans: list[Plan] = []
+
+    def attend(*arguments: Any) -> None:
+        plans.append(arguments[4])
+        launched(*arguments)
+
+    launched = kernels.attend
+    monkeypatch.setattr(kernels, "attend", attend)
+    monkeypatch.setattr(tiles, "card_of", lambda _: tiles.Card(90, 16))
+    room, results = kernels._PART_BYTES, []
+    part = 4 * config.num_kv_heads * 16 * (config.head_dim + 4)
+    for bytes_ in (room, 16 * part, 0):
+        monkeypatch.setattr(kernels, "_PART_BYTES", bytes_)
+        results.append(kernels_see(filled(config, spans, 64, torch.float16, "", CPU), spans, 64, *step))
+    divided = [(plan.bases >= 0).tolist() for plan in plans]
+    assert divided == [[True, False, True, False], [True, False, False, False], [False] * 4]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
+    rng = random.Random(5)
+    for _ in range(10):
+        lengths = [(rng.choice((0, 5, 700, 5000)), rng.choice((1, 1, 3, 20))) for _ in range(rng.choice((1, 9, 150)))]
+        table = torch.tensor([(0, *length) for length in lengths], dtype=torch.int32)
+        members, tile = torch.arange(len(lengths), dtype=torch.int32), tiles.Tile(16, 64, 4, 2)
+        shares, window = rng.choice((1, 30)), rng.choice((None, 1000))
+        made = plan(table, members, 20, tile, 3, window, shares, 10**6)
+        work, parts = Counter[tuple[int, int, int]](), Counter[int]()
+        units = [unit for unit in made.units[:, :5].tolist() if unit[0] >= 0]
+        for span, first_row, begin, stop, slot in units:
+            work.update((span, first_row, key_tile) for key_tile in range(begin, stop))
+            parts.update(range(slot, slot + stop - begin) if slot >= 0 else ())
+        expected = Counter(
+            (span, first_row, key_tile)
+            for span, (start, count) in enumerate(lengths)
+            for first_row in range(0, count * 3, 16)
+            for key_tile in range(max(start - window + 1, 0) // 64 if window else 0, -(-(start + count) // 64))
+        )
+        assert work == expected
+        assert set(parts.values()) <= {1}
+        share = max(1, -(-expected.total() // shares))
+        assert all(stop - begin <= share for _, _, begin, stop, _ in units)
+        assert {(span, row) for span, row, *_ in units} >= {(span, 0) for span in range(len(lengths))}
+
+
+def test_heads_far_apart_are_found() -> None:
+    """A cache of many gigabytes, of which only a few pages are there."""
+    config, spans = shape(3, 3, 32), spans_of([(30, 1), (9, 40)], 16)
+    near = filled(config, spans, 16, torch.float32, "int8", CPU)
+    step = (0, *activations(config, spans, torch.float32, CPU, "int8"), None, config.attention_scale)
+    expected = kernels_see(near, spans, 16, *step)
+    stride, (heads, slots, dim) = 2**30, near.keys[0].shape
+    memory = torch.empty(2**31 + heads * stride, dtype=torch.int8)
+    layer = stored_layers(near)[0]
+    keys, values = (memory.as_strided((heads, slots, dim), (stride, dim, 1), 2**31 + at) for at in (0, slots * dim))
+    keys.copy_(layer.keys)
+    values.copy_(layer.values)
+    _, layout = StepLayout.of(TokenIds([0] * 41), spans, BlockTables(2, BLOCKS, 16, CPU))
+    far = replace(layer, keys=keys, values=values)
+    assert torch.equal(KernelAttention([far], layout, 16)(*step), expected)

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.engine.attention import kernels
+from inflight.engine.attention import plan
 from inflight.engine.attention.paged import Span
 from inflight.engine.kv.blocks import Blocks
 
-HEADER = int(kernels.HEADER.value)
+HEADER = int(plan.HEADER.value)
 
 
 class StepPlaces(NamedTuple):

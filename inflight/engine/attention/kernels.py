@@ -1,12 +1,18 @@
 """Paged attention in the Triton language: the kernels, and their launches.
 
 One kernel serves prefill and decode. A program takes a tile of rows, each a query of one head; the heads of a group
-share keys and values, so they lie in one tile and read them once. It walks over tiles of keys with a running maximum
-and a running sum (FlashAttention, arXiv:2205.14135). Where rows are few, the keys are split among programs, and a
-second kernel combines what they have seen (Flash-Decoding, PyTorch blog, October 2023).
+share keys and values, so they lie in one tile and read them once. It walks over tiles of keys (FlashAttention,
+arXiv:2205.14135). Where rows are few, the tiles of keys are divided among programs, and a second kernel combines what
+they have seen (Flash-Decoding, PyTorch blog, October 2023).
 
-Tiles of keys begin at multiples of their size and a sequence's keys are split by its own length alone: what a token
-sees is added up in the same order whatever its chunk and whatever else is in the batch.
+There is one order of sums. Tiles of keys begin at multiples of their size. What a row sees of a tile, with its largest
+score and its sum of weights, depends on nothing but the row and the tile; and ``_fold`` adds the tiles up one by one in
+the order of their positions, in the program that has seen them or in the kernel that combines. So a token sees the same
+whether it is alone or in a chunk, whatever else is in the batch, and however many programs its keys are divided among
+(``plan``). Nothing is fused into a multiply-add but what says so: the compiler would choose differently in each kernel.
+
+What is left to the hardware is how a tile is multiplied, and the order in which a tile's weights are added up: both
+follow from the tile's rows. ``tiles.common_tile`` is for those who want that to be equal too.
 
 The kernels know block tables and strides, not sequences; ``kernel_attention`` prepares both.
 """
@@ -18,107 +24,147 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight.engine.attention.plan import HEADER, UNIT, Plan
 from inflight.engine.attention.store import StoredKv
+from inflight.engine.attention.tiles import Tile
 
-HEADER = tl.constexpr(3)
-"""Columns of a span before its blocks: its first row in the packed tokens, its start in the sequence, its tokens."""
-MAX_SPLITS = 32
-_TILES_PER_SPLIT = 4
-"""At least: a shorter split costs more than it gains."""
-_EVERYTHING = 1 << 30
-"""A window that no sequence exceeds."""
-_VARYING = ["spans", "members", "span_tiles", "span_stride"]
+_PART_BYTES = 64 << 20
+"""Memory for parts, at most: what does not fit is not split."""
+_VARYING = ["spans", "units", "members", "span_stride", "longest"]
 """What differs from step to step: a kernel is not to be compiled again for where it happens to lie."""
 _LOG2_E = 1.4426950408889634
+_SUMS = tl.constexpr(4)
+"""Columns of a part after its values: the largest score (base 2) and the sum of weights; two are for alignment."""
+_UNROLLED = 16
+"""Parts that are loaded together."""
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_kernel(
-    query, keys, values, out, peaks, spans, members, span_tiles, key_scales, value_scales, scale, window,
-    query_token, query_head, keys_head, keys_slot, values_head, values_slot, scale_head, scale_slot,
-    out_token, out_head, span_stride,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES_PER_SPLIT: tl.constexpr,
+    query, keys, values, out, parts, spans, units, key_scales, value_scales, scale,
+    query_token, keys_head, keys_slot, scale_head, scale_slot, span_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Attend with one tile of rows over the keys, or over one split of them.
+    """Attend with one tile of rows over the tiles of keys of one unit.
 
-    Row ``r`` of a span is its token ``r // GROUP`` in the group's head ``r % GROUP``. Without splits ``out`` is
-    ``[tokens, heads, head_dim]``; with them, float32 ``[members, heads, splits, head_dim]``, and ``peaks``
-    ``[members, heads, splits]`` has the base-2 logarithm of each split's sum of weights.
+    Row ``r`` of a span is its token ``r // GROUP`` in the group's head ``r % GROUP``. ``PLACES`` is how many rows of a
+    tile leave parts ``[slots, kv_heads, PLACES, HEAD_DIM + _SUMS]``; 0: nothing is split.
     """
-    member, kv_head, split = tl.program_id(0) // span_tiles, tl.program_id(1), tl.program_id(2)
-    span = spans + tl.load(members + member).to(tl.int64) * span_stride
-    first, start, count = tl.load(span).to(tl.int64), tl.load(span + 1), tl.load(span + 2)
-    first_row = tl.program_id(0) % span_tiles * ROWS
-    if first_row >= count * GROUP:
+    unit = units + tl.program_id(0) * UNIT
+    index = tl.load(unit)
+    if index < 0:
         return
+    first_row, begin, stop, slot = tl.load(unit + 1), tl.load(unit + 2), tl.load(unit + 3), tl.load(unit + 4)
+    kv_head = tl.program_id(1).to(tl.int64)  # times a stride it may exceed 32 bits
+    span = spans + index.to(tl.int64) * span_stride
+    first, start, count = tl.load(span).to(tl.int64), tl.load(span + 1), tl.load(span + 2)
     rows = first_row + tl.arange(0, ROWS)
-    token, head = rows // GROUP, kv_head * GROUP + rows % GROUP
-    dims = tl.arange(0, WIDTH)
+    token, head, dims = rows // GROUP, kv_head * GROUP + rows % GROUP, tl.arange(0, WIDTH)
     asked = (token < count)[:, None] & (dims < HEAD_DIM)[None, :]
-    place = (first + token)[:, None] * query_token + head[:, None] * query_head + dims[None, :]
+    place = (first + token)[:, None] * query_token + head[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(query + place, mask=asked, other=0.0)
-    # The keys that any row of the tile sees, in tiles.
+    # The keys that any row sees, in tiles; and up to which tile every row sees all keys.
     end = tl.minimum(start + (first_row + ROWS - 1) // GROUP, start + count - 1) + 1
-    begin = tl.maximum(start + first_row // GROUP - window + 1, 0) // KEYS
-    stop = tl.cdiv(end, KEYS)
-    if SPLITS > 1:
-        size = tl.maximum(tl.cdiv(stop - begin, SPLITS), TILES_PER_SPLIT)
-        begin += split * size
-        stop = tl.minimum(begin + size, stop)
-    seen, peak, total = _walk(
-        q, start + token, end, begin, stop, span + HEADER, scale, window,
-        keys + kv_head * keys_head, keys_slot, values + kv_head * values_head, values_slot,
-        key_scales + kv_head * scale_head, value_scales + kv_head * scale_head, scale_slot,
-        HEAD_DIM, WIDTH, BLOCK_SIZE, ROWS, KEYS,
-    )  # fmt: skip
-    seen = seen / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLITS > 1:
-        place = (member.to(tl.int64) * GROUP * tl.num_programs(1) + head) * SPLITS + split
-        tl.store(peaks + place, peak + tl.log2(total), mask=token < count)
-        tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], seen, mask=asked & (total > 0)[:, None])
-    else:
-        place = (first + token)[:, None] * out_token + head[:, None] * out_head + dims[None, :]
-        tl.store(out + place, seen.to(out.dtype.element_ty), mask=asked)
+    part = (slot - begin).to(tl.int64)  # of tile 0, were it there
+    stop = tl.minimum(stop, tl.cdiv(end, KEYS))
+    full = begin
+    if WINDOW:
+        begin = tl.maximum(begin, tl.maximum(start + first_row // GROUP - WINDOW + 1, 0) // KEYS)
+        full = begin
+    elif ROWS > 16:
+        full = tl.minimum(tl.maximum((start + first_row // GROUP + 1) // KEYS, begin), stop)
+    seen = tl.zeros((ROWS, WIDTH), tl.float32)
+    peak, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    stored = (keys + kv_head * keys_head, values + kv_head * keys_head, keys_slot,
+              key_scales + kv_head * scale_head, value_scales + kv_head * scale_head, scale_slot)  # fmt: skip
+    slots = _slots_of(span + HEADER, begin, end, BLOCK_SIZE, KEYS)
+    if ROWS > 16 and not WINDOW:
+        for tile in range(begin, full):
+            one = _see(q, start + token, end, tile, slots, stored, scale, HEAD_DIM, WIDTH, KEYS, WINDOW, True)
+            if PLACES:
+                _leave(parts, part + tile, kv_head, slot >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
+            peak, total, seen = _fold(peak, total, seen, one[0], one[1], one[2])
+            slots = _slots_of(span + HEADER, tile + 1, end, BLOCK_SIZE, KEYS)
+    for tile in range(full, stop):
+        one = _see(q, start + token, end, tile, slots, stored, scale, HEAD_DIM, WIDTH, KEYS, WINDOW, False)
+        if PLACES:
+            _leave(parts, part + tile, kv_head, slot >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
+        peak, total, seen = _fold(peak, total, seen, one[0], one[1], one[2])
+        slots = _slots_of(span + HEADER, tile + 1, end, BLOCK_SIZE, KEYS)
+    place = ((first + token) * tl.num_programs(1) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out + place, _result(total, seen).to(out.dtype.element_ty), mask=asked & (slot < 0))
 
 
 @triton.jit
-def _walk(
-    q, own, end, begin, stop, blocks, scale, window,
-    keys, keys_slot, values, values_slot, key_scales, value_scales, scale_slot,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Walk over the tiles ``begin`` to ``stop`` of keys.
+def _slots_of(blocks, tile, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
+    """Return where the keys of a tile lie."""
+    positions = tile * KEYS + tl.arange(0, KEYS)
+    block = tl.load(blocks + positions // BLOCK_SIZE, mask=positions < end, other=0)
+    return block.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    Returns the weighted sum of values ``[ROWS, WIDTH]``, and by row the largest score (base 2; minus infinity where
-    nothing was seen) and the sum of weights.
+
+@triton.jit
+def _see(
+    q, own, end, tile, slots, stored, scale,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """See one tile of keys; ``FULL``: all rows see all of it.
+
+    Returns by row the largest score (base 2; minus infinity where nothing is seen), the sum of weights, and the
+    weighted sum of values ``[ROWS, WIDTH]``.
     """
-    dims = tl.arange(0, WIDTH)
-    inside = dims < HEAD_DIM
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    seen = tl.zeros((ROWS, WIDTH), tl.float32)
-    for tile in range(begin, stop):
-        positions = tile * KEYS + tl.arange(0, KEYS)
-        there = positions < end
-        block = tl.load(blocks + positions // BLOCK_SIZE, mask=there, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-        k = tl.load(keys + slot[None, :] * keys_slot + dims[:, None], there[None, :] & inside[:, None], other=0.0)
-        key_scale = tl.load(key_scales + slot * scale_slot, there, other=0.0).to(tl.float32)
-        scores = tl.dot(q, _widened(k).to(q.dtype), input_precision="ieee") * (key_scale * scale)[None, :]
-        visible = (positions[None, :] <= own[:, None]) & (positions[None, :] > own[:, None] - window)
+    keys, values, keys_slot, key_scales, value_scales, scale_slot = stored
+    dims, positions = tl.arange(0, WIDTH), tile * KEYS + tl.arange(0, KEYS)
+    there = (positions < end) | FULL
+    inside = there[:, None] & (dims < HEAD_DIM)[None, :]
+    place = slots[:, None] * keys_slot + dims[None, :]
+    scores = tl.dot(q, _widened(tl.load(keys + place, inside, other=0.0)).to(q.dtype).T, input_precision="ieee")
+    plain: tl.constexpr = keys.dtype.element_ty == q.dtype
+    if not plain:
+        scores *= tl.load(key_scales + slots * scale_slot, there, other=0.0).to(tl.float32)[None, :]
+    if not FULL:
+        visible = positions[None, :] <= own[:, None]
+        if WINDOW:
+            visible &= positions[None, :] > own[:, None] - WINDOW
         scores = tl.where(visible, scores, float("-inf"))
-        largest = tl.maximum(peak, tl.max(scores, 1))
-        shift = tl.where(largest == float("-inf"), 0.0, largest)  # a row may see nothing of this tile
-        weights = tl.exp2(scores - shift[:, None])
-        keep = tl.exp2(peak - shift)
-        total = total * keep + tl.sum(weights, 1)
-        v = tl.load(values + slot[:, None] * values_slot + dims[None, :], there[:, None] & inside[None, :], other=0.0)
-        value_scale = tl.load(value_scales + slot * scale_slot, there, other=0.0).to(tl.float32)
-        weighed = (weights * value_scale[None, :]).to(q.dtype)
-        seen = seen * keep[:, None] + tl.dot(weighed, _widened(v).to(q.dtype), input_precision="ieee")
-        peak = largest
-    return seen, peak, total
+    peak = tl.max(scores, 1) * scale
+    shift = tl.where(peak == float("-inf"), 0.0, peak)  # a row may see nothing of this tile
+    weights = tl.exp2(tl.fma(scores, scale, -shift[:, None]))
+    total = tl.sum(weights, 1)
+    if not plain:
+        weights *= tl.load(value_scales + slots * scale_slot, there, other=0.0).to(tl.float32)[None, :]
+    v = _widened(tl.load(values + place, inside, other=0.0)).to(q.dtype)
+    return peak, total, tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+
+
+@triton.jit
+def _fold(peak, total, seen, peak_of_tile, total_of_tile, seen_of_tile):
+    """Return what was seen up to a tile, that tile included."""
+    largest = tl.maximum(peak, peak_of_tile)
+    shift = tl.where(largest == float("-inf"), 0.0, largest)
+    keep, weight = tl.exp2(peak - shift), tl.exp2(peak_of_tile - shift)
+    total = tl.fma(total_of_tile, weight, total * keep)
+    return largest, total, tl.fma(seen_of_tile, weight[:, None], seen * keep[:, None])
+
+
+@triton.jit
+def _result(total, seen):
+    """Return what was seen by the sum of weights; zero where nothing was."""
+    return seen / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit
+def _leave(
+    parts, slot, kv_head, split, row, one, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr
+):  # fmt: skip
+    """Leave what was seen of one tile for the kernel that combines."""
+    dims = tl.arange(0, WIDTH)
+    place = parts + ((slot * tl.num_programs(1) + kv_head) * PLACES + row) * (HEAD_DIM + _SUMS)
+    there = (row < PLACES) & split
+    tl.store(place[:, None] + dims[None, :], one[2], mask=there[:, None] & (dims < HEAD_DIM)[None, :])
+    tl.store(place + HEAD_DIM, one[0], mask=there)
+    tl.store(place + HEAD_DIM + 1, one[1], mask=there)
 
 
 @triton.jit
@@ -129,85 +175,97 @@ def _widened(stored):
 
 @triton.jit(do_not_specialize=_VARYING)
 def _combine_kernel(
-    partial, peaks, out, spans, members, out_token, out_head, span_stride,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    parts, out, spans, members, bases, span_stride, longest,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PLACES: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
-    """Weigh the splits of one token's head against each other; where all are empty the result is zero."""
-    member, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    place = (member * tl.num_programs(1) + head) * SPLITS + splits
-    peak = tl.load(peaks + place)
-    used = peak != float("-inf")
-    largest = tl.max(peak, 0)
-    weights = tl.exp2(peak - tl.where(largest == float("-inf"), 0.0, largest))
-    mask = used[:, None] & (dims < HEAD_DIM)[None, :]
-    parts = tl.load(partial + place[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
-    total = tl.sum(weights, 0)
-    seen = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    first = tl.load(spans + tl.load(members + member).to(tl.int64) * span_stride).to(tl.int64)
-    target = out + first * out_token + head * out_head + dims
-    tl.store(target, seen.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    """Fold the tiles that one token's head has seen, if they were divided among programs."""
+    member, token = tl.program_id(0) // longest, tl.program_id(0) % longest
+    base = tl.load(bases + member)
+    if base < 0:
+        return
+    span = spans + tl.load(members + member).to(tl.int64) * span_stride
+    first, start, count = tl.load(span).to(tl.int64), tl.load(span + 1), tl.load(span + 2)
+    if token >= count:
+        return
+    head = tl.program_id(1).to(tl.int64)
+    row = token * GROUP + head % GROUP
+    begin, of_span = start * 0, start * 0
+    if WINDOW:
+        of_span = tl.maximum(start - WINDOW + 1, 0) // KEYS
+        begin = tl.maximum(start + token - WINDOW + 1, 0) // KEYS
+    stop = (start + token) // KEYS + 1
+    tiles = tl.cdiv(start + count, KEYS) - of_span
+    slot = (base + row // ROWS * tiles - of_span).to(tl.int64)
+    kv_heads = tl.num_programs(1) // GROUP
+    dims = tl.arange(0, WIDTH)[None, :]
+    seen = tl.zeros((1, WIDTH), tl.float32)
+    peak, total = tl.full((1,), float("-inf"), tl.float32), tl.zeros((1,), tl.float32)
+    for at in range(begin, stop, UNROLLED):
+        for ahead in tl.static_range(UNROLLED):
+            tile = at + ahead + tl.arange(0, 1)
+            place = ((slot + tile) * kv_heads + head // GROUP) * PLACES + row % ROWS
+            place, there = parts + place * (HEAD_DIM + _SUMS), tile < stop
+            one = tl.load(place[:, None] + dims, mask=there[:, None] & (dims < HEAD_DIM), other=0.0)
+            peak_of_tile = tl.load(place + HEAD_DIM, mask=there, other=float("-inf"))
+            total_of_tile = tl.load(place + HEAD_DIM + 1, mask=there, other=0.0)
+            peak, total, seen = _fold(peak, total, seen, peak_of_tile, total_of_tile, one)
+    target = out + ((first + token) * tl.num_programs(1) + head) * HEAD_DIM + dims
+    tl.store(target, _result(total, seen).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def attend(
-    query: Tensor, stored: StoredKv, out: Tensor, spans: Tensor, members: Tensor, longest: int, block_size: int,
-    window: int | None, scale: float, splits: int = 1,
+    query: Tensor, stored: StoredKv, out: Tensor, spans: Tensor, plan: Plan, block_size: int, scale: float
 ) -> None:  # fmt: skip
     """Attend over the cache with some spans of the packed tokens.
 
     Args:
-        query: ``[tokens, heads, head_dim]``.
-        stored: keys and values, those of the spans' own tokens among them.
-        out: like ``query``; the rows of the spans are written.
+        query: ``[tokens, heads, head_dim]``; it is copied where a token's heads do not lie together.
+        stored: keys and values, those of the spans' own tokens among them; both with the same strides.
+        out: contiguous, otherwise like ``query``; the rows of the plan's members are written.
         spans: int32 ``[spans, HEADER + blocks]``.
-        members: int32 ``[members]``, which of the spans.
-        longest: tokens of the longest of them.
+        plan: which of the spans, how far back they see, and what each program does.
         block_size: tokens per block.
-        window: how many tokens back attention reaches, itself included; None: all.
-        scale: of the scores.
-        splits: of the keys, a power of two; more than one is for spans of one token.
+        scale: of the scores; positive.
     """
     _, heads, dim = query.shape
-    kv_heads, width, keys = len(stored.keys), _width(dim), key_tile(query.dtype, dim)
-    group = heads // kv_heads
-    rows = _query_tile(query.dtype, dim) if longest > 1 else max(16, triton.next_power_of_2(group))
-    tiles = triton.cdiv(longest * group, rows)
-    parts, peaks = out, out
-    if splits > 1:
-        parts = torch.empty((len(members), heads, splits, dim), dtype=torch.float32, device=query.device)
-        peaks = torch.empty((len(members), heads, splits), dtype=torch.float32, device=query.device)
-    _attend_kernel[(len(members) * tiles, kv_heads, splits)](
-        query, stored.keys, stored.values, parts, peaks, spans, members, tiles, stored.key_scales, stored.value_scales,
-        scale * _LOG2_E, window or _EVERYTHING,
-        *query.stride()[:2], *stored.keys.stride()[:2], *stored.values.stride()[:2],
-        *stored.key_scales.stride(), *out.stride()[:2], spans.stride(0),
-        GROUP=group, HEAD_DIM=dim, WIDTH=width, BLOCK_SIZE=block_size, ROWS=rows, KEYS=keys,
-        SPLITS=splits, TILES_PER_SPLIT=_TILES_PER_SPLIT, num_warps=8 if rows * width >= 128 * 128 else 4,
+    kv_heads, tile, parts = len(stored.keys), plan.tile, out
+    if query.stride()[1:] != (dim, 1):
+        query = query.contiguous()
+    group, width = heads // kv_heads, max(16, triton.next_power_of_2(dim))
+    places = _places(plan.longest, group, tile) if plan.slots else 0
+    if places:
+        shape = (plan.slots, kv_heads, places, dim + _SUMS.value)
+        parts = torch.empty(shape, dtype=torch.float32, device=query.device)
+    sizes = {"GROUP": group, "HEAD_DIM": dim, "WIDTH": width, "WINDOW": plan.window or 0}
+    sizes |= {"ROWS": tile.rows, "KEYS": tile.keys, "PLACES": places}
+    _attend_kernel[(len(plan.units), kv_heads)](
+        query, stored.keys, stored.values, out, parts, spans, plan.units, stored.key_scales, stored.value_scales,
+        scale * _LOG2_E, query.stride(0), *stored.keys.stride()[:2], *stored.key_scales.stride(), spans.stride(0),
+        BLOCK_SIZE=block_size, **sizes, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
-    if splits > 1:
-        _combine_kernel[(len(members), heads)](
-            parts, peaks, out, spans, members, *out.stride()[:2], spans.stride(0),
-            HEAD_DIM=dim, WIDTH=width, SPLITS=splits, num_warps=4,
+    if places:
+        _combine_kernel[(len(plan.members) * plan.longest, heads)](
+            parts, out, spans, plan.members, plan.bases, spans.stride(0), plan.longest,
+            **sizes, UNROLLED=_UNROLLED, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
 
-def num_splits(longest: int, dtype: torch.dtype, head_dim: int) -> int:
-    """Return into how many parts the keys of sequences of up to ``longest`` tokens are split; a power of two."""
-    wanted = triton.cdiv(longest, key_tile(dtype, head_dim) * _TILES_PER_SPLIT)
-    return min(MAX_SPLITS, triton.next_power_of_2(wanted))
+def room_for_parts(longest: int, group: int, kv_heads: int, head_dim: int, tile: Tile, tiles: int) -> int:
+    """Return for how many tiles there is room to leave parts.
+
+    Args:
+        longest: tokens of the longest span.
+        group: heads that share keys.
+        kv_heads: of the model.
+        head_dim: of the model.
+        tile: of the kernel.
+        tiles: more are never needed.
+    """
+    part = 4 * kv_heads * _places(longest, group, tile) * (head_dim + _SUMS.value)
+    return min(tiles, _PART_BYTES // part)
 
 
-def key_tile(dtype: torch.dtype, head_dim: int) -> int:
-    """Return how many keys a tile has: as many as shared memory has room for."""
-    return 32 if dtype == torch.float32 or head_dim > 128 else 64
-
-
-def _query_tile(dtype: torch.dtype, head_dim: int) -> int:
-    """Return how many rows a tile of a chunk has: as many as shared memory has room for."""
-    if dtype == torch.float32:
-        return 32 if head_dim <= 128 else 16
-    return 128 if head_dim <= 128 else 64
-
-
-def _width(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+def _places(longest: int, group: int, tile: Tile) -> int:
+    """Return how many rows of a tile may leave parts."""
+    return group if longest == 1 else tile.rows

@@ -17,7 +17,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from inflight.engine.attention import kernels
+from inflight.engine.attention import kernels, tiles
+from inflight.engine.attention.plan import plan
 from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.cuda.draw import draw
@@ -58,7 +59,7 @@ def main(capability: int) -> None:
     for dtype, cache in product((torch.float32, torch.bfloat16), caches):
         for dim in (128, 256) if cache is None else (128,):
             told[:] = [str(dtype), str(cache or dtype), str(dim)]
-            _attention(dtype, cache or dtype, dim)
+            _attention(tiles.Card(capability, 132), dtype, cache or dtype, dim)
     for dtype in (torch.float32, torch.bfloat16):
         told[:] = [str(dtype), "-", "-"]
         _between(dtype, capability >= 89)
@@ -67,20 +68,26 @@ def main(capability: int) -> None:
     draw(logits, number, 4096 * number, number, number, 0.5 * number)
 
 
-def _attention(dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
+def _attention(card: tiles.Card, dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
     keys = torch.zeros(_KV_HEADS, _SLOTS, dim, dtype=cache)
     scales = torch.ones(_KV_HEADS, _SLOTS, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
     stored = StoredKv(keys, keys, scales, scales)
     key = torch.zeros(4, _KV_HEADS, dim, dtype=dtype)
-    slots = torch.zeros(4, dtype=torch.int32)
-    store(key, key, slots, stored)
+    places = torch.zeros(4, dtype=torch.int32)
+    store(key, key, places, stored)
     heads, table = torch.zeros(4, _HEADS + 2 * _KV_HEADS, dim, dtype=dtype), torch.zeros(9, dim, dtype=dtype)
     for norms in (HeadNorms(), HeadNorms(key[0, 0], key[0, 0], 1e-6, offset=True)):
-        rotate_and_store(heads, (table, slots), slots, stored, norms)
+        rotate_and_store(heads, (table, places), places, stored, norms)
     query = torch.zeros(4, _HEADS, dim, dtype=dtype)
     spans, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    for longest, splits in ((1, 32), (1, 1), (100, 1)):
-        kernels.attend(query, stored, query, spans, members, longest, 16, None, 1.0, splits)
+    group, window = _HEADS // _KV_HEADS, None
+    for tile, longest, slots in (
+        (tiles.short_tile(dtype, dim, group), 1, 9),
+        (tiles.long_tile(card, dtype, dim, group), 100, 0),
+        (tiles.common_tile(dtype, dim, group), 100, 9),
+    ):
+        dealt = plan(spans, members, longest, tile, group, window, 30, slots)
+        kernels.attend(query, stored, query, spans, dealt, 16, 1.0)
 
 
 def _between(dtype: torch.dtype, has_fp8: bool) -> None:

@@ -100,7 +100,7 @@ def test_tokens_that_only_the_device_has_stay_there() -> None:
     tokens, layout = StepLayout.of(ids, mixed, BlockTables(4, 8, 4, CPU))
     assert (tokens.tolist(), tokens.dtype) == ([50, 7, 8, 60], torch.int32)
     assert layout.slots.tolist() == [5 * 4 + 1, 4 * 4 + 2, 4 * 4 + 3, 6 * 4]
-    assert (layout.singles.tolist(), layout.chunks.tolist(), layout.longest_chunk) == ([0, 2], [1], 2)
+    assert (layout.short.tolist(), layout.chunks.tolist(), layout.longest_short) == ([0, 1, 2], [], 2)
 
 
 def test_a_step_sends_what_is_new_in_the_tables() -> None:

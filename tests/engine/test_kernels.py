@@ -106,7 +106,7 @@ def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int
 def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
     context: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, last = shape(6, 2, 32), 40
+    config, last, drafts = shape(3, 1, 16), 33, 5
     whole = spans_of([(context - last, last + 1)], 64)
     query, key, value = activations(config, whole, dtype, CPU)
 
@@ -123,17 +123,18 @@ def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
 
     together = seen(last + 1)
     assert together.isfinite().all()
-    drafts = 5
-    assert torch.equal(seen(last - drafts, drafts, 1), together)
-    assert torch.equal(seen(last, 1, processors=1), together), "it depends on how the keys are divided"
-    assert torch.equal(seen(last, 1, processors=200), together), "it depends on how the keys are divided"
-    assert torch.equal(seen(last - 1, 1, 1, one_tile=True), together)
+    assert torch.equal(seen(last, 1, processors=1), together), "the keys of one program"
+    assert torch.equal(seen(last - drafts, drafts, 1, processors=50), together), "keys divided among programs"
+    if context == 250:
+        assert torch.equal(seen(last, 1, one_tile=True), together)
 
 
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
-@pytest.mark.parametrize("window", [None, 300])
-def test_keys_are_divided_among_programs_as_there_is_room(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, spans = shape(6, 2, 32), spans_of([(900, 1), (70, 5), (640, 20), (3, 1)], 64)
+@pytest.mark.parametrize(("window", "room"), [(None, 16), (300, 8)])
+def test_keys_are_divided_among_programs_as_there_is_room(
+    window: int | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, spans = shape(3, 1, 16), spans_of([(900, 1), (70, 2), (640, 3), (3, 1)], 64)
     step = (0, *activations(config, spans, torch.float16, CPU), window, config.attention_scale)
     plans: list[Plan] = []
 
@@ -143,10 +144,9 @@ def test_keys_are_divided_among_programs_as_there_is_room(window: int | None, mo
 
     launched = kernels.attend
     monkeypatch.setattr(kernels, "attend", attend)
-    monkeypatch.setattr(tiles, "card_of", lambda _: tiles.Card(90, 16))
-    room, results = kernels._PART_BYTES, []
-    part = 4 * config.num_kv_heads * 16 * (config.head_dim + 4)
-    for bytes_ in (room, 16 * part, 0):
+    monkeypatch.setattr(tiles, "card_of", lambda _: tiles.Card(90, 2))
+    part, results = 4 * 16 * (config.head_dim + 4), []
+    for bytes_ in (kernels._PART_BYTES, room * part, 0):
         monkeypatch.setattr(kernels, "_PART_BYTES", bytes_)
         results.append(kernels_see(filled(config, spans, 64, torch.float16, "", CPU), spans, 64, *step))
     divided = [(plan.bases >= 0).tolist() for plan in plans]
@@ -157,8 +157,8 @@ def test_keys_are_divided_among_programs_as_there_is_room(window: int | None, mo
 
 def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
     rng = random.Random(5)
-    for _ in range(10):
-        lengths = [(rng.choice((0, 5, 700, 5000)), rng.choice((1, 1, 3, 20))) for _ in range(rng.choice((1, 9, 150)))]
+    for sequences in (1, 9, 9, 140):
+        lengths = [(rng.choice((0, 5, 700, 5000)), rng.choice((1, 1, 3, 20))) for _ in range(sequences)]
         table = torch.tensor([(0, *length) for length in lengths], dtype=torch.int32)
         members, tile = torch.arange(len(lengths), dtype=torch.int32), tiles.Tile(16, 64, 4, 2)
         shares, window = rng.choice((1, 30)), rng.choice((None, 1000))
@@ -183,7 +183,7 @@ def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
 
 def test_heads_far_apart_are_found() -> None:
     """A cache of many gigabytes, of which only a few pages are there."""
-    config, spans = shape(3, 3, 32), spans_of([(30, 1), (9, 40)], 16)
+    config, spans = shape(3, 3, 16), spans_of([(30, 1), (9, 34)], 16)
     near = filled(config, spans, 16, torch.float32, "int8", CPU)
     step = (0, *activations(config, spans, torch.float32, CPU, "int8"), None, config.attention_scale)
     expected = kernels_see(near, spans, 16, *step)
@@ -193,6 +193,6 @@ def test_heads_far_apart_are_found() -> None:
     keys, values = (memory.as_strided((heads, slots, dim), (stride, dim, 1), 2**31 + at) for at in (0, slots * dim))
     keys.copy_(layer.keys)
     values.copy_(layer.values)
-    _, layout = StepLayout.of(TokenIds([0] * 41), spans, BlockTables(2, BLOCKS, 16, CPU))
+    _, layout = StepLayout.of(TokenIds([0] * 35), spans, BlockTables(2, BLOCKS, 16, CPU))
     far = replace(layer, keys=keys, values=values)
     assert torch.equal(KernelAttention([far], layout, 16)(*step), expected)

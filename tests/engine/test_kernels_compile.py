@@ -18,7 +18,7 @@ def test_they_compile_and_fit(capability: int) -> None:
     lines = [line.split() for line in compiled("compile_kernels", capability)]
     assert {line[0] for line in lines} == {
         f"_{name}_kernel"
-        for name in ("add_rms_norm", "attend", "combine", "find", "gate", "quantize", "store", "total")
+        for name in ("add_rms_norm", "attend", "combine", "find", "gate", "plan", "quantize", "store", "total")
     }
     too_large = [line for line in lines if int(line[-1]) > _SHARED_MEMORY]
     assert not too_large

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from inflight.bench.contact.kernels import REAL, SMALL, Scale
 from inflight.bench.contact.stage import Contact
 from inflight.bench.contact.steps import BLOCK_SIZE, AttentionStep
 from inflight.bench.contact.timing import graph_seconds_of, seconds_of
-from inflight.engine.attention import kernels
+from inflight.engine.attention import kernels, tiles
 
 _KEYS, _ROWS, _WARPS, _STAGES = (32, 64, 128), (64, 128), (4, 8), (2, 3, 4)
 _SHOWN = 3
@@ -69,12 +70,12 @@ class _Kernel:
 
 @contextmanager
 def _chosen(keys: int, rows: int | None, warps: int, stages: int) -> Iterator[None]:
-    settings = {"num_warps": warps, "num_stages": stages}
+    settings, long_tile = {"num_warps": warps, "num_stages": stages}, tiles.long_tile
     kernel = _Kernel(kernels._attend_kernel, settings)
     with (
-        mock.patch.object(kernels, "key_tile", return_value=keys),
+        mock.patch.object(tiles, "_keys", return_value=keys),
         mock.patch.object(kernels, "_attend_kernel", kernel),
-        mock.patch.object(kernels, "_query_tile", wraps=kernels._query_tile, return_value=rows or mock.DEFAULT),
+        mock.patch.object(tiles, "long_tile", lambda *of: replace(long_tile(*of), rows=rows or long_tile(*of).rows)),
     ):
         yield
 

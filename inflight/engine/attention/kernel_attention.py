@@ -65,9 +65,7 @@ class StepLayout:
 class KernelAttention:
     """One step's attention, for all layers. Called by the model; see ``layers.Attend``."""
 
-    def __init__(
-        self, layers: Sequence[StoredKv], layout: StepLayout, block_size: int, one_tile: bool = False
-    ) -> None:
+    def __init__(self, layers: Sequence[StoredKv], layout: StepLayout, block_size: int, one_tile: bool = False) -> None:
         """
         Args:
             layers: the cache's memory; see ``stored_layers``.

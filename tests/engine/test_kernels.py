@@ -54,6 +54,12 @@ def test_a_quantized_cache_in_float32(kind: str) -> None:
     torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture(autouse=True)
+def _few_parts_are_loaded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for parts that are not there."""
+    monkeypatch.setattr(kernels, "_UNROLLED", 2)
+
+
 @pytest.fixture
 def rows_are_multiplied_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the interpreter multiply tiles as a GPU does: a row's result does not depend on its place in the tile.

@@ -67,7 +67,7 @@ class ModelRunner:
         if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
             self.max_length = min(self.max_length, config.num_blocks * config.block_size)
         self.vocab_size = model.vocab_size
-        self._block_size = config.block_size
+        self._block_size, self._one_tile = config.block_size, config.batch_invariant
         self._kernels: CudaForward | None = None
         started = time.perf_counter()
         loaded = load_model(
@@ -98,7 +98,7 @@ class ModelRunner:
 
     def _use(self, tensors: KvTensors, max_batch_size: int) -> None:
         """Keep keys and values there from now on, of at most so many sequences."""
-        self._kv, sizes = tensors, (self._block_size, max_batch_size, self.max_length)
+        self._kv, sizes = tensors, (self._block_size, max_batch_size, self.max_length, self._one_tile)
         if self._kernels is None:
             self._kernels = cuda_forward(self._model, tensors, *sizes)
         else:

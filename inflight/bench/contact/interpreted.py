@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,7 +28,7 @@ class InterpretedForward(CudaForward):
         self.graphs = DecodeGraphs(self.run, self.tables, Rerun)
 
 
-def forward(model: DecoderModel, tensors: KvTensors, *sizes: int) -> CudaForward:
+def forward(model: DecoderModel, tensors: KvTensors, *sizes: Any) -> CudaForward:
     """Put the kernels into a model that is on a CPU, and return what runs its steps; as ``choice.cuda_forward``."""
     fuse_layers(model)
     return InterpretedForward(model, tensors, *sizes)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "0"
 
@@ -29,6 +30,7 @@ from triton.runtime import JITFunction, driver
 from inflight.bench.checkpoints import VOCAB, Shape
 from inflight.bench.contact.sizes import FULL, LARGE
 from inflight.bench.random_weights import RandomShards, write_config
+from inflight.engine.attention import tiles
 from inflight.engine.attention.kernel_attention import StepLayout
 from inflight.engine.attention.paged import Span
 from inflight.engine.checkpoint import load_config, load_model
@@ -40,6 +42,7 @@ from inflight.report.results import provenance
 
 CPU = torch.device("cpu")
 CAPABILITY = 90
+_PROCESSORS = 132
 _BLOCK_SIZE = 16
 _POOL_TOKENS = 65_536
 _SERVED_LENGTH = 33_024
@@ -178,7 +181,8 @@ def _forward(shape: Shape, fp8: bool) -> CudaForward:
 def _launched(forward: CudaForward, spans: Sequence[Span], kernels: dict[str, Kernel]) -> Counter[str]:
     counts: Counter[str] = Counter()
     tokens, layout = StepLayout.of(TokenIds([1] * (spans[-1].first + spans[-1].count)), spans, forward.tables)
-    with _compiled_only(counts, kernels), _Counting(counts):
+    card = mock.patch.object(tiles, "card_of", return_value=tiles.Card(CAPABILITY, _PROCESSORS))
+    with card, _compiled_only(counts, kernels), _Counting(counts):
         forward.run(tokens, layout)
     return counts
 

@@ -77,8 +77,9 @@ def prepare_weights(
 
 
 def cuda_forward(
-    model: DecoderModel, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int
-) -> CudaForward | None:
+    model: DecoderModel, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int,
+    one_tile: bool = False,
+) -> CudaForward | None:  # fmt: skip
     """Put the kernels into a loaded model and return what runs its steps; None: PyTorch alone runs them here.
 
     Arguments are those of ``CudaForward``.
@@ -98,7 +99,7 @@ def cuda_forward(
 
     fuse_layers(model)
     log.info("kernels run attention and what lies between matrix products")
-    return CudaForward(model, tensors, block_size, max_batch_size, max_length)
+    return CudaForward(model, tensors, block_size, max_batch_size, max_length, one_tile)
 
 
 def _has_triton() -> bool:

@@ -32,7 +32,10 @@ class Model(Protocol):
 class CudaForward:
     """Runs a model's steps."""
 
-    def __init__(self, model: Model, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int) -> None:
+    def __init__(
+        self, model: Model, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int,
+        one_tile: bool = False,
+    ) -> None:  # fmt: skip
         """
         Args:
             model: on a CUDA device.
@@ -40,8 +43,9 @@ class CudaForward:
             block_size: tokens per block.
             max_batch_size: sequences of a step.
             max_length: tokens of a sequence.
+            one_tile: of ``KernelAttention``.
         """
-        self._model, self._block_size = model, block_size
+        self._model, self._block_size, self._one_tile = model, block_size, one_tile
         self._device = tensors.keys.device
         # Which device is current is each thread's own affair, and Triton launches on the current one.
         self._here = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
@@ -50,9 +54,11 @@ class CudaForward:
         self.graphs: DecodeGraphs | None = None
         """None until there are some."""
 
-    def with_cache(self, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int) -> CudaForward:
+    def with_cache(
+        self, tensors: KvTensors, block_size: int, max_batch_size: int, max_length: int, one_tile: bool = False
+    ) -> CudaForward:
         """Return the same for another cache; its graphs are not captured yet."""
-        return CudaForward(self._model, tensors, block_size, max_batch_size, max_length)
+        return CudaForward(self._model, tensors, block_size, max_batch_size, max_length, one_tile)
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -81,4 +87,5 @@ class CudaForward:
 
     def run(self, token_ids: Tensor, layout: StepLayout) -> Tensor:
         """Return hidden states ``[tokens, hidden]``, launched kernel by kernel."""
-        return self._model(token_ids, layout.positions, KernelAttention(self._layers, layout, self._block_size))
+        attend = KernelAttention(self._layers, layout, self._block_size, self._one_tile)
+        return self._model(token_ids, layout.positions, attend)

@@ -34,7 +34,7 @@ def main(capabilities: list[int]) -> None:
 
     def compile_only(self: Any, *args: Any, **settings: Any) -> Any:
         made = launch(self, *args, **(settings | {"warmup": True}))
-        print(json.dumps({"kernel": self.__name__, **told, **_measured(made)}))
+        print(json.dumps({"kernel": self.__name__, **told, **measured(made)}))
         return made
 
     JITFunction.run = compile_only
@@ -69,7 +69,7 @@ def _between(scale: torch.Tensor | None) -> None:
         fp8.quantize(x, scale)
 
 
-def _measured(made: Any) -> dict[str, Any]:
+def measured(made: Any) -> dict[str, Any]:
     """Return what the compiler and the assembler made of a kernel: divisions, bytes of its accesses, registers."""
     ptx: str = made.asm["ptx"]
     sizes: dict[str, list[int]] = {"ld": [], "st": []}

@@ -1,0 +1,79 @@
+"""Compiles attention for GPUs that are not there, at the sizes of a model of 8B, by every tile that there is.
+
+Run as a program, since a process either interprets kernels or compiles them. Its arguments are compute capabilities, as
+90 for 9.0. Prints a line of JSON for each kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.engine.compile_between import measured  # first: it has kernels compiled rather than interpreted  # isort: skip
+
+import torch
+import triton
+from triton.runtime import JITFunction, driver
+
+from inflight.engine.attention import kernels, tiles
+from inflight.engine.attention.plan import plan
+from inflight.engine.attention.store import StoredKv
+from tests.engine.compile_kernels import Absent
+
+_KV_HEADS, _GROUP, _DIM = 8, 4, 128
+_MULTIPLIES = {"wgmma": r"\bHGMMA", "mma": r"\bHMMA", "tcgen05": r"\bUTC\w*MMA"}
+
+
+def main(capabilities: list[int]) -> None:
+    launch, told = JITFunction.run, dict[str, Any]()
+
+    def compile_only(self: Any, *args: Any, **settings: Any) -> Any:
+        made = launch(self, *args, **(settings | {"warmup": True}))
+        print(json.dumps({"kernel": self.__name__, **told, **measured(made), **_multiplied(made)}))
+        return made
+
+    JITFunction.run = compile_only
+    for capability in capabilities:
+        driver.set_active(Absent(capability))
+        card = tiles.Card(capability, 132)
+        for dtype, cache in (
+            (torch.bfloat16, torch.bfloat16),
+            (torch.bfloat16, torch.int8),
+            *([(torch.bfloat16, torch.float8_e4m3fn)] if capability >= 89 else []),
+            (torch.float32, torch.float32),
+        ):
+            told.update(capability=capability, dtype=str(dtype), stored=str(cache).removeprefix("torch."))
+            short = ("short", tiles.short_tile(dtype, _DIM, _GROUP), 1, 9)
+            long = ("long", tiles.long_tile(card, dtype, _DIM, _GROUP), 100, 0)
+            common = ("common", tiles.common_tile(dtype, _DIM, _GROUP), 100, 9)
+            for role, tile, longest, slots in (short, long, common)[: 3 if dtype == cache == torch.bfloat16 else 2]:
+                told["role"] = role
+                _attend(dtype, cache, tile, longest, slots)
+
+
+def _attend(dtype: torch.dtype, cache: torch.dtype, tile: tiles.Tile, longest: int, slots: int) -> None:
+    keys = torch.zeros(_KV_HEADS, 64, _DIM, dtype=cache)
+    scales = torch.ones(_KV_HEADS, 64, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
+    query = torch.zeros(4, _KV_HEADS * _GROUP, _DIM, dtype=dtype)
+    spans, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    dealt = plan(spans, members, longest, tile, _GROUP, None, 30, slots)
+    kernels.attend(query, StoredKv(keys, keys, scales, scales), torch.empty_like(query), spans, dealt, 16, 1.0)
+
+
+def _multiplied(made: Any) -> dict[str, int]:
+    """Return how many instructions of tensor cores there are in a kernel's machine code."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        code = subprocess.run([program, file.name], capture_output=True, text=True, check=True).stdout
+    return {name: len(re.findall(pattern, code)) for name, pattern in _MULTIPLIES.items()}
+
+
+if __name__ == "__main__":
+    main([int(capability) for capability in sys.argv[1:]])

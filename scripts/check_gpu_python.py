@@ -17,6 +17,7 @@ NEEDED = {
     "jinja2": "Jinja2",
     "psutil": "psutil",
     "pytest": "pytest",
+    "xdist": "pytest-xdist",
     "hypothesis": "hypothesis",
 }
 """Modules, and the packages that they are in."""

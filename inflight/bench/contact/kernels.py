@@ -70,9 +70,9 @@ SMALL = Scale(
     shape=replace(TINY, hidden=64, heads=4, kv_heads=2),
     dtype=torch.float16,  # Triton's interpreter cannot multiply bfloat16
     decode=[(1, 1), (300, 1)],
-    long=[(700, 1)],
+    long=[(400, 1)],
     chunks=[(0, 9), (0, 20)],
-    late_chunk=[(300, 19)],
+    late_chunk=[(100, 5)],
     mixed=[(40, 1), (0, 5), (70, 3)],
     sampled=(4, 400),
 )

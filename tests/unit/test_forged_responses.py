@@ -10,7 +10,7 @@ import pytest
 from inflight.deployment import validate
 from inflight.errors import InvalidRequest
 from inflight.text.assemble import TextAssembler
-from inflight.text.upstream import UpstreamAssembler
+from inflight.text.upstream_answers import UpstreamAssembler
 from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
 
 SOUND = {
@@ -67,7 +67,7 @@ def test_how_many_ids_a_sequence_has(engine: str, limits: dict[str, int], longes
 
 def test_what_upstreams_engine_always_sends_is_asked_for_by_name() -> None:
     assembler = UpstreamAssembler(make_tokenizer(FAMILIES[0]))
-    with pytest.raises(InvalidRequest, match="last_token_time_ns is missing"):
+    with pytest.raises(InvalidRequest, match="num_input_tokens is missing"):
         assembler.assemble(SOUND, "a")
     counted = {"last_token_time_ns": np.array([[0]], np.int64), "num_output_tokens": np.array([[2]], np.int32)}
     with pytest.raises(InvalidRequest, match="num_input_tokens is missing"):

@@ -126,7 +126,6 @@ def test_a_row_of_no_numbers_gets_some_token(monkeypatch: pytest.MonkeyPatch) ->
     case[0][0], case[0][1] = torch.nan, -torch.inf
     drawn = unsorted.draw(*case)
     assert ((drawn >= 0) & (drawn < 40)).all()
-    assert drawn[2] == draw_sorted(*case)[2]
 
 
 def test_a_small_vocabulary_needs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ from inflight.engine.kv_cache import BlockCopy
 from inflight.engine.transfer import OwnStream, ToHost
 from tests.engine.checkpoints import checkpoint, greedy
 from tests.engine.driving import ask, finish, load
-from tests.engine.fake_cuda import CUDA, Cuda, Event, Misuse, Stream, fake_cuda
+from tests.engine.fake_cuda import fake_cuda
+from tests.engine.fake_streams import CUDA, Cuda, Event, Misuse, Stream
 
 PROMPTS = [tuple(range(5, 25)), (3,), (20, 30, 40), tuple(range(60, 77))]
 SMALL: dict[str, Any] = {"num_blocks": 12, "offload_bytes": 1 << 18, "offload_min_tokens": 1}

@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {"num_blocks": 12, "offload_bytes": 1 << 18, "offload_mi
 class PlainAttention:
     """In place of the kernels: the same memory and tables, by PyTorch, without a look at what they hold."""
 
-    def __init__(self, layers: Any, layout: StepLayout, block_size: int) -> None:
+    def __init__(self, layers: Any, layout: StepLayout, block_size: int, one_tile: bool = False) -> None:
         self._layers, self._layout, self._size = layers, layout, block_size
 
     def __call__(
@@ -51,7 +51,7 @@ class PlainAttention:
         for memory, new in ((stored.keys, key), (stored.values, value)):
             first = torch.where(kept[:1, :, None], new[:1], memory[:, target[:1]].transpose(0, 1))
             memory.index_copy_(1, target, torch.where(kept[:, :, None], new, first).transpose(0, 1))
-        members = torch.cat((layout.singles, layout.chunks)).long()
+        members = torch.cat((layout.short, layout.chunks)).long()
         first, start, count = layout.spans[members, :3].long().unbind(1)
         tokens = torch.arange(len(query), device=query.device)
         owner = ((tokens >= first[:, None]) & (tokens < (first + count)[:, None])).int().argmax(0)

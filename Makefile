@@ -91,7 +91,8 @@ compile-test:
 	$(SETUP) dev,engine
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target artifacts/triton-$(OTHER_TRITON) triton==$(OTHER_TRITON)
 	INFLIGHT_TRITON=artifacts/triton-$(OTHER_TRITON) $(BIN)/python -m pytest -q \
-		tests/engine/test_kernels_compile.py tests/engine/test_between_compile.py
+		tests/engine/test_kernels_compile.py tests/engine/test_between_compile.py \
+		tests/engine/test_attention_compile.py
 
 # What is predicted for an H200, from the code as it is compiled for one.
 gpu-predictions:

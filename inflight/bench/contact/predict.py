@@ -276,8 +276,8 @@ or the products are computed at full speed.
 ## Launches
 
 The launches of a step include the last product and greedy sampling. The programs are those of the largest launch of
-attention in a layer. Those before were counted once, by a variant of the program that counts today's. The variant is not
-kept, because that design lacks what today's program looks for.
+attention in a layer. Those before were counted once, by a variant of the program that counts today's; that design lacks
+what today's program looks for, so the variant is not kept.
 
 {markdown_table(record["launches"])}
 

@@ -39,6 +39,11 @@ class SpeculationSettings(BaseModel):
         True, description="portable engine: draft less, or nothing, where drafts cost more time than they save"
     )
 
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that a step of the portable engine checks of one sequence, at most: those of a whole tree."""
+        return self.max_draft_tokens * self.candidates if self.method else 0
+
     @model_validator(mode="after")
     def _only_what_the_method_reads(self) -> SpeculationSettings:
         reads = _READ_BY_METHOD[self.method]

@@ -98,8 +98,12 @@ def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
     ))  # fmt: skip
 
 
-def full_step(size: StepSize, longest: int, block_size: int, blocks: int, context_rows: int) -> list[Chunk]:
+def full_step(
+    size: StepSize, longest: int, block_size: int, blocks: int, context_rows: int, drafts: int = 0
+) -> list[Chunk]:
     """Return the largest step: prompts, as many as may be, each of which gets a token and whatever else can be asked.
+
+    With speculation each has as many drafts as may be too: each draft takes a row of logits, as a token does.
 
     Args:
         size: of the step.
@@ -107,14 +111,17 @@ def full_step(size: StepSize, longest: int, block_size: int, blocks: int, contex
         block_size: tokens per block of the KV cache.
         blocks: of which all sequences have the first ones, again and again: what they hold is of no use.
         context_rows: tokens whose context logits are on the device at a time; the first prompt has so many.
+        drafts: of each sequence, at most.
     """
     count = min(size.sequences, size.tokens)
-    room, chunks = size.tokens - count, list[Chunk]()
+    drafts = min(drafts, size.tokens // count - 1, longest - 1)
+    room, chunks = size.tokens - count * (1 + drafts), list[Chunk]()
     for index in range(count):
-        more = min(room, (longest if index else min(longest, context_rows)) - 1)
+        more = min(room, max(0, (longest if index else min(longest, context_rows)) - 1 - drafts))
         room -= more
         request = Request([0] * (1 + more), everything(1, context_logits=index == 0))
         sequence = Sequence(request, index, index, longest + 1, None)
-        sequence.table = BlockTable(Blocks(index % blocks for index in range(-(-(1 + more) // block_size))), 0, 0)
-        chunks.append(Chunk(sequence, 0, 1 + more))
+        tokens = 1 + more + drafts
+        sequence.table = BlockTable(Blocks(index % blocks for index in range(-(-tokens // block_size))), 0, 0)
+        chunks.append(Chunk(sequence, 0, tokens, (0,) * drafts, tuple(range(-1, drafts - 1))))
     return chunks

@@ -117,7 +117,8 @@ class ModelRunner:
             self._kv = loaded.make_kv_tensors(blocks, self._block_size)
 
         def compute(size: StepSize) -> None:
-            chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS)
+            drafts = config.speculation.most_drafts
+            chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS, drafts)
             sample(self.run(chunks, ())[0], rows(chunks))
 
         sized = size_step(config, memory, compute)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from inflight.engine.engine import Engine
 from inflight.engine.full_step import full_step, size_step
 from inflight.engine.kv import memory
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.sequence import Sequence
+from inflight.engine.speculate.verification import rows
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.sizes import ON_CPU, ON_GPU, StepSize
+from inflight.speculation import SpeculationSettings
 from inflight.text.tokenizer import Tokenizer
 from tests.engine.checkpoints import checkpoint, greedy
 from tests.engine.driving import ask, load, run
@@ -145,6 +148,49 @@ def test_a_full_step_is_full(size: tuple[int, int], longest: int) -> None:
     assert all(chunk.samples and chunk.size <= longest for chunk in chunks)
     assert sum(chunk.size for chunk in chunks) == size[1] or all(chunk.size == longest for chunk in chunks[1:])
     assert all(len(chunk.sequence.table.blocks) == -(-chunk.size // 4) for chunk in chunks if chunk.sequence.table)
+
+
+@pytest.mark.parametrize(("size", "longest"), [((4, 24), 9), ((4, 6), 9), ((8, 64), 3), ((2, 40), 64), ((3, 3), 9)])
+def test_a_full_step_checks_drafts(size: tuple[int, int], longest: int) -> None:
+    chunks = full_step(StepSize(*size), longest, 4, 3, 2, drafts=4)
+    most = min(4, size[1] // size[0] - 1, longest - 1)
+    assert [len(chunk.drafts) for chunk in chunks] == [most] * min(size)
+    assert len(rows(chunks)) == min(size) * (1 + most)
+    assert all(chunk.samples and len(chunk.tokens) == chunk.size <= longest for chunk in chunks)
+    assert sum(chunk.size for chunk in chunks) <= size[1]
+    assert all(len(chunk.sequence.table.blocks) == -(-chunk.size // 4) for chunk in chunks if chunk.sequence.table)
+
+
+def test_a_batch_that_checks_drafts_fits_where_the_cache_has_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = _card(monkeypatch, 128 << 20)
+    speculation = SpeculationSettings(method="ngram", max_draft_tokens=7, adaptive=False)
+    with card:
+        served = load(
+            DEMO / "model",
+            kv_cache_fraction=0.995,
+            max_batch_size=32,
+            max_tokens_per_step=256,
+            speculation=speculation,
+        )
+        served.warm_up()
+        served.draft_with(_Sevens())
+        outputs = run(served, [ask([index] * 8, 12, seed=index, **ALL) for index in range(32)])
+    assert [output.error for output in outputs.values()] == [None] * 32
+
+
+class _Sevens:
+    """Drafts as much as it may, whatever the tokens."""
+
+    def prepare(self, wanted: Mapping[Sequence, int]) -> None: ...
+
+    def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
+        return {sequence: [[7] * count] for sequence, count in wanted.items()}
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def check_idle(self) -> None: ...
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

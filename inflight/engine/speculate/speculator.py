@@ -84,7 +84,7 @@ class Speculator:
         """Return the chunk with as many of the drafts as there are blocks for; no sequence gives way to them."""
         table, end = chunk.sequence.table, chunk.start + chunk.size
         assert table is not None
-        most = min(_limit(chunk), self._settings.max_draft_tokens * self._settings.candidates)
+        most = min(_limit(chunk), self._settings.most_drafts)
         drafts, parents = merge(guesses, most)
         if not cache.grow(table, end + len(drafts)):
             drafts = drafts[: len(table.blocks) * cache.block_size - end]

@@ -7,6 +7,9 @@ Upstream says neither. What it does say, of each response:
   finished; ``updatePerfMetrics`` in llmRequest.h). One that was stopped may end without it; but only the last response
   of a stream has no token;
 - an end id is not among ``output_ids``; further end ids, which go as stop words, are;
+- ``output_log_probs`` are those of all tokens so far, in a stream too; ``generation_logits`` are those of the new ones,
+  in a stream [1, tokens, 1, vocabulary], in a whole answer [1, 1, max_tokens, vocabulary] (``setLogProbs`` in
+  trtGptModelInflightBatching.cpp, ``createResponse`` and ``allocGenerationLogitsHost`` in llmRequest.h);
 - a stream is known by its request id, its row and its ``arrival_time_ns``, which keeps two of one id apart.
 
 The tokenizer's stage asks for these outputs; the client gets of them what it asked for.
@@ -26,8 +29,6 @@ from inflight.text.assemble import MAX_STREAMS, TextAssembler, require
 from inflight.text.expect import MARKS, OWN_SAKE, STREAM_MARKS, Expectations, Expected
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
-
-_PER_TOKEN = ("output_log_probs", "generation_logits")
 
 
 class _Sequence:
@@ -108,11 +109,12 @@ class UpstreamAssembler:
         if sequence.finish is not None:  # what comes until the engine has ended it
             self._keep(key, sequence, arrays)
             return None
+        before = sequence.tokens
         new = sequence.take(ids[echoed:])
         if sequence.finish is None and self.is_final(arrays):
             sequence.end(stopped=_first(arrays, "last_token_time_ns", 1) == 0)
         self._keep(key, sequence, arrays)
-        return self._answer(arrays, key, sequence, ids[:echoed], new)
+        return self._answer({**arrays, **_per_token(arrays, before, len(new))}, key, sequence, ids[:echoed], new)
 
     def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Return whether the engine has finished the sequence."""
@@ -174,7 +176,6 @@ class UpstreamAssembler:
             shown["num_input_tokens"] = np.array([[expected.prompt_tokens]], np.int32)
         if "num_output_tokens" in asked:
             shown["num_output_tokens"] = np.array([[sequence.tokens]], np.int32)
-        shown |= {name: shown[name][:, :, : len(new)] for name in _PER_TOKEN if name in shown}
         ids = echo + new
         own: dict[str, np.ndarray] = {
             "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
@@ -191,6 +192,17 @@ class UpstreamAssembler:
 
     def __len__(self) -> int:
         return len(self._text) + len(self._sequences)
+
+
+def _per_token(arrays: Mapping[str, np.ndarray], before: int, new: int) -> dict[str, np.ndarray]:
+    """Return the log-probs and the logits of the ``new`` tokens that the client gets, after ``before`` others."""
+    cut = {}
+    if "output_log_probs" in arrays:
+        cut["output_log_probs"] = arrays["output_log_probs"][:, :, before : before + new]
+    if "generation_logits" in arrays:
+        rows, one, other, width = arrays["generation_logits"].shape  # of the two, one is 1: the beams
+        cut["generation_logits"] = arrays["generation_logits"].reshape(rows, 1, one * other, width)[:, :, :new]
+    return cut
 
 
 def _mark(arrays: Mapping[str, np.ndarray]) -> int:

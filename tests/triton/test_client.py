@@ -12,6 +12,8 @@ import pytest
 from inflight import errors
 from inflight.client import AsyncClient, AsyncHttpClient, Client, GenerateOptions, HttpClient, RequestTimeout, Timeouts
 
+pytestmark = pytest.mark.any_engine
+
 PROMPT = "Once upon a time"
 GREEDY = GenerateOptions(max_tokens=12, ignore_eos=True, return_num_input_tokens=True, return_num_output_tokens=True)
 LONG = GenerateOptions(max_tokens=100, ignore_eos=True)
@@ -72,8 +74,8 @@ def test_sequences_come_apart(client: Client | HttpClient) -> None:
 
 
 def test_log_probs_one_per_token(client: Client | HttpClient, server: Any) -> None:
-    # The sampler of TensorRT-LLM that serves most of the contract has no others than the token's own.
-    tops = 0 if server.engine == "trtllm" else 3
+    # TensorRT-LLM's C++ backend, and its sampler that serves most of the contract, have no others than the token's own.
+    tops = 3 if server.engine == "pytorch" else 0
     options = GenerateOptions(max_tokens=6, ignore_eos=True, return_log_probs=True, num_top_log_probs=tops)
     with client.stream(PROMPT, options) as stream:
         list(stream)

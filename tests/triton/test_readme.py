@@ -12,6 +12,7 @@ import pytest
 
 from tests.triton.conftest import Running
 
+pytestmark = pytest.mark.any_engine
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 

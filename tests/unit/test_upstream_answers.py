@@ -195,3 +195,32 @@ def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer
     [stop] = stops
     assert set(stop) == {"stop", "input_lengths", "request_output_len"}
     assert stop["stop"].all()
+
+
+def test_a_stream_has_the_log_probs_and_the_logits_of_its_new_tokens(tokenizer: Tokenizer) -> None:
+    """Upstream sends the log-probs of all tokens so far each time, and the beams of a stream's logits behind tokens."""
+    stages = Stages(tokenizer)
+    asked = stages.prepare("a", stream=True, return_log_probs=True, return_generation_logits=True)
+    scores = -np.arange(6, dtype=np.float32)
+    logits = np.arange(6 * 3, dtype=np.float32).reshape(6, 3)
+    seen: dict[str, list[np.ndarray]] = {"output_log_probs": [], "generation_logits": []}
+    for start, end in ((0, 1), (1, 3), (3, 6), (6, 6)):
+        arrays = response(asked, [50] * (end - start))  # the last one, of a stream that was stopped, has no token
+        arrays["output_log_probs"] = scores[None, None, :end]
+        arrays["generation_logits"] = logits[None, start:end, None]
+        outputs = stages.answer(arrays, "a")
+        assert outputs is not None
+        for name, parts in seen.items():
+            parts.append(outputs[name])
+    assert np.array_equal(np.concatenate(seen["output_log_probs"], axis=2), scores[None, None])
+    assert np.array_equal(np.concatenate(seen["generation_logits"], axis=2), logits[None, None])
+
+
+def test_a_whole_answer_has_logits_for_its_own_tokens_alone(tokenizer: Tokenizer) -> None:
+    """Upstream's have a row for each of ``max_tokens``."""
+    stages = Stages(tokenizer)
+    asked = stages.prepare("a", max_tokens=5, return_generation_logits=True)
+    logits = np.arange(5 * 3, dtype=np.float32).reshape(1, 1, 5, 3)
+    outputs = stages.answer(response(asked, [50, 51]) | {"generation_logits": logits}, "a")
+    assert outputs is not None
+    assert np.array_equal(outputs["generation_logits"], logits[:, :, :2])

@@ -4,7 +4,10 @@ It reads its parameters as the C++ one does, but where that one warns and goes o
 generates comes from the portable engine, on the checkpoint of the deployment. Its quirks are those of upstream's
 sources: every error is INTERNAL and in the executor's words; flags are those of the first row; without ``top_k`` and
 ``top_p`` it is greedy, and without a seed the seed is 0; ``stop`` ends the newest request of an id alone, whose last
-response has no token and no time of a last one; stop words count before ``min_tokens`` too.
+response has no token, where it streams, and no time of a last one; stop words count before ``min_tokens`` too; each
+response of a stream has the log-probs of all tokens so far and the context's logits, and generation logits of shape
+[1, tokens, 1, vocabulary], which in a whole answer is [1, 1, max_tokens, vocabulary]; ``num_output_tokens`` counts
+``output_ids``, the prompt included where that is among them.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Running:
     request_id: str
     made: dict[int, Output] = field(default_factory=dict)
     """What of each sequence is not sent yet."""
-    cum_log_prob: dict[int, float] = field(default_factory=dict)
+    log_probs: dict[int, list[float]] = field(default_factory=dict)
+    """Of all tokens of each sequence so far."""
     context_logits: dict[int, np.ndarray] = field(default_factory=dict)
 
 
@@ -175,7 +179,8 @@ class TritonPythonModel:
             text = f"Executor failed process requestId {output.key} due to the following error: {output.error}"
             running.sender.fail(EngineFailure(text))
             return
-        tokens = [] if output.finish_reason is FinishReason.CANCELLED else output.tokens
+        stopped = output.finish_reason is FinishReason.CANCELLED
+        tokens = [] if stopped and running.delivery.streaming else output.tokens
         whole = running.delivery.streaming or running.delivery.exclude_input
         running.sender.send(
             self._response(running, part, output, tokens if whole else part.request.prompt + tokens),
@@ -189,18 +194,21 @@ class TritonPythonModel:
             "sequence_length": np.array([[len(ids)]], np.int32),
         }
         if delivery.log_probs:
-            new = output.log_probs or []
-            running.cum_log_prob[output.key] = running.cum_log_prob.get(output.key, 0.0) + sum(new)
-            arrays["cum_log_probs"] = np.array([[running.cum_log_prob[output.key]]], np.float32)
-            arrays["output_log_probs"] = np.array(new, np.float32).reshape(1, 1, -1)
+            made = running.log_probs.setdefault(output.key, [])
+            made += output.log_probs or []
+            arrays["cum_log_probs"] = np.array([[sum(made)]], np.float32)
+            arrays["output_log_probs"] = np.array(made, np.float32).reshape(1, 1, -1)
         if output.context_logits is not None:
             running.context_logits[output.key] = np.asarray(output.context_logits, np.float32)[None]
         if output.key in running.context_logits:  # in every response from then on
             arrays["context_logits"] = running.context_logits[output.key]
-        if part.request.sampling.generation_logits and output.generation_logits:
-            made = np.asarray(output.generation_logits, np.float32)
-            room = 0 if delivery.streaming else part.request.sampling.max_tokens - len(made)
-            arrays["generation_logits"] = np.pad(made, ((0, room), (0, 0)))[None, None]
+        if part.request.sampling.generation_logits:
+            rows = np.asarray(output.generation_logits or [], np.float32).reshape(-1, self._vocab_size)
+            room = part.request.sampling.max_tokens - len(rows)
+            streamed = rows[None, : len(ids), None]
+            arrays["generation_logits"] = (
+                streamed if delivery.streaming else np.pad(rows, ((0, room), (0, 0)))[None, None]
+            )
         if delivery.batch_size > 1:
             arrays["batch_index"] = np.array([[part.batch_index]], np.int32)
         if delivery.sequences > 1:

@@ -36,9 +36,9 @@ class Stages:
         assert answer is not None
         return [None if mark < 0 else mark for mark in answer[MARK].reshape(-1).tolist()]
 
-    def prepare(self, request_id: str = "", rows: int = 1, **more: Any) -> dict[str, np.ndarray]:
+    def prepare(self, request_id: str = "", rows: int = 1, text: str = PROMPT, **more: Any) -> dict[str, np.ndarray]:
         """Return what the engine gets, or raise what the client gets."""
-        texts = np.array([[PROMPT.encode()]] * rows, object)
+        texts = np.array([[text.encode()]] * rows, object)
         arrays = {"text_input": texts} | {name: np.array([[value]] * rows) for name, value in more.items()}
         if "stop_words" in more:
             words = more["stop_words"] if isinstance(more["stop_words"], list) else [more["stop_words"]]
@@ -67,7 +67,7 @@ def response(
         "sequence_length": np.array([[len(prompt + ids)]], np.int32),
     }
     assert asked["return_num_input_tokens"].all()
-    arrays["num_input_tokens"] = np.array([[asked["input_lengths"].item()]], np.int32)
+    arrays["num_input_tokens"] = np.array([asked["input_lengths"][0]], np.int32)
     if asked["return_num_output_tokens"].all():
         arrays["num_output_tokens"] = np.array([[len(prompt + ids)]], np.int32)
     if asked["return_perf_metrics"].all():

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from inflight.errors import InvalidRequest
 
@@ -37,24 +38,27 @@ ASKED_BY = {
 """The client's flags, and the outputs of theirs, which may come for our own sake too."""
 OWN_SAKE = frozenset({"num_input_tokens", "num_output_tokens"}) | PERF_OUTPUTS
 _STALE_S = 120.0
-"""After so long a request is taken to have failed before the detokenizer saw it, if its mark is needed."""
-_MOST = 65_536
+"""After so long without a sign a request is taken to have failed before its first response, if its mark is needed."""
+_MOST, _MOST_CHARACTERS = 65_536, 64 << 20
+"""Most entries, and characters of all that they hold."""
+
+_Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class Expected:
     """How a row of a request may end, and what its client asked for."""
 
-    max_tokens: int
+    max_tokens: _Count
     """Most tokens, the context's limit included."""
-    min_tokens: int
+    min_tokens: _Count
     end_ids: tuple[int, ...]
     """None of them is shown; upstream leaves out the first, and ends with the others as with stop words."""
-    stops: tuple[str, ...]
-    prompt_tokens: int
+    stops: tuple[Annotated[str, Field(min_length=1)], ...]
+    prompt_tokens: _Count
     echo: bool
     """Whether the prompt comes before the answer."""
-    sequences: int
+    sequences: Annotated[int, Field(ge=1)]
     """Return sequences of this row."""
     asked: tuple[str, ...]
     """Outputs that the client asked for, of those that may come for our own sake; ``final_perf_metrics``: those."""
@@ -89,16 +93,19 @@ def write(announcements: Sequence[Announcement]) -> bytes:
     return _ANNOUNCEMENTS.dump_json(list(announcements))
 
 
-def read(data: bytes) -> list[Announcement]:
-    """Read what ``write`` has written.
+def read(told: np.ndarray) -> list[Announcement]:
+    """Read what ``write`` has written, the one element of an array.
 
     Raises:
         InvalidRequest: it is something else; any client can call the detokenizer.
     """
     try:
-        return _ANNOUNCEMENTS.validate_json(data)
-    except ValidationError:
-        raise InvalidRequest("expectation is not what the tokenizer's stage sends") from None
+        announcements = _ANNOUNCEMENTS.validate_json(told.item())
+    except (ValidationError, ValueError):  # the latter: not one element
+        announcements = None
+    if announcements is None or any(len(one.digests) != len(one.rows) for one in announcements):
+        raise InvalidRequest("expectation is not what the tokenizer's stage sends")
+    return announcements
 
 
 _Place = tuple[str, int, str, int]
@@ -110,7 +117,13 @@ class _Entry:
     expected: Expected
     open: int
     """Sequences that have not ended."""
-    told: float
+    request: int | None
+    """Number of the request that it is of; None: of several, which are alike."""
+    heard: float
+    """When it was announced, or last heard of."""
+
+    def stale(self, now: float) -> bool:
+        return now - self.heard > _STALE_S
 
 
 class Expectations:
@@ -118,18 +131,22 @@ class Expectations:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[_Place, _Entry] = OrderedDict()
-        self._open: Counter[str] = Counter()
-        """Sequences that have not ended, by request id."""
+        """What was heard of last comes last."""
+        self._places: defaultdict[str, set[_Place]] = defaultdict(set)
+        """By request id."""
+        self._announced = self._characters = 0
 
     def announce(self, announcement: Announcement) -> int | None:
         """Take a request; return its mark, or None if all marks are taken by requests that are to end otherwise."""
         now = time.monotonic()
-        for mark in announcement.marks:
-            places = self._places(announcement, mark)
-            if all(self._free(place, row, now) for place, row in zip(places, announcement.rows, strict=True)):
-                for place, row in zip(places, announcement.rows, strict=True):
-                    self._take(place, row, now)
-                return mark
+        for usable in (self._free, self._outdated):
+            for mark in announcement.marks:
+                rows = list(zip(_places(announcement, mark), announcement.rows, strict=True))
+                if all(usable(place, row, now) for place, row in rows):
+                    self._announced += 1
+                    for place, row in rows:
+                        self._take(place, row, now)
+                    return mark
         return None
 
     def find(self, place: _Place) -> Expected | None:
@@ -137,43 +154,73 @@ class Expectations:
         entry = self._entries.get(place)
         return None if entry is None else entry.expected
 
+    def heard(self, place: _Place) -> None:
+        """One of its sequences goes on."""
+        if (entry := self._entries.get(place)) is not None:
+            entry.heard = time.monotonic()
+            self._entries.move_to_end(place)
+
     def ended(self, place: _Place) -> None:
         """One sequence of it has ended."""
         entry = self._entries.get(place)
         if entry is None:
             return
         entry.open -= 1
-        self._close(place[0], 1)
         if entry.open <= 0:
-            del self._entries[place]
+            self._remove(place)
 
-    def alone(self, place: _Place) -> bool:
-        """Return whether a request has one sequence, and none other that runs has its id: ``stop`` ends it only."""
-        return bool(place[0]) and self._open[place[0]] == 1
+    def alone(self, place: _Place, *, whole: bool = False) -> bool:
+        """Return whether ``stop`` with the id of this request ends it only: no other that runs has the id.
+
+        Args:
+            place: of the request.
+            whole: it may end all its sequences; False: there must be one.
+        """
+        if not place[0] or place not in self._entries:
+            return False
+        now = time.monotonic()
+        running = [one for other in self._places[place[0]] if not (one := self._entries[other]).stale(now)]
+        if sum(one.open for one in running) == 1:
+            return True
+        requests = {one.request for one in running}
+        return whole and len(requests) == 1 and None not in requests
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @staticmethod
-    def _places(announcement: Announcement, mark: int) -> list[_Place]:
-        return [(announcement.request_id, row, one, mark) for row, one in enumerate(announcement.digests)]
-
-    def _free(self, place: _Place, row: Expected, now: float) -> bool:
+    def _free(self, place: _Place, row: Expected, _: float) -> bool:
         entry = self._entries.get(place)
-        return entry is None or entry.expected == row or now - entry.told > _STALE_S
+        return entry is None or entry.expected == row
+
+    def _outdated(self, place: _Place, row: Expected, now: float) -> bool:
+        return self._free(place, row, now) or self._entries[place].stale(now)
 
     def _take(self, place: _Place, row: Expected, now: float) -> None:
-        entry = self._entries.pop(place, None)
-        if entry is not None and entry.expected != row:
-            self._close(place[0], entry.open)
-            entry = None
-        self._entries[place] = _Entry(row, (entry.open if entry else 0) + row.sequences, now)
-        self._open[place[0]] += row.sequences
-        while len(self._entries) > _MOST:
-            oldest, gone = self._entries.popitem(last=False)
-            self._close(oldest[0], gone.open)
+        entry = self._entries.get(place)
+        if entry is not None:
+            self._remove(place)
+        if entry is None or entry.expected != row:
+            entry = _Entry(row, 0, self._announced, now)
+        else:
+            entry.request, entry.heard = None, now
+        entry.open += row.sequences
+        self._entries[place] = entry
+        self._places[place[0]].add(place)
+        self._characters += _characters(place, row)
+        while len(self._entries) > _MOST or (self._characters > _MOST_CHARACTERS and len(self._entries) > 1):
+            self._remove(next(iter(self._entries)))
 
-    def _close(self, request_id: str, sequences: int) -> None:
-        self._open[request_id] -= sequences
-        if self._open[request_id] <= 0:
-            del self._open[request_id]
+    def _remove(self, place: _Place) -> None:
+        self._characters -= _characters(place, self._entries.pop(place).expected)
+        self._places[place[0]].remove(place)
+        if not self._places[place[0]]:
+            del self._places[place[0]]
+
+
+def _places(announcement: Announcement, mark: int) -> list[_Place]:
+    return [(announcement.request_id, row, one, mark) for row, one in enumerate(announcement.digests)]
+
+
+def _characters(place: _Place, row: Expected) -> int:
+    """Return how much an entry holds, in characters: what has no limit of its own where any client can announce."""
+    return len(place[0]) + len(place[2]) + sum(map(len, (*row.stops, *row.asked))) + 8 * len(row.end_ids)

@@ -99,7 +99,7 @@ class UpstreamAssembler:
         What the tokenizer's stage announces is answered with its mark, -1 for none.
         """
         if EXPECTATION in arrays:
-            marks = map(self._expectations.announce, expect.read(bytes(arrays[EXPECTATION].reshape(-1)[0])))
+            marks = map(self._expectations.announce, expect.read(arrays[EXPECTATION]))
             return {MARK: np.array([[-1 if mark is None else mark for mark in marks]], np.int32)}
         require(arrays, "output_ids", "sequence_length", "num_input_tokens")
         if arrays["output_ids"].shape[:2] != (1, 1) or arrays["output_ids"].ndim != 3:
@@ -123,8 +123,11 @@ class UpstreamAssembler:
         return bool(arrays["last_token_time_ns"].all()) or not arrays["output_ids"].size
 
     def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the engine inputs that end the request; upstream ends it by its id, and requires two of its inputs."""
-        if self._current is None or not self._current.place[0]:
+        """Return the engine inputs that end the request of the response just assembled; none if they would end another.
+
+        Upstream ends the newest request of an id, and requires two of its inputs.
+        """
+        if self._current is None or not self._expectations.alone(self._current.place, whole=True):
             return []
         one = np.ones((1, 1), np.int32)
         return [{"stop": np.ones((1, 1), np.bool_), "input_lengths": one, "request_output_len": one}]
@@ -160,6 +163,7 @@ class UpstreamAssembler:
         if self.is_final(arrays):
             self._expectations.ended(sequence.place)
             return
+        self._expectations.heard(sequence.place)
         self._sequences[key] = sequence
         while len(self._sequences) > MAX_STREAMS:
             self._sequences.popitem(last=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,22 +169,104 @@ def test_a_request_of_which_nothing_was_told_has_no_known_end(tokenizer: Tokeniz
     assert reason_of(outputs) == "unknown"
 
 
+SOUND = expect.Expected(5, 0, (), (), 3, True, 1, ())
+
+
 def test_an_expectation_that_is_none_is_refused(tokenizer: Tokenizer) -> None:
-    for data in (b"", b"[1]", b'[{"request_id": "a"}]', b"\xff"):
+    odd = [
+        replace(SOUND, sequences=0),
+        replace(SOUND, sequences=-3),
+        replace(SOUND, max_tokens=-1),
+        replace(SOUND, min_tokens=-1),
+        replace(SOUND, prompt_tokens=-1),
+        replace(SOUND, stops=("",)),
+    ]
+    told = [expect.write([Announcement("a", ("3",), (one,), (2,))]) for one in odd]
+    told.append(expect.write([Announcement("a", ("3", "4"), (SOUND,), (2,))]))
+    for data in (b"", b"[1]", b'[{"request_id": "a"}]', b"\xff", *told):
         with pytest.raises(InvalidRequest, match="expectation is not what"):
             UpstreamAssembler(tokenizer).assemble({EXPECTATION: np.array([[data]], object)})
+    sound = expect.write([Announcement("a", ("3",), (SOUND,), (2,))])
+    for count in (0, 2):
+        with pytest.raises(InvalidRequest, match="expectation is not what"):
+            UpstreamAssembler(tokenizer).assemble({EXPECTATION: np.array([[sound] * count], object)})
+
+
+def test_a_client_that_goes_away_stops_no_other_of_its_id(tokenizer: Tokenizer) -> None:
+    """Upstream's stop ends the newest request of an id: the sequences of one request, but not those of two."""
+    stages = Stages(tokenizer)
+    several = stages.prepare("same", rows=2, stream=True, num_return_sequences=2)
+    first = response(several, [50], sequence_index=1)
+    stages.answer(first, "same")
+    assert len(stages.assembler.stops(first)) == 1, "all that runs is its own"
+    other = stages.prepare("same", stream=True, max_tokens=7, text="Another prompt")
+    stages.answer(first, "same")
+    assert not stages.assembler.stops(first), "it would end the other"
+    stages.answer(response(other, [], last=True, arrival=2), "same")
+    stages.answer(first, "same")
+    assert len(stages.assembler.stops(first)) == 1
+    stages.prepare("same", rows=2, stream=True, num_return_sequences=2)
+    stages.answer(first, "same")
+    assert not stages.assembler.stops(first), "it would end the other, which is alike"
+
+
+def test_what_runs_for_long_keeps_its_end_while_marks_are_left(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole answer gives no sign while it runs; a stream does."""
+    stages = Stages(tokenizer)
+    ids = encode(tokenizer, " jumps over the lazy dog")
+    whole = stages.prepare(max_tokens=30, exclude_input_in_output=True)
+    stream = stages.prepare("a", stream=True, max_tokens=30)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    stages.answer(response(stream, ids[:1]), "a")
+    monkeypatch.setattr(time, "monotonic", lambda: now + 200)
+    stages.prepare(max_tokens=29, stop_words=["jumps"])
+    assert text_of(stages.answer(response(whole, ids))) == " jumps over the lazy dog"
+    with pytest.raises(InvalidRequest, match="give each an id of its own"):
+        stages.prepare("a", stream=True, max_tokens=29)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 221)
+    stages.prepare("a", stream=True, max_tokens=29)
+
+
+def test_a_request_that_failed_unseen_does_not_keep_its_id_from_being_stopped(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = Stages(tokenizer)
+    stages.prepare("a", stream=True, text="It fails in the engine")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 130)
+    asked = stages.prepare("a", stream=True, stop_words=["fox"])
+    assert reason_of(stages.answer(response(asked, encode(tokenizer, "fox")), "a")) == "stop"
+    assert stages.stops == 1
 
 
 def test_what_never_ends_gives_its_place_to_what_is_newer(tokenizer: Tokenizer, monkeypatch: Any) -> None:
     monkeypatch.setattr(expect, "_MOST", 3)
     known = Expectations()
-    one = expect.Expected(5, 0, (), (), 3, True, 1, ())
+    one = SOUND
     for index in range(9):
         assert known.announce(Announcement(str(index), ("3",), (one,), (2,))) == 2
     assert len(known) == 3
     assert known.find(("8", 0, "3", 2)) == one
     assert known.alone(("8", 0, "3", 2))
     assert not known.alone(("0", 0, "3", 2))
+
+
+def test_what_never_ends_takes_little_memory(monkeypatch: Any) -> None:
+    monkeypatch.setattr(expect, "_MOST_CHARACTERS", 1000)
+    known = Expectations()
+    for index in range(20):
+        one = replace(SOUND, stops=("x" * 300,), asked=("y" * 10,))
+        assert known.announce(Announcement(f"{index:05}", ("3",), (one,), (2,))) == 2
+    assert len(known) == 3
+    for _ in range(9):
+        known.announce(Announcement("00019", ("3",), (one,), (2,)))
+    assert len(known) == 3, "it is kept once"
+    known.announce(Announcement("big", ("3",), (replace(SOUND, stops=("x" * 3000,)),), (2,)))
+    assert len(known) == 1
+    assert known.find(("big", 0, "3", 2)) is not None
 
 
 def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer) -> None:

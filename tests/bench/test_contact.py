@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -75,28 +76,86 @@ def test_a_stage_that_hangs_crashes_or_raises_costs_no_other_result(tmp_path: Pa
     assert "no such kernel" in (tmp_path / "contact.log").read_text()
 
 
-def test_results_and_table_survive_the_end_of_the_call(tmp_path: Path) -> None:
-    """The machine's own limit ends the program with SIGTERM: what runs then is ended, and the table comes."""
-    code = f"""
+def _program(folder: Path, code: str, **more: object) -> subprocess.Popen[str]:
+    """Start a call whose stage runs ``code`` in two processes at once; return when each has a result."""
+    program = f"""
         import sys
         from inflight.bench.contact import __main__ as contact
         from inflight.bench.contact.plan import Stage
-        hangs = {_RECORD!r} + "time.sleep(600)"
-        contact.CALLS["A"] = (Stage("hangs", 500, "", command=(sys.executable, "-c", hangs)),)
-        sys.exit(contact.main(["A", "--output", {str(tmp_path)!r}]))
+        command = (sys.executable, "-c", {_RECORD!r} + {code!r})
+        contact.CALLS["A"] = (Stage("hangs", 500, "", command=command, cases=("a", "b"), at_once=2),)
+        sys.exit(contact.main(["A", "--output", {str(folder)!r}]))
     """
-    program = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
     )
     until = time.monotonic() + 120
-    while not lines(tmp_path / "contact.jsonl"):
+    while len(_children(folder)) < 2:
         assert time.monotonic() < until
-        assert program.poll() is None
+        assert run.poll() is None
         time.sleep(0.05)
-    program.terminate()
+    return run
+
+
+def _children(folder: Path) -> list[int]:
+    return [line["value"] for line in lines(folder / "contact.jsonl") if line.get("result") == "process"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_results_and_table_survive_the_end_of_the_call(tmp_path: Path, number: signal.Signals) -> None:
+    """The machine's limit, Ctrl-C, or the line that is cut: what runs then is ended, and the table comes."""
+    program = _program(tmp_path, "recorder.add('process', os.getpid()); time.sleep(600)")
+    for _ in range(3):  # who is impatient
+        program.send_signal(number)
     told, _ = program.communicate(timeout=120)
+    assert program.returncode == 128 + number
     assert "hangs: before" in told
-    assert "! hangs: interrupted" in told
+    assert told.count("! hangs: interrupted") == 2
+    assert "Traceback" not in told
+    assert not any(map(psutil.pid_exists, _children(tmp_path)))
+
+
+def test_a_full_disk_leaves_no_process_behind(tmp_path: Path) -> None:
+    """The log is on a device that is always full; one process has ended and the other runs."""
+    (tmp_path / "contact.log").symlink_to("/dev/full")
+    program = _program(
+        tmp_path, "recorder.add('process', os.getpid()); print('said'); time.sleep(600 * (sys.argv[1] == 'b'))"
+    )
+    told, _ = program.communicate(timeout=120)
+    assert program.returncode == 1
+    assert "No space left on device; results cannot be kept there" in told
+    assert "hangs: before" in told, "the table has what there is"
+    assert "Traceback" not in told
+    assert not any(map(psutil.pid_exists, _children(tmp_path)))
+
+
+@pytest.mark.parametrize("place", ["file", "file/folder", "/proc/folder"])
+def test_a_folder_that_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    (tmp_path / "file").touch()
+    assert contact.main(["A", "--output", str(tmp_path / place)]) == 1
+    assert f"{place}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["D"], "there is no call 'D'; there are A, B, C"),
+        (["A", "--seconds", "nan"], "'nan' is no positive number"),
+        (["A", "--seconds=-5"], "'-5' is no positive number"),
+        (["A", "--stage", "tea"], "there is no stage 'tea'"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        contact.main([*arguments, "--output", str(tmp_path / "out")])
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_cases_run_side_by_side_and_what_has_no_time_left_is_said(tmp_path: Path) -> None:

@@ -6,20 +6,22 @@ Nothing beyond the standard library is needed here, and no network: what a stage
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from inflight.bench.contact.plan import CALL_S, CALLS
 from inflight.bench.contact.record import lines
-from inflight.bench.contact.run import WITHOUT_KERNELS, Run
+from inflight.bench.contact.run import WITHOUT_KERNELS, Interrupted, Run
 from inflight.bench.contact.table import table
 
 _PREDICTIONS = Path("docs/results/gpu/predictions.json")
@@ -33,23 +35,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     calls = asked.calls or (list(CALLS) if asked.dry_run else [])
     if not calls:
         _parser().error("name a call: A, B or C (or all of them, with --dry-run, on a CPU)")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    asked.output.mkdir(parents=True, exist_ok=True)
-    environment = _environment(asked)
     known = {stage.name for stages in CALLS.values() for stage in stages}
     for name in asked.stage or ():
         if name not in known:
             _parser().error(f"there is no stage {name!r}; there are {', '.join(sorted(known))}")
-    return max(_call(name, asked, environment) for name in calls)
+    with _signals() as came:
+        try:
+            asked.output.mkdir(parents=True, exist_ok=True)
+            environment = _environment(asked)
+            return max(_call(name, asked, environment, lambda: bool(came)) for name in calls)
+        except OSError as error:
+            _say(
+                f"{error.filename or asked.output}: {error.strerror}; results cannot be kept there, and no more is run"
+            )
+            return 1
+        except Interrupted:
+            _say("interrupted; the results so far are kept")
+            return 128 + came[0]
 
 
-def _call(name: str, asked: argparse.Namespace, environment: dict[str, str]) -> int:
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Note what asks the program to end, instead of ending wherever it is: a process that just starts would be lost."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last comes when the line to the machine is cut
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _call(name: str, asked: argparse.Namespace, environment: dict[str, str], interrupted: Callable[[], bool]) -> int:
     stages = [stage for stage in CALLS[name] if not asked.stage or stage.name in asked.stage]
     if not stages:
         return 0
     if asked.dry_run:  # the interpreter is slow, and time-outs are a GPU's
         stages = [replace(stage, seconds=_DRY_PATIENCE * stage.seconds) for stage in stages]
-    run = Run(name, asked.output, environment, asked.seconds or (_DRY_CALL_S if asked.dry_run else CALL_S))
+    seconds = asked.seconds or (_DRY_CALL_S if asked.dry_run else CALL_S)
+    run = Run(name, asked.output, environment, seconds, interrupted)
     known = len(lines(run.results))
     _say(f"call {name}: {', '.join(stage.name for stage in stages)}; results go to {run.results}")
     try:
@@ -93,6 +118,19 @@ def _predicted() -> dict[str, float]:
     return {row["result"]: row["now"] for row in json.loads(_PREDICTIONS.read_text())["rows"]}
 
 
+def _call_name(text: str) -> str:
+    if text not in CALLS:
+        raise argparse.ArgumentTypeError(f"there is no call {text!r}; there are {', '.join(CALLS)}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -101,12 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     output = os.environ.get("OUT") or "artifacts/gpu-contact"
     parser = argparse.ArgumentParser("gpu-contact", description="The first contact of Inflight's engine with a GPU.")
     add = parser.add_argument
-    add("calls", nargs="*", choices=[*CALLS, []], metavar="A|B|C", help="each takes at most ten minutes")
+    add("calls", nargs="*", type=_call_name, metavar="A|B|C", help="each takes at most ten minutes")
     add("--dry-run", action="store_true", help="on a CPU, with Triton's interpreter, small; all calls unless named")
     add("--output", type=Path, default=Path(output), help=f"folder of contact.jsonl and the log ({output})")
     add("--wheels", type=Path, default=Path("artifacts/gpu-wheels"), help="folder of `make gpu-wheels`")
     add("--stage", action="append", help="only this stage; may be given several times")
-    add("--seconds", type=float, help=f"of each call ({CALL_S})")
+    add("--seconds", type=_seconds, help=f"of each call ({CALL_S})")
     add("--without-kernels", action="store_true", help="PyTorch alone runs the engine's steps")
     return parser
 

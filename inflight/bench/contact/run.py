@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -36,24 +36,42 @@ class _Running:
     until: float
 
 
+class Interrupted(Exception):
+    """A call has been asked to end."""
+
+
 class Run:
     """One call."""
 
-    def __init__(self, call: str, output: Path, environment: Mapping[str, str], seconds: float) -> None:
+    def __init__(
+        self,
+        call: str,
+        output: Path,
+        environment: Mapping[str, str],
+        seconds: float,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """
         Args:
             call: A, B or C.
             output: folder of ``contact.jsonl`` and ``contact.log``.
             environment: of all stages.
             seconds: of the whole call; what has no time left is not begun.
+            interrupted: whether the call is to end; asked all the time.
         """
         self.results = output / "contact.jsonl"
         self._call, self._log = call, output / "contact.log"
         self._environment = dict(environment)
         self._ends = time.monotonic() + seconds
+        self._interrupted = interrupted
 
     def stages(self, stages: Sequence[Stage]) -> None:
-        """Run them one after the other; a stage that fails stops no other."""
+        """Run them one after the other; a stage that fails stops no other.
+
+        Raises:
+            Interrupted: the call is to end; nothing of it runs any more.
+            OSError: the results cannot be written; nothing runs any more.
+        """
         for stage in stages:
             recorder = Recorder(self.results, self._call, stage.name)
             if stage.within and shutil.which(stage.within[0]) is None:
@@ -69,6 +87,8 @@ class Run:
         waiting, running = list(stage.cases or ("",)), list[_Running]()
         try:
             while waiting or running:
+                if self._interrupted():
+                    raise Interrupted
                 while waiting and len(running) < stage.at_once:
                     case = waiting.pop(0)
                     left = min(stage.seconds, self._ends - time.monotonic())
@@ -78,11 +98,12 @@ class Run:
                     running.append(self._start(stage, case, left))
                 time.sleep(_POLL_S)
                 for one in [one for one in running if _is_over(one)]:
+                    [code] = _end(one)
                     running.remove(one)
-                    self._end(stage, one, recorder)
+                    self._note(stage, one, code, recorder)
         except BaseException:
-            for one in running:
-                self._end(stage, one, recorder)
+            for one, code in zip(running, _end(*running), strict=True):
+                self._note(stage, one, code, recorder)
             raise
 
     def _start(self, stage: Stage, case: str, seconds: float) -> _Running:
@@ -99,9 +120,8 @@ class Run:
         now = time.monotonic()
         return _Running(case, process, log, now, now + seconds)
 
-    def _end(self, stage: Stage, one: _Running, recorder: Recorder) -> None:
-        """Note how a process ended, and end all that is left of it."""
-        code = one.process.poll()
+    def _note(self, stage: Stage, one: _Running, code: int | None, recorder: Recorder) -> None:
+        """Note how a process ended: by itself with ``code``, or not."""
         seconds = time.monotonic() - one.began
         if code is None and seconds < one.until - one.began:
             outcome = "interrupted"
@@ -111,7 +131,6 @@ class Run:
             outcome = f"crashed: {signal.Signals(-code).name}"
         else:
             outcome = "failed" if code else "done"
-        _kill_group(one.process)
         said = self._keep_log(stage, one)
         recorder.outcome(outcome, seconds, " ".join((one.case, "" if outcome == "done" else said)).strip())
 
@@ -130,10 +149,15 @@ def _is_over(one: _Running) -> bool:
     return one.process.poll() is not None or time.monotonic() > one.until
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(*ended: _Running) -> list[int | None]:
+    """End all that is left of processes; return how each ended by itself, None if it had not."""
+    codes = [one.process.poll() for one in ended]
+    for one in ended:  # all of them before any is waited for, which may be interrupted again
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+    for one in ended:
+        one.process.wait()
+    return codes
 
 
 def _all_good(found: Sequence[Mapping[str, object]], stage: str) -> bool:

@@ -79,12 +79,13 @@ def detect_machine(tools: TensorRtLlm | None) -> Machine:
 
 
 def _candidates() -> Iterator[Path]:
+    # Path.is_file would raise for what this user may not look into; os.path.isfile says no.
     own = Path(sys.executable)
     for directory in os.environ.get("PATH", "").split(os.pathsep):
         python = Path(directory, "python3")
-        if directory and python.is_file() and python != own.with_name("python3"):
+        if directory and os.path.isfile(python) and python != own.with_name("python3"):
             yield python
-    if IMAGES.is_file():
+    if os.path.isfile(IMAGES):
         yield IMAGES
 
 
@@ -99,5 +100,6 @@ def _ask(python: Path) -> TensorRtLlm | None:
         found = json.loads(done.stdout) if done.returncode == 0 else {}
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
-    version = found.get("tensorrt_llm")
+    # Any program may be named, or be called python3.
+    version = found.get("tensorrt_llm") if isinstance(found, dict) else None
     return None if version is None else TensorRtLlm(python, version, found.get("tensorrt"))

@@ -70,6 +70,22 @@ def test_a_named_one_without_it_is_refused(tmp_path: Path) -> None:
             find_tensorrt_llm(python)
 
 
+def test_odd_programs_and_places_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is called python3 and is none, a directory that cannot be looked into, and then the one with a space."""
+    number = tmp_path / "number/python3"
+    number.parent.mkdir()
+    number.write_text("#!/bin/sh\necho 5\n")
+    number.chmod(0o755)
+    with pytest.raises(DeploymentError, match="no Python that has TensorRT-LLM"):
+        find_tensorrt_llm(number)
+    python = environment(tmp_path / "a space")
+    unreadable = "x" * 5000  # no user can look into it; root can into any that exists
+    monkeypatch.setenv("PATH", f"{number.parent}:{unreadable}:{python.parent}:{os.environ['PATH']}")
+    found = find_tensorrt_llm()
+    assert found is not None
+    assert found.python == python
+
+
 def test_an_engine_is_compiled_by_the_other_interpreter(
     request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,6 +273,14 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert {line["stage"] for line in found if line.get("outcome") == "done"} == {*stages} - {"counters"}
     assert "First contact, call C" in done.stdout
+
+
+def test_what_the_counters_name_are_kernels() -> None:
+    """Under the names that ``ncu`` sees, which are those of the functions."""
+    [regex] = [word for stage in CALLS["C"] for word in stage.within if word.startswith("regex:")]
+    sources = [(ROOT / "inflight" / "engine" / "attention" / f"{name}.py").read_text() for name in ("kernels", "store")]
+    kernels = re.findall(r"def _(\w+)_kernel\(", "".join(sources))
+    assert sorted(regex.removeprefix("regex:").split("|")) == sorted(kernels)
 
 
 def test_the_page_has_every_stage() -> None:

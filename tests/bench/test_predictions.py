@@ -56,8 +56,11 @@ def test_names_are_those_of_the_measurements() -> None:
     names = {row["result"] for row in rows(_designs())}
     measured = {f"decode {batch.name}, bf16" for batch in FULL.batches}
     measured |= {f"decode {batch.name}, FP8" for batch in FULL.fp8_batches}
-    measured |= {f"prefill {batch.name}, bf16" for batch in FULL.batches} | {"copy"}
-    assert measured <= names
+    measured |= {name.replace("decode", "prefill") for name in measured} | {"copy", "mixed step, time of kernels"}
+    modes = ("as it is", "no graph either")
+    measured |= {f"decode {batch.name}, {mode}" for batch in FULL.mode_batches for mode in modes}
+    measured |= {f"launches of a decode step at {streams}" for streams in (1, 64)}
+    assert measured == names
 
 
 def test_the_files_are_of_this_command(tmp_path: Path) -> None:

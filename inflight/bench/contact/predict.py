@@ -95,12 +95,16 @@ class Design:
 
     def eager_s(self, batch: Batch) -> float:
         """Return the seconds of the host that launches a decoding step kernel by kernel."""
-        return self._host_s(f"decode {batch.name}")
+        found = self.steps[f"decode {batch.name}"]
+        ours = {kernel["name"] for kernel in found["kernels"]}
+        counts = [(LARGE.layers * count, name) for name, count in found["per_layer"].items()]
+        counts += [(count, name) for name, count in found["once"].items()]
+        one = self.assumed
+        return sum(count * (one.triton_launch_s if name in ours else one.torch_launch_s) for count, name in counts)
 
     def mixed_s(self) -> float:
-        """Return the seconds of a step of eight that decode and a hundred tokens of a prompt: the host's, if longer."""
-        device = self.decode_s(Batch(8, 512, 128)) + 100 * self._token_s(100)
-        return max(device, self._host_s("mixed 8 x 512 + 100"))
+        """Return the seconds of the kernels of a step of eight that decode and a hundred tokens of a prompt."""
+        return self.decode_s(Batch(8, 512, 128)) + 100 * self._token_s(100)
 
     def prefill_rate(self, batch: Batch, fp8: bool = False) -> float:
         """Return the tokens a second of prompts."""
@@ -137,14 +141,6 @@ class Design:
         resident = max(1, min(2048 // (32 * kernel["warps"]), 65_536 // (32 * kernel["warps"] * kernel["registers"])))
         waves = max(0, kernel["programs"] - used) / (self.assumed.multiprocessors * resident)
         return LARGE.layers * waves * self.assumed.idle_wave_s
-
-    def _host_s(self, step: str) -> float:
-        found = self.steps[step]
-        ours = {kernel["name"] for kernel in found["kernels"]}
-        counts = [(LARGE.layers * count, name) for name, count in found["per_layer"].items()]
-        counts += [(count, name) for name, count in found["once"].items()]
-        one = self.assumed
-        return sum(count * (one.triton_launch_s if name in ours else one.torch_launch_s) for count, name in counts)
 
 
 def cache_bytes() -> int:
@@ -189,7 +185,7 @@ def rows(designs: Mapping[str, Design]) -> list[Row]:
         eager = {key: batch.streams / max(one.eager_s(batch), one.decode_s(batch)) for key, one in designs.items()}
         add(f"decode {batch.name}, as it is", "tok/s", rates)
         add(f"decode {batch.name}, no graph either", "tok/s", eager)
-    add("mixed step, time of kernels and host", "ms", {key: 1000 * one.mixed_s() for key, one in designs.items()})
+    add("mixed step, time of kernels", "ms", {key: 1000 * one.mixed_s() for key, one in designs.items()})
     for batch in (FULL.batches[0], FULL.batches[2]):
         launches = {key: float(one.launches(f"decode {batch.name}")) for key, one in designs.items()}
         add(f"launches of a decode step at {batch.streams}", "launches", launches)

@@ -123,9 +123,13 @@ def test_results_and_table_survive_the_end_of_the_call(tmp_path: Path, number: s
 def test_a_full_disk_leaves_no_process_behind(tmp_path: Path) -> None:
     """The log is on a device that is always full; one process has ended and the other runs."""
     (tmp_path / "contact.log").symlink_to("/dev/full")
-    program = _program(
-        tmp_path, "recorder.add('process', os.getpid()); print('said'); time.sleep(600 * (sys.argv[1] == 'b'))"
-    )
+    both = tmp_path / "both"
+    waits = f"""
+while sys.argv[1] == "b" or not Path({str(both)!r}).exists():
+    time.sleep(0.05)
+"""
+    program = _program(tmp_path, "recorder.add('process', os.getpid()); print('said')" + waits)
+    both.touch()  # the first one ends when both have begun
     told, _ = program.communicate(timeout=120)
     assert program.returncode == 1
     assert "No space left on device; results cannot be kept there" in told

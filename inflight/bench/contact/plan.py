@@ -88,7 +88,7 @@ C = (
     Stage("FP8", 120, "what an FP8 checkpoint is worth"),
     Stage("attention", 150, "which tiles, warps and stages suit attention, and what PyTorch's own takes"),
     Stage(
-        "counters", 60, "what bounds attention, and rotating and storing, by the hardware's counters", "counted kernels",
+        "counters", 60, "what bounds attention, rotating and storing, by the hardware's counters", "counted kernels",
         within=("ncu", "--clock-control", "none", "--set", "basic", "--kernel-name", "regex:attend|combine|store"),
     ),
     Stage("transformers", 90, "the same work by transformers' continuous batching; it may fail"),

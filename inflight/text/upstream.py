@@ -93,7 +93,8 @@ class UpstreamPreparer(PromptPreparer):
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
         for row in rows:
             self._check_length(row)
-        outputs = super()._outputs(inputs, rows) | self._sampling(inputs)
+        sampling = self._sampling(inputs)
+        outputs = super()._outputs(inputs, rows) | sampling
         streaming = bool(inputs.scalar("stream", 0, False))
         expected = tuple(self._expected(inputs, index, len(row)) for index, row in enumerate(rows))
         prompts = tuple(str(len(row)) if streaming else expect.digest(row) for row in rows)

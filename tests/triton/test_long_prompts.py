@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 import tritonclient.grpc as grpc
 
 from inflight.client import Client, GenerateOptions
@@ -21,6 +22,7 @@ def _post(server: Running, text: str) -> httpx.Response:
     return httpx.post(f"{server.http}/v2/models/ensemble/generate", json=body, timeout=300)
 
 
+@pytest.mark.any_engine
 def test_short_prompts_do_not_wait_for_long_ones(server: Running) -> None:
     """Without a way beside them, one short prompt is answered after each long one, and none before the first."""
     answered = 0

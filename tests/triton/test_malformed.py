@@ -18,10 +18,13 @@ from inflight.client import Client, GenerateOptions
 from tests.triton.conftest import Running
 from tests.triton.tensors import grpc_inputs
 
+pytestmark = pytest.mark.any_engine
+
 TEXT = {"text_input": "Hello", "max_tokens": 4}
 INVALID, UNSUPPORTED = "INVALID_ARGUMENT", "UNIMPLEMENTED"
 USER = '[{"role": "user", "content": "Hi"}]'
 LONG = "word " * 3000
+BEAMS = ("beam_width", "length_penalty")
 VOCABULARY = 4096
 """Of the demo's model."""
 
@@ -115,7 +118,12 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"stop": "x"}, "did you mean 'stop_words'?"),
     ({"n": 2}, "did you mean 'num_return_sequences'?"),
 ]
-FORGED = {"output_ids": np.ones((1, 1, 1), np.int32), "sequence_length": [1], "stream_key": [7]}
+FORGED = {
+    "output_ids": np.ones((1, 1, 1), np.int32),
+    "sequence_length": [1],
+    "stream_key": [7],
+    "num_input_tokens": [0],
+}
 # Over gRPC only: JSON cannot say them, or Triton's JSON reader judges first.
 TENSORS: list[tuple[str, dict[str, Any], str, str]] = [
     ("ensemble", {"text_input": b"\xff\xfe"}, INVALID, "text_input"),
@@ -212,10 +220,18 @@ async def _grpc_error(url: str, model: str, values: dict[str, Any]) -> str:
 
 
 def _expected(server: Running, values: dict[str, Any], status: str, said: str) -> tuple[str, str]:
-    """Return what this engine says: one without beam search refuses all of it, and looks no further."""
-    if server.engine == "pytorch" or not values.keys() & {"beam_width", "length_penalty"}:
-        return status, said
-    return UNSUPPORTED, "beam_width is not supported" if "beam_width" in values else "len_penalty"
+    """Return what this engine says: one that has not what a field asks for refuses it, and looks no further."""
+    lacks = {"pytorch": (), "trtllm": BEAMS, "tensorrtllm": (*BEAMS, "min_p", "num_top_log_probs", "deadline_ms")}
+    for name in lacks[server.engine]:
+        if name in values:
+            by_the_engine = (name, server.engine) == ("length_penalty", "trtllm")
+            return UNSUPPORTED, "len_penalty" if by_the_engine else f"{name} is not supported"
+    return status, said
+
+
+def _not_straight_to(server: Running, model: str) -> None:
+    if (server.engine, model) == ("tensorrtllm", "tensorrt_llm"):
+        pytest.skip("what goes straight to upstream's backend is refused in its own words, as INTERNAL")
 
 
 def _check(message: str, status: str, said: str) -> None:
@@ -242,6 +258,7 @@ def test_each_is_refused_by_name_over_grpc(server: Running, fields: dict[str, An
 def test_bad_tensors_are_refused_by_name(
     server: Running, model: str, values: dict[str, Any], status: str, said: str
 ) -> None:
+    _not_straight_to(server, model)
     message = asyncio.run(_grpc_error(server.grpc, model, values))
     _check(message, *_expected(server, values, status, said))
 
@@ -278,6 +295,7 @@ def test_what_never_reaches_a_stage_is_tritons_own_refusal(server: Running, path
 @pytest.mark.parametrize("path", ["ensemble/generate", "ensemble/generate_stream", "tensorrt_llm/generate"])
 def test_bytes_that_are_no_utf8_are_refused_by_name(server: Running, path: str, field: bytes, said: str) -> None:
     """Not with the whole batch that they are in, nor with where they were read."""
+    _not_straight_to(server, path.partition("/")[0])
     body = b'{"text_input": "x", "max_tokens": 2, "temperature": 0.5, %s}' % field
     reply = httpx.post(f"{server.http}/v2/models/{path}", content=body, timeout=30)
     _check(reply.text, INVALID, "is not valid UTF-8")
@@ -303,9 +321,9 @@ def test_neighbours_in_the_same_batch_are_unharmed(server: Running) -> None:
     good = {"text_input": "What is TTFT?", "max_tokens": 8, "exclude_input_in_output": True}
 
     def post(body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{server.http}/v2/models/ensemble/generate", json=body, timeout=60)
+        return http.post(f"{server.http}/v2/models/ensemble/generate", json=body)
 
-    with ThreadPoolExecutor(32) as pool:
+    with httpx.Client(timeout=60) as http, ThreadPoolExecutor(32) as pool:
         bodies = [body for pair in zip(bad, [good] * len(bad), strict=True) for body in pair]
         replies = list(pool.map(post, bodies))
     for body, reply in zip(bodies, replies, strict=True):

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
+from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions, HttpClient
 from tests.triton.conftest import Running
@@ -108,8 +109,9 @@ def test_chat_answers_alike_over_http_and_grpc(server: Running) -> None:
     assert "first token" in answers.pop()
 
 
+@pytest.mark.any_engine
 def test_batches_come_back_by_row(unary_server: Running) -> None:
-    """A batch of texts in one unary request: each row is what its text alone gives."""
+    """A batch of texts in one unary request: each row is what its text alone gives; upstream's backend takes none."""
     import tritonclient.http as http
 
     prompts = ["What is TTFT?", "What is FP8?", "Hi"]
@@ -123,5 +125,9 @@ def test_batches_come_back_by_row(unary_server: Running) -> None:
             result = client.infer("ensemble", [text, most])
             return [one.decode() for one in result.as_numpy("text_output")]
 
+        if unary_server.engine == "tensorrtllm":
+            with pytest.raises(InferenceServerException, match="a batch of rows needs a decoupled deployment"):
+                texts(prompts)
+            return
         together = texts(prompts)
         assert together == [texts([prompt])[0] for prompt in prompts]

@@ -31,6 +31,7 @@ def test_text_output_is_a_flat_list(unary_server: Running) -> None:
     assert reply["text_output"] == texts[0].decode()
 
 
+@pytest.mark.any_engine
 def test_end_to_end_over_http(unary_server: Running) -> None:
     """`end_to_end_test.py`: empty word lists mean none, and the scores have the ranks it checks."""
     arrays = {

@@ -72,6 +72,8 @@ def test_stop_words_and_further_end_ids_do_not_go_beside_min_tokens(tokenizer: T
     assert "stop_words_list" not in Stages(tokenizer).prepare(stop_words="fox", min_tokens=5)
     with pytest.raises(UnsupportedFeature, match="min_tokens is not supported .* beside several end ids"):
         Stages(with_ends(tokenizer, 2, 7)).prepare(min_tokens=5)
+    with pytest.raises(InvalidRequest, match=r"min_tokens is 5; it must be between 0 and max_tokens \(4\)"):
+        Stages(with_ends(tokenizer, 2, 7)).prepare(min_tokens=5, max_tokens=4)
 
 
 def test_flags_say_whether_the_prompt_comes_back(tokenizer: Tokenizer) -> None:

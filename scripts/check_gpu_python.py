@@ -18,7 +18,6 @@ NEEDED = {
     "psutil": "psutil",
     "pytest": "pytest",
     "xdist": "pytest-xdist",
-    "hypothesis": "hypothesis",
 }
 """Modules, and the packages that they are in."""
 

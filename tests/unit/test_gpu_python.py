@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_what_is_missing_is_named_and_how_it_is_brought() -> None:
     [line] = done.stderr.splitlines()
     assert "lacks torch, triton, transformers, numpy, safetensors, tokenizers, pydantic, PyYAML" in line
     assert f"make gpu-wheels WHEELS_PYTHON={sys.version_info.major}.{sys.version_info.minor}" in line
+
+
+def test_nothing_is_asked_for_that_the_tests_do_without() -> None:
+    pytest.importorskip("triton")
+    names = [f"tests.gpu.{path.stem}" for path in (ROOT / "tests/gpu").glob("*.py")]
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {['tests.conftest', *names]}]"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert set(runpy.run_path(str(SCRIPT))["NEEDED"]) - {"xdist"} <= set(found.stdout.split())
 
 
 def test_make_checks_first() -> None:

@@ -10,8 +10,8 @@ from inflight.text.tokenizer import Tokenizer
 
 _SEPARATOR = b"\xff"
 """In no UTF-8 text, so that no string is found across two pieces."""
-_MOST = 512
-"""Single tokens for one string; a newline is in hundreds."""
+MOST = 512
+"""Sequences for one request: an engine compares with each of them at each step, and a newline is in hundreds."""
 
 
 class StopTokens:
@@ -27,24 +27,25 @@ class StopTokens:
             place += len(piece) + 1
         self._joined = _SEPARATOR.join(pieces)
 
-    def sequences(self, word: str) -> list[list[int]]:
-        """Return single tokens that have ``word`` in them, and spellings of it as several.
+    def sequences(self, word: str, most: int = MOST) -> list[list[int]]:
+        """Return spellings of ``word``, and then single tokens that have it in them; ``most`` of them.
 
         A text in which one of them has come has the string, at the latest then, whatever stands before.
         """
         spellings = self._tokenizer.encode_words([word, f" {word}"])
-        whole = [tokens for tokens in spellings if len(tokens) > 1 and self._certain(word.encode(), tokens)]
-        return [[token] for token in self._tokens(word.encode())] + whole
+        certain = [tuple(tokens) for tokens in spellings if tokens and self._certain(word.encode(), tokens)]
+        found = dict.fromkeys([*certain, *((token,) for token in self._tokens(word.encode(), most))])
+        return [list(one) for one in found][:most]
 
     def special(self, word: str) -> int | None:
         """Return the special token of this name, which has no text; None: there is none."""
         tokens = self._tokenizer.encode_words([word])[0]
         return tokens[0] if len(tokens) == 1 and self._tokenizer.pieces[tokens[0]] is None else None
 
-    def _tokens(self, word: bytes) -> list[int]:
+    def _tokens(self, word: bytes, most: int) -> list[int]:
         found: list[int] = []
         place = self._joined.find(word)
-        while place >= 0 and len(found) < _MOST:
+        while place >= 0 and len(found) < most:
             token = bisect_right(self._starts, place) - 1
             found.append(token)
             place = self._joined.find(word, self._starts[token] + len(self._piece(token)))

@@ -28,7 +28,7 @@ from inflight.text.expect import (
     Expected,
 )
 from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
-from inflight.text.stop_tokens import StopTokens
+from inflight.text.stop_tokens import MOST, StopTokens
 from inflight.text.tokenizer import Tokenizer
 
 
@@ -143,7 +143,9 @@ class UpstreamPreparer(PromptPreparer):
         """
         stops = [[token] for token in self._all_ends(inputs, row)[1:]]
         if inputs.scalar("min_tokens", row, 0) <= 1:
-            stops += [one for word in inputs.strings("stop_words", row) for one in self._sequences(word)]
+            words = inputs.strings("stop_words", row)
+            share = max(1, (MOST - len(stops)) // max(1, len(words)))
+            stops += [one for word in words for one in self._sequences(word, share)]
         return [list(one) for one in dict.fromkeys(map(tuple, stops))]
 
     def _all_ends(self, inputs: Inputs, row: int) -> tuple[int, ...]:
@@ -152,9 +154,9 @@ class UpstreamPreparer(PromptPreparer):
         ends = self._end_ids(inputs, row) or ((-1,) if any(one is not None for one in named) else ())
         return (*ends, *(one for one in named if one is not None and one not in ends))
 
-    def _sequences(self, word: str) -> list[list[int]]:
+    def _sequences(self, word: str, most: int) -> list[list[int]]:
         try:
-            return self._stop_tokens.sequences(word)
+            return self._stop_tokens.sequences(word, most)
         except Exception as error:  # the library raises bare Exception
             raise InvalidRequest(f"stop_words cannot be encoded by this checkpoint's tokenizer: {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.text.expect import Announcement
 from inflight.text.prepare import RawRequest
-from inflight.text.stop_tokens import StopTokens
+from inflight.text.stop_tokens import MOST, StopTokens
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamPreparer
 from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
@@ -56,6 +57,20 @@ def test_token_sequences_of_a_stop_string_have_it_in_their_text(family: str) -> 
             for start in ([], before):
                 assert word in tokenizer.decode(start + tokens), (word, tokens)
     assert StopTokens(tokenizer).sequences("o")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stop_strings_that_are_in_most_tokens_share_what_the_engine_gets(family: str) -> None:
+    """The engine compares with each at each step; the string as it is usually spelled goes before longer tokens."""
+    tokenizer = make_tokenizer(family)
+    letters = list(string.ascii_letters + " .,")
+    for asked in (letters, [*letters, *(one + other for one in "aeio" for other in letters)][:256]):
+        told = words(Stages(with_ends(tokenizer, 2, 7)).prepare(stop_words=asked))
+        assert len(told) <= MOST
+        assert told[0] == [7], "an end id, which is not cut"
+        for spelled in tokenizer.encode_words(list("aeiou")):
+            assert spelled in told or len(spelled) > 1
+    assert len(StopTokens(tokenizer).sequences("e", 3)) == 3
 
 
 def test_a_stop_word_that_names_a_special_token_is_an_end_id(tokenizer: Tokenizer) -> None:

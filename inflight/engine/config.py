@@ -108,9 +108,7 @@ class EngineConfig:
             priority_aging_ns=batching.priority_aging_ns,
             max_sequence_length=deployment.limits.max_sequence_length,
             speculation=deployment.speculation,
-            automatic=frozenset(
-                {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set if on_gpu else ()
-            ),
+            automatic=_AUTOMATIC - batching.model_fields_set if on_gpu else frozenset(),
         )
 
 

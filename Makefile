@@ -66,7 +66,8 @@ dashboards:
 	$(BIN)/python -m inflight.monitoring.dashboards monitoring/dashboards $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
 
 # On a machine with an NVIDIA GPU: docs/first-contact.md. GPU_PYTHON is any Python with torch, triton, transformers,
-# pytest and the packages of `make gpu-wheels`: make gpu-contact ARGS=A GPU_PYTHON=python3 needs no set-up and no network.
+# psutil, pytest and the packages of `make gpu-wheels`: make gpu-contact ARGS=A GPU_PYTHON=python3 needs no set-up and no
+# network.
 GPU_PYTHON ?= $(BIN)/python
 # Processes: a CUDA error spoils the one that it happens in. ARGS replaces them.
 GPU_WORKERS ?= 6

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import struct
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from inflight.engine.beam import num_candidates
+from inflight.engine.cuda.compiler import has_compiler
 from inflight.engine.request import Request
 from inflight.engine.transfer import ToHost, to_device
 from inflight.engine.validation import every_token_is_banned
@@ -258,7 +258,7 @@ def draw_sorted(
 @functools.cache
 def _has_kernels(device: torch.device) -> bool:
     """Whether a device draws by kernels: it needs Triton's compiler, and units for float64, which few cards have."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not has_compiler():
         return False
     return torch.cuda.get_device_capability(device) in _FLOAT64
 

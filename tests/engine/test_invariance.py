@@ -27,7 +27,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(invariance, "_has_compiler", lambda: True)
+    monkeypatch.setattr(invariance, "has_compiler", lambda: True)
     products = torch.backends.cuda.matmul
     yield
     products.allow_bf16_reduced_precision_reduction = (True, True)
@@ -54,7 +54,7 @@ def test_it_is_refused_where_nobody_has_shown_it(capability: tuple[int, int], mo
 def test_what_stands_against_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeploymentError, match="speculation.candidates is 3; with engine.batch_invariant .* must be 1"):
         require_invariance(GPU, 3)
-    monkeypatch.setattr(invariance, "_has_compiler", lambda: False)
+    monkeypatch.setattr(invariance, "has_compiler", lambda: False)
     with pytest.raises(DeploymentError, match="needs Triton's compiler"):
         require_invariance(GPU, 1)
     monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
 import torch
 
 from inflight.engine.attention.paged import KvTensors
+from inflight.engine.cuda.compiler import has_compiler
 from inflight.engine.device_memory import free_memory
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.quant.decoded import Decoding, decode_weights
@@ -23,8 +23,6 @@ _BFLOAT16 = (8, 0)
 """Compute capability from which on there is bfloat16."""
 _FP8 = (8, 9)
 """Compute capability from which on there is FP8."""
-
-
 _RESERVE = 1 << 30
 """Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
 
@@ -49,7 +47,7 @@ def prepare_weights(
         return
     if (
         not batch_invariant
-        and _has_triton()
+        and has_compiler()
         and torch.cuda.get_device_capability(device) >= _FP8
         and dtype == torch.bfloat16
     ):
@@ -87,7 +85,7 @@ def cuda_forward(
     device = tensors.keys.device
     if device.type != "cuda":
         return None
-    if not _has_triton():
+    if not has_compiler():
         log.warning("Triton's compiler is not installed: %s", _WITHOUT)
         return None
     capability = torch.cuda.get_device_capability(device)
@@ -100,7 +98,3 @@ def cuda_forward(
     fuse_layers(model)
     log.info("kernels run attention and what lies between matrix products")
     return CudaForward(model, tensors, block_size, max_batch_size, max_length, one_tile)
-
-
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

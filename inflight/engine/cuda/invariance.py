@@ -7,12 +7,12 @@ cannot. On compute capability 9.0 nothing else in it depends on the number of ro
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 
 import torch
 
+from inflight.engine.cuda.compiler import has_compiler
 from inflight.errors import DeploymentError
 
 log = logging.getLogger(__name__)
@@ -49,14 +49,10 @@ def require_invariance(device: torch.device, candidates: int) -> None:
             f"speculation.candidates is {candidates}; with engine.batch_invariant on a GPU it must be 1: trees of "
             "guesses are attended to in another order"
         )
-    if not _has_compiler():
+    if not has_compiler():
         raise DeploymentError("engine.batch_invariant needs Triton's compiler: it is attention's kernels that hold it")
     products = torch.backends.cuda.matmul
     # Sums in float32, and not split: whether they are rounded in between, and whether they are split at all.
     products.allow_bf16_reduced_precision_reduction = (False, False)
     products.allow_fp16_reduced_precision_reduction = (False, False)
     log.info("matrix products do not depend on the number of rows: cuBLAS has no workspace to split sums in")
-
-
-def _has_compiler() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -42,13 +42,20 @@ def _install(target: Path) -> None:
     partial.rename(target)
 
 
-def read(directories: list[Path], output: Path) -> tuple[Found, Found]:
-    """Return what our own transformers makes of checkpoints, and the older line; see ``read_checkpoints.py``."""
-    words = [sys.executable, str(READER), str(output), *map(str, directories)]
+def start(output: Path) -> subprocess.Popen[str]:
+    """Start the program that reads with the older line, and writes ``output``; it waits for ``read``."""
     environment = os.environ | {"PYTHONPATH": str(folder()), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, env=environment) as program:
-        ours = understand(directories)
-        assert program.wait(240) == 0
+    words = [sys.executable, str(READER), str(output)]
+    return subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, text=True)
+
+
+def read(program: subprocess.Popen[str], directories: list[Path], output: Path) -> tuple[Found, Found]:
+    """Return what our own transformers makes of checkpoints, and the older line, by what ``start`` has started."""
+    assert program.stdin is not None
+    program.stdin.write("\n".join(map(str, directories)))
+    program.stdin.close()
+    ours = understand(directories)
+    assert program.wait(240) == 0
     theirs: Found = torch.load(output)
     assert theirs.pop("")["version"] == PACKAGES[0].partition("==")[2]
     assert str(ours.pop("")["version"]).startswith("5.")

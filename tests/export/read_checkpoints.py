@@ -1,7 +1,8 @@
 """A program: reads checkpoints with whichever transformers it finds, and writes what each says to a fixed input.
 
-    python read_checkpoints.py OUTPUT DIRECTORY...
+    python read_checkpoints.py OUTPUT < DIRECTORIES
 
+It takes the directories from its input, one a line, so that it loads PyTorch while they are still being made.
 Of a quantized checkpoint the configuration is taken, and the weights from ``decoded.safetensors`` beside it.
 """
 
@@ -47,4 +48,4 @@ def understand(directories: Iterable[str | Path]) -> Found:
 
 
 if __name__ == "__main__":
-    torch.save(understand(sys.argv[2:]), sys.argv[1])
+    torch.save(understand(sys.stdin.read().splitlines()), sys.argv[1])

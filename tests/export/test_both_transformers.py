@@ -17,7 +17,7 @@ from inflight.export.progress import silent
 from inflight.export.quantize.config_file import has_older_rope, with_older_rope, write_config
 from inflight.export.quantize.modelopt import QuantizedModel, Recipe
 from tests.engine.checkpoints import ARCHITECTURES, checkpoint
-from tests.export.older_transformers import read
+from tests.export.older_transformers import read, start
 from tests.export.read_checkpoints import Found
 
 THETA = 500_000.0
@@ -123,13 +123,15 @@ class Read:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Read:
-    """Make and read all of them at once: a program that loads PyTorch is started once."""
+    """Make and read all of them at once: a program that loads PyTorch is started once, and does so meanwhile."""
     directory = tmp_path_factory.mktemp("both")
-    originals = [llama_31(directory / name, name == "older") for name in ("older", "newer")]
-    llamas = {original: quantized(original) for original in originals}
-    made = pairs(directory)
-    every = [*(one for pair in made.values() for one in pair), *llamas, *llamas.values()]
-    return Read(made, llamas, *read(every, directory / "read.pt"))
+    output = directory / "read.pt"
+    with start(output) as program:
+        originals = [llama_31(directory / name, name == "older") for name in ("older", "newer")]
+        llamas = {original: quantized(original) for original in originals}
+        made = pairs(directory)
+        every = [*(one for pair in made.values() for one in pair), *llamas, *llamas.values()]
+        return Read(made, llamas, *read(program, every, output))
 
 
 def test_every_architecture(both: Read) -> None:

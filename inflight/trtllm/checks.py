@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from inflight.deployment import Deployment
@@ -36,7 +37,14 @@ def check_adapters(deployment: Deployment) -> None:
 
 
 def check_positions(deployment: Deployment) -> None:
-    """Check that TensorRT-LLM reads the positions' encoding as it was written.
+    """Check a deployment's checkpoints, that of its drafts included; see ``check_positions_of``."""
+    for directory in (deployment.model, deployment.speculation.draft_model):
+        if directory is not None:
+            check_positions_of(directory)
+
+
+def check_positions_of(checkpoint: Path) -> None:
+    """Check that TensorRT-LLM reads the positions' encoding of a checkpoint as it was written.
 
     transformers 5 writes it as ``rope_parameters``, and 4.57 takes no notice of that key: it would compute with its own
     default, and the text would be wrong without a word.
@@ -44,16 +52,15 @@ def check_positions(deployment: Deployment) -> None:
     Raises:
         DeploymentError: names the keys that are missing.
     """
-    directories = [deployment.model, deployment.speculation.draft_model]
-    for path in [directory / "config.json" for directory in directories if directory is not None]:
-        config = read_json(path)
-        for part in (config, config.get("text_config") or {}):
-            if lost := list(_lost(part)):
-                raise DeploymentError(
-                    f"{path} has {', '.join(lost)} in rope_parameters alone; transformers 4.57, with which "
-                    "TensorRT-LLM 1.2 reads it, knows rope_theta, partial_rotary_factor and rope_scaling alone: write "
-                    "them beside it, or take the original checkpoint's config.json"
-                )
+    path = checkpoint / "config.json"
+    config = read_json(path)
+    for part in (config, config.get("text_config") or {}):
+        if lost := list(_lost(part)):
+            raise DeploymentError(
+                f"{path} has {', '.join(lost)} in rope_parameters alone; transformers 4.57, with which "
+                "TensorRT-LLM 1.2 reads it, knows rope_theta, partial_rotary_factor and rope_scaling alone: write "
+                "them beside it, or take the original checkpoint's config.json"
+            )
 
 
 def _lost(config: Mapping[str, Any]) -> Iterator[str]:

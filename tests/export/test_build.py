@@ -18,8 +18,11 @@ from inflight.engine.quant.linears import QuantizedLinear
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build import pipeline, steps
+from inflight.export.build.blueprint import draw
 from inflight.export.build.pipeline import Built
 from inflight.export.build.request import BuildRequest
+from inflight.export.checkpoint import inspect
+from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.quantize.sensitivity import read_sensitivities
 from inflight.manifest import read_manifest
@@ -185,6 +188,20 @@ def test_settings_that_contradict_the_build_are_refused(
     settings.write_text(yaml.safe_dump(own))
     with pytest.raises(DeploymentError, match=message):
         run(request_of(precision="bf16", settings=settings, output=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "tensorrtllm"])
+def test_drafts_whose_positions_tensorrt_llm_would_misread_are_refused_before_anything_runs(
+    request_of: Callable[..., BuildRequest], tmp_path: Path, engine: str
+) -> None:
+    (tmp_path / "heads").mkdir()
+    rope = {"rope_theta": 500_000.0, "rope_type": "default"}
+    (tmp_path / "heads/config.json").write_text(json.dumps({"rope_parameters": rope}))
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(yaml.safe_dump({"speculation": {"method": "eagle", "draft_model": "heads"}}))
+    request = request_of(gpu="h100", engine=engine, precision="bf16", settings=settings, output=tmp_path / "out")
+    with pytest.raises(DeploymentError, match="heads/config.json has rope_theta 500000 in rope_parameters alone"):
+        draw(request, inspect(request.model), find_gpu(request.gpu), dry_run=True)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("auto", "float32"), ("bf16", "bfloat16"), ("int8", "auto")])

@@ -25,6 +25,7 @@ from inflight.export.quantize.modelopt import Recipe, fused_group
 from inflight.export.quantize.schemes import SCHEMES
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
 from inflight.text.checkpoint import read_json
+from inflight.trtllm.checks import check_positions_of
 
 READABLE = "readable"
 """Directory, beside the engine, of the checkpoint as TensorRT-LLM's tools read it, where they do not as it is."""
@@ -140,7 +141,15 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
         raise DeploymentError(
             "speculation.method draft_target: no compiled engine drafts for itself; use --flow pytorch"
         )
+    _require_readable_draft(deployment, engine)
     return Blueprint(request, checkpoint, gpu, plan, recipe, engine, flow, settings, deployment, tuple(reasons), tools)
+
+
+def _require_readable_draft(deployment: Deployment, engine: str) -> None:
+    """Refuse now what the compilation or the start would stumble over: a build writes no checkpoint of drafts."""
+    draft = deployment.speculation.draft_model
+    if engine in _ENGINE_OF_FLOW.values() and draft is not None and (draft / NAME).is_file():
+        check_positions_of(draft)
 
 
 def _require_readable(checkpoint: Checkpoint) -> None:

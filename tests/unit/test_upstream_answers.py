@@ -308,3 +308,14 @@ def test_a_whole_answer_has_logits_for_its_own_tokens_alone(tokenizer: Tokenizer
     outputs = stages.answer(response(asked, [50, 51]) | {"generation_logits": logits}, "a")
     assert outputs is not None
     assert np.array_equal(outputs["generation_logits"], logits[:, :, :2])
+
+
+@pytest.mark.parametrize(("asked", "reason"), [({"return_perf_metrics": True}, "cancelled"), ({}, "stop")])
+def test_a_whole_answer_that_was_stopped_is_known_by_its_times_alone(
+    tokenizer: Tokenizer, asked: dict[str, Any], reason: str
+) -> None:
+    stages = Stages(tokenizer)
+    arrays = response(stages.prepare("a", max_tokens=9, **asked), [50, 51])
+    if "last_token_time_ns" in arrays:
+        arrays["last_token_time_ns"] = np.array([[0]], np.int64)  # upstream has not set it
+    assert reason_of(stages.answer(arrays, "a")) == reason

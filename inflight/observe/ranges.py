@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
+from torch import nn
 from torch.profiler import record_function
 
 from inflight.engine import ahead as ahead_module
@@ -49,7 +50,7 @@ def named(engine: Engine, runner: ModelRunner) -> Iterator[None]:
         (engine, "step", "other"),
         (engine._scheduler, "schedule", "schedule"),
         (engine._speculator, "extend", "draft"),
-        (engine._ahead, "following", "schedule"),
+        (engine._scheduler, "schedule_after", "schedule"),
         (runner, "run", "prepare"),
         (model, "embed", "embed"),
         (RotaryEmbedding, "__call__", "rope"),
@@ -64,13 +65,31 @@ def named(engine: Engine, runner: ModelRunner) -> Iterator[None]:
     for kind, phase in ((RmsNorm, "norm"), (Attention, "projections"), (GatedMlp, "mlp")):
         targets += [(module, "forward", phase) for module in model.modules() if isinstance(module, kind)]
     if runner._kernels is not None:
-        from inflight.engine.attention.kernel_attention import KernelAttention  # needs Triton
-
-        targets.append((KernelAttention, "__call__", "attention"))
+        targets += _kernels_of(model)
     with ExitStack() as stack:
         for owner, attribute, phase in targets:
             stack.enter_context(_replaced(owner, attribute, phase))
         yield
+
+
+def _kernels_of(model: nn.Module) -> list[tuple[Any, str, str]]:
+    """Return what does the phases' work on a GPU; one kernel rotates and stores, which counts as attention."""
+    from inflight.engine.attention.kernel_attention import KernelAttention  # needs Triton, as the others do
+    from inflight.engine.cuda import layers
+    from inflight.engine.cuda.elementwise import FusedRmsNorm
+
+    phases = ((FusedRmsNorm, "norm"), (layers.FusedAttention, "projections"), (layers.FusedMlp, "mlp"))
+    return [
+        (KernelAttention, "attend", "attention"),
+        (layers, "rotate_and_store", "attention"),
+        (layers.RotaryTable, "__call__", "rope"),
+        *(
+            (module, "forward", phase)
+            for kind, phase in phases
+            for module in model.modules()
+            if isinstance(module, kind)
+        ),
+    ]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 
 import pytest
 from rich.console import Console
@@ -64,16 +65,24 @@ def test_a_phase_has_the_time_of_all_its_kernels() -> None:
     assert sum(row.ms_per_step for row in phases) == pytest.approx(0.9)
 
 
-def test_attention_by_kernels_is_attention_too() -> None:
+def test_what_kernels_do_has_the_phases_too() -> None:
     module = pytest.importorskip("inflight.engine.attention.kernel_attention", reason="needs Triton")
     from inflight.engine.cuda.forward import CudaForward
+    from inflight.engine.cuda.layers import fuse_layers
 
     engine = load(checkpoint("llama"))
     runner = engine._runner
+    fuse_layers(runner._model)
     runner._kernels = CudaForward(runner._model, runner._kv, 4, runner.config.max_batch_size, runner.max_length)
-    with named(engine, runner):
-        assert hasattr(module.KernelAttention.__call__, "__wrapped__")
-    assert not hasattr(module.KernelAttention.__call__, "__wrapped__")
+    with named(engine, runner), profile(activities=[ProfilerActivity.CPU]) as recorder:
+        run(engine, [ask([5, 6, 7], 2)])
+    assert not hasattr(module.KernelAttention.attend, "__wrapped__")
+    calls = Counter(event.name for event in recorder.events() or ())
+    layers = runner._model.config.num_layers
+    found = {phase: calls[phase] / 2 for phase in ("rope", "norm", "projections", "attention", "mlp", "logits")}
+    assert found == {
+        "rope": 1, "norm": 2 * layers + 1, "projections": layers, "attention": 2 * layers, "mlp": layers, "logits": 1,
+    }  # fmt: skip
 
 
 def test_a_step_ahead_is_sampled_in_the_phase_too(monkeypatch: pytest.MonkeyPatch) -> None:

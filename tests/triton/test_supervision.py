@@ -85,6 +85,10 @@ class Command:
             time.sleep(0.05)
 
 
+_IN_A_TERMINAL = ("env", "--default-signal=HUP", "setsid", "--ctty")
+"""Where a script runs the tests with nohup, SIGHUP is ignored, and a child would inherit that."""
+
+
 def _start(directory: Path, terminal: int | None = None, inflight: Sequence[str] = (INFLIGHT,)) -> Command:
     http, grpc, metrics = free_ports(3)
     ports = [f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))]
@@ -93,7 +97,7 @@ def _start(directory: Path, terminal: int | None = None, inflight: Sequence[str]
     environment = os.environ | {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}
     with said.open("w") as file:
         process = subprocess.Popen(
-            [*(["setsid", "--ctty"] if terminal is not None else []), *inflight, "serve", *ports],
+            [*(_IN_A_TERMINAL if terminal is not None else ()), *inflight, "serve", *ports],
             stdin=terminal if terminal is not None else subprocess.DEVNULL,
             stderr=terminal if terminal is not None else file,
             start_new_session=terminal is None,

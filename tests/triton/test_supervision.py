@@ -85,7 +85,7 @@ class Command:
             time.sleep(0.05)
 
 
-_IN_A_TERMINAL = ("env", "--default-signal=HUP", "setsid", "--ctty")
+_HEEDS_HANGUP = ("env", "--default-signal=HUP")
 """Where a script runs the tests with nohup, SIGHUP is ignored, and a child would inherit that."""
 
 
@@ -97,7 +97,7 @@ def _start(directory: Path, terminal: int | None = None, inflight: Sequence[str]
     environment = os.environ | {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}
     with said.open("w") as file:
         process = subprocess.Popen(
-            [*(_IN_A_TERMINAL if terminal is not None else ()), *inflight, "serve", *ports],
+            [*_HEEDS_HANGUP, *(["setsid", "--ctty"] if terminal is not None else []), *inflight, "serve", *ports],
             stdin=terminal if terminal is not None else subprocess.DEVNULL,
             stderr=terminal if terminal is not None else file,
             start_new_session=terminal is None,

@@ -212,6 +212,9 @@ class Assembler:
     def is_final(self, arrays: dict[str, np.ndarray]) -> bool:
         return "finish_reason" in arrays
 
+    def ends_engine(self, arrays: dict[str, np.ndarray]) -> bool:
+        return False
+
     def stops(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         return []
 

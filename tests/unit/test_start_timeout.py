@@ -23,7 +23,7 @@ def test_a_server_that_is_not_ready_in_time_names_the_setting() -> None:
     server = TritonServer(DEMO, deployment, TritonInstallation(Path(), Path(), Path(), ()))
     server._runtime = tempfile.TemporaryDirectory()
     server.log_path.write_text("")
-    server._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    server._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         with pytest.raises(DeploymentError, match=r"was not ready within 1 s \(server.start_timeout_s\)"):
             server.wait_ready()

@@ -163,6 +163,7 @@ def test_a_kill_for_memory_is_told(
 def signals() -> Iterator[StopSignals]:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     yield StopSignals()
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)

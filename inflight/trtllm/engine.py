@@ -193,7 +193,7 @@ class TrtLlmEngine:
         if (iteration := self._runtime.iteration.get("iter")) != self._iteration:
             self._iteration = iteration
             self._watchdog.progress()
-        if self._running:  # what was aborted may have been dropped without a word
+        if self._running or self._failures >= _FAILURES_IN_A_ROW:  # what was aborted may be dropped without a word
             self._watchdog.bites()
 
     def _count_failure(self, event: Event) -> None:

@@ -189,8 +189,8 @@ def test_an_engine_that_becomes_idle_shows_it(start: Start, prompt: list[int], s
     for _ in range(20):
         request = ask(prompt, max_tokens=40)
         engine.submit(request)
-        while not engine.stats.scheduled:
-            engine.step()
+        while not any(output.tokens for output in engine.step()):
+            pass  # one that is cancelled before its first step is dropped, and given up seconds later
         engine.cancel(request.key)
         while engine.busy:
             engine.step()

@@ -204,6 +204,19 @@ def test_many_bad_requests_are_no_death(start: Start, prompt: list[int]) -> None
     assert engine.stats.generated_tokens == 0, "the token was nobody's"
 
 
+def test_a_hang_after_bad_requests_is_seen_though_nobody_waits(
+    start: Start, prompt: list[int], set_fault: SetFault
+) -> None:
+    """After so many of them TensorRT-LLM is asked for a token, and never gives it."""
+    engine = start(deployment(tensorrt_llm={"guided_decoding": "xgrammar", "watchdog_s": 0.5}))
+    set_fault(hang=True)
+    for _ in range(8):
+        engine.submit(ask(prompt, guide=Guide("regex", "(")))
+    _steps(engine, 30)
+    with pytest.raises(EngineFailure, match="no progress for 0.5 s"):
+        engine.validate(ask(prompt))
+
+
 def test_steps_that_go_on_failing_are_a_death(start: Start, prompt: list[int], set_fault: SetFault) -> None:
     """Each step fails whatever runs, and TensorRT-LLM does not shut down."""
     died = threading.Event()

@@ -77,10 +77,14 @@ def test_a_stage_that_hangs_crashes_or_raises_costs_no_other_result(tmp_path: Pa
     assert "no such kernel" in (tmp_path / "contact.log").read_text()
 
 
-def _program(folder: Path, code: str, **more: object) -> subprocess.Popen[str]:
-    """Start a call whose stage runs ``code`` in two processes at once; return when each has a result."""
+def _program(folder: Path, code: str, hang_up: signal.Handlers = signal.SIG_DFL) -> subprocess.Popen[str]:
+    """Start a call whose stage runs ``code`` in two processes at once; return when each has a result.
+
+    What SIGHUP does to it at first is not inherited: nohup may run these tests.
+    """
     program = f"""
-        import sys
+        import signal, sys
+        signal.signal(signal.SIGHUP, signal.{hang_up.name})
         from inflight.bench.contact import __main__ as contact
         from inflight.bench.contact.plan import Stage
         command = (sys.executable, "-c", {_RECORD!r} + {code!r})
@@ -118,6 +122,14 @@ def test_results_and_table_survive_the_end_of_the_call(tmp_path: Path, number: s
     assert told.count("! hangs: interrupted") == 2
     assert "Traceback" not in told
     assert not any(map(psutil.pid_exists, _children(tmp_path)))
+
+
+def test_under_nohup_a_call_outlives_the_line_to_the_machine(tmp_path: Path) -> None:
+    program = _program(tmp_path, "recorder.add('process', os.getpid()); time.sleep(600)", signal.SIG_IGN)
+    program.send_signal(signal.SIGHUP)
+    program.send_signal(signal.SIGTERM)
+    program.communicate(timeout=120)
+    assert program.returncode == 128 + signal.SIGTERM
 
 
 def test_a_full_disk_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _signals() -> Iterator[list[int]]:
     """Note what asks the program to end, instead of ending wherever it is: a process that just starts would be lost."""
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last comes when the line to the machine is cut
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the call outlives the line to the machine
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
         yield came

@@ -164,6 +164,7 @@ def test_a_folder_that_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureF
         (["A", "--seconds", "nan"], "'nan' is no positive number"),
         (["A", "--seconds=-5"], "'-5' is no positive number"),
         (["A", "--stage", "tea"], "there is no stage 'tea'"),
+        (["A", "--stage", "engine"], "there is no stage 'engine' in A; there are ceilings, "),
     ],
 )
 def test_a_bad_argument_is_refused_by_name(

@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     calls = asked.calls or (list(CALLS) if asked.dry_run else [])
     if not calls:
         _parser().error("name a call: A, B or C (or all of them, with --dry-run, on a CPU)")
-    known = {stage.name for stages in CALLS.values() for stage in stages}
+    known = {stage.name for call in calls for stage in CALLS[call]}
     for name in asked.stage or ():
         if name not in known:
-            _parser().error(f"there is no stage {name!r}; there are {', '.join(sorted(known))}")
+            _parser().error(f"there is no stage {name!r} in {', '.join(calls)}; there are {', '.join(sorted(known))}")
     with _signals() as came:
         try:
             asked.output.mkdir(parents=True, exist_ok=True)

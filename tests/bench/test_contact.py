@@ -203,13 +203,15 @@ def test_a_tool_that_is_not_there_is_skipped(tmp_path: Path) -> None:
     assert (line["outcome"], line["note"]) == ("skipped", "no-such-program is not here")
 
 
-def test_a_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
+def test_a_line_that_was_not_finished_is_left_out_and_the_next_is_not(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "contact.jsonl", "A", "kernels")
     recorder.add("error", float("nan"), good=False)
     with (tmp_path / "contact.jsonl").open("a") as file:
         file.write('{"call": "A", "sta')
-    [line] = lines(tmp_path / "contact.jsonl")
-    assert (line["value"], recorder.failures) == ("nan", 1)
+    recorder.outcome("timed out", 120)
+    result, outcome = lines(tmp_path / "contact.jsonl")
+    assert (result["value"], recorder.failures) == ("nan", 1)
+    assert outcome["outcome"] == "timed out"
 
 
 def test_an_attempt_that_fails_is_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,11 @@ class Recorder:
 
     def _write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line | {"at": round(time.time(), 2)}, allow_nan=False, default=str) + "\n"
-        place = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        place = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
+            end = os.lseek(place, 0, os.SEEK_END)
+            if end and os.pread(place, 1, end - 1) != b"\n":  # who was killed has left half a line
+                data = "\n" + data
             os.write(place, data.encode())
             os.fsync(place)
         finally:

@@ -12,7 +12,7 @@ import pytest
 
 from inflight.bench.contact.record import Recorder, lines
 from inflight.bench.contact.stage import Contact
-from inflight.bench.contact.suite import record
+from inflight.bench.contact.suite import record, suite
 
 ROOT = Path(__file__).parents[2]
 _TESTS = '''
@@ -66,6 +66,14 @@ def test_the_report_of_the_tests_becomes_results(tmp_path: Path) -> None:
     assert (wrong["result"], wrong["good"]) == ("test_of_a_device[2]", False)
     assert "illegal memory access" in wrong["note"]
     assert (passed["result"], passed["value"]) == ("tests passed", 2)
+
+
+def test_no_report_of_an_earlier_call_is_taken_for_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu.xml").write_text('<testsuite><testcase name="test_of_yesterday"/></testsuite>')
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 4))
+    suite(Contact(Recorder(tmp_path / "contact.jsonl", "A", "tests"), True, True, tmp_path), "")
+    [line] = lines(tmp_path / "contact.jsonl")
+    assert (line["result"], line["value"], line["good"]) == ("pytest's exit status", 4, False)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from inflight.engine.cuda.choice import cuda_forward, prepare_weights
 from inflight.engine.cuda.invariance import require_invariance
 from inflight.engine.device_memory import DeviceMemory, device_memory
 from inflight.engine.full_step import full_step, size_step
-from inflight.engine.kv.memory import allocate_kv_memory, kv_cache_bytes
+from inflight.engine.kv.memory import allocate_kv_memory, reserved_bytes
 from inflight.engine.kv_cache import BlockCopy, BlockTable
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
@@ -74,7 +75,7 @@ class ModelRunner:
             config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype, open_shards=open_shards
         )
         self._model = loaded.model
-        prepare_weights(self._model, self.device, kv_cache_bytes(config, loaded), config.batch_invariant)
+        prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
         join_int8_parts(self._model)
         pack_linears(self._model)

@@ -97,8 +97,8 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("free", "kv_cache", "decodes"),
     [
-        (8 * GIB, None, True),
-        (GIB, None, False),  # nothing is left for steps
+        (8 * GIB, 2 * GIB, True),
+        (GIB, GIB // 4, False),  # nothing is left for steps
         (8 * GIB, 4 * GIB, True),
         (8 * GIB, 7 * GIB, False),
         (8 * GIB, 7 * GIB - (32 * COLUMNS * 7 // 2 - 32 * 4 * 4), True),  # it fits to the byte
@@ -106,13 +106,20 @@ GIB = 1 << 30
     ],
 )
 def test_memory_decides_and_the_log_says_so(
-    free: int, kv_cache: int | None, decodes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    free: int, kv_cache: int, decodes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(choice, "free_memory", lambda device: free)
     model: Any = _Model(down=_linear("W4A16_AWQ"))
-    choice.prepare_weights(model, CUDA, kv_cache)
+    asked: list[int] = []
+
+    def reserved(free: int) -> int:
+        asked.append(free)
+        return kv_cache
+
+    choice.prepare_weights(model, CUDA, reserved)
+    assert asked == [free]
     assert isinstance(model.down, DecodedLinear) == decodes
     assert ("are decoded once, and take" in caplog.text) == decodes
     assert ("are decoded in each step" in caplog.text) != decodes
@@ -120,5 +127,5 @@ def test_memory_decides_and_the_log_says_so(
 
 def test_on_a_cpu_weights_stay_packed() -> None:
     model: Any = _Model(down=_linear("W4A16_AWQ"))
-    choice.prepare_weights(model, torch.device("cpu"), None)
+    choice.prepare_weights(model, torch.device("cpu"), lambda free: 0)
     assert not isinstance(model.down, DecodedLinear)

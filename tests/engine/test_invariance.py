@@ -86,9 +86,9 @@ def test_no_fp8_products_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.ModuleDict, "norm", property(lambda self: self["norm"]), raising=False)
     monkeypatch.setattr(fp8, "use_scaled_mm", lambda model: taken.append(model) or 0)
     monkeypatch.setattr(choice, "free_memory", lambda _: 1 << 40)
-    choice.prepare_weights(model, GPU, None, batch_invariant=True)  # type: ignore[arg-type]
+    choice.prepare_weights(model, GPU, int, batch_invariant=True)  # type: ignore[arg-type]
     assert not taken
-    choice.prepare_weights(model, GPU, None)  # type: ignore[arg-type]
+    choice.prepare_weights(model, GPU, int)  # type: ignore[arg-type]
     assert taken == [model]
 
 

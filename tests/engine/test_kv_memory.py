@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from inflight.deployment import validate
 from inflight.engine import device_memory
 from inflight.engine.attention.paged import KvTensors
-from inflight.engine.checkpoint import load_config
+from inflight.engine.checkpoint import load_config, load_model
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.kv import memory
@@ -187,6 +188,23 @@ def test_a_share_of_what_the_draft_model_leaves(monkeypatch: pytest.MonkeyPatch)
     assert 0.25 * (free - weights) - block < both <= 0.25 * (free - weights)
     request = ask(PROMPTS[0], COUNT)
     assert len(run(engine, [request])[request.key].tokens) == COUNT
+
+
+@pytest.mark.parametrize("capacity", [{}, {"kv_cache_bytes": 5 << 20}, {"kv_cache_fraction": 0.9}])
+def test_what_is_reserved_is_what_a_draft_model_and_the_caches_take(capacity: dict[str, Any]) -> None:
+    """Weights that are decoded once must leave it. Of a share nobody knows how much it will be: a quarter is."""
+    free = 32 << 20
+    drafts = SpeculationSettings(method="draft_target", draft_model=checkpoint("qwen3"))
+    weights = sum(one.nbytes for one in load_file(checkpoint("qwen3") / "model.safetensors").values())
+    loaded = load_model(checkpoint("llama"), load_config(checkpoint("llama")), torch.float32, CPU, 512, "auto")
+    config = EngineConfig(checkpoint("llama"), dtype="float32", block_size=4, num_blocks=100, **capacity)
+    alone, both = (memory.reserved_bytes(one, loaded, free) for one in (config, replace(config, speculation=drafts)))
+    if "kv_cache_fraction" in capacity:
+        assert (alone, both) == (free // 4, weights + (free - weights) // 4)
+        assert memory.reserved_bytes(replace(config, speculation=drafts), loaded, weights - 1) == weights
+    else:
+        num_blocks = (5 << 20) // 3072 if capacity else 100
+        assert (alone, both) == (num_blocks * 3072, weights + num_blocks * (3072 + 2 * 3072))
 
 
 def test_weights_that_do_not_fit_stop_the_start(tmp_path: Path) -> None:

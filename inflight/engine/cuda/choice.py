@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,18 +29,17 @@ _RESERVE = 1 << 30
 
 
 def prepare_weights(
-    model: DecoderModel, device: torch.device, kv_cache_bytes: int | None, batch_invariant: bool = False
+    model: DecoderModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool = False
 ) -> None:
     """Hold the quantized weights of a loaded model as a GPU's products take them; elsewhere, leave them as they are.
 
     FP8 products take them as they are; weights of other schemes are decoded once if there is memory for it. That is
-    settled, and the memory taken, before the KV cache gets what is left.
+    settled, and the memory taken, before a draft model and the KV cache get what is left.
 
     Args:
         model: with its weights.
         device: where they are.
-        kv_cache_bytes: what the KV cache takes; None: a share of what is left, and then a quarter of what is free now
-            must be.
+        reserved: returns how many of the bytes that are free now must be left for what comes later, beside the steps.
         batch_invariant: take no FP8 products: how those add up may depend on the number of rows.
     """
     dtype = model.model.norm.weight.dtype
@@ -59,18 +59,19 @@ def prepare_weights(
     if not needed.linears:
         return
     more = needed.decoded - needed.packed
-    rest = free // 4 if kv_cache_bytes is None else kv_cache_bytes
-    told = (needed.linears, more / 2**20, free / 2**20, (rest + _RESERVE) / 2**20)
-    if more + rest + _RESERVE > free:
+    rest = reserved(free) + _RESERVE
+    told = (needed.linears, more / 2**20, free / 2**20, rest / 2**20)
+    if more + rest > free:
         log.warning(
             "the weights of %d linears are decoded in each step, which takes several times as long: decoded once they "
-            "would take %.1f MiB more; %.1f MiB are free, and the KV cache and steps need %.1f MiB", *told,
+            "would take %.1f MiB more; %.1f MiB are free, and the KV cache, steps and a draft model need %.1f MiB",
+            *told,
         )  # fmt: skip
         return
     decode_weights(model, dtype)
     log.info(
-        "the weights of %d linears are decoded once, and take %.1f MiB more; %.1f MiB were free, and the KV cache and "
-        "steps need %.1f MiB", *told,
+        "the weights of %d linears are decoded once, and take %.1f MiB more; %.1f MiB were free, and the KV cache, "
+        "steps and a draft model need %.1f MiB", *told,
     )  # fmt: skip
 
 

@@ -61,11 +61,17 @@ def allocate_kv_memory(config: EngineConfig, loaded: LoadedModel, served_length:
     return KvMemory(tensors, num_blocks, tier)
 
 
-def kv_cache_bytes(config: EngineConfig, loaded: LoadedModel) -> int | None:
-    """Return what the settings say that the KV cache takes; None: a share of what the weights leave."""
-    if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
-        return config.num_blocks * loaded.make_kv_tensors(1, config.block_size).nbytes
-    return config.kv_cache_bytes
+def reserved_bytes(config: EngineConfig, loaded: LoadedModel, free: int) -> int:
+    """Return how many of ``free`` bytes, which the weights leave, the KV cache and a draft model are to get.
+
+    Where the KV cache gets a share, that is a quarter of what the draft model leaves, at the least.
+    """
+    one = loaded.make_kv_tensors(1, config.block_size)
+    weights, drafts_block = _draft_model_bytes(config, one.keys.device)
+    if config.kv_cache_fraction is not None:
+        return weights + max(0, free - weights) // 4
+    num_blocks = config.num_blocks if config.kv_cache_bytes is None else config.kv_cache_bytes // one.nbytes
+    return weights + num_blocks * (one.nbytes + drafts_block)
 
 
 def _num_blocks(config: EngineConfig, one: KvTensors, step_bytes: int) -> int:
@@ -75,10 +81,15 @@ def _num_blocks(config: EngineConfig, one: KvTensors, step_bytes: int) -> int:
         name, budget = "bytes", config.kv_cache_bytes
     elif config.kv_cache_fraction is not None:
         weights, drafts_block = _draft_model_bytes(config, one.keys.device)
+        if drafts_block:
+            log.info(
+                "the draft model, beside the KV cache: weights of %.1f MiB, and %d bytes for each block of the cache",
+                weights / 2**20, drafts_block,
+            )  # fmt: skip
         rest = free_memory(one.keys.device) - weights - step_bytes
         # What graphs and libraries take is known only later; a share of a small card's rest would be too little.
-        rest_of_step = _GRAPHS_BYTES if step_bytes else 0
-        name, budget = "memory_fraction", max(0, min(int(config.kv_cache_fraction * rest), rest - rest_of_step))
+        graphs = _GRAPHS_BYTES if step_bytes else 0
+        name, budget = "memory_fraction", max(0, min(int(config.kv_cache_fraction * rest), rest - graphs))
         block_bytes += drafts_block
     else:
         return config.num_blocks
@@ -101,10 +112,6 @@ def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int,
     weights, block_bytes = outline.nbytes, outline.make_kv_tensors(1, config.block_size).nbytes
     if model.tie_word_embeddings and device.type == "cuda":  # on a CPU it is packed, and so a copy
         weights -= outline.model.lm_head.weight.nbytes
-    log.info(
-        "the draft model, beside the KV cache: weights of %.1f MiB, and %d bytes for each block of the cache",
-        weights / 2**20, block_bytes,
-    )  # fmt: skip
     return weights, block_bytes
 
 

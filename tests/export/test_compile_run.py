@@ -128,6 +128,23 @@ def test_missing_tools_are_named_before_anything_runs(tmp_path: Path, monkeypatc
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.parametrize("place", ["{}/tools/", "tools/", ""])
+def test_nothing_leads_a_tool_to_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Whether it is named by its path, by one from here, or found on the PATH."""
+    tool = tmp_path / "tools/show"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$PYTHONPATH,$PYTHONHOME,$VIRTUAL_ENV,$PATH"\n')
+    tool.chmod(0o755)
+    path = f"/usr/bin:/bin:{tool.parent}"
+    ours = {"PYTHONPATH": "packages", "PYTHONHOME": "home", "VIRTUAL_ENV": ".venv", "PATH": path}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    run_commands([Command("show", (f"{place.format(tmp_path)}show",), ())], tmp_path / "logs", said.append)
+    assert said == [f"1/1 show: ,,,{tool.parent}:{path}" if place else f"1/1 show: ,,,{path}"]
+
+
 def test_an_interrupt_takes_the_tool_along(tmp_path: Path) -> None:
     """Ctrl-C in the caller: the tool, which has a session of its own, must not run on."""
     program = (
@@ -143,8 +160,8 @@ def test_an_interrupt_takes_the_tool_along(tmp_path: Path) -> None:
     assert caller.stdout is not None
     tool = int(caller.stdout.readline().split()[-1])
     caller.send_signal(signal.SIGINT)
-    caller.wait(15)
-    deadline = time.monotonic() + 5
+    caller.wait(60)
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{tool}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     with pytest.raises(ProcessLookupError):

@@ -106,14 +106,12 @@ def _run(command: Command, log: Path, progress: Callable[[str], None]) -> None:
 
 
 def _environment(command: Command) -> dict[str, str]:
-    """Return the tool's environment: programs of its own come first, and nothing leads it to our packages."""
-    program = Path(command.argv[0])
-    if not program.is_absolute():
-        return os.environ | dict(command.environment)
+    """Return the tool's environment: programs beside it come first, and nothing leads it to our packages."""
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    path = f"{program.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
-    return environment | {"PATH": path} | dict(command.environment)
+    if directory := os.path.dirname(command.argv[0]):  # else it is found on the PATH as it is
+        environment["PATH"] = f"{os.path.abspath(directory)}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    return environment | dict(command.environment)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

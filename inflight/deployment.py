@@ -8,6 +8,7 @@ This module knows the names and limits of settings, not what they do.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
 """Names the deployment's directory to the stages; set by ``inflight serve``."""
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 """At most an hour: what takes longer is a slip of the unit."""
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 class _Section(BaseModel):
@@ -66,6 +68,13 @@ class EngineSettings(_Section):
     def _only_replay_has_a_set_pace(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("kind", "replay") != "replay":
             raise ValueError("it needs `kind: replay`; no other engine has a set pace")
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _a_device_that_is_known(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError("it must be cpu, cuda, cuda:N or auto")
         return value
 
 

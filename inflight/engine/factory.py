@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gc
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from inflight.deployment import Deployment
 from inflight.engine.config import EngineConfig
-from inflight.engine.engine import Engine
-from inflight.engine.model_runner import resolve_device
 from inflight.engine.replay import Pace, ReplayEngine
-from inflight.errors import DeploymentError, EngineFailure
 from inflight.text.tokenizer import Tokenizer
 
-_NO_MEMORY = re.compile("out of memory|allocate memory|create a memory object|bad_alloc|ALLOC_FAILED", re.IGNORECASE)
-"""What PyTorch says of it, on a GPU (``torch.OutOfMemoryError``), on a CPU, and of oneDNN, C++ and cuBLAS."""
+if TYPE_CHECKING:
+    from inflight.engine.engine import Engine
 
 
 def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | ReplayEngine:
@@ -25,18 +20,13 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | Replay
     Raises:
         DeploymentError: the checkpoint cannot be served, or there is not enough memory for it.
     """
-    computes = deployment.engine.kind != "replay"
-    config = EngineConfig.of(deployment, computes and resolve_device(deployment.engine.device).type == "cuda")
     engine: Engine | ReplayEngine
-    if not computes:
-        settings = deployment.engine
-        delays = (settings.replay_queue_ms, settings.replay_prefill_ms, settings.replay_step_ms)
-        engine = ReplayEngine(config, Pace(*(delay / 1000 for delay in delays)))
-        engine.warm_up()
+    if deployment.engine.kind == "replay":
+        engine = _replay(deployment)
     else:
-        with _lack_of_memory_named(config.device):
-            engine = Engine.load(config, tokenizer)
-            engine.warm_up()
+        from inflight.engine.portable import load_portable  # with PyTorch, which a replay is ready without
+
+        engine = load_portable(deployment, tokenizer)
     # What is there now stays. Python's collector would look through it all, a third of a million objects of PyTorch's,
     # again and again while it serves: 0.16 s, in which no stream gets a token.
     gc.collect()
@@ -44,16 +34,9 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | Replay
     return engine
 
 
-@contextmanager
-def _lack_of_memory_named(device: str) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError, EngineFailure) as error:
-        fault = error.__cause__ if isinstance(error, EngineFailure) else error
-        reason = str(fault).partition("\n")[0]
-        if not isinstance(fault, MemoryError) and not _NO_MEMORY.search(reason):
-            raise
-        raise DeploymentError(
-            f"not enough memory on {resolve_device(device)} for the model, its KV cache and a step ({reason}); a "
-            "smaller `kv_cache`, `batching.max_tokens_per_step` or `batching.max_batch_size` takes less"
-        ) from None
+def _replay(deployment: Deployment) -> ReplayEngine:
+    settings = deployment.engine
+    delays = (settings.replay_queue_ms, settings.replay_prefill_ms, settings.replay_step_ms)
+    engine = ReplayEngine(EngineConfig.of(deployment), Pace(*(delay / 1000 for delay in delays)))
+    engine.warm_up()
+    return engine

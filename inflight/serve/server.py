@@ -48,6 +48,9 @@ _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
 """Where ``free_ports`` looks: the first port; the parts, of which two processes rarely share one; the ports of each."""
 _looked_at = itertools.count()
+_METRICS_INTERVAL_MS = 500
+"""Between two looks of Triton at the machine (2.51: 2000). It sleeps so long also where it is to stop: each stop, and
+each restart, waits for it."""
 _TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
 """What Triton hands on to the stages as parameters: gRPC's, and HTTP's on `infer`; not on `generate` (2.51)."""
 
@@ -247,6 +250,7 @@ class TritonServer:
             command += [f"--{api}-header-forward-pattern={_TRACE_HEADERS}" for api in ("grpc", "http")]
         if self.metrics:
             command += [f"--metrics-address={http_address}", f"--metrics-port={server.metrics_port}"]
+            command.append(f"--metrics-interval-ms={_METRICS_INTERVAL_MS}")
         else:
             command.append("--allow-metrics=false")
         variant = variant_name(self.deployment.engine.kind, self.deployment.decoupled)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -75,3 +77,19 @@ def test_other_faults_of_a_start_stay_what_they_are(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(model_runner, "pack_linears", fail)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         make_engine(deployment, Tokenizer.from_checkpoint(deployment.model))
+
+
+def test_a_replay_is_made_without_pytorch() -> None:
+    """To import it takes most of the time in which such a server starts."""
+    program = f"""
+import sys
+from inflight.deployment import validate
+from inflight.engine.factory import make_engine
+from inflight.text.tokenizer import Tokenizer
+from inflight.triton import engine_inputs, inspection, streams, watch
+deployment = validate({{"model": {str(DEMO / "model")!r}, "engine": {{"kind": "replay"}}}}, "")
+make_engine(deployment, Tokenizer.from_checkpoint(deployment.model))
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inflight.deployment import validate
-from inflight.engine import device_memory, engine, factory, model_runner
+from inflight.engine import device_memory, engine, factory, model_runner, portable
 from inflight.engine.attention.paged import KvTensors
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
@@ -233,7 +233,7 @@ def test_a_gpu_is_told_from_a_cpu_at_the_start(monkeypatch: pytest.MonkeyPatch) 
         seen.append(config)
         raise Stop
 
-    monkeypatch.setattr(factory, "resolve_device", torch.device)
+    monkeypatch.setattr(portable, "resolve_device", torch.device)
     monkeypatch.setattr(Engine, "load", stop)
     tokenizer = Tokenizer.from_checkpoint(DEMO / "model")
     for device in ("cpu", "cuda:1"):

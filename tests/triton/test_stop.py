@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import psutil
@@ -70,6 +71,7 @@ def test_running_streams_are_finished(running: Running) -> None:
     """Over connections that are shut down for reading while they stream."""
     url = f"{running.http}/v2/models/ensemble/generate_stream"
     whole = httpx.post(url, json=ASK, timeout=60).text
+    assert "--metrics-interval-ms=500" in cast(list[str], running.server.process.args), "it may wait so long at its end"
     codes: list[int | None] = []
     stop = threading.Thread(target=lambda: codes.append(running.server.stop()))
     with httpx.Client(timeout=60) as client, client.stream("POST", url, json=ASK) as response:

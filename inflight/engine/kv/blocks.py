@@ -37,7 +37,10 @@ class PrefixMatch(NamedTuple):
 
 
 class Blocks(list[int]):
-    """Numbers of blocks, mostly appended to; it counts how often it changed otherwise, for whoever has a copy."""
+    """Numbers of blocks, mostly appended to; it counts the other changes, for whoever has a copy.
+
+    Those are assignment and ``pop``. Who needs another one, such as ``insert``, has to count it here first.
+    """
 
     __slots__ = ("replaced",)
 

@@ -20,6 +20,20 @@ TEXTS = [
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
+LETTERS = {"a": 1, "b": 2, "c": 3, " ": 4}
+"""The vocabulary of ``letters``."""
+
+
+def letters() -> Tokenizer:
+    """Return a tokenizer that has no token for what it does not know, and says so by an exception."""
+    pieces = [("<s>", 0.0), *((letter, -1.0) for letter in LETTERS)]
+    backend = Backend(models.Unigram(pieces))
+    backend.normalizer = normalizers.Replace("-", "")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    return Tokenizer(backend, TextConfig(len(pieces), frozenset({0}), None, {}, template))
+
+
 def _byte_level() -> Backend:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

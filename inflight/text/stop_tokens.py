@@ -32,14 +32,14 @@ class StopTokens:
 
         A text in which one of them has come has the string, at the latest then, whatever stands before.
         """
-        spellings = self._tokenizer.encode_words([word, f" {word}"])
+        spellings = map(self._tokenizer.spelling, (word, f" {word}"))
         certain = [tuple(tokens) for tokens in spellings if tokens and self._certain(word.encode(), tokens)]
         found = dict.fromkeys([*certain, *((token,) for token in self._tokens(word.encode(), most))])
         return [list(one) for one in found][:most]
 
     def special(self, word: str) -> int | None:
         """Return the special token of this name, which has no text; None: there is none."""
-        tokens = self._tokenizer.encode_words([word])[0]
+        tokens = self._tokenizer.spelling(word)
         return tokens[0] if len(tokens) == 1 and self._tokenizer.pieces[tokens[0]] is None else None
 
     def _tokens(self, word: bytes, most: int) -> list[int]:

@@ -62,6 +62,13 @@ class Tokenizer:
         """Return the token ids of words as they stand inside a text: without special tokens."""
         return self.encode_batch(words, add_special_tokens=False)
 
+    def spelling(self, word: str) -> list[int]:
+        """Return the token ids of one word; none where the vocabulary has no tokens for it."""
+        try:
+            return self.encode_words([word])[0]
+        except Exception:  # the library raises bare Exception
+            return []
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a whole sequence, without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))

@@ -145,7 +145,7 @@ class UpstreamPreparer(PromptPreparer):
         if inputs.scalar("min_tokens", row, 0) <= 1:
             words = inputs.strings("stop_words", row)
             share = max(1, (MOST - len(stops)) // max(1, len(words)))
-            stops += [one for word in words for one in self._sequences(word, share)]
+            stops += [one for word in words for one in self._stop_tokens.sequences(word, share)]
         return [list(one) for one in dict.fromkeys(map(tuple, stops))]
 
     def _all_ends(self, inputs: Inputs, row: int) -> tuple[int, ...]:
@@ -153,12 +153,6 @@ class UpstreamPreparer(PromptPreparer):
         named = [self._stop_tokens.special(word) for word in inputs.strings("stop_words", row)]
         ends = self._end_ids(inputs, row) or ((-1,) if any(one is not None for one in named) else ())
         return (*ends, *(one for one in named if one is not None and one not in ends))
-
-    def _sequences(self, word: str, most: int) -> list[list[int]]:
-        try:
-            return self._stop_tokens.sequences(word, most)
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidRequest(f"stop_words cannot be encoded by this checkpoint's tokenizer: {error}") from None
 
     def _sampling(self, inputs: Inputs) -> Arrays:
         """Check what a request says of its sampling, and say it as upstream understands it.

@@ -20,7 +20,7 @@ def single_stop_tokens(sampling: SamplingParams, tokenizer: Tokenizer) -> Set[in
     if sampling.min_tokens > 1:
         return set()
     sequences = {stop[0] for stop in sampling.stop_sequences if len(stop) == 1}
-    words = zip(sampling.stop_strings, tokenizer.encode_words(sampling.stop_strings), strict=True)
+    words = ((text, tokenizer.spelling(text)) for text in sampling.stop_strings)
     alone = {ids[0] for text, ids in words if len(ids) == 1 and _has_text(ids[0], text, tokenizer)}
     return sequences | alone
 

@@ -15,7 +15,7 @@ from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
 from inflight.trtllm.stops import single_stop_tokens
-from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
+from tests.tokenizers_for_tests import FAMILIES, LETTERS, letters, make_tokenizer
 from tests.trtllm.conftest import ask, deployment, run
 
 
@@ -24,6 +24,10 @@ def test_words_of_one_token_are_told_and_others_are_not(tokenizer: Tokenizer) ->
     assert len(several) > 1
     asked = SamplingParams(16, stop_strings=(" and", "and so forth"), stop_sequences=((7,), (8, 9)))
     assert single_stop_tokens(asked, tokenizer) == {token, 7}
+
+
+def test_a_word_that_the_vocabulary_cannot_spell_is_not_told() -> None:
+    assert single_stop_tokens(SamplingParams(16, stop_strings=("?", "b")), letters()) == {LETTERS["b"]}
 
 
 def test_before_the_least_number_of_tokens_nothing_may_stop(tokenizer: Tokenizer) -> None:

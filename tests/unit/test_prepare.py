@@ -7,26 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers
 
 from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.text.checkpoint import TextConfig
 from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
-from inflight.text.tokenizer import Tokenizer
-from tests.tokenizers_for_tests import make_tokenizer
-
-LETTERS = {"a": 1, "b": 2, "c": 3, " ": 4}
-"""The vocabulary of the tokenizer below, which has no token for what it does not know."""
-
-
-def _letters() -> Tokenizer:
-    pieces = [("<s>", 0.0), *((letter, -1.0) for letter in LETTERS)]
-    backend = Backend(models.Unigram(pieces))
-    backend.normalizer = normalizers.Replace("-", "")
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    return Tokenizer(backend, TextConfig(len(pieces), frozenset({0}), None, {}, template))
+from tests.tokenizers_for_tests import letters, make_tokenizer
 
 
 def _request(*texts: str, **more: Any) -> RawRequest:
@@ -43,7 +28,7 @@ def _words(*rows: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _prepare(*requests: RawRequest, **limits: int) -> list[Arrays | Exception]:
-    return PromptPreparer(_letters(), LimitSettings(**limits)).prepare(requests)
+    return PromptPreparer(letters(), LimitSettings(**limits)).prepare(requests)
 
 
 def _ids(outcome: Arrays | Exception) -> list[list[int]]:

@@ -17,7 +17,7 @@ from inflight.text.prepare import RawRequest
 from inflight.text.stop_tokens import MOST, StopTokens
 from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import UpstreamPreparer
-from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
+from tests.tokenizers_for_tests import FAMILIES, letters, make_tokenizer
 from tests.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, with_ends
 
 
@@ -80,6 +80,11 @@ def test_a_stop_word_that_names_a_special_token_is_an_end_id(tokenizer: Tokenize
     asked = stages.prepare("a", stream=True, stop_words=name)
     assert [special] in words(asked)
     assert reason_of(stages.answer(response(asked, [special]), "a")) == "stop"
+
+
+def test_a_stop_word_that_the_vocabulary_cannot_spell_is_matched_on_text_alone() -> None:
+    outputs = Stages(letters()).prepare(text="ab", stop_words=["?", "b"])
+    assert words(outputs) == [[2], [4, 2]]
 
 
 def test_stop_words_and_further_end_ids_do_not_go_beside_min_tokens(tokenizer: Tokenizer) -> None:

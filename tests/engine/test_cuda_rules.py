@@ -193,6 +193,26 @@ def test_pages_that_cannot_be_pinned_go_by_way_of_memory_that_is(cuda: Cuda, mon
     assert not cuda.found
 
 
+@pytest.mark.parametrize("to", ["host", "file"])
+def test_the_device_says_what_restoring_took(cuda: Cuda, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each time, as soon as it is known; what is pinned is the tier, or the buffers on the way to it."""
+    learnt: list[tuple[int, float]] = []
+    monkeypatch.setattr(RestoreRule, "restored", lambda _, *measured: learnt.append(measured))
+    tensors = KvTensors(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
+    make = HostPages if to == "host" else lambda pages, nbytes: FilePages(None, pages, nbytes)
+    tier = KvTier(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(None))
+    tier.copy([BlockCopy(block, 8 + block) for block in range(8)])
+    assert not learnt, "saving is not restoring"
+    tier.copy([BlockCopy(8 + block, block) for block in range(6)])
+    torch.cuda.synchronize()
+    for _ in range(2):
+        tier.copy([])
+    [(tokens, seconds)] = learnt
+    assert (tokens, seconds >= 1e-3) == (6 * 4, True), "the device's own millisecond is among them"
+    page = tier.nbytes // tier.pages
+    assert tier.pinned_bytes == (tier.nbytes if to == "host" else 4 * page_copies.PAGES_AT_ONCE * page)
+
+
 class _Never(Event):
     """An event that nobody records."""
 

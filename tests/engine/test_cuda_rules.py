@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -247,6 +248,16 @@ def test_an_engine_that_ends_leaves_the_graphs_of_others(
     gc.collect()
     assert _serve(engine) != shared
     assert bool(cuda.found) == shared
+
+
+def test_nobody_is_dealt_a_stream_that_another_one_owns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has 32 for each device, and deals them out in turn."""
+    dealt = itertools.cycle(range(32))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(dealt))
+    first = OwnStream(CUDA)
+    assert first.stream not in {OwnStream(CUDA).stream for _ in range(100)}
+    others = [OwnStream(CUDA) for _ in range(31)]
+    assert {one.stream for one in (first, *others)} == set(range(32))
 
 
 def _captured(compute: Callable[[], Tensor], own: OwnStream | None = None) -> CudaGraph:

@@ -14,6 +14,7 @@ from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.decoded import DecodedLinear, Decoding, decode_weights
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
+from tests.engine.fake_card import FakeCard
 
 CUDA = torch.device("cuda")
 COLUMNS = 64
@@ -89,6 +90,16 @@ def test_parts_that_round_inputs_differently_stay_apart() -> None:
     decode_weights(model, torch.float32)
     assert [type(part) for part in model.qkv.children()] == [DecodedLinear, DecodedLinear, nn.Linear]
     assert torch.equal(model.qkv(x), expected)
+
+
+def test_what_is_decoded_is_not_held_beside_it() -> None:
+    """Weights that are packed go one by one, or decoding would take more than was counted before."""
+    card = FakeCard(1 << 30)
+    with card:
+        model: Any = _Model(**{f"layer{index}": _linear("W4A16_AWQ", bias=False) for index in range(40)})
+        needed = Decoding.of(model, torch.float32)
+        peak = card.peak_of(lambda: decode_weights(model, torch.float32))
+    assert peak <= needed.decoded - needed.packed + 4 * needed.decoded // 40, "and a few of one linear's"
 
 
 GIB = 1 << 30

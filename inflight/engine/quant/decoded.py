@@ -60,14 +60,20 @@ class Decoding:
 
 def decode_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Decode all quantized linears of a loaded model; parts of one input that they take alike become one product."""
-    for name, module in list(model.named_modules()):
-        children = list(module.children()) if isinstance(module, LinearParts) else []
+    for name in _names(model, LinearParts):
+        children = list(model.get_submodule(name).children())
         parts = [child for child in children if isinstance(child, QuantizedLinear)]
         if parts and len(parts) == len(children) and all(parts[0].takes_inputs_as(part) for part in parts):
             model.set_submodule(name, DecodedLinear(parts, dtype))
-    for name, module in list(model.named_modules()):
-        if isinstance(module, QuantizedLinear):
-            model.set_submodule(name, DecodedLinear([module], dtype))
+    for name in _names(model, QuantizedLinear):
+        linear = model.get_submodule(name)
+        assert isinstance(linear, QuantizedLinear)
+        model.set_submodule(name, DecodedLinear([linear], dtype))
+
+
+def _names(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    """Return where modules of a kind are; a list of the modules would hold the weights that others have replaced."""
+    return [name for name, module in model.named_modules() if isinstance(module, kind)]
 
 
 def _quantized(model: nn.Module) -> Iterator[QuantizedLinear]:

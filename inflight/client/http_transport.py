@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from inflight.addresses import direct_mounts
+from inflight.addresses import direct_mounts, tls_context
 from inflight.client.answer import Outputs
 from inflight.client.errors import ServerUnreachable, from_wire, http_status
 from inflight.client.reach import Health
@@ -34,7 +34,11 @@ class HttpTransport:
         if self._http is None:  # not before the first call: connections belong to the event loop they are made in
             unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
             self._http = httpx.AsyncClient(
-                base_url=self._url, timeout=self._timeout, limits=unlimited, mounts=direct_mounts(self._url)
+                base_url=self._url,
+                timeout=self._timeout,
+                limits=unlimited,
+                mounts=direct_mounts(self._url),
+                verify=tls_context(),
             )
         return self._http
 

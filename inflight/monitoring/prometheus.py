@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from inflight.addresses import direct_mounts
+from inflight.addresses import direct_mounts, tls_context
 from inflight.errors import InflightError
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
@@ -42,7 +42,7 @@ class Prometheus:
             PrometheusError: it cannot be reached, is not Prometheus, or refuses the query; in its words.
         """
         try:
-            with httpx.Client(mounts=direct_mounts(self._url), timeout=60) as client:
+            with httpx.Client(mounts=direct_mounts(self._url), timeout=60, verify=tls_context()) as client:
                 body = client.get(f"{self._url}/api/v1/{path}", params=parameters).json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             said = f"{error}; name another with --prometheus"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from inflight.addresses import direct_mounts, in_url
+from inflight.addresses import direct_mounts, in_url, tls_context
 from inflight.client.address import parse_address
 from inflight.client.aio import transport_to
 from inflight.client.errors import RequestTimeout, ServerUnreachable
@@ -63,7 +63,7 @@ class Source:
         self.url = url
         self.metrics = f"{in_url(self._address.host)}:{DEFAULT_METRICS_PORT}" if metrics is None else metrics
         self._transport = make_transport(self._address.scheme, url, ENGINE, patience_s)
-        self._http = httpx.AsyncClient(timeout=patience_s, mounts=direct_mounts(self.metrics))
+        self._http = httpx.AsyncClient(timeout=patience_s, mounts=direct_mounts(self.metrics), verify=tls_context())
         self._patience_s = patience_s
 
     async def look(self) -> Look:

@@ -6,6 +6,7 @@ What takes ``server`` or ``unary_server`` runs twice: on the portable engine and
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx._transports.default
 import pytest
 import yaml
 
@@ -23,6 +25,9 @@ from inflight.serve.command import override_server
 from inflight.serve.installation import TritonInstallation, find_installation
 from inflight.serve.server import TritonServer, free_ports
 from tests.trtllm.fake import InstallationWithFake
+
+# Each call of httpx would read all certificates of this machine, for 40 ms; what is called here has none.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 UPSTREAM_BACKEND = Path(__file__).parents[1] / "fakes/backends/tensorrtllm"
 
@@ -58,8 +63,10 @@ class Running:
         return self.server.log_path.read_text(errors="replace")
 
 
-def run(directory: Path = DEMO, exit_timeout_s: int = 10, **settings: object) -> Iterator[Running]:
-    """Serve ``directory`` with other values of its top-level settings; yield it; stop it."""
+def run(
+    directory: Path = DEMO, exit_timeout_s: int = 10, in_order: bool = False, **settings: object
+) -> Iterator[Running]:
+    """Serve ``directory`` with other values of its top-level settings; yield it; end it, at once or ``in_order``."""
     http, grpc, metrics = free_ports(3)
     deployment = override_server(
         load_deployment(directory),
@@ -68,7 +75,7 @@ def run(directory: Path = DEMO, exit_timeout_s: int = 10, **settings: object) ->
     deployment = deployment.model_copy(update=settings)
     with tempfile.TemporaryDirectory() as backends:
         server = TritonServer(directory, deployment, installation(deployment.engine.kind, Path(backends)))
-        yield from _serve(server, http, grpc, metrics)
+        yield from _serve(server, http, grpc, metrics, in_order)
 
 
 def installation(kind: str, backends: Path) -> TritonInstallation:
@@ -83,14 +90,17 @@ def installation(kind: str, backends: Path) -> TritonInstallation:
     return replace(found, python_backend=backends / "python")
 
 
-def _serve(server: TritonServer, http: int, grpc: int, metrics: int) -> Iterator[Running]:
-    with server:
+def _serve(server: TritonServer, http: int, grpc: int, metrics: int, in_order: bool) -> Iterator[Running]:
+    try:
+        server.start()
         try:
             server.wait_ready(180)
         except DeploymentError:
             print(server.log_path.read_text(errors="replace"))  # gone with the server; pytest shows what was printed
             raise
         yield Running(http, grpc, metrics, server)
+    finally:
+        server.stop(at_once=not in_order)
 
 
 def write_engine(
@@ -153,10 +163,18 @@ def unary_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     yield from run(on_engine(engine, tmp_path_factory.mktemp(engine), decoupled=False))
 
 
+@pytest.fixture(scope="session")
+def narrow_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """It runs one sequence at a time and lets two wait."""
+    yield from run(
+        on_engine(engine, tmp_path_factory.mktemp(engine), batching={"max_batch_size": 1, "max_queue_size": 2})
+    )
+
+
 @pytest.fixture(autouse=True)
 def _shared_servers_run(request: pytest.FixtureRequest) -> None:
     """Start a shared server again that ended in an earlier test: that one has failed, and the others need not."""
-    for name in ("server", "unary_server"):
+    for name in ("server", "unary_server", "narrow_server"):
         shared = request.getfixturevalue(name) if name in request.fixturenames else None
         if isinstance(shared, Running) and shared.server.process.poll() is not None:
             shared.server.stop(at_once=True)

@@ -156,10 +156,9 @@ def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
     assert wait_until(lambda: outcome(server, "cancelled") == before + 1, PATIENCE_S)
 
 
-def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
+def test_cancelling_while_it_waits(narrow_server: Running) -> None:
     """A stream that has had no token yet: nothing runs for it that Triton could mark as cancelled."""
-    narrow = run(on_engine(engine, tmp_path, batching={"max_batch_size": 1}))
-    server = next(narrow)
+    server = narrow_server
 
     def waiting() -> float:
         return read_metric(server.metrics, "nv_trt_llm_request_metrics", request_type="waiting")
@@ -176,7 +175,6 @@ def test_cancelling_while_it_waits(engine: str, tmp_path: Path) -> None:
 
     asyncio.run(one_runs_and_one_goes())
     assert wait_until(lambda: is_idle(server), PATIENCE_S)
-    narrow.close()
 
 
 def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: str, tmp_path: Path) -> None:
@@ -267,21 +265,22 @@ def _stop(server: Running) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_five_hundred_cancellations_leave_nothing_behind(engine: str, tmp_path: Path) -> None:
+def test_hundreds_of_cancellations_leave_nothing_behind(engine: str, tmp_path: Path) -> None:
     files = _files()
     busy = run(on_engine(engine, tmp_path))
     server = next(busy)
     chance = random.Random(7)
+    count = 500 if engine == "pytorch" else 150  # the stages, and what Triton does, are the same
 
     async def storm() -> None:
         gate = asyncio.Semaphore(24)
 
         async def one(index: int) -> None:
             async with gate:
-                when = partial(asyncio.sleep, chance.uniform(0, 1.5))
+                when = partial(asyncio.sleep, chance.uniform(0, 0.75))
                 await WAYS[index % len(WAYS)](server, when, f"storm-{index}")
 
-        await asyncio.gather(*(one(index) for index in range(500)))
+        await asyncio.gather(*(one(index) for index in range(count)))
 
     asyncio.run(storm())
     assert wait_until(lambda: is_idle(server), PATIENCE_S)

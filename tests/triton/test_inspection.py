@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions
 from inflight.engine.snapshot import Snapshot
-from inflight.resources import DEMO
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
 from tests.triton.conftest import Running, on_engine, run
@@ -149,7 +148,7 @@ def test_over_http_too(server: Running) -> None:
 
 
 def test_without_inspection_it_is_refused_by_name_and_top_shows_the_rest(tmp_path: Path) -> None:
-    for server in run(on_engine("pytorch", tmp_path, observability={"inspection": False})):
+    for server in run(on_engine("replay", tmp_path, observability={"inspection": False})):
         with pytest.raises(InferenceServerException, match="UNIMPLEMENTED: inspect is not allowed: observability.insp"):
             inspect(server)
         shown = _top(server, "--once", "--after", "0.2")
@@ -157,15 +156,15 @@ def test_without_inspection_it_is_refused_by_name_and_top_shows_the_rest(tmp_pat
         assert f"0 of {server.server.deployment.batching.max_batch_size}" in shown
 
 
-def test_the_live_view_survives_a_server_that_goes_and_comes_back() -> None:
-    for server in run(DEMO):
+def test_the_live_view_survives_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
+    for server in run(on_engine("replay", tmp_path)):
         with _Terminal("top", "--url", server.grpc, "--metrics", server.metrics.split("//")[1].split("/")[0]) as live:
-            assert live.shows("engine pytorch", without=GONE)
-            server.server.stop()
+            assert live.shows("engine replay", without=GONE)
+            server.server.stop(at_once=True)
             assert live.shows(GONE + "; last seen")
             live.forget()
-            with TritonServer(DEMO, server.server.deployment, find_installation()):
-                assert live.shows("engine pytorch", without=GONE)
+            with TritonServer(tmp_path, server.server.deployment, find_installation()):
+                assert live.shows("engine replay", without=GONE)
                 live.press("xyq")
                 assert live.wait() == 0
 

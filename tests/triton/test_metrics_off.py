@@ -18,7 +18,7 @@ from tests.triton.conftest import on_engine
 @pytest.mark.parametrize("by_option", [False, True], ids=["deployment", "option"])
 def test_metrics_can_be_off(by_option: bool, tmp_path: Path) -> None:
     """Their port may be in use by another: nothing of this server needs it."""
-    directory = on_engine("pytorch", tmp_path, observability={"metrics": by_option})
+    directory = on_engine("replay", tmp_path, observability={"metrics": by_option})
     http, grpc = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(other.getsockname()[1])]

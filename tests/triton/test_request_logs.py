@@ -91,7 +91,7 @@ def test_a_cancelled_request_has_a_line_too(logging_server: Running) -> None:
 def test_nothing_is_logged_that_is_not_asked_for(tmp_path: Path) -> None:
     """And text is the format of a deployment that does not say."""
     settings = {"log_level": "info"}
-    for server in run(on_engine("pytorch", tmp_path, observability=settings)):
+    for server in run(on_engine("replay", tmp_path, observability=settings)):
         with Client(server.grpc) as client:
             client.generate("Hi", OPTIONS, request_id="quiet")
         assert "quiet" not in server.log

@@ -26,12 +26,16 @@ INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 SHARED_MEMORY = Path("/dev/shm")
 EXIT_TIMEOUT_S = 120
 """A server that waits for idle connections takes this long; a busy machine unloads the stages in less than half."""
-ASK = {"text_input": "What is in-flight batching?", "max_tokens": 200, "min_tokens": 200, "stream": True}
+ASK = {"text_input": "What is in-flight batching?", "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+REPLAY = {"kind": "replay", "replay_step_ms": 10}
 
 
 @pytest.fixture
-def running() -> Iterator[Running]:
-    yield from run(exit_timeout_s=60)  # longer than a busy machine takes to unload the stages
+def running(tmp_path: Path) -> Iterator[Running]:
+    # The exit timeout is longer than a busy machine takes to unload the stages.
+    yield from run(on_engine("replay", tmp_path, engine=REPLAY), exit_timeout_s=60)
 
 
 def _keep_alive(port: int, path: str) -> http.client.HTTPConnection:
@@ -49,7 +53,7 @@ def _shared_memory(*processes: int) -> list[Path]:
 def test_idle_connections_do_not_delay_it(tmp_path: Path) -> None:
     http_port, grpc_port, metrics_port = free_ports(3)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
-    patient = str(on_engine("pytorch", tmp_path, server={"exit_timeout_s": EXIT_TIMEOUT_S}))
+    patient = str(on_engine("replay", tmp_path, engine=REPLAY, server={"exit_timeout_s": EXIT_TIMEOUT_S}))
     process = subprocess.Popen(
         [INFLIGHT, "serve", patient, *ports], stderr=subprocess.PIPE, text=True, start_new_session=True
     )

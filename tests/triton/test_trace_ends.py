@@ -134,7 +134,7 @@ def test_unary_requests_and_batches(engine: str, tmp_path: Path) -> None:
 
 
 def test_the_share_is_of_whole_traces(tmp_path: Path) -> None:
-    for traced in serve_traced(tmp_path, "pytorch", observability={"trace_sample_ratio": 0.3}):
+    for traced in serve_traced(tmp_path, "replay", observability={"trace_sample_ratio": 0.3}):
         headers, *_ = context()
         with Client(traced.server.grpc) as client:
             for index in range(40):
@@ -152,7 +152,7 @@ def test_a_dead_collector_changes_nothing_for_clients(tmp_path: Path, fault: str
     (nobody,) = free_ports(1)
     serving = serve_traced(
         tmp_path,
-        "pytorch",
+        "replay",
         observability={"trace_endpoint": f"http://127.0.0.1:{nobody}/v1/traces"} if fault == "refuses" else {},
     )
     traced = next(serving)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import numpy as np
 import pytest
 import tritonclient.http as http
 
-from tests.triton.conftest import Running, on_engine, run
+from tests.triton.conftest import Running
 from tests.triton.upstream_clients import TextClient, fire_together, tensor
 
 PROMPT = "What is a paged KV cache?"
@@ -49,13 +47,6 @@ def test_end_to_end_over_http(unary_server: Running) -> None:
     assert result.as_numpy("context_logits").ndim == 3
     assert result.as_numpy("generation_logits").shape[:3] == (1, 1, 12)
     assert result.as_numpy("cum_log_probs").item() == pytest.approx(result.as_numpy("output_log_probs").sum(), rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def narrow_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A deployment that runs one sequence at a time and lets two wait."""
-    directory = tmp_path_factory.mktemp("narrow")
-    yield from run(on_engine(engine, directory, batching={"max_batch_size": 1, "max_queue_size": 2}))
 
 
 def test_max_queue_size_http(narrow_server: Running) -> None:

@@ -39,7 +39,7 @@ def serve_traced(
     with OtlpSink() as sink:
         shown = {"trace_endpoint": sink.endpoint} | (observability or {})
         path = on_engine(kind, directory, observability=shown, decoupled=decoupled, **settings)
-        for server in run(path):
+        for server in run(path, in_order=True):  # the last spans are sent at its end
             yield Traced(server, sink)
 
 

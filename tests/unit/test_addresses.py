@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
-from inflight.addresses import is_loopback, nearest_of, read_directly, without_proxy_for_loopback
+from inflight.addresses import is_loopback, nearest_of, read_directly, tls_context, without_proxy_for_loopback
 from inflight.client import Client, GenerateOptions, HttpClient, Retry, Timeouts
+from inflight.client.http_transport import HttpTransport
 from inflight.errors import InflightError
 from inflight.monitoring.prometheus import Prometheus, PrometheusError
 from inflight.observe.source import Source
@@ -109,3 +112,17 @@ def test_where_a_server_is_reached(host: str, reached: str) -> None:
 )
 def test_a_child_process_gets_the_exceptions_that_there_are_and_this_machine(given: dict[str, str], value: str) -> None:
     assert without_proxy_for_loopback(given) == {"no_proxy": value, "NO_PROXY": value}
+
+
+async def test_clients_read_the_certificates_of_this_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    class Client:
+        def __init__(self, **settings: object) -> None:
+            given.append(settings["verify"])
+
+    monkeypatch.setattr(httpx, "AsyncClient", Client)
+    for url in ("http://127.0.0.1:1", "https://example.com"):
+        HttpTransport(url, "ensemble", 1)._client()
+    assert given == [tls_context()] * 2
+    assert given[0].verify_mode == ssl.CERT_REQUIRED

@@ -139,6 +139,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 THIRD_PARTY: dict[str, set[str]] = {
+    "addresses": {"httpx"},
     "machine": {"pydantic", "pynvml"},
     "engine": {"numpy", "torch", "triton", "safetensors"},
     "triton": {"numpy", "triton_python_backend_utils"},

@@ -41,6 +41,8 @@ class Shape:
 SMALL = Shape("6.8M", 6.8e6, VOCAB, 256, 768, 6, 4, 2)
 LARGE = Shape("125M", 125e6, 32_000, 768, 2048, 12, 12, 4)
 SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
+TINY = Shape("0.6M", 0.6e6, VOCAB, 64, 128, 2, 2, 1)
+"""For quick runs: their figures say nothing."""
 MAX_LENGTH = 4096
 """Tokens of a sequence, of every shape."""
 

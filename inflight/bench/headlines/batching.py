@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from inflight.bench.checkpoints import SMALL
+from inflight.bench.checkpoints import SMALL, TINY
 from inflight.bench.drive import Driver, Stream, ask, prompts
 from inflight.bench.figures import bars, panels
 from inflight.bench.result import Result
@@ -64,7 +64,9 @@ def batching(setting: Setting) -> Result:
 
 def _driver(setting: Setting, mode: str) -> Driver:
     more: dict[str, Any] = {"max_queue_delay_ms": _DELAY_MS} if mode == "dynamic" else {}
-    return Driver(setting.engine(SMALL, mode=mode, max_batch_size=_SLOTS, prefix_reuse=False, **more))
+    return Driver(
+        setting.engine(setting.pick(SMALL, TINY), mode=mode, max_batch_size=_SLOTS, prefix_reuse=False, **more)
+    )
 
 
 def _requests(kind: str, count: int, scale: float) -> list[Request]:

@@ -6,7 +6,7 @@ import statistics
 
 import numpy as np
 
-from inflight.bench.checkpoints import LARGE, SMALL
+from inflight.bench.checkpoints import LARGE, TINY
 from inflight.bench.drive import Driver, ask, prompts
 from inflight.bench.figures import columns, curves, panels
 from inflight.bench.result import Result
@@ -44,7 +44,7 @@ def chunking(setting: Setting) -> Result:
 
 
 def _serve(setting: Setting, chunk: int) -> dict[str, float]:
-    shape = setting.pick(LARGE, SMALL)
+    shape = setting.pick(LARGE, TINY)
     engine = setting.engine(
         shape, 16 * 1024, prefill_chunk_tokens=chunk, max_tokens_per_step=_WHOLE, max_batch_size=16, prefix_reuse=False
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight.bench.checkpoints import SMALL
+from inflight.bench.checkpoints import SMALL, TINY
 from inflight.bench.drive import Driver, Stream, ask, prompts
 from inflight.bench.figures import curves, panels
 from inflight.bench.result import Result
@@ -77,7 +77,9 @@ def fairness(setting: Setting) -> Result:
 
 
 def _serve(setting: Setting, count: int, value: str) -> _Run:
-    driver = Driver(setting.engine(SMALL, max_batch_size=_SLOTS, prefix_reuse=False, fairness=value))
+    driver = Driver(
+        setting.engine(setting.pick(SMALL, TINY), max_batch_size=_SLOTS, prefix_reuse=False, fairness=value)
+    )
     generator = np.random.default_rng(0)
     run = _Run({name: [] for name in _CLIENTS}, [], {name: [] for name in _CLIENTS}, _HEAD_START)
     for name, steps in zip(_CLIENTS, (_HEAD_START, None), strict=True):

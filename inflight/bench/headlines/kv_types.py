@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inflight.bench.checkpoints import SMALL
+from inflight.bench.checkpoints import SMALL, TINY
 from inflight.bench.drive import Driver, ask, prompts
 from inflight.bench.figures import bars, panels
 from inflight.bench.quality import Demo, KvType
@@ -31,14 +31,14 @@ def kv_types(setting: Setting) -> Result:
     """Give each type the same bytes, see how many sequences run at once, how fast, and what the demo model loses."""
     demo = Demo(DEMO / "model", setting.pick(240, 4))
     rows: list[Row] = []
-    tokens, mebibytes = setting.pick(256, 64), setting.pick(8, 1)
+    tokens, mebibytes = setting.pick(256, 64), setting.pick(8.0, 1 / 16)
     for kv_type in _TYPES:
         setting.say(f"kv-types: {kv_type}")
         loss = demo.loss(demo.directory, kv_type)
         rows.append(
             {
                 "kv_cache": kv_type,
-                **_serve(setting, kv_type, tokens, mebibytes << 20),
+                **_serve(setting, kv_type, tokens, int(mebibytes * 2**20)),
                 "perplexity": loss.perplexity,
                 "perplexity_increase_%": loss.increase_percent,
                 "kl_divergence": loss.kl_divergence,
@@ -46,7 +46,7 @@ def kv_types(setting: Setting) -> Result:
         )
     figure, (left, middle, right) = panels(3)
     for axes, column, label in (
-        (left, "sequences_at_once", f"sequences of {tokens} tokens in {mebibytes} MiB"),
+        (left, "sequences_at_once", f"sequences of {tokens} tokens in {mebibytes:g} MiB"),
         (middle, "kl_divergence", "KL divergence, nats (demo)"),
         (right, "tokens_per_s", "output tokens/s on this machine"),
     ):
@@ -57,7 +57,11 @@ def kv_types(setting: Setting) -> Result:
 
 def _serve(setting: Setting, kv_type: KvType, tokens: int, nbytes: int) -> dict[str, float]:
     engine = setting.engine(
-        SMALL, kv_cache_bytes=nbytes, kv_cache_dtype=kv_type, max_batch_size=128, prefix_reuse=False
+        setting.pick(SMALL, TINY),
+        kv_cache_bytes=nbytes,
+        kv_cache_dtype=kv_type,
+        max_batch_size=128,
+        prefix_reuse=False,
     )
     driver, generator = Driver(engine), np.random.default_rng(0)
     requests = [ask(prompt, _OUTPUT) for prompt in prompts(generator, setting.pick(96, 16), tokens - _OUTPUT)]
@@ -75,7 +79,7 @@ def _serve(setting: Setting, kv_type: KvType, tokens: int, nbytes: int) -> dict[
     }
 
 
-def _finding(rows: Sequence[Row], mebibytes: int) -> str:
+def _finding(rows: Sequence[Row], mebibytes: float) -> str:
     by = {str(row["kv_cache"]): row for row in rows}
     half = float(by["bfloat16"]["tokens_in_cache"])
     fp8, int8 = (float(by[name]["tokens_in_cache"]) / half for name in ("fp8", "int8"))
@@ -83,7 +87,7 @@ def _finding(rows: Sequence[Row], mebibytes: int) -> str:
     verdict = "both within" if max(losses) <= _QUALITY_PERCENT else "not both within"
     speeds = ", ".join(f"{row['tokens_per_s']:,} with {name}" for name, row in by.items())
     return (
-        f"In the same {mebibytes} MiB, FP8 keeps {fp8:.2f} times as many tokens as bfloat16, INT8 (with a scale "
+        f"In the same {mebibytes:g} MiB, FP8 keeps {fp8:.2f} times as many tokens as bfloat16, INT8 (with a scale "
         f"for each token and head) {int8:.2f} times. The demo model's perplexity changes by "
         f"{by['fp8']['perplexity_increase_%']} % with FP8 and scales of 1, and by "
         f"{by['int8']['perplexity_increase_%']} % with INT8, {verdict} {_QUALITY_PERCENT:g} %. Output tokens per "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inflight.bench.checkpoints import SMALL, VOCAB
+from inflight.bench.checkpoints import SMALL, TINY, VOCAB
 from inflight.bench.drive import Driver, ask
 from inflight.bench.figures import columns, curves, level, panels
 from inflight.bench.result import Result
@@ -65,8 +65,8 @@ def _requests(setting: Setting) -> list[Request]:
 def _serve(setting: Setting, block_size: int, requests: list[Request]) -> tuple[int, dict[str, int]]:
     """Return the tokens that were held and those there was room for, by the way of reserving it; summed over steps."""
     engine = setting.engine(
-        SMALL, 16 * _LONGEST, block_size=block_size, max_batch_size=16, max_tokens_per_step=1024, prefix_reuse=False,
-        policy="max_utilization", max_sequence_length=_LONGEST,
+        setting.pick(SMALL, TINY), 16 * _LONGEST, block_size=block_size, max_batch_size=16, max_tokens_per_step=1024,
+        prefix_reuse=False, policy="max_utilization", max_sequence_length=_LONGEST,
     )  # fmt: skip
     driver = Driver(engine)
     streams = [(len(request.prompt), driver.submit(request)) for request in requests]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inflight.bench.checkpoints import LARGE, SMALL, VOCAB
+from inflight.bench.checkpoints import LARGE, TINY, VOCAB
 from inflight.bench.drive import Driver, Stream, ask
 from inflight.bench.figures import columns, curves, panels
 from inflight.bench.result import Result
@@ -22,7 +22,7 @@ _KINDS = {"no reuse": False, "reuse": True, "reuse, first word changed": True}
 
 def prefix(setting: Setting) -> Result:
     """Ask many questions behind one prompt, one after the other: with reuse, without, and with a changed word."""
-    shape = setting.pick(LARGE, SMALL)
+    shape = setting.pick(LARGE, TINY)
     engines = {reuse: setting.engine(shape, 16 * 1024, prefix_reuse=reuse) for reuse in (False, True)}
     rows: list[Row] = []
     for shared in setting.pick((250, 500, _SHARED, 2000), (64, _SHARED)):

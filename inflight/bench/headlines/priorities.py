@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inflight.bench.checkpoints import SMALL
+from inflight.bench.checkpoints import SMALL, TINY
 from inflight.bench.drive import Driver, ask, prompts
 from inflight.bench.figures import columns, curves, panels
 from inflight.bench.result import Result
@@ -43,7 +43,7 @@ def priorities(setting: Setting) -> Result:
 
 
 def _serve(setting: Setting, flood: int, priority: int) -> dict[str, float]:
-    engine = setting.engine(SMALL, max_batch_size=_SLOTS, prefix_reuse=False)
+    engine = setting.engine(setting.pick(SMALL, TINY), max_batch_size=_SLOTS, prefix_reuse=False)
     driver, generator = Driver(engine), np.random.default_rng(0)
     batch = [driver.submit(ask(prompt, int(generator.integers(16, 64)))) for prompt in prompts(generator, flood, 64)]
     interactive = []

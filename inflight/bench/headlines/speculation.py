@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from matplotlib.figure import Figure
 
-from inflight.bench.checkpoints import LARGE, SMALL
+from inflight.bench.checkpoints import LARGE, TINY
 from inflight.bench.drive import Driver, Stream, ask, prompts
 from inflight.bench.figures import columns, curves, panels, streams_of
 from inflight.bench.peers import Rates
@@ -70,7 +70,7 @@ class Foretelling:
 
 def speculation(setting: Setting) -> Result:
     """Decode with drafts that are right as often as is set, and without, for several batch sizes."""
-    shape = setting.pick(LARGE, SMALL)
+    shape = setting.pick(LARGE, TINY)
     plain = Driver(setting.engine(shape))
     drivers = {
         kind: Driver(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from inflight.bench.checkpoints import LARGE, SMALL
+from inflight.bench.checkpoints import LARGE, TINY
 from inflight.bench.drive import prompts
 from inflight.bench.figures import bars, panels, streams_of
 from inflight.bench.peers import EnginePeer, Rates
@@ -33,7 +33,7 @@ _CAVEAT = (
 def weights(setting: Setting) -> Result:
     """Quantize the demo model and a random one; size and speed of the larger, quality of the demo."""
     demo = Demo(DEMO / "model", setting.pick(240, 4))
-    shape = setting.pick(LARGE, SMALL)
+    shape = setting.pick(LARGE, TINY)
     random = setting.checkpoint(shape)
     examples = demo.examples[: setting.pick(64, 4)]
     rows: list[Row] = []

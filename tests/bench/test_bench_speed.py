@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from inflight.bench.checkpoints import SHAPES, SMALL, llama_config
+from inflight.bench.checkpoints import SHAPES, SMALL, TINY, llama_config
 from inflight.bench.drive import Driver, ask, prompts
 from inflight.bench.figures import COLOURS, panels, stacks
 from inflight.bench.peers import GeneratePeer, Rates, load_transformers
@@ -23,6 +23,13 @@ from inflight.bench.speed import ENGINES, PEERS, Lengths, _Cell, _speed, measure
 from inflight.bench.step import Steps
 from inflight.cli import app
 from inflight.errors import EngineFailure
+
+
+
+@pytest.fixture(autouse=True)
+def _few_steps_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace grows with each step, and what is read off one has the same form."""
+    monkeypatch.setattr("inflight.bench.step._STEPS", 3)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -51,7 +58,7 @@ def test_rates_are_of_the_two_phases() -> None:
 
 
 def test_all_are_measured_and_the_parts_and_phases_of_a_step_add_up(setting: Setting) -> None:
-    speed, step, phases, start = measure_speed(setting, [SMALL], [2], Lengths(8, 3), 2)
+    speed, step, phases, start = measure_speed(setting, [TINY], [2], Lengths(8, 3), 2)
     assert [row["phase"] for row in speed.rows] == ["prefill", "decode"]
     assert all(float(row[f"{name}, tokens/s"]) > 0 for row in speed.rows for name in PEERS)
     [row] = step.rows
@@ -67,12 +74,12 @@ def test_all_are_measured_and_the_parts_and_phases_of_a_step_add_up(setting: Set
 def test_profiled_steps_decode_all_streams_and_do_nothing_else(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = Steps.take(setting, SMALL, 24, 90, {})
+    taken = Steps.take(setting, TINY, 24, 90, {})
     assert taken.profile.decode_tokens_per_step == taken.profile.sequences_per_step == 24
     too_few = replace(taken.profile, prefill_tokens_per_step=0.5)
     monkeypatch.setattr("inflight.bench.step.take_profile", lambda *_: too_few)
-    with pytest.raises(EngineFailure, match=r"6\.8M, 24 streams: prompts were still computed after 9 steps"):
-        Steps.take(setting, SMALL, 24, 90, {})
+    with pytest.raises(EngineFailure, match=r"0\.6M, 24 streams: prompts were still computed after 9 steps"):
+        Steps.take(setting, TINY, 24, 90, {})
 
 
 def test_a_stack_has_all_its_parts_however_many() -> None:

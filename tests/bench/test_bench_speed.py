@@ -25,7 +25,6 @@ from inflight.cli import app
 from inflight.errors import EngineFailure
 
 
-
 @pytest.fixture(autouse=True)
 def _few_steps_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace grows with each step, and what is read off one has the same form."""

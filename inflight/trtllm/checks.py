@@ -55,7 +55,7 @@ def check_positions_of(checkpoint: Path) -> None:
     path = checkpoint / "config.json"
     config = read_json(path)
     for part in (config, config.get("text_config") or {}):
-        if lost := list(_lost(part)):
+        if lost := list(misread(part)):
             raise DeploymentError(
                 f"{path} has {', '.join(lost)} in rope_parameters alone; transformers 4.57, with which "
                 "TensorRT-LLM 1.2 reads it, knows rope_theta, partial_rotary_factor and rope_scaling alone: write "
@@ -63,8 +63,8 @@ def check_positions_of(checkpoint: Path) -> None:
             )
 
 
-def _lost(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what ``rope_parameters`` says otherwise than what 4.57 would make of the rest."""
+def misread(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what ``rope_parameters`` of a ``config.json`` says otherwise than what 4.57 would make of the rest."""
     written = config.get("rope_parameters")
     if not isinstance(written, Mapping):
         return

@@ -167,6 +167,14 @@ def test_without_the_older_form_the_older_line_computes_something_else(both: Rea
     assert (logits[0] - logits[1]).abs().max() > 1
 
 
+def test_a_base_beside_a_scaling_in_the_newer_form_alone_is_not_enough() -> None:
+    config = {"model_type": "llama", "rope_theta": THETA, "rope_parameters": {"rope_theta": THETA, **SCALING}}
+    assert not has_older_rope(config)
+    written = with_older_rope(config)
+    assert written == config | {"rope_scaling": SCALING}
+    assert has_older_rope(written)
+
+
 @pytest.mark.parametrize("kind", ["llama", "phi3"])
 def test_what_the_older_form_has_no_words_for_is_left(kind: str) -> None:
     """Nobody takes it for read: ``has_older_rope`` says no."""

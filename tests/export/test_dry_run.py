@@ -130,13 +130,6 @@ def test_the_commands_have_the_plans_sizes() -> None:
     assert llm["compile"]["LLM"]["max_batch_size"] == llm["plan"]["max_batch_size"]
 
 
-if __name__ == "__main__":
-    for name, options in DRY_RUNS.items():
-        text = dry_run(options, "--verbose")
-        (GOLDEN / f"{name}.yaml").write_text(text)
-        print(f"{name}: {len(text.splitlines())} lines")
-
-
 def test_beside_adapters_there_are_no_cuda_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """TensorRT-LLM's PyTorch flow refuses both together."""
     monkeypatch.chdir(ROOT)
@@ -146,3 +139,10 @@ def test_beside_adapters_there_are_no_cuda_graphs(monkeypatch: pytest.MonkeyPatc
     document = yaml.safe_load(dry_run(options, "--verbose"))
     assert document["compile"]["LLM"]["cuda_graph_config"] is None
     assert "cuda_graph_batch_sizes" not in document["write"]["deployment.yaml"]["tensorrt_llm"]
+
+
+if __name__ == "__main__":
+    for name, options in DRY_RUNS.items():
+        text = dry_run(options, "--verbose")
+        (GOLDEN / f"{name}.yaml").write_text(text)
+        print(f"{name}: {len(text.splitlines())} lines")

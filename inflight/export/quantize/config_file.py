@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.text.checkpoint import read_json
+from inflight.trtllm.checks import misread
 
 NAME = "config.json"
 _QUANTIZATION = "quantization_config"
@@ -38,7 +39,7 @@ def write_config(original: Path, exported: Path) -> None:
 
 def has_older_rope(config: Mapping[str, Any]) -> bool:
     """Return whether transformers 4 reads the rotary embedding of this ``config.json``."""
-    return not config.get("rope_parameters") or "rope_theta" in config
+    return not config.get("rope_parameters") or ("rope_theta" in config and not any(misread(config)))
 
 
 def with_older_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def _pytest(folder: Path, *arguments: str) -> dict[str, list[str]]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.gpu.sticky", "--junitxml=report.xml", *arguments]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment = plain | {"PYTHONPATH": str(ROOT)}
+    environment = plain | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
     found: dict[str, list[str]] = {"passed": [], "failed": []}
     for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
@@ -48,18 +48,18 @@ def _pytest(folder: Path, *arguments: str) -> dict[str, list[str]]:
 
 
 def test_a_fault_costs_one_test(tmp_path: Path) -> None:
-    found = _pytest(tmp_path, "-n", "1", "--dist", "load")
+    found = _pytest(tmp_path, "-p", "xdist", "-n", "1", "--dist", "load")
     assert sorted(found["passed"]) == [f"test_of_a_device[{number}]" for number in (0, 1, 3, 4, 5, 6, 7)]
     assert set(found["failed"]) == {"test_of_a_device[2]", "test_of_something_else"}
 
 
 def test_without_workers_a_fault_ends_the_run(tmp_path: Path) -> None:
-    found = _pytest(tmp_path, "-p", "no:xdist")
+    found = _pytest(tmp_path)
     assert found == {"passed": [f"test_of_a_device[{number}]" for number in (0, 1)], "failed": ["test_of_a_device[2]"]}
 
 
 def test_the_report_of_the_tests_becomes_results(tmp_path: Path) -> None:
-    _pytest(tmp_path, "-p", "no:xdist")
+    _pytest(tmp_path)
     contact = Contact(Recorder(tmp_path / "contact.jsonl", "A", "tests"), True, True, tmp_path)
     record(contact, tmp_path / "report.xml")
     wrong, passed = lines(tmp_path / "contact.jsonl")

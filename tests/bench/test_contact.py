@@ -21,6 +21,7 @@ from inflight.bench.contact import run
 from inflight.bench.contact.plan import CALL_S, CALLS, KERNELS, Stage
 from inflight.bench.contact.record import Recorder, lines
 from inflight.bench.contact.stage import STAGES
+from inflight.bench.contact.stage import main as run_stage
 from inflight.bench.contact.table import MOST_LINES, table
 
 ROOT = Path(__file__).parents[2]
@@ -286,10 +287,24 @@ def test_a_call_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "name a call: A, B or C" in capsys.readouterr().err
 
 
+def test_a_stage_runs_the_case_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"FILE": str(tmp_path / "contact.jsonl"), "CALL": "B", "STAGE": "check", "DRY": "1"}
+    for name, value in about.items():
+        monkeypatch.setenv(f"CONTACT_{name}", value)
+    assert run_stage("kernels", "sampling") == 0
+    found = lines(tmp_path / "contact.jsonl")
+    assert {(line["stage"], line["result"].split(",")[0], line["good"]) for line in found} == {
+        ("check", "sampling", True)
+    }
+
+
 @pytest.mark.slow
 def test_a_dry_run(tmp_path: Path) -> None:
-    """Some stages of each call, as a person would type them; `make gpu-contact ARGS=--dry-run` goes through all."""
-    stages = ["imports", "check", "rows", "modes", "counters"]
+    """Some stages of each call, as a person would type them; `make gpu-contact ARGS=--dry-run` goes through all.
+
+    Kernels are interpreted by tests/gpu, in a dry run of its own.
+    """
+    stages = ["imports", "rows", "modes", "counters"]
     command = [sys.executable, "-m", "inflight.bench.contact", "--dry-run", "--output", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
     asked = [word for stage in stages for word in ("--stage", stage)]

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from inflight.bench.contact.plan import CALLS
 from inflight.bench.contact.record import Recorder, lines
 from inflight.bench.contact.stage import Contact
 from inflight.bench.contact.suite import record, suite
@@ -78,9 +79,11 @@ def test_no_report_of_an_earlier_call_is_taken_for_this_ones(tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_the_bodies_on_a_cpu(tmp_path: Path) -> None:
-    """The tests of whole engines, by the interpreter; a dry run of the first contact runs the kernels' cases."""
+    """The tests of whole engines, by the interpreter, and of the kernels that engines need first."""
     report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "tests/gpu/test_engines.py", "-q", f"--junitxml={report}"]
+    [check] = [stage for stage in CALLS["B"] if stage.judges]
+    kernels = [f"tests/gpu/test_at_size.py::test_kernels[{case}]" for case in check.cases]
+    command = [sys.executable, "-m", "pytest", "tests/gpu/test_engines.py", *kernels, "-q", f"--junitxml={report}"]
     environment = os.environ | {"GPU_TESTS": "dry", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

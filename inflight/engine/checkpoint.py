@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.attention.paged import KvTensors
+from inflight.engine.cuda.capability import BFLOAT16
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import Quantization, load_quantization
@@ -93,7 +94,7 @@ def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> tor
     fast there; elsewhere float32.
     """
     name = config.dtype if wanted == "auto" else wanted
-    if name == "float16" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+    if name == "float16" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16:
         log.info("the checkpoint is in float16; it is computed in bfloat16 (`engine.dtype: float32` loses nothing)")
         return torch.bfloat16
     return torch.bfloat16 if name == "bfloat16" else torch.float32

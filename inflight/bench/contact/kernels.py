@@ -25,6 +25,7 @@ from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
 from inflight.engine.attention.store import store
 from inflight.engine.checkpoint import LoadedModel, load_config, load_model
 from inflight.engine.cuda import fp8
+from inflight.engine.cuda.capability import FP8
 from inflight.engine.cuda.forward import CudaForward
 from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.quant.formats import to_e4m3
@@ -36,7 +37,6 @@ LIMITS = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 2e-6}
 """Of attention: an output is rounded once, weights are rounded before they are summed."""
 _LAYER_LIMIT = 3e-2
 """Of a whole layer in bfloat16: some ten roundings, one after the other, and a norm."""
-_FP8 = (8, 9)
 Lengths = Sequence[tuple[int, int]]
 
 
@@ -81,7 +81,7 @@ SMALL = Scale(
 def one(contact: Contact, case: str) -> None:
     """Run one case, the cache's and the output's memory filled with what is no number before."""
     scale = SMALL if contact.dry else REAL
-    if "FP8" in case and not contact.dry and torch.cuda.get_device_capability() < _FP8:
+    if "FP8" in case and not contact.dry and torch.cuda.get_device_capability() < FP8:
         contact.recorder.add(case, "skipped", note="the device has no FP8")
         return
     CASES[case](contact, scale, case)
@@ -116,7 +116,7 @@ def _attention(contact: Contact, scale: Scale, case: str, lengths: Callable[[Sca
 def _store(contact: Contact, scale: Scale, case: str) -> None:
     """Hold what is stored to what plain PyTorch stores, byte by byte."""
     for kind in ("", "int8", "fp8"):
-        if kind == "fp8" and not contact.dry and torch.cuda.get_device_capability() < _FP8:
+        if kind == "fp8" and not contact.dry and torch.cuda.get_device_capability() < FP8:
             continue
         ours, theirs = (
             AttentionStep.make(scale.shape, scale.chunks, kind, scale.dtype, contact.device) for _ in range(2)

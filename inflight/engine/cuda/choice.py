@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inflight.engine.attention.paged import KvTensors
+from inflight.engine.cuda.capability import BFLOAT16, FP8
 from inflight.engine.cuda.compiler import has_compiler
 from inflight.engine.device_memory import free_memory
 from inflight.engine.models.decoder import DecoderModel
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WITHOUT = "attention runs without kernels, and decode steps without graphs"
-_BFLOAT16 = (8, 0)
-"""Compute capability from which on there is bfloat16."""
-_FP8 = (8, 9)
-"""Compute capability from which on there is FP8."""
 _RESERVE = 1 << 30
 """Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
 
@@ -48,7 +45,7 @@ def prepare_weights(
     if (
         not batch_invariant
         and has_compiler()
-        and torch.cuda.get_device_capability(device) >= _FP8
+        and torch.cuda.get_device_capability(device) >= FP8
         and dtype == torch.bfloat16
     ):
         from inflight.engine.cuda.fp8 import use_scaled_mm
@@ -90,7 +87,7 @@ def cuda_forward(
         log.warning("Triton's compiler is not installed: %s", _WITHOUT)
         return None
     capability = torch.cuda.get_device_capability(device)
-    if capability < (_FP8 if tensors.keys.dtype == torch.float8_e4m3fn else _BFLOAT16):
+    if capability < (FP8 if tensors.keys.dtype == torch.float8_e4m3fn else BFLOAT16):
         log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
         return None
     from inflight.engine.cuda.forward import CudaForward

@@ -19,16 +19,7 @@ _BLOCK = 512
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, numbers: Tensor) -> Tensor:
-    """Return the tokens drawn, int64 ``[n]``.
-
-    Args:
-        logits: float32 ``[n, vocab]``.
-        temperature: above 0; this and the others are float64 ``[n, 1]``.
-        top_k: at least 1, at most the vocabulary.
-        top_p: above 0, at most 1.
-        min_p: from 0 to 1.
-        numbers: in [0, 1), what each row is drawn by.
-    """
+    """Return the tokens drawn, int64 ``[n]``; arguments are those of ``sampler.draw_sorted``."""
     size = logits.shape[-1]
     values, ids = _likeliest(logits)
     count = values.shape[-1]

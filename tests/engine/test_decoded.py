@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.cuda import choice
+from inflight.engine.models.modules import each_of
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.decoded import DecodedLinear, Decoding, decode_weights
 from inflight.engine.quant.formats import to_e4m3
@@ -100,6 +102,14 @@ def test_what_is_decoded_is_not_held_beside_it() -> None:
         needed = Decoding.of(model, torch.float32)
         peak = card.peak_of(lambda: decode_weights(model, torch.float32))
     assert peak <= needed.decoded - needed.packed + 4 * needed.decoded // 40, "and a few of one linear's"
+
+
+def test_modules_that_were_replaced_are_gone() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    weights = [weakref.ref(module.weight) for module in model]
+    for index, (name, _) in enumerate(each_of(model, nn.Linear)):
+        assert [weight() is None for weight in weights] == [place < index for place in range(5)]
+        model.set_submodule(name, nn.Identity())
 
 
 GIB = 1 << 30

@@ -14,6 +14,7 @@ from inflight.engine.cuda import fp8
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.quant.linears import Fp8Linear, LinearShape
+from tests.engine.fake_card import FakeCard
 
 
 def _linear(rows: int = 32, bias: bool = False, smoothed: bool = False, **scales: float) -> Fp8Linear:
@@ -84,6 +85,17 @@ def test_what_does_not_suit_stays() -> None:
     assert fp8.use_scaled_mm(model := _Model(qkv=parts)) == 2, "parts of different scales are products of their own"
     assert isinstance(model.qkv.q, fp8.ScaledMmLinear)
     assert isinstance(model.qkv.v, Fp8Linear)
+
+
+def test_what_becomes_a_product_is_not_held_beside_it() -> None:
+    """FP8 weights that fill most of a card would not fit there twice."""
+    card = FakeCard(1 << 30)
+    with card:
+        model = _Model(**{f"layer{index}": _linear(512) for index in range(20)})
+        one = model.layer0.weight.nbytes
+        peak = card.peak_of(lambda: fp8.use_scaled_mm(model))
+    assert isinstance(model.layer19, fp8.ScaledMmLinear)
+    assert peak < 4 * one
 
 
 def test_inputs_are_rounded_in_one_pass() -> None:

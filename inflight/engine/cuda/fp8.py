@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from inflight.engine.attention.store import quantized
+from inflight.engine.models.modules import each_of
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.linears import Fp8Linear
 
@@ -54,13 +55,14 @@ class ScaledMmLinear(nn.Module):
 
 def use_scaled_mm(model: nn.Module) -> int:
     """Put FP8 products into a loaded model that computes in bfloat16, where they suit; return how many."""
-    taken: set[str] = set()
-    for name, module in list(model.named_modules()):
-        parts = [] if name.rpartition(".")[0] in taken else _parts_of(module)
-        if parts and _suits(parts):
-            model.set_submodule(name, ScaledMmLinear(parts))
-            taken.add(name)
-    return len(taken)
+    count = 0
+    for kind in (LinearParts, Fp8Linear):
+        for name, module in each_of(model, kind):
+            parts = _parts_of(module)
+            if parts and _suits(parts):
+                model.set_submodule(name, ScaledMmLinear(parts))
+                count += 1
+    return count
 
 
 def _parts_of(module: nn.Module) -> list[Fp8Linear]:

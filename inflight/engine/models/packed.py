@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inflight.engine.models.modules import each_of
+
 _ROWS = 32
 """What oneDNN is told to expect; the layout is the same for any number."""
 _FEW_ROWS = 4
@@ -65,7 +67,7 @@ def pack_linears(model: nn.Module) -> None:
     """
     if not torch.backends.mkldnn.is_available():
         return
-    for name, module in list(model.named_modules()):
+    for name, module in each_of(model, nn.Linear):
         if type(module) is nn.Linear and module.weight.device.type == "cpu" and _pays(module.weight.dtype):
             model.set_submodule(name, PackedLinear(module))
 

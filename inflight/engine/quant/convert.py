@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.modules import each_of
 from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.linears import SCHEMES, ExactLinear, Int8Linear, LinearShape
 from inflight.errors import DeploymentError
@@ -58,9 +59,7 @@ def convert_linears(
 
 def join_int8_parts(model: nn.Module) -> None:
     """Make one product of the parts of a fused projection, in a loaded model, where all of them are INT8."""
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, LinearParts):
-            continue
+    for name, module in each_of(model, LinearParts):
         parts = [part for part in module.children() if isinstance(part, Int8Linear)]
         joined = Int8Linear.joined(parts) if len(parts) == len(list(module.children())) else None
         if joined is not None:

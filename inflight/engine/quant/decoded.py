@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inflight.engine.models.modules import each_of
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.linears import QuantizedLinear
 
@@ -60,20 +61,13 @@ class Decoding:
 
 def decode_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Decode all quantized linears of a loaded model; parts of one input that they take alike become one product."""
-    for name in _names(model, LinearParts):
-        children = list(model.get_submodule(name).children())
+    for name, module in each_of(model, LinearParts):
+        children = list(module.children())
         parts = [child for child in children if isinstance(child, QuantizedLinear)]
         if parts and len(parts) == len(children) and all(parts[0].takes_inputs_as(part) for part in parts):
             model.set_submodule(name, DecodedLinear(parts, dtype))
-    for name in _names(model, QuantizedLinear):
-        linear = model.get_submodule(name)
-        assert isinstance(linear, QuantizedLinear)
+    for name, linear in each_of(model, QuantizedLinear):  # type: ignore[type-abstract]
         model.set_submodule(name, DecodedLinear([linear], dtype))
-
-
-def _names(model: nn.Module, kind: type[nn.Module]) -> list[str]:
-    """Return where modules of a kind are; a list of the modules would hold the weights that others have replaced."""
-    return [name for name, module in model.named_modules() if isinstance(module, kind)]
 
 
 def _quantized(model: nn.Module) -> Iterator[QuantizedLinear]:

@@ -43,14 +43,14 @@ TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reord
 test:
 	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
-	$(TOGETHER) -n $$(($(WORKERS) + 1)) -m "not alone and not docker" || status=1; \
-	$(BIN)/pytest -m "alone or docker" || status=1; \
+	$(TOGETHER) -n $$(($(WORKERS) + 1)) -m "not alone" || status=1; \
+	$(BIN)/pytest -m alone || status=1; \
 	exit $$status)
 
 test-fast:
 	$(SETUP) $(EVERYTHING)
 	@status=0; \
-	$(TOGETHER) -n $(WORKERS) -m "not slow and not alone and not docker" || status=1; \
+	$(TOGETHER) -n $(WORKERS) -m "not slow and not alone" || status=1; \
 	$(BIN)/pytest -m "not slow and alone" || status=1; \
 	exit $$status
 

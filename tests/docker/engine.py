@@ -33,6 +33,11 @@ def run(*command: str, check: bool = True, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+def compose(*arguments: str) -> str:
+    """Return what Docker Compose says of the profile ``cpu``."""
+    return run(*compose_command(), "--profile", "cpu", *arguments)
+
+
 def state(container: str) -> dict[str, object]:
     """Return what the engine says of a container's state."""
     found: dict[str, object] = json.loads(run("docker", "inspect", "--format", "{{json .State}}", container))

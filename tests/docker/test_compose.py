@@ -13,33 +13,30 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.docker.engine import ROOT, compose_command, has_engine, run, state, wait_healthy
+from tests.docker.engine import ROOT, compose, compose_command, has_engine, run, state, wait_healthy
 
 COMMAND = re.compile(r"^docker[ -]compose (--profile cpu up)$", re.MULTILINE)
 
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]
 
 
-def _compose(*arguments: str) -> str:
-    return run(*compose_command(), "--profile", "cpu", *arguments)
-
-
 @pytest.fixture(scope="module")
 def container() -> Iterator[str]:
     said = COMMAND.search((ROOT / "README.md").read_text())
     assert said
-    _compose("build")
+    compose("build")
     run(*compose_command(), *said[1].split(), "-d")
     try:
-        yield _compose("ps", "-q").strip().splitlines()[-1]
+        yield compose("ps", "-q").strip().splitlines()[-1]
     finally:
-        _compose("down", "--volumes")
+        compose("down", "--volumes")
 
 
 def test_it_becomes_healthy_and_answers(container: str) -> None:
@@ -63,8 +60,8 @@ def test_it_stops_quickly_and_leaves_nothing(container: str) -> None:
         client.get("http://127.0.0.1:8000/v2/health/ready")  # an idle connection stays open
         time.sleep(2)
         started = time.monotonic()
-        _compose("stop")
+        compose("stop")
         assert time.monotonic() - started < 15
     assert state(container)["ExitCode"] == 0
-    _compose("down", "--volumes")
+    compose("down", "--volumes")
     assert container not in run("docker", "ps", "-aq", "--no-trunc")

@@ -50,6 +50,7 @@ def _has_ubuntu() -> bool:
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(2400),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),

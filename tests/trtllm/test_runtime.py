@@ -88,10 +88,18 @@ def runtime(api: Api) -> Iterator[Runtime]:
 
 
 def _until(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.01)
     return holds()
+
+
+def _take(runtime: Runtime, count: int) -> list[Any]:
+    """Return so many events at least, and those that come soon after them."""
+    events: list[Any] = []
+    while len(events) < count and (more := runtime.take(30)):
+        events += more
+    return events + runtime.take(0.2)
 
 
 def _response(tokens: list[int], **more: Any) -> Any:
@@ -106,7 +114,7 @@ def test_what_is_refused_is_told(api: Api, runtime: Runtime, error: Exception, l
     """TensorRT-LLM's processes judge a request long after it was handed over; only RequestErrors come from there."""
     api.answer = Stream(Refusal(str(error))) if late else error
     runtime.generate(7, dict)
-    [event] = runtime.take(2)
+    [event] = runtime.take(30)
     assert (event.key, event.fatal) == (7, False)
     assert isinstance(event.error, InvalidRequest)
     assert str(event.error) == f"TensorRT-LLM refuses the request: {' '.join(str(error).split())}"
@@ -144,7 +152,7 @@ def test_faults_are_logged_and_told_without_details(
     """An error is the engine's end only where TensorRT-LLM says that it has shut down."""
     api.answer, api.down = answer(), fatal
     runtime.generate(7, arguments)
-    [event] = runtime.take(2)
+    [event] = runtime.take(30)
     assert isinstance(event.error, EngineFailure)
     assert "CUDA" not in str(event.error)
     assert event.fatal is fatal
@@ -157,7 +165,7 @@ def test_faults_are_logged_and_told_without_details(
 def test_after_the_first_token_nothing_is_a_refusal(api: Api, runtime: Runtime, error: Exception) -> None:
     stream = api.answer = Stream(_response([4]), error)
     runtime.generate(7, dict)
-    events = runtime.take(2) + runtime.take(0.2)
+    events = _take(runtime, 2)
     assert isinstance(events[-1].error, EngineFailure)
     assert stream.aborted is isinstance(error, AssertionError), "what broke is the reading; the generation goes on"
 
@@ -185,7 +193,7 @@ def test_an_abort_without_an_answer_is_over_after_a_grace(
 def test_what_cannot_be_read_is_aborted_and_open_until_its_end(api: Api, runtime: Runtime) -> None:
     stream = api.answer = Stream(SimpleNamespace(outputs=[]), hold=True)
     runtime.generate(7, dict)
-    [event] = runtime.take(2)
+    [event] = runtime.take(30)
     assert isinstance(event.error, EngineFailure)
     assert _until(lambda: stream.aborted)
     assert _until(lambda: runtime.open == 0)
@@ -194,18 +202,20 @@ def test_what_cannot_be_read_is_aborted_and_open_until_its_end(api: Api, runtime
 def test_a_stream_that_ends_without_a_reason_has_failed(api: Api, runtime: Runtime) -> None:
     api.answer = Stream(_response([4]))
     runtime.generate(7, dict)
-    events = runtime.take(2) + runtime.take(0.2)
+    events = _take(runtime, 2)
     assert [event.tokens for event in events] == [[4], []]
     assert isinstance(events[-1].error, EngineFailure)
     api.answer = Stream(_response([4], finish_reason="stop"))
     runtime.generate(8, dict)
-    [event] = runtime.take(2) + runtime.take(0.2)
+    [event] = _take(runtime, 1)
     assert event.error is None
 
 
 def test_statistics_are_asked_for_at_a_pace(api: Api, runtime: Runtime) -> None:
-    time.sleep(0.5)
-    assert 1 <= api.reads <= 8
+    began = time.monotonic()
+    assert _until(lambda: api.reads > 3)
+    time.sleep(0.2)
+    assert api.reads <= 5 + (time.monotonic() - began) / module._STATS_PAUSE_S
     assert runtime.iteration == {}
 
 

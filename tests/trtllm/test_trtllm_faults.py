@@ -34,6 +34,14 @@ def _steps(engine: TrtLlmEngine, seconds: float) -> None:
         engine.step()
 
 
+def _by_hand(engine: TrtLlmEngine) -> list[float]:
+    """Let the watchdog's time pass only where a test says so, however long the machine stands still; return it."""
+    now = [0.0]
+    engine._watchdog._clock = lambda: now[0]
+    engine._watchdog.progress()
+    return now
+
+
 def test_a_hang_fails_what_runs_and_refuses_what_comes(start: Start, prompt: list[int], set_fault: SetFault) -> None:
     hung: list[float] = []
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.4}), lambda: hung.append(time.monotonic()))
@@ -48,7 +56,9 @@ def test_a_hang_fails_what_runs_and_refuses_what_comes(start: Start, prompt: lis
     with pytest.raises(EngineFailure, match="must be started again"):
         engine.validate(ask(prompt))
     assert not hung, "the errors get time to reach their clients"
-    time.sleep(1.3)
+    end = time.monotonic() + 30
+    while not hung and time.monotonic() < end:
+        time.sleep(0.01)
     assert len(hung) == 1
 
 
@@ -84,22 +94,27 @@ def test_a_burst_of_cancels_is_no_hang(
     start: Start, prompt: list[int], set_fault: SetFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twice the batch is asked and cancelled at once: what TensorRT-LLM has not begun it drops without a word."""
-    monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 1.5)
+    monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 3600)
     engine = start(deployment(batching={"max_batch_size": 2}, tensorrt_llm={"watchdog_s": 0.3}))
+    now = _by_hand(engine)
     set_fault(hang=True)  # so that no request begins in between
     requests = [ask(prompt) for _ in range(4)]
     for request in requests:
         engine.submit(request)
     outputs = engine.step()
     assert engine._runtime.open == 2
+    begun = list(engine._running)
     for request in requests:
         engine.cancel(request.key)
+    now[0] += 1
     outputs += engine.step()
     assert [output.finish_reason for output in outputs] == [FinishReason.CANCELLED] * 4
     engine.submit(ask(prompt))
     _steps(engine, 0.1)
     assert engine._running == {}, "as long as TensorRT-LLM may still have the others, it gets no more"
     set_fault()
+    for key in begun:
+        engine._runtime._loop.call_soon_threadsafe(engine._runtime._give_up, key)
     ends = []
     while engine.busy:
         ends += [output.finish_reason for output in engine.step() if output.finished]
@@ -110,13 +125,15 @@ def test_a_burst_of_cancels_is_no_hang(
 def test_a_lost_abort_does_not_end_an_idle_engine(
     start: Start, prompt: list[int], set_fault: SetFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 1.0)
+    monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 0.5)
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.2}))
+    now = _by_hand(engine)
     set_fault(hang=True)
     request = ask(prompt)
     engine.submit(request)
     engine.step()
     engine.cancel(request.key)
+    now[0] += 1
     engine.step()
     set_fault()
     _steps(engine, 30)
@@ -139,17 +156,22 @@ def test_errors_do_not_hide_a_hang(start: Start, prompt: list[int], set_fault: S
 
 def test_idle_time_is_no_hang(start: Start, prompt: list[int]) -> None:
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.2}))
-    time.sleep(0.3)
+    now = _by_hand(engine)
+    now[0] += 0.3
     [output] = run(engine, ask(prompt))
     assert output.finish_reason is FinishReason.LENGTH
 
 
 def test_iterations_without_responses_are_progress(start: Start, prompt: list[int], set_fault: SetFault) -> None:
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.3}))
-    request = ask(prompt, max_tokens=200, ignore_eos=True)
-    engine.submit(request)
+    now = _by_hand(engine)
     set_fault(stall_after=2, step_delay_s=0.01)
-    _steps(engine, 1)
+    engine.submit(ask(prompt, max_tokens=1000, ignore_eos=True))
+    for _ in range(10):
+        seen = engine._iteration
+        while engine.busy and engine._iteration == seen:
+            engine.step()
+        now[0] += 0.2
     assert engine.busy
     engine.validate(ask(prompt))
 
@@ -159,7 +181,9 @@ def test_statistics_go_on_after_a_slow_iteration(start: Start, prompt: list[int]
     before = engine._runtime._llm.iteration["iter"]
     set_fault(step_delay_s=0.6)
     run(engine, ask(prompt, max_tokens=3))
-    time.sleep(0.1)
+    end = time.monotonic() + 30
+    while engine._runtime.iteration.get("iter", 0) < before + 2 and time.monotonic() < end:
+        time.sleep(0.01)
     assert engine._runtime.iteration.get("iter", 0) >= before + 2
 
 
@@ -278,7 +302,7 @@ def test_a_death_between_requests_is_seen_by_the_next(start: Start, prompt: list
 
 def _running(engine: TrtLlmEngine) -> int:
     """Return how many generations TensorRT-LLM runs, soon after now."""
-    end = time.monotonic() + 3
+    end = time.monotonic() + 30
     while engine._runtime._llm.running and time.monotonic() < end:
         time.sleep(0.01)
     return int(engine._runtime._llm.running)
@@ -298,7 +322,7 @@ def test_what_ends_here_ends_in_tensorrt_llm(start: Start, prompt: list[int], se
     if how == "cancel":
         assert engine._runtime._llm.running == 1
         engine.cancel(request.key)
-    _steps(engine, 1)
+    _steps(engine, 30)
     assert not engine.busy
     assert _running(engine) == 0
 

@@ -32,7 +32,7 @@ def main() -> int:
         f"{sys.executable} lacks {', '.join(missing)}. With a network: {sys.executable} -m pip install -c "
         f"constraints.txt {' '.join(missing)}. Without one: run `make gpu-wheels WHEELS_PYTHON={version}` where there "
         "is a network (it has pydantic; name others in PACKAGES), bring artifacts/gpu-wheels along, and run "
-        f"{sys.executable} -m pip install --no-index --no-deps artifacts/gpu-wheels/*.whl",
+        f"{sys.executable} -m pip install --no-index --find-links artifacts/gpu-wheels {' '.join(missing)}",
         file=sys.stderr,
     )
     return 1

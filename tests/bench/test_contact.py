@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -258,18 +259,16 @@ def test_each_call_fits_into_ten_minutes_and_knows_its_stages() -> None:
 def test_wheels_that_were_brought_are_installed_where_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel = tmp_path / "brought-1.0-py3-none-any.whl"
     monkeypatch.setattr(contact.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert contact._wheels(tmp_path) == []
-    import zipfile
-
-    with zipfile.ZipFile(wheel, "w") as file:
+    (tmp_path / "pydantic-1.0-py3-none-any.whl").touch()
+    assert contact._wheels(tmp_path) == [], "pydantic is there: nothing is lacking"
+    (tmp_path / "pydantic-1.0-py3-none-any.whl").unlink()
+    (tmp_path / "brought-1.0-cp27-none-any.whl").touch()  # for another Python
+    with zipfile.ZipFile(tmp_path / "brought-1.0-py3-none-any.whl", "w") as file:
         file.writestr("brought.py", "")
         file.writestr("brought-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
         file.writestr("brought-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr("brought-1.0.dist-info/RECORD", "")
-    assert contact._wheels(tmp_path) == [], "pydantic is there: nothing is lacking"
-    monkeypatch.setattr(contact.importlib.util, "find_spec", lambda name: None)
     [site] = contact._wheels(tmp_path)
     assert (Path(site) / "brought.py").is_file()
 

@@ -30,6 +30,7 @@ def test_what_is_missing_is_named_and_how_it_is_brought() -> None:
     [line] = done.stderr.splitlines()
     assert "lacks torch, triton, transformers, numpy, safetensors, tokenizers, pydantic, PyYAML" in line
     assert f"make gpu-wheels WHEELS_PYTHON={sys.version_info.major}.{sys.version_info.minor}" in line
+    assert "--find-links artifacts/gpu-wheels torch triton " in line
 
 
 def test_nothing_is_asked_for_that_the_tests_do_without() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -17,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 from inflight.bench.contact.plan import CALL_S, CALLS
@@ -102,13 +102,14 @@ def _environment(asked: argparse.Namespace) -> dict[str, str]:
 
 
 def _wheels(folder: Path) -> list[str]:
-    """Install the wheels that were brought along, where Python lacks what they hold; return where they are then."""
-    wheels = sorted(folder.glob("*.whl"))
-    if not wheels or importlib.util.find_spec("pydantic") is not None:
+    """Install the wheels that were brought along, where Python lacks one of them; return where they are then."""
+    packages = sorted({wheel.name.partition("-")[0] for wheel in folder.glob("*.whl")})
+    if all(any(metadata.distributions(name=package)) for package in packages):
         return []
     site = str(Path(tempfile.gettempdir()) / "inflight-wheels")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
-    done = subprocess.run([*pip, "--target", site, *map(str, wheels)], check=False)
+    # By name, for there may be wheels for several Pythons.
+    done = subprocess.run([*pip, "--find-links", str(folder), "--target", site, *packages], check=False)
     if done.returncode:
         _say(f"the wheels in {folder} could not be installed; the stage imports says what is missing")
     return [site]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from inflight.load.commands import bench
-
-pytestmark = pytest.mark.alone
 
 
 def test_rows_are_three_servers(tmp_path: Path) -> None:

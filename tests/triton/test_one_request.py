@@ -19,7 +19,10 @@ from inflight.client import Client, GenerateOptions
 from inflight.deployment import load_deployment
 from inflight.errors import InvalidRequest
 from inflight.resources import DEMO
-from tests.triton.conftest import Running, on_engine, run
+from tests.triton.conftest import Running
+
+pytestmark = pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")
+"""What is tested is before the engine."""
 
 GENERATE = "/v2/models/ensemble/generate"
 LEGAL_BYTES = load_deployment(DEMO).limits.max_prompt_bytes
@@ -138,12 +141,3 @@ def test_a_shape_that_no_memory_has_room_for_is_not_taken(server: Running) -> No
         reply = httpx.post(f"{server.http}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60)
         assert (reply.status_code, reply.json()) == (404, {"error": "Not Found"})
     _still_serves(server)
-
-
-@pytest.mark.slow
-def test_what_the_deployment_opens_is_open(tmp_path: Path) -> None:
-    running = run(on_engine("replay", tmp_path, server={"open_apis": ["logging"]}))
-    server = next(running)
-    assert httpx.get(f"{server.http}/v2/logging", timeout=30).status_code == 200
-    assert httpx.get(f"{server.http}/v2/trace/setting", timeout=30).status_code == 403
-    running.close()

@@ -24,7 +24,7 @@ from inflight.serve import restarts
 from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
-from tests.triton.conftest import Running
+from tests.triton.conftest import Running, on_engine, run
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 SHARED_MEMORY = Path("/dev/shm")
@@ -80,6 +80,13 @@ def _cpu_s(process: psutil.Process) -> float:
     return total
 
 
+@pytest.fixture
+def replay(tmp_path: Path) -> Path:
+    """Return a deployment of the engine that starts soonest."""
+    (tmp_path / "replay").mkdir()
+    return on_engine("replay", tmp_path / "replay")
+
+
 @pytest.mark.alone
 def test_ready_in_under_five_seconds_and_stopped_by_ctrl_c() -> None:
     """Five seconds of a machine to itself that has its files in memory: the best of three starts."""
@@ -110,8 +117,8 @@ def _start_ask_and_stop() -> float:
     return seconds * min(share, 1)
 
 
-def test_a_killed_command_takes_its_server_along() -> None:
-    process = _start(*_ports())
+def test_a_killed_command_takes_its_server_along(replay: Path) -> None:
+    process = _start(str(replay), *_ports())
     _wait_ready(process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
@@ -183,15 +190,15 @@ def test_a_host_that_is_not_here_is_named(host: str, reason: str) -> None:
     _expect_failure(reason, "--host", host)
 
 
-def test_why_a_server_ends_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_server_ends_before_it_is_ready(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that is taken after it was looked at."""
     monkeypatch.setattr("inflight.serve.server.require_free", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = busy.getsockname()[1]
         http, grpc = free_ports(2)
         ports = {"http_port": http, "grpc_port": grpc, "metrics_port": taken}
-        deployment = override_server(load_deployment(DEMO), ports)
-        with TritonServer(DEMO, deployment) as server, pytest.raises(DeploymentError) as raised:
+        deployment = override_server(load_deployment(replay), ports)
+        with TritonServer(replay, deployment) as server, pytest.raises(DeploymentError) as raised:
             server.wait_ready(PATIENCE_S)
     assert "the server ended with code 1: " in str(raised.value)
     assert f"failed to start Metrics service: Unavailable - Socket '127.0.0.1:{taken}'" in str(raised.value)
@@ -245,7 +252,7 @@ def _expect_failure(reason: str, *arguments: str) -> None:
     assert not _servers(), "a process was left running"
 
 
-def test_an_installed_triton_is_used_when_named(tmp_path: Path) -> None:
+def test_an_installed_triton_is_used_when_named(replay: Path, tmp_path: Path) -> None:
     """A tree laid out as NVIDIA's images have it, made of the wheel's parts."""
     wheel = find_installation()
     (tmp_path / "backends/python").mkdir(parents=True)
@@ -254,12 +261,19 @@ def test_an_installed_triton_is_used_when_named(tmp_path: Path) -> None:
     (tmp_path / "lib").symlink_to(wheel.loader_path[-1])
     for part in (*wheel.python_backend.glob("*.so"), *wheel.python_backend.glob("*.py"), wheel.stub):
         shutil.copy2(part, tmp_path / "backends/python")
-    process = _start("--triton", str(tmp_path), *_ports())
+    process = _start(str(replay), "--triton", str(tmp_path), *_ports())
     _wait_ready(process)
     servers = [one.cmdline()[0] for one in psutil.Process(process.pid).children() if one.cmdline()]
     assert servers == [str(tmp_path / "bin/tritonserver")]
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.slow
+def test_what_the_deployment_opens_is_open(tmp_path: Path) -> None:
+    for server in run(on_engine("replay", tmp_path, server={"open_apis": ["logging"]})):
+        assert httpx.get(f"{server.http}/v2/logging", timeout=30).status_code == 200
+        assert httpx.get(f"{server.http}/v2/trace/setting", timeout=30).status_code == 403
 
 
 def test_the_log_says_what_was_chosen(server: Running) -> None:

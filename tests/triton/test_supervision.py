@@ -29,12 +29,12 @@ from inflight.client.request import GenerateOptions
 from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError, InflightError
 from inflight.pulse import SHARED_MEMORY, read_pulses
-from inflight.resources import DEMO
 from inflight.serve import restarts
 from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 from inflight.serve.supervisor import Supervisor
 from inflight.serve.vitals import End
+from tests.triton.conftest import on_engine
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 _WITH_MANY_STARTS = """
@@ -90,6 +90,7 @@ _HEEDS_HANGUP = ("env", "--default-signal=HUP")
 
 
 def _start(directory: Path, terminal: int | None = None, inflight: Sequence[str] = (INFLIGHT,)) -> Command:
+    replay = on_engine("replay", directory, engine={"replay_step_ms": 5})  # of the engines it starts soonest
     http, grpc, metrics = free_ports(3)
     ports = [f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))]
     temporary, state, said = directory / "tmp", directory / "state", directory / "said"
@@ -97,7 +98,14 @@ def _start(directory: Path, terminal: int | None = None, inflight: Sequence[str]
     environment = os.environ | {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}
     with said.open("w") as file:
         process = subprocess.Popen(
-            [*_HEEDS_HANGUP, *(["setsid", "--ctty"] if terminal is not None else []), *inflight, "serve", *ports],
+            [
+                *_HEEDS_HANGUP,
+                *(["setsid", "--ctty"] if terminal is not None else []),
+                *inflight,
+                "serve",
+                str(replay),
+                *ports,
+            ],
             stdin=terminal if terminal is not None else subprocess.DEVNULL,
             stderr=terminal if terminal is not None else file,
             start_new_session=terminal is None,
@@ -233,7 +241,8 @@ def test_a_row_of_crashes_is_given_up_with_its_cause(
     monkeypatch.setattr(restarts, "PAUSES_S", (0, 0))  # one for a start that Triton ends, as it does at a standstill
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
-    server = TritonServer(DEMO, override_server(load_deployment(DEMO), ports))
+    directory = on_engine("replay", tmp_path)
+    server = TritonServer(directory, override_server(load_deployment(directory), ports))
     caplog.set_level(logging.WARNING)
     folders: set[Path] = set()
 

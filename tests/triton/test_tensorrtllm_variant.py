@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,14 +17,20 @@ from inflight.client import AsyncClient, Client, GenerateOptions
 from inflight.errors import UnsupportedFeature
 from tests.triton.conftest import Running
 from tests.triton.conftest import run as serve_portable
-from tests.triton.upstream_backend import serve, write_deployment
 
 PROMPTS = ["What is in-flight batching?", "What is a paged KV cache?", "Naïve café 🙂", "List three metrics."]
 
 
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    yield from serve(write_deployment(tmp_path_factory.mktemp("decoupled")), tmp_path_factory.mktemp("triton"))
+pytestmark = [
+    pytest.mark.any_engine,
+    pytest.mark.parametrize("engine", ["tensorrtllm"], indirect=True, scope="session"),
+]
+
+
+@pytest.fixture
+def upstream(server: Running) -> Running:
+    """The server of all tests on the stand-in."""
+    return server
 
 
 @pytest.fixture(scope="module")
@@ -225,16 +230,12 @@ def _stop_inputs() -> list[grpc_aio.InferInput]:
     return inputs
 
 
-def test_unary(tmp_path: Path, portable: Running) -> None:
-    (tmp_path / "triton").mkdir()
-    server = serve(write_deployment(tmp_path, decoupled=False), tmp_path / "triton")
-    unary = next(server)
-    url = f"{unary.http}/v2/models/ensemble/generate"
+def test_unary(unary_server: Running, portable: Running) -> None:
+    url = f"{unary_server.http}/v2/models/ensemble/generate"
     body = {"text_input": PROMPTS[0], "max_tokens": 24}
     same = {
         httpx.post(f"{one.http}/v2/models/ensemble/generate", json=body, timeout=60).json()["text_output"]
-        for one in (unary, portable)
+        for one in (unary_server, portable)
     }
     assert len(same) == 1
     assert "Streaming is only supported" in httpx.post(url, json=body | {"stream": True, "id": "a"}, timeout=60).text
-    server.close()

@@ -72,7 +72,7 @@ def misread(config: Mapping[str, Any]) -> Iterator[str]:
     for one in by_layer or [written]:
         for name, own in _OWN.items():
             if name not in config and (value := one.get(name, own)) != own:
-                yield f"{name} {value:g}"
+                yield f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {json.dumps(value)}"
         kind = one.get("rope_type", "default")
         if not config.get("rope_scaling") and kind != "default":
             yield f"rope_type {kind}"

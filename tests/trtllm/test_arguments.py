@@ -172,6 +172,7 @@ OLD_LLAMA_3 = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", 
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "has partial_rotary_factor 0.5 in"),
         ({"text_config": {"rope_parameters": {"rope_theta": 1e6}}}, "has rope_theta 1e.06 in"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}}, "rope_theta 1e.06"),
+        ({"rope_parameters": {"rope_theta": "much"}}, 'has rope_theta "much" in'),
     ],
 )
 def test_positions_that_would_be_misread_are_refused(tmp_path: Path, config: dict[str, Any], lost: str) -> None:

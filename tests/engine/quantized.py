@@ -102,13 +102,17 @@ def quantize(
     fp8_kv_cache: bool = False,
     round_scales: bool = True,
 ) -> Any:
-    """Quantize ``model``, export it to ``directory`` and return ModelOpt's simulation of it."""
+    """Quantize ``model``, export it to ``directory`` and return ModelOpt's simulation of it.
+
+    It is calibrated on equally long prompts at once: AWQ asks again and again.
+    """
+    groups = {length: [prompt for prompt in prompts if len(prompt) == length] for length in map(len, prompts)}
     config = copy.deepcopy(config)
     if fp8_kv_cache:
         config = update_quant_cfg_with_kv_cache_quant(config, copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"]))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = mtq.quantize(model, config, lambda model: [model(torch.tensor([prompt])) for prompt in prompts])
+        model = mtq.quantize(model, config, lambda model: [model(torch.tensor(group)) for group in groups.values()])
         requantize_resmooth_fused_llm_layers(model)  # the export does it first: it aligns scales of fused projections
         if round_scales:
             _make_scales_powers_of_two(model)

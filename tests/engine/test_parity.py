@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inflight.engine.request import Output, Request
-from tests.engine.checkpoints import ARCHITECTURES, VOCAB, checkpoint, greedy, reference
+from tests.engine.checkpoints import ARCHITECTURES, VOCAB, checkpoint, greedy, likeliest, reference
 from tests.engine.driving import ask, load, run
 
 COUNT = 12
@@ -33,15 +33,18 @@ PROMPTS = _prompts()
 
 
 def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:
-    for request in requests:
-        expected = greedy(name, tuple(request.prompt), COUNT)
-        assert outputs[request.key].tokens == expected, f"prompt of {len(request.prompt)} tokens"
+    made = [(request.prompt, outputs[request.key].tokens) for request in requests]
+    for (prompt, tokens), expected in zip(made, likeliest(name, made), strict=True):
+        assert len(tokens) == COUNT
+        assert tokens == expected, f"prompt of {len(prompt)} tokens"
 
 
 @each
 def test_alone(name: str) -> None:
     request = ask(PROMPTS[0], COUNT)
-    _check(name, [request], run(load(checkpoint(name)), [request]))
+    outputs = run(load(checkpoint(name)), [request])
+    assert outputs[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
+    _check(name, [request], outputs)
 
 
 @each

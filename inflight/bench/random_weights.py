@@ -14,7 +14,6 @@ from torch import Tensor
 
 from inflight.bench.checkpoints import Shape
 from inflight.engine.shards import Shards
-from inflight.errors import InflightError
 
 _DEVIATION = 0.02
 """Of weights, as transformers draws them."""
@@ -63,18 +62,10 @@ class RandomShards(Shards):
 
 
 def write_config(shape: Shape, directory: Path, fp8: bool) -> Path:
-    """Write what a checkpoint of this shape has beside its weights to ``directory``, and return it.
-
-    Raises:
-        InflightError: the directory cannot be written.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").write_text(json.dumps(config_of(shape)))
-        if fp8:
-            (directory / "hf_quant_config.json").write_text(json.dumps(_QUANTIZATION))
-    except OSError as error:
-        raise InflightError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
+    """Write what a checkpoint of this shape has beside its weights to ``directory``, and return it."""
+    (directory / "config.json").write_text(json.dumps(config_of(shape)))
+    if fp8:
+        (directory / "hf_quant_config.json").write_text(json.dumps(_QUANTIZATION))
     return directory
 
 

@@ -15,6 +15,7 @@ from inflight.bench.contact.engines import batches, best, started
 from inflight.bench.contact.sizes import Batch
 from inflight.bench.contact.stage import Contact
 from inflight.bench.drive import Driver, Stream, ask, prompts
+from inflight.bench.peers import Rates
 from inflight.bench.random_weights import write_config
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
@@ -34,21 +35,17 @@ def sampling(contact: Contact, _case: str) -> None:
         for settings in _SETTINGS:
             name = ", ".join(f"{key} {value}" for key, value in settings.items())
             with contact.recorder.attempt(f"decode {batch.name}, {name}"):
-                streams = [_drawn(engine, batch, settings) for _ in range(2)][-1]
-                _add(contact, f"decode {batch.name}, {name}", batch, streams)
+                rate = [_drawn(engine, batch, settings) for _ in range(2)][-1].decode
+                note = f"{1000 * batch.streams / rate:.2f} ms per step"
+                contact.recorder.add(f"decode {batch.name}, {name}", round(rate, 1), "tok/s", note=note)
 
 
-def _drawn(engine: Engine, batch: Batch, settings: dict[str, float]) -> list[Stream]:
-    generator = np.random.default_rng(0)
+def _drawn(engine: Engine, batch: Batch, settings: dict[str, float]) -> Rates:
     asked = SamplingParams(batch.output, ignore_eos=True, seed=1, **settings)  # type: ignore[arg-type]
-    return Driver(engine).run(Request(one, asked) for one in prompts(generator, batch.streams, batch.prompt))
-
-
-def _add(contact: Contact, name: str, batch: Batch, streams: list[Stream]) -> None:
-    begun, ended = max(one.arrivals_s[0] for one in streams), max(one.arrivals_s[-1] for one in streams)
-    tokens = sum(moment > begun for one in streams for moment in one.arrivals_s)
-    rate = tokens / (ended - begun)
-    contact.recorder.add(name, round(rate, 1), "tok/s", note=f"{1000 * batch.streams / rate:.2f} ms per step")
+    given = prompts(np.random.default_rng(0), batch.streams, batch.prompt)
+    begun = time.perf_counter()
+    streams = Driver(engine).run(Request(one, asked) for one in given)
+    return Rates.of(given, begun, [one.arrivals_s for one in streams])
 
 
 def deployment(contact: Contact, _case: str) -> None:

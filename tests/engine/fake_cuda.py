@@ -79,6 +79,10 @@ def fake_cuda(seed: int = 0) -> Iterator[Cuda]:
         # Wrapped tensors cannot be views in inference mode.
         patch.setattr(torch.inference_mode, "__enter__", lambda _: None)
         patch.setattr(torch.inference_mode, "__exit__", lambda *_: None)
-        with torch.no_grad(), Mode():
-            yield cuda
-        gc.collect()
+        gc.freeze()  # captures collect garbage, and need not look at all that was imported
+        try:
+            with torch.no_grad(), Mode():
+                yield cuda
+            gc.collect()
+        finally:
+            gc.unfreeze()

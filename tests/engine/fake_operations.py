@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 READ_BY_HOST = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "bincount"}
 """Operations whose results the host waits for."""
@@ -30,5 +30,6 @@ def arguments_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[tor
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
-        found += [(one, writes) for one in tree_flatten(value)[0] if isinstance(one, torch.Tensor)]
+        values = value if isinstance(value, (list, tuple)) else (value,)  # a schema has no lists of lists of tensors
+        found += [(one, writes) for one in values if isinstance(one, torch.Tensor)]
     return found

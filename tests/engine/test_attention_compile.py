@@ -24,6 +24,7 @@ _SPILLED = 8
 def test_attention(capability: int) -> None:
     kernels: list[dict[str, Any]] = [json.loads(line) for line in compiled("compile_attention", capability)]
     attend = [one for one in kernels if one["kernel"] == "_attend_kernel"]
+    assert {one["kernel"] for one in kernels} == {"_attend_kernel", "_combine_kernel", "_plan_kernel"}
     caches = 4 if capability >= 89 else 3
     assert len(attend) == 2 * caches + 1
     for one in kernels:

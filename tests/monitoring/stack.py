@@ -1,4 +1,4 @@
-"""A real server, a real Prometheus that scrapes it every second, and rules whose windows are shortened by ``SCALE``."""
+"""A real server, a real Prometheus that scrapes it often, and rules whose windows are all shortened by one factor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ ROOM_S = 20
 """Some scrapes and evaluations, on a busy machine, beyond an alert's window and hold."""
 SCALE = 15
 """What takes a minute takes four seconds; scrapes are a second apart instead of fifteen."""
+FAST_SCALE = 30
+"""Where it is not looked at which stage lives: a stage that is idle shows that it lives only once a second."""
 _SCRAPES_S = 15
 """Apart, as committed."""
 
@@ -167,6 +169,23 @@ def in_thread(drive: Callable[[threading.Event], object]) -> Iterator[None]:
         over.set()
         thread.join(60)
         assert not thread.is_alive()
+
+
+@contextmanager
+def load(
+    running: Stack, count: int, max_tokens: int, prompt: str | Callable[[], str] = "What is a paged KV cache?"
+) -> Iterator[None]:
+    """Keep ``count`` requests in a server from a thread, whatever becomes of them; ``prompt`` may make each round's."""
+
+    def drive(over: threading.Event) -> None:
+        while not over.is_set():
+            with suppress(asyncio.TimeoutError):
+                text = prompt if isinstance(prompt, str) else prompt()
+                asyncio.run(asyncio.wait_for(running.ask(count, max_tokens, text), 30))
+            over.wait(0.05)  # what is refused at once is not sent again at once
+
+    with in_thread(drive):
+        yield
 
 
 def _answers(prometheus: Prometheus) -> bool:

@@ -164,7 +164,9 @@ def test_the_page_names_the_alerts_with_their_severities_and_the_objectives() ->
 
 def test_the_page_says_which_alerts_a_fault_has_proven() -> None:
     page = (ROOT / "docs/monitoring.md").read_text()
-    tested = "".join((ROOT / f"tests/monitoring/test_{name}.py").read_text() for name in ("faults", "trends"))
+    tested = "".join(
+        (ROOT / f"tests/monitoring/test_{name}.py").read_text() for name in ("faults", "faults_of_load", "trends")
+    )
     waited = set(re.findall(r'wait_firing\(\s*"(\w+)"', tested)) | set(SLOW_ENGINE)
     said = dict(re.findall(r"^\| \[(\w+)\]\(.* (fault|scenario) \|$", page, re.M))
     assert said == {name: "fault" if name in waited else "scenario" for name in ALERTS}

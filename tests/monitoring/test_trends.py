@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from inflight.monitoring.timescale import HOUR, MINUTE
-from tests.monitoring.stack import Stack, in_thread, stack
-from tests.monitoring.test_faults import load
+from tests.monitoring.stack import Stack, in_thread, load, stack
 
 pytestmark = [
     pytest.mark.slow,

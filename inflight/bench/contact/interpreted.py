@@ -10,13 +10,16 @@ from unittest import mock
 import torch
 
 from inflight.bench.contact.engines import Rerun
-from inflight.engine import model_runner
+from inflight.engine import engine, model_runner
 from inflight.engine.attention.paged import KvTensors
 from inflight.engine.cuda.forward import CudaForward
 from inflight.engine.cuda.graphs import DecodeGraphs
 from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.decoder import DecoderModel
+
+_WARM_UP_TOKENS = 2
+"""One step that prefills and one that decodes: each takes the interpreter a while."""
 
 
 class InterpretedForward(CudaForward):
@@ -41,5 +44,6 @@ def interpreted() -> Iterator[None]:
         mock.patch.object(model_runner, "cuda_forward", forward),
         mock.patch.object(model_runner, "pack_linears"),
         mock.patch.object(ModelRunner, "overlaps", True),
+        mock.patch.object(engine, "_WARM_UP_TOKENS", _WARM_UP_TOKENS),
     ):
         yield

@@ -1,20 +1,33 @@
-"""What all tests of builds share: one tiny checkpoint, one FP8 build of it."""
+"""What all tests of plans and builds share: this machine measured once, one tiny checkpoint, one FP8 build of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from inflight.export.build import commands, steps
 from inflight.export.build.pipeline import Built
 from inflight.export.build.request import BuildRequest, DataRequest
 from inflight.export.data import Source
+from inflight.export.plan import detect
 from inflight.export.plan.plan import PlanRequest
 from tests.export.building import LENIENT, run
 from tests.export.tiny import make_checkpoint, make_data
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _this_machine_is_measured_once() -> Iterator[None]:
+    """It takes a second, for each plan and build on a CPU."""
+    once = functools.cache(detect.measure_cpu)
+    with pytest.MonkeyPatch.context() as changed:
+        for module in (detect, commands, steps):
+            changed.setattr(module, "measure_cpu", once)
+        yield
 
 
 @pytest.fixture(scope="session")

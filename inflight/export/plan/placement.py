@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from inflight.engine.models.config import ModelConfig
 from inflight.export.plan.gpus import Arithmetic
@@ -123,9 +124,14 @@ class Stage:
     alone."""
     free_windows: bool
 
+    @cached_property
+    def _layers_by_window(self) -> Mapping[int | None, int]:
+        """A plan asks thousands of times for the sum over the layers, and there are few kinds of them."""
+        return Counter(self.windows)
+
     def attended(self, context: float) -> float:
         """Return the tokens attended, summed over the layers, by a token at ``context``."""
-        return sum(min(context, window or context) for window in self.windows)
+        return sum(layers * min(context, window or context) for window, layers in self._layers_by_window.items())
 
     def kv_bytes(self, length: float) -> float:
         """Return the bytes that a sequence of ``length`` tokens keeps in the cache."""

@@ -29,7 +29,7 @@ def _group() -> None:
 def pipeline(
     streams: Annotated[list[int] | None, typer.Option(help="Streams at once; repeat for several.")] = None,
     step_ms: Annotated[list[float] | None, typer.Option(help="Time of an engine step; repeat for several.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 5,
     model: Annotated[Path, typer.Option(help="Checkpoint whose tokenizer is used.")] = DEMO / "model",
     output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
 ) -> None:
@@ -49,7 +49,7 @@ def pipeline(
 @bench.command()
 def tokenizer(
     words: Annotated[list[int] | None, typer.Option(help="Words per prompt; repeat for several.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement; there are ten per row.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement; there are ten per row.")] = 2,
     model: Annotated[Path, typer.Option(help="Checkpoint whose tokenizer is used.")] = DEMO / "model",
     output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")] = None,
 ) -> None:

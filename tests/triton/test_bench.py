@@ -10,14 +10,16 @@ from typer.testing import CliRunner
 
 from inflight.load.commands import bench
 
+SECONDS = "0.1"
+
 
 def _bench(tmp_path: Path, command: str, *options: str) -> tuple[list[dict[str, Any]], str]:
     """Run a measurement; return the rows of its result file, and what it printed."""
     file = tmp_path / "results" / "rows.json"
-    done = CliRunner().invoke(bench, [command, "--seconds", "0.5", *options, "--output", str(file)])
+    done = CliRunner().invoke(bench, [command, "--seconds", SECONDS, *options, "--output", str(file)])
     assert done.exit_code == 0, done.output
     record = json.loads(file.read_text())
-    assert record["command"] == f"inflight bench {command} --seconds 0.5"
+    assert record["command"] == f"inflight bench {command} --seconds {SECONDS}"
     assert record["commit"]
     assert record["machine"]
     return record["rows"], done.stdout
@@ -46,7 +48,7 @@ def test_tokenizer(tmp_path: Path) -> None:
 
 def test_a_measurement_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     for command in ("pipeline", "tokenizer"):
-        done = CliRunner().invoke(bench, [command, "--seconds", "0.5", "--model", str(tmp_path)])
+        done = CliRunner().invoke(bench, [command, "--seconds", SECONDS, "--model", str(tmp_path)])
         assert done.exit_code == 1
         assert not done.stdout
         said = " ".join(line for line in done.stderr.splitlines() if " streams, " not in line)

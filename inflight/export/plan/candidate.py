@@ -158,11 +158,12 @@ class Candidate:
 
 def _worthwhile(serving: Serving, most: int) -> int:
     """Return the batch beyond which a larger one hardly brings more throughput; at most ``most``."""
-    size = 1
+    size, speed = 1, serving.tokens_per_second(1)
     while 2 * size <= most:
-        if serving.point(2 * size).tokens_per_second < _WORTHWHILE * serving.point(size).tokens_per_second:
+        doubled = serving.tokens_per_second(2 * size)
+        if doubled < _WORTHWHILE * speed:
             return size
-        size *= 2
+        size, speed = 2 * size, doubled
     return most
 
 

@@ -61,6 +61,10 @@ class Serving:
             )
         )
 
+    def tokens_per_second(self, batch: float) -> float:
+        """Return what the steady state generates in which ``batch`` sequences decode."""
+        return batch / self.step_time(batch).total
+
     def point(self, batch: float) -> Point:
         """Return the steady state in which ``batch`` sequences decode."""
         time = self.step_time(batch)
@@ -91,12 +95,12 @@ class Serving:
 
     def at_rate(self, rate: float, max_batch: float) -> Point | None:
         """Return the steady state at ``rate`` requests per second; None: saturated."""
-        if self.point(max_batch).requests_per_second < rate:
+        if self._requests_per_second(max_batch) < rate:
             return None
         low, high = 0.0, float(max_batch)
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.point(middle).requests_per_second < rate else (low, middle)
+            low, high = (middle, high) if self._requests_per_second(middle) < rate else (low, middle)
         return self.point(high)
 
     def holds(self, point: Point) -> bool:
@@ -113,6 +117,9 @@ class Serving:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.holds(self.point(middle)) else (low, middle - 1)
         return low
+
+    def _requests_per_second(self, batch: float) -> float:
+        return batch / (self._request.output_tokens * self.step_time(batch).total)
 
     def _ttft(self, batch: float, rate: float, step_s: float) -> float:
         """Return the time to the first token of a P95 prompt: the rest of the running step, the prompts before it, its

@@ -173,16 +173,23 @@ def in_thread(drive: Callable[[threading.Event], object]) -> Iterator[None]:
 
 @contextmanager
 def load(
-    running: Stack, count: int, max_tokens: int, prompt: str | Callable[[], str] = "What is a paged KV cache?"
+    running: Stack,
+    count: int,
+    max_tokens: int,
+    prompt: str | Callable[[], str] = "What is a paged KV cache?",
+    pause_s: float = 0.05,
 ) -> Iterator[None]:
-    """Keep ``count`` requests in a server from a thread, whatever becomes of them; ``prompt`` may make each round's."""
+    """Keep ``count`` requests in a server from a thread, whatever becomes of them; ``prompt`` may make each round's.
+
+    After each round is a pause: what is refused at once is not sent again at once.
+    """
 
     def drive(over: threading.Event) -> None:
         while not over.is_set():
             with suppress(asyncio.TimeoutError):
                 text = prompt if isinstance(prompt, str) else prompt()
                 asyncio.run(asyncio.wait_for(running.ask(count, max_tokens, text), 30))
-            over.wait(0.05)  # what is refused at once is not sent again at once
+            over.wait(pause_s)
 
     with in_thread(drive):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -12,8 +13,9 @@ def main() -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # and not ignored, as for a shell's background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C has nothing to end yet but the program
-    from inflight.cli import app
+    from inflight.cli import app, import_command
 
+    import_command(sys.argv[1:])
     signal.signal(signal.SIGINT, interrupt)
     app()
 

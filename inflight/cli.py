@@ -5,29 +5,45 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from inflight.bench.commands import engine, headlines, recovery, scheduler, soak, soak_server
-from inflight.bench.hostile.command import hostile
-from inflight.client.chat_command import chat
-from inflight.client.generate_command import generate
-from inflight.export.build.commands import build
-from inflight.export.plan.commands import plan
-from inflight.load.commands import bench
-from inflight.load.demo import demo
-from inflight.load.group import load
-from inflight.monitoring.commands import dashboards
-from inflight.observe.profile import profile
-from inflight.observe.top import top
 from inflight.resources import VERSION
-from inflight.serve.command import serve
+
+_COMMANDS = {
+    "serve": "inflight.serve.command",
+    "demo": "inflight.load.demo",
+    "chat": "inflight.client.chat_command",
+    "generate": "inflight.client.generate_command",
+    "build": "inflight.export.build.commands",
+    "plan": "inflight.export.plan.commands",
+    "top": "inflight.observe.top",
+    "profile": "inflight.observe.profile",
+    "dashboards": "inflight.monitoring.commands",
+    "bench": "inflight.bench.group",
+    "load": "inflight.load.group",
+}
+"""Which module has each command, by its own name. What is not asked for is not imported: all of them take a second."""
 
 
 class _Commands(TyperGroup):
     """All commands: what the system refuses one of them, such as to write to a full disk, is told in one line."""
+
+    commands: Any
+    """By their names; None: not asked for yet."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in _COMMANDS and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _load(cmd_name)
+        return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -39,6 +55,18 @@ class _Commands(TyperGroup):
             typer.echo(f"inflight: {what}{error.strerror or error}", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is not written yet cannot be
             raise typer.Exit(1) from None
+
+
+def _load(name: str) -> Any:
+    """Return a command, or a group of them, as Typer makes it of ours."""
+    found = getattr(import_module(_COMMANDS[name]), name)
+    if isinstance(found, typer.Typer):
+        made: Any = typer.main.get_group(found)
+        made.name = name
+        return made
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
 
 
 app = typer.Typer(
@@ -78,21 +106,7 @@ def _set_up_streams() -> None:
             stream.reconfigure(errors=errors)
 
 
-app.command()(serve)
-app.command()(demo)
-app.command()(chat)
-app.command()(generate)
-app.command()(build)
-app.command()(plan)
-app.command()(top)
-app.command()(profile)
-app.command()(dashboards)
-bench.command()(engine)
-bench.command()(headlines)
-bench.command()(scheduler)
-bench.command()(soak)
-bench.command()(hostile)
-bench.command()(recovery)
-bench.command()(soak_server)
-app.add_typer(bench, name="bench")
-app.add_typer(load, name="load")
+def import_command(words: Sequence[str]) -> None:
+    """Import what the words of a command line name first."""
+    if words and words[0] in _COMMANDS:
+        import_module(_COMMANDS[words[0]])

@@ -16,9 +16,11 @@ PROGRAM = Path(sys.executable).with_name("inflight")
 INTERRUPTED = """
 import os, signal, sys
 
+interrupted = sys.argv.pop()
+
 class Finder:
     def find_spec(self, name, *_):
-        if name == "inflight.cli":
+        if name == interrupted:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
@@ -34,10 +36,22 @@ def _run(*arguments: str, closed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, **given)  # type: ignore[call-overload, no-any-return]
 
 
-def test_ctrl_c_while_it_loads_ends_it_quietly() -> None:
-    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED]
+@pytest.mark.parametrize("module", ["inflight.cli", "inflight.client.chat_command"])
+def test_ctrl_c_while_it_loads_ends_it_quietly(module: str) -> None:
+    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, "chat", module]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_command_does_not_load_what_only_others_need() -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from inflight.__main__ import main; main()"
+    )
+    command = [sys.executable, "-c", code, "generate", "--help"]
+    loaded = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.split()
+    assert "inflight.client.generate_command" in loaded
+    others = tuple(f"inflight.{part}" for part in ("bench", "export", "load", "monitoring", "observe", "serve"))
+    assert [name for name in loaded if name.startswith(others)] == []
 
 
 @pytest.mark.parametrize("command", [["chat"], ["generate", "Hi"]], ids=lambda words: words[0])

@@ -30,6 +30,12 @@ from tests.export.building import LENIENT, run
 from tests.export.tiny import scale_tensor
 
 
+@pytest.fixture(autouse=True)
+def _pictures_are_drawn_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``built`` has drawn a report's pictures: half of the time of a build as small as these."""
+    monkeypatch.setattr("inflight.report.page._picture", lambda *_: "<svg></svg>")
+
+
 def test_a_build_is_a_deployment_with_its_manifest_and_report(built: Built, ground: Path) -> None:
     assert {"machine", "plan", "quantize", "verify"} == set(built.ran)
     deployment = load_deployment(built.directory)
@@ -42,6 +48,7 @@ def test_a_build_is_a_deployment_with_its_manifest_and_report(built: Built, grou
     on_disk = {path.relative_to(built.directory).as_posix() for path in built.directory.rglob("*") if path.is_file()}
     assert on_disk == {*manifest.files, "manifest.json"}
     assert {"quality.html", "quality.json", "plan.json", "model/tokenizer.json"} <= on_disk
+    assert (built.directory / "quality.html").read_text().count("<path") > 10, "no pictures were drawn"
     assert steps.weight_bytes(built.directory / "model") < 0.9 * steps.weight_bytes(ground / "tiny")
     assert "FP8" in Scorer(built.directory / "model").scheme
 

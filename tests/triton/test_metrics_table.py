@@ -202,6 +202,7 @@ def test_buckets_rise_with_their_bounds(fresh_server: Running) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
+@pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")  # each writes the same kinds
 def test_prometheus_computes_quantiles_of_it(fresh_server: Running, tmp_path: Path) -> None:
     asyncio.run(_send(fresh_server, ["length"] * 3))
     target = fresh_server.metrics.removeprefix("http://").removesuffix("/metrics")

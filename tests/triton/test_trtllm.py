@@ -110,7 +110,8 @@ def test_a_hang_fails_the_requests_and_ends_the_server(tmp_path: Path, monkeypat
     faults = tmp_path / "faults.json"
     faults.write_text("{}")
     monkeypatch.setenv("FAKE_TENSORRT_LLM", str(faults))
-    serving = run(on_engine("trtllm", tmp_path, tensorrt_llm={"watchdog_s": 1}))
+    # Triton keeps what failed, and waits for it until its exit timeout.
+    serving = run(on_engine("trtllm", tmp_path, tensorrt_llm={"watchdog_s": 1}), exit_timeout_s=3)
     server = next(serving)
     assert httpx.get(f"{server.http}/v2/health/ready").status_code == 200
     faults.write_text('{"stall_after": 3}')

@@ -22,6 +22,7 @@ from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 from inflight.text.tokenizer import Tokenizer
 from tests.triton.conftest import Running, on_engine, run
+from tests.triton.metrics_page import read_metric, wait_until
 from tests.trtllm.conftest import ask, deployment
 from tests.trtllm.conftest import run as generate
 from tests.trtllm.fake import InstallationWithFake
@@ -38,13 +39,7 @@ def guided_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]
     config = {"r": 8, "target_modules": ["q_proj"], "fake_bias": {"42": 1000.0}}
     (directory / "adapter/adapter_config.json").write_text(json.dumps(config))
     settings = {"guided_decoding": "xgrammar", "lora": {"answer": "adapter"}, "sampler": "torch"}
-    for server in run(on_engine("trtllm", directory, tensorrt_llm=settings)):
-        yield server
-        began = time.monotonic()
-        server.server.process.send_signal(signal.SIGTERM)
-        server.server.process.wait(30)
-        assert time.monotonic() - began < 10
-        assert "Traceback" not in server.log
+    yield from run(on_engine("trtllm", directory, tensorrt_llm=settings))
 
 
 def test_text_is_the_portable_engines(guided_server: Running) -> None:
@@ -139,6 +134,20 @@ def _until(holds: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.1)
+
+
+def test_shutdown_is_clean(tmp_path: Path) -> None:
+    serving = run(on_engine("trtllm", tmp_path))
+    server = next(serving)
+    with Client(server.grpc) as client:
+        client.generate(QUESTION, GenerateOptions(max_tokens=4))
+    assert wait_until(lambda: read_metric(server.metrics, "inflight_requests_total", outcome="length") == 1, 3)
+    began = time.monotonic()
+    server.server.process.send_signal(signal.SIGTERM)
+    server.server.process.wait(30)
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in server.log
+    serving.close()
 
 
 def test_without_the_settings_both_are_refused_by_name(server: Running) -> None:

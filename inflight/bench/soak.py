@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight.bench.checkpoints import SMALL, VOCAB
+from inflight.bench.checkpoints import SMALL, TINY, VOCAB
 from inflight.bench.figures import panels
 from inflight.bench.result import Result
 from inflight.bench.setting import Setting
@@ -139,7 +139,12 @@ def soak(setting: Setting, requests: int) -> Soaked:
         EngineFailure: a request failed, or at an idle moment free + cached != total, or a block is promised to nobody.
     """
     engine = setting.engine(
-        SMALL, 0, block_size=_BLOCK_SIZE, num_blocks=_BLOCKS, policy="max_utilization", max_tokens_per_step=_STEP_TOKENS
+        setting.pick(SMALL, TINY),
+        0,
+        block_size=_BLOCK_SIZE,
+        num_blocks=_BLOCKS,
+        policy="max_utilization",
+        max_tokens_per_step=_STEP_TOKENS,
     )
     run, generator = _Soak(engine, requests), np.random.default_rng(1)
     done: list[int] = []

@@ -87,7 +87,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:

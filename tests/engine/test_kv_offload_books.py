@@ -173,7 +173,7 @@ def _below(node: Node) -> list[Node]:
 
 
 TestOffloadMachine = OffloadMachine.TestCase
-TestOffloadMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestOffloadMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def _filled(cache: KvCache, *prompts: list[int]) -> None:

@@ -153,7 +153,7 @@ class ReservingMachine(RuleBasedStateMachine):
 
 
 TestReservingMachine = ReservingMachine.TestCase
-TestReservingMachine.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestReservingMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("wanted", range(1, 7))

@@ -63,7 +63,7 @@ def _without(**more: Any) -> Engine:
 def test_every_request_gets_what_it_would_get_alone() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(schedules(("llama", "gemma3"), SETTINGS))
     @example(CROWD)
     def check(schedule: Schedule) -> None:

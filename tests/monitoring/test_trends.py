@@ -22,7 +22,6 @@ from tests.monitoring.stack import Stack, in_thread, load, stack
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.waits,
     pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed"),
 ]
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx._transports.default
+import psutil
 import pytest
 import yaml
 
 from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
+from inflight.pulse import read_pulses
 from inflight.resources import DEMO
 from inflight.serve.command import override_server
 from inflight.serve.installation import TritonInstallation, find_installation
@@ -173,10 +176,23 @@ def narrow_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(autouse=True)
 def _shared_servers_run(request: pytest.FixtureRequest) -> None:
-    """Start a shared server again that ended in an earlier test: that one has failed, and the others need not."""
+    """Start a shared server again of which a part has ended: the test before has failed, others need not."""
     for name in ("server", "unary_server", "narrow_server"):
         shared = request.getfixturevalue(name) if name in request.fixturenames else None
-        if isinstance(shared, Running) and shared.server.process.poll() is not None:
+        if isinstance(shared, Running) and (ended := _ended(shared.server)):
+            last = "\n".join(shared.log.splitlines()[-30:])
+            warnings.warn(f"{ended} of a shared server has ended; its log said last:\n{last}", stacklevel=1)
             shared.server.stop(at_once=True)
             shared.server.start()
             shared.server.wait_ready(180)
+
+
+def _ended(server: TritonServer) -> str:
+    """Return what of a server has ended: the server itself, or one of its stages."""
+    assert server.process is not None, "it was started"
+    if server.process.poll() is not None:
+        return "the process"
+    for process, (stage, _) in read_pulses(server.process.pid).items():
+        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+            return f"the stage {stage}"
+    return ""

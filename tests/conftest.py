@@ -1,8 +1,9 @@
 """What a parallel run (`make test`) needs to know: which tests share a process; and where kernels are interpreted.
 
 A failed test says what the machine did meanwhile: much of what is rare happens where others take its time. Where other
-guests of the host took a part of the cores it is tried again: Triton itself ends where it stands still for a second. A
-test that looks at times is skipped where they took a good part.
+guests of the host took a part of the cores it is tried again: Triton itself ends where it stands still for a second. It
+is tried again too where its server or a stage has ended, which Triton's native code does once in some ten thousand
+tests; what a test provokes it provokes again. A test that looks at times is skipped where others took a good part.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _MOST_TAKEN = 0.2
 """Of the cores, by other guests of the host. On a host that is not overbooked it is some hundredths."""
 _LITTLE_TAKEN = 0.05
 """Of the cores, as above: more than this may be the cause of a failure."""
+SERVER_ENDED = pytest.StashKey[bool]()
+"""Of a failed test: its server, or a stage of it, has ended."""
 _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
 
 if not Path("/dev/nvidiactl").exists():  # Triton looks once, when whoever is first imports it
@@ -98,4 +101,4 @@ def _share_taken(item: pytest.Item) -> float:
 
 
 def _others_disturbed(item: pytest.Item) -> bool:
-    return _BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN
+    return item.stash.get(SERVER_ENDED, False) or (_BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN)

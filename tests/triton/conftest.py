@@ -10,7 +10,7 @@ import functools
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from inflight.resources import DEMO
 from inflight.serve.command import override_server
 from inflight.serve.installation import TritonInstallation, find_installation
 from inflight.serve.server import TritonServer, free_ports
+from tests.conftest import SERVER_ENDED
 from tests.trtllm.fake import InstallationWithFake
 
 # Each call of httpx would read all certificates of this machine, for 40 ms; what is called here has none.
@@ -187,12 +188,27 @@ def _shared_servers_run(request: pytest.FixtureRequest) -> None:
             shared.server.wait_ready(180)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember that a server of a failed test, or a stage of it, has ended."""
+    report = yield
+    arguments = getattr(item, "funcargs", {}).values()
+    if report.failed and any(isinstance(one, Running) and _ended(one.server) for one in arguments):
+        item.stash[SERVER_ENDED] = True
+    return report
+
+
 def _ended(server: TritonServer) -> str:
-    """Return what of a server has ended: the server itself, or one of its stages."""
-    assert server.process is not None, "it was started"
-    if server.process.poll() is not None:
+    """Return what of a server has ended that no test has stopped: the server itself, or one of its stages."""
+    if server._process is None:  # a test has stopped it
+        return ""
+    if server._process.poll() is not None:
         return "the process"
-    for process, (stage, _) in read_pulses(server.process.pid).items():
-        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+    for process, (stage, _) in read_pulses(server._process.pid).items():
+        try:
+            ended = psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            ended = True
+        if ended:
             return f"the stage {stage}"
     return ""

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from inflight.triton import logs, orphan, responses
 from inflight.triton.responses import Arrays
 
 log = logging.getLogger("inflight")
+
+_kept: deque[Any] = deque(maxlen=256)
+"""The last answers to calls from stage to stage. Triton's stub drops each too, a little later, in a thread without
+Python's lock (before 24.12): were it the last to hold one, it would free Python's objects beside another thread."""
 
 
 def deployment() -> Deployment:
@@ -199,6 +204,7 @@ def announce(announcements: Sequence[Announcement]) -> list[int | None]:
         requested_output_names=[MARK],
     )
     [answer] = [one for one in call.exec(decoupled=True) if one is not None]
+    _kept.append(answer)
     if answer.has_error():
         raise EngineFailure(f"the detokenizer could not be told of a request: {answer.error().message()}")
     marks = pb_utils.get_output_tensor_by_name(answer, MARK).as_numpy().reshape(-1).tolist()

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -102,3 +104,15 @@ def _share_taken(item: pytest.Item) -> float:
 
 def _others_disturbed(item: pytest.Item) -> bool:
     return item.stash.get(SERVER_ENDED, False) or (_BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN)
+
+
+@pytest.fixture
+def triton_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ModuleType], None]]:
+    """Takes what stands in for ``triton_python_backend_utils``; what is imported with it is forgotten at the end."""
+    known = set(sys.modules)
+    yield lambda api: monkeypatch.setitem(sys.modules, "triton_python_backend_utils", api)
+    for name in {name for name in sys.modules if name.startswith("inflight.triton")} - known:
+        package, _, child = name.rpartition(".")
+        del sys.modules[name]
+        if package in sys.modules:  # `from package import child` takes its attribute before it looks for a module
+            delattr(sys.modules[package], child)

@@ -6,9 +6,8 @@ import importlib.util
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,19 +21,15 @@ MODEL = Path(__file__).parents[2] / "backends/trtllm_engine/model.py"
 
 
 @pytest.fixture
-def backend(fake: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def backend(fake: None, triton_api: Callable[[ModuleType], None]) -> Any:
     """The backend's module, where Triton's Python API has nothing in it."""
-    known = set(sys.modules)
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    triton_api(ModuleType("triton_python_backend_utils"))
     spec = importlib.util.spec_from_file_location("trtllm_engine_model", MODEL)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module
-    for name in set(sys.modules) - known:  # what was imported with the empty API must not stay
-        if name.startswith("inflight.triton"):
-            del sys.modules[name]
+    return module
 
 
 @pytest.fixture

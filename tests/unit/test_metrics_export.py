@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -64,13 +63,10 @@ class FakeApi(ModuleType):
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
-    known, fake = set(sys.modules), FakeApi()
-    monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    yield fake
-    for name in set(sys.modules) - known:  # what was imported with this API must not stay
-        if name.startswith("inflight.triton"):
-            del sys.modules[name]
+def api(triton_api: Callable[[ModuleType], None]) -> FakeApi:
+    fake = FakeApi()
+    triton_api(fake)
+    return fake
 
 
 def _until(holds: Any) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -54,13 +53,10 @@ class Stub(ModuleType):
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    known, stub = set(sys.modules), Stub()
-    monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    yield stub
-    for name in set(sys.modules) - known:  # what was imported with this API must not stay
-        if name.startswith("inflight.triton"):
-            del sys.modules[name]
+def stub(triton_api: Callable[[ModuleType], None]) -> Stub:
+    stub = Stub()
+    triton_api(stub)
+    return stub
 
 
 def test_the_stubs_thread_frees_no_answer(stub: Stub) -> None:

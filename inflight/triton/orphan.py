@@ -22,6 +22,7 @@ from inflight.triton.tally import SHARED_MEMORY
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_LOADING_POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
@@ -31,12 +32,14 @@ def end_with_server() -> None:
 
 
 def _wait(server: int) -> None:
-    armed = False
+    loading = True
+    _have_kernel_end_it(signal.SIGPWR)
     while os.getppid() == server:
-        if not armed and _belongs_to_main_thread(server):
-            _arm_kernel()
-            armed = True
-        time.sleep(_POLL_S)
+        if loading and _belongs_to_main_thread(server):
+            loading = False
+            ctypes.CDLL(None).alarm(0)  # the end of the thread that loaded the model has set it
+            _have_kernel_end_it(signal.SIGQUIT)
+        time.sleep(_LOADING_POLL_S if loading else _POLL_S)
     log.error("the server has gone, and the stage with it")
     for path in (*_regions(), *SHARED_MEMORY.glob(f"inflight_{server}_*")):
         with suppress(OSError):
@@ -59,16 +62,20 @@ def _belongs_to_main_thread(server: int) -> bool:
     return str(os.getpid()) in children
 
 
-def _arm_kernel() -> None:
+def _have_kernel_end_it(told_by: signal.Signals) -> None:
     """Have the kernel end this process some seconds after the thread that it is a child of.
 
-    The kernel sends SIGQUIT, whose handler is the C library's ``alarm`` itself: called with the signal's number, 3, it
-    sets an alarm in 3 seconds, which ends the process. No Python is needed for it, nor its lock.
+    The kernel sends the signal, whose handler is the C library's ``alarm`` itself: called with the signal's number, it
+    sets an alarm in so many seconds, which ends the process. No Python is needed for it, nor its lock.
+
+    Args:
+        told_by: SIGPWR, number 30, while a model's loader is the parent: its end sets the alarm too, and Python must
+            have the time to take it back. Then SIGQUIT, number 3.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    libc.signal(signal.SIGQUIT, ctypes.cast(libc.alarm, ctypes.c_void_p))
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+    libc.signal(told_by, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    libc.prctl(_PR_SET_PDEATHSIG, told_by)
 
 
 def forget_region() -> None:

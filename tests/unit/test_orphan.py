@@ -21,6 +21,21 @@ SERVER = (
     "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1], 'model', 'no_such_region']).wait()"
 )
 
+LOADING_SERVER = """
+import subprocess, sys, threading, time
+stages = []
+def load():
+    command = [sys.executable, "-c", sys.argv[1], "model", "no_such_region"]
+    stages.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    assert stages[0].stdout.readline() == "ready\\n"
+    time.sleep(0.5)
+loader = threading.Thread(target=load)
+loader.start()
+loader.join()
+print("loaded", flush=True)
+print(stages[0].stdout.readline(), end="")
+"""
+
 
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["free", "caught"])  # PyDLL keeps the lock during a call
 def test_a_stage_ends_after_its_server(library: str) -> None:
@@ -40,3 +55,24 @@ def test_a_stage_ends_after_its_server(library: str) -> None:
 def test_a_stage_lives_while_its_server_does() -> None:
     command = [sys.executable, "-c", SERVER, STAGE.format(library="CDLL").replace("sleep(60)", "sleep(2)")]
     assert subprocess.run(command, timeout=60, capture_output=True, text=True).stdout == "ready\n"
+
+
+@pytest.mark.waits
+def test_a_stage_that_is_caught_before_its_loader_ends_does_so_after_its_server() -> None:
+    stage = STAGE.format(library="PyDLL")
+    with subprocess.Popen([sys.executable, "-c", LOADING_SERVER, stage], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"loaded\n"
+        [caught] = psutil.Process(server.pid).children()
+        server.kill()
+        try:
+            assert not psutil.wait_procs([caught], timeout=50)[1]
+        finally:
+            if caught.is_running():
+                caught.send_signal(signal.SIGKILL)
+
+
+def test_the_end_of_its_loader_does_not_end_a_stage() -> None:
+    stage = STAGE.format(library="CDLL").replace("sleep(60)", "sleep(2)") + "print(ctypes.CDLL(None).alarm(0))"
+    command = [sys.executable, "-c", LOADING_SERVER, stage]
+    assert subprocess.run(command, timeout=60, capture_output=True, text=True).stdout == "loaded\n0\n"

@@ -2,8 +2,8 @@
 
 A failed test says what the machine did meanwhile: much of what is rare happens where others take its time. Where other
 guests of the host took a part of the cores it is tried again: Triton itself ends where it stands still for a second. It
-is tried again too where its server or a stage has ended, which Triton's native code does once in some ten thousand
-tests; what a test provokes it provokes again. A test that looks at times is skipped where others took a good part.
+is tried again too where its server or a stage has ended, as then; what a test provokes it provokes again. A test that
+looks at times is skipped where others took a good part.
 """
 
 from __future__ import annotations

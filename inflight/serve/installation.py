@@ -47,9 +47,9 @@ class TritonInstallation:
         for backend in BACKENDS.iterdir():
             if (backend / "model.py").is_file():
                 (directory / backend.name).symlink_to(backend)
+        libraries_beside(directory).mkdir()
         if self.libpython is not None:
-            _beside(directory).mkdir()
-            (_beside(directory) / self.libpython.name).symlink_to(self.libpython)
+            (libraries_beside(directory) / self.libpython.name).symlink_to(self.libpython)
         return directory
 
     def add_upstreams_backend(self, directory: Path) -> None:
@@ -71,8 +71,7 @@ class TritonInstallation:
         Args:
             backends: what ``assemble_backends`` has filled.
         """
-        linked = [_beside(backends)] if self.libpython is not None else []
-        paths = [str(path) for path in (*linked, *self.loader_path)]
+        paths = [str(path) for path in (libraries_beside(backends), *self.loader_path)]
         inherited = os.environ.get("LD_LIBRARY_PATH")
         return (
             os.environ
@@ -84,9 +83,9 @@ class TritonInstallation:
         )
 
 
-def _beside(backends: Path) -> Path:
-    """Return the directory for the linked libpython."""
-    return backends.with_name("libpython")
+def libraries_beside(backends: Path) -> Path:
+    """Return the directory for single libraries that the loader finds before all others."""
+    return backends.with_name("libraries")
 
 
 def _link_backend(target: Path, files: list[Path]) -> None:

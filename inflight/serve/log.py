@@ -67,6 +67,27 @@ def cause(log: Path, ready: int) -> str:
     return f"its stack names {frame}" if (frame := next(frames, "")) else UNKNOWN
 
 
+class CrashWatch:
+    """Looks whether a server crashes on and on, as its log grows.
+
+    Triton's report of a crash needs memory: where that is what is broken, the report crashes too, and is told again.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._read = log.stat().st_size
+        self._crashes = 0
+
+    def goes_on(self) -> bool:
+        """Return whether the log has told of more than one crash since the watch began."""
+        with self._log.open("rb") as file:
+            file.seek(self._read)
+            lines, _, _ = file.read().rpartition(b"\n")
+        self._read += len(lines)
+        self._crashes += len(_CRASH.findall(lines.decode(errors="replace")))
+        return self._crashes > 1
+
+
 def keep(log: Path, name: str) -> Path | None:
     """Copy the end of a log to the user's state directory (XDG), in place of the one of that name; return where it is.
 

@@ -106,7 +106,9 @@ def render(model: str, name: str = DEFAULT) -> str:
     required = _UPSTREAM_REQUIRES if model == ENGINE and variant.upstream else ()
     parts += [_tensors("input", inputs, required), _tensors("output", outputs)]
     parts.append(_steps(variant) if model == ENSEMBLE else _ONE_INSTANCE)
-    if model == TOKENIZER:
+    # Two models that batch fill what Triton keeps of batches that have run: it then frees one whose lock it holds, and
+    # crashes (see `shields`). Where upstream's backend serves, the engine is the one that batches, as with upstream.
+    if model == TOKENIZER and not variant.upstream:
         parts.append(_BATCHING)
     if model in (ENGINE, DETOKENIZER) and variant.decoupled:
         parts.append(_DECOUPLED)

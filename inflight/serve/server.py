@@ -30,7 +30,7 @@ from inflight.manifest import check_deployment
 from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
 from inflight.resources import MODEL_REPOSITORY
 from inflight.serve import cpp_backend, shields
-from inflight.serve.installation import TritonInstallation, find_installation, require_engine
+from inflight.serve.installation import TritonInstallation, find_installation, libraries_beside, require_engine
 from inflight.serve.listening import address_of, require_free
 from inflight.serve.log import cause
 from inflight.serve.pbtxt import DEFAULT, variant_name
@@ -127,6 +127,7 @@ class TritonServer:
         binary = self.installation.binary
         if self.installation.embedded:
             binary = shields.shielded(binary, runtime, self.deployment.decoupled)
+            shields.shield_library(self.installation.loader_path, libraries_beside(backends))
         environment = {
             ENVIRONMENT_VARIABLE: str(self.directory.resolve()),
             METRICS_VARIABLE: "on" if self.metrics else "off",

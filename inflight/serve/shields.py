@@ -7,8 +7,11 @@
 - Where models stream, the server does not know ``infer`` over HTTP, which only the tokenizer would answer. It allocates
   memory for the shape that a request states, and the server aborts where there is not that much.
 - APIs that only an operator uses are closed: whoever registers shared memory can have the server read and write it.
+- The server keeps every batch that has run, to use it again. It keeps 1,000 at most otherwise, and then its dynamic
+  batcher frees a batch while it holds the lock that lies in it, and writes to what is free (not mended in July 2026).
 
-No option switches the header and ``infer`` off, so a copy of the server runs in which they have other names.
+No option does the second, third and last of these, so copies of the server and its library run in which the texts and
+the number are others.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ KEY = "see-server.open_apis-in-deployment.yaml"
 _HEADER = b"\0triton_grpc_error\0", b"\0TRITON_GRPC_ERROR\0"
 _INFER = b"(?:/(infer|generate|generate_stream|ready|", b"(?:/(ready|generate|generate_stream|ready|"
 """Texts in the server's binary, and what takes their place, as long: a header's name, and part of a path's pattern."""
+_BATCHES_KEPT = bytes.fromhex("48c78780010000e8030000"), bytes.fromhex("48c78780010000ffffff7f")
+"""In the server's library, where its ``RateLimiter`` is made: ``movq $1000, 0x180(%rdi)``, and with 2^31 - 1."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
@@ -91,10 +96,28 @@ def shielded(binary: Path, directory: Path, decoupled: bool) -> Path:
         directory: where the copy is made; programs can run from there.
         decoupled: whether models stream; where they do not, ``infer`` over HTTP stays.
     """
-    copy = Path(shutil.copyfile(binary, directory / binary.name))
+    copy = _patched(binary, directory, (_HEADER, _INFER) if decoupled else (_HEADER,))
     copy.chmod(0o755)
-    with copy.open("r+b") as file, mmap.mmap(file.fileno(), 0) as code:
-        for old, new in (_HEADER, _INFER) if decoupled else (_HEADER,):
+    return copy
+
+
+def shield_library(loader_path: Collection[Path], directory: Path) -> None:
+    """Put a copy of the embedded server's library into ``directory``, in which it keeps every batch that has run.
+
+    Args:
+        loader_path: where the loader looks for libraries.
+        directory: where it looks before.
+    """
+    for place in loader_path:
+        for library in place.glob("libtritonserver*.so"):
+            _patched(library, directory, (_BATCHES_KEPT,))
+
+
+def _patched(file: Path, directory: Path, patches: Collection[tuple[bytes, bytes]]) -> Path:
+    """Return a copy of ``file`` in ``directory`` in which what is there once has something as long in its place."""
+    copy = Path(shutil.copyfile(file, directory / file.name))
+    with copy.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
+        for old, new in patches:
             place = code.find(old)
             if place >= 0 and code.find(old, place + 1) < 0:
                 code[place : place + len(old)] = new

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from inflight.errors import DeploymentError
-from inflight.serve.log import UNKNOWN, keep
+from inflight.serve.log import UNKNOWN, CrashWatch, keep
 from inflight.serve.processes import killed_for_memory
 from inflight.serve.server import TritonServer, pause
 from inflight.serve.vitals import LOOK_S, End, Vitals
 
 log = logging.getLogger(__name__)
+
+_CRASHES_ON = "the server crashes again while it tells of its crash"
 
 
 class Supervisor:
@@ -59,11 +61,12 @@ class Supervisor:
         server, settings, killed = self._server, self._server.settings, killed_for_memory()
         where = settings.host, settings.http_port, settings.grpc_port
         timeouts = settings.hang_timeout_s, server.stop_timeout_s
+        crash = CrashWatch(server.log_path)
         with Vitals(server.process.pid, *where, *timeouts) as vitals:
             end = None
             while end is None and server.process.poll() is None:
                 time.sleep(LOOK_S)
-                end = vitals.look()
+                end = End("crash", _CRASHES_ON) if crash.goes_on() else vitals.look()
         if end is None:
             cause = "crash" if server.process.returncode < 0 else "exit"
             end = End(cause, f"the server ended {server.how()}")
@@ -71,7 +74,7 @@ class Supervisor:
             if server.process.returncode == 0 and said == UNKNOWN:
                 said = "somebody sent it SIGTERM or SIGINT"  # nothing else ends Triton so
         else:
-            said = ""
+            said = server.cause() if end.text == _CRASHES_ON else ""
         if "SIGKILL" in end.text:
             said = "the kernel killed it for lack of memory" if killed_for_memory() > killed else ""
         return End(end.cause, f"{end.text}: {said}" if said else end.text)

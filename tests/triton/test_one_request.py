@@ -19,6 +19,7 @@ from inflight.client import Client, GenerateOptions
 from inflight.deployment import load_deployment
 from inflight.errors import InvalidRequest
 from inflight.resources import DEMO
+from inflight.serve import shields
 from tests.triton.conftest import Running
 
 pytestmark = pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")
@@ -141,3 +142,11 @@ def test_a_shape_that_no_memory_has_room_for_is_not_taken(server: Running) -> No
         reply = httpx.post(f"{server.http}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60)
         assert (reply.status_code, reply.json()) == (404, {"error": "Not Found"})
     _still_serves(server)
+
+
+def test_the_server_keeps_every_batch_that_has_run(server: Running) -> None:
+    maps = Path(f"/proc/{server.server.process.pid}/maps").read_text()
+    [library] = {line.split()[-1] for line in maps.splitlines() if "libtritonserver" in line}
+    some, every = shields._BATCHES_KEPT
+    code = Path(library).read_bytes()
+    assert (code.count(some), code.count(every)) == (0, 1)

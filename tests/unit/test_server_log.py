@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.serve.log import UNKNOWN, cause, keep
+from inflight.serve.log import UNKNOWN, CrashWatch, cause, keep
 
 NOISE = """\
 W0101 00:00:00.000000 7 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
@@ -105,3 +105,21 @@ def test_a_user_without_a_home_directory_keeps_no_log(tmp_path: Path, monkeypatc
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)  # nobody's
     assert keep(tmp_path / "triton.log", "crash-1.log") is None
+
+
+def test_a_crash_that_is_told_again_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    log.write_text("Signal (6) received.\nSignal (6) received.\n")
+    watch = CrashWatch(log)
+    for line, goes_on in {
+        "before the watch\n": False,
+        "Signal (15) received.\nSignal (2) received.\n": False,
+        "Signal (11) received.\n": False,
+        "Signal (6) rec": False,
+        "eived.": False,
+        "\n": True,
+        "a stack\n": True,
+    }.items():
+        with log.open("a") as file:
+            file.write(line)
+        assert watch.goes_on() is goes_on, line

@@ -86,3 +86,17 @@ def test_the_copy_of_the_server_lacks_what_would_end_it(tmp_path: Path, decouple
     assert len(code) == len(header + path)
     binary.write_bytes(b"another server")
     assert shields.shielded(binary, directory, decoupled).read_bytes() == b"another server"
+
+
+def test_the_copy_of_the_library_keeps_every_batch(tmp_path: Path) -> None:
+    libraries, directory = tmp_path / "lib", tmp_path / "run"
+    libraries.mkdir()
+    directory.mkdir()
+    once, number = bytes.fromhex("48c78780010000e8030000"), slice(8 + 7, 8 + 11)
+    for name, code in {"libtritonserver.so": b"\x90" * 8 + once, "libtritonserver-twice.so": 2 * once}.items():
+        (libraries / name).write_bytes(code)
+    shields.shield_library([tmp_path / "none", libraries], directory)
+    kept = (directory / "libtritonserver.so").read_bytes()
+    assert int.from_bytes(kept[number], "little") == 2**31 - 1
+    assert kept[:15] == (b"\x90" * 8 + once)[:15]
+    assert (directory / "libtritonserver-twice.so").read_bytes() == 2 * once

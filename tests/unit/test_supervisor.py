@@ -29,11 +29,11 @@ from inflight.serve.vitals import End
 
 DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL")
 
-_Life = End | int | str | OSError
+_Life = End | int | str | bytes | OSError
 
 
 class FakeServer:
-    """Each start has a life: the seconds that it serves, and how it ends."""
+    """Each start has a life: the seconds that it serves, and how it ends; bytes: what it logs, and lives on."""
 
     def __init__(self, directory: Path, lives: list[tuple[float, _Life]]) -> None:
         self.settings, self.stop_timeout_s = ServerSettings(), 40.0
@@ -62,6 +62,10 @@ class FakeServer:
         if self.end is None:
             raise KeyboardInterrupt
         self.clock += self.served_s
+        if isinstance(self.end, bytes):
+            with self.log_path.open("ab") as log:
+                log.write(self.end)
+            return None
         self.process.returncode = self.end
         return self.end if isinstance(self.end, int) else None
 
@@ -125,6 +129,18 @@ def test_it_is_started_again_whatever_ended_it(
     )
     assert any("no port is free; the server restarts in 4 s" in line for line in caplog.messages)
     assert any("[Errno 28] full; the server restarts in 8 s" in line for line in caplog.messages)
+
+
+def test_a_server_whose_report_of_a_crash_crashes_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, monkeypatch, (1, b"\nmalloc(): unaligned tcache chunk detected\nSignal (6) received.\n 0# "))
+    with pytest.raises(KeyboardInterrupt):
+        run.serve()
+    assert run.server.did == ["start", "kill", "start"]
+    assert run.server.restarts.counts["crash"] == 1
+    assert run.server.clock == 2, "it is let tell of one"
+    assert "the server crashes again while it tells of its crash: its log does not say why; the server" in caplog.text
 
 
 def test_a_row_of_ends_is_given_up_with_the_last_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ async def test_many_at_once_each_with_its_own_answer(parallel: Make, fake: FakeS
 
 
 async def test_cancelled_task_and_cancel_from_another_task(parallel: Make, fake: FakeServer) -> None:
-    fake.faults = Faults(delay=0.2, first_delay=0.2)
+    fake.faults = Faults(delay=1, first_delay=0.2)
     async with parallel() as client:
         task = asyncio.create_task(client.generate("Hi"))
         await asyncio.sleep(0.1)
@@ -257,8 +257,10 @@ async def test_cancelled_task_and_cancel_from_another_task(parallel: Make, fake:
         with pytest.raises(asyncio.CancelledError):
             await task
         async with client.stream("Hi") as stream:
-            asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(stream.cancel()))
-            assert 0 < len([chunk async for chunk in stream]) < len(PIECES)
+            await anext(stream)
+            task = asyncio.create_task(stream.cancel())
+            assert len([chunk async for chunk in stream]) < len(PIECES) - 1
+            await task
     assert await asyncio.to_thread(fake.cancelled.wait, 5)
 
 

@@ -60,4 +60,6 @@ def test_a_python_with_libraries_of_its_own_brings_them(
     own.mkdir(parents=True)
     (own / LIBPYTHON).touch()
     monkeypatch.setattr(sys, "base_prefix", str(own.parent))
-    assert _paths(triton, monkeypatch) == [triton / "lib", own, Path("/usr/local/cuda/compat/lib")]
+    first, *paths = _paths(triton, monkeypatch)
+    assert not list(first.iterdir()), "what is there comes before the installation's own"
+    assert paths == [triton / "lib", own, Path("/usr/local/cuda/compat/lib")]

@@ -74,6 +74,8 @@ class EngineClient(Options):
         )
         if self.stop_after_ms:
             time.sleep(self.stop_after_ms / 1000)
+            while inbox.empty():  # the program's user picks a time that a reply comes within
+                time.sleep(0.01)
             if self.stop_via_request_cancel:
                 client.stop_stream(cancel_requests=True)
                 self._take_all(inbox)

@@ -12,8 +12,9 @@ _KEPT_BYTES = 4 << 20
 """Of the end of a log."""
 _NO_CAUSE = re.compile(r"^\s*$|CudaDriverHelper has not been initialized|the server has gone, and the stage with it")
 """What Triton says on every machine without a GPU, and the stages of every server that has ended."""
-_CRASH = re.compile(r"Signal \((?!15\)|2\))\d+\) received")
-"""A stack trace follows; after SIGTERM and SIGINT, which Triton tells in the same words, its end in order."""
+_CRASH = re.compile(r"^Signal \((?!15\)|2\))\d+\) received\.$", re.MULTILINE)
+"""A stack trace follows; after SIGTERM and SIGINT, which Triton tells in the same words, its end in order. The whole
+line: a client's text that is logged stands in a line with more."""
 _FRAME = re.compile(r"^ *\d+# (?!0x)(\w+::\S.*) in \S+$")
 """Of a stack trace, one that tells a name: of C++, which none of the system's library has."""
 _EXCEPTION = re.compile(r"^ +what\(\): +(.*)")

@@ -45,11 +45,7 @@ def test_a_stage_ends_after_its_server(library: str) -> None:
         assert server.stdout.readline() == "ready\n"
         [stage] = psutil.Process(server.pid).children()
         server.kill()
-        try:
-            assert not psutil.wait_procs([stage], timeout=15)[1]
-        finally:
-            if stage.is_running():
-                stage.send_signal(signal.SIGKILL)
+        _ends(stage, 15)
 
 
 def test_a_stage_lives_while_its_server_does() -> None:
@@ -65,14 +61,20 @@ def test_a_stage_that_is_caught_before_its_loader_ends_does_so_after_its_server(
         assert server.stdout.readline() == b"loaded\n"
         [caught] = psutil.Process(server.pid).children()
         server.kill()
-        try:
-            assert not psutil.wait_procs([caught], timeout=50)[1]
-        finally:
-            if caught.is_running():
-                caught.send_signal(signal.SIGKILL)
+        _ends(caught, 50)
+
+
+def _ends(stage: psutil.Process, timeout_s: float) -> None:
+    try:
+        assert not psutil.wait_procs([stage], timeout=timeout_s)[1]
+    finally:
+        if stage.is_running():
+            stage.send_signal(signal.SIGKILL)
 
 
 def test_the_end_of_its_loader_does_not_end_a_stage() -> None:
-    stage = STAGE.format(library="CDLL").replace("sleep(60)", "sleep(2)") + "print(ctypes.CDLL(None).alarm(0))"
+    alarm_is_set = "signal.getitimer(signal.ITIMER_REAL)[0]"
+    lives = f"import signal\nwhile {alarm_is_set}: time.sleep(0.02)\nprint('lives')"  # an alarm that stays ends it
+    stage = STAGE.format(library="CDLL").replace("sleep(60)", "sleep(2)") + lives
     command = [sys.executable, "-c", LOADING_SERVER, stage]
-    assert subprocess.run(command, timeout=60, capture_output=True, text=True).stdout == "loaded\n0\n"
+    assert subprocess.run(command, timeout=60, capture_output=True, text=True).stdout == "loaded\nlives\n"

@@ -114,6 +114,7 @@ def test_a_crash_that_is_told_again_goes_on(tmp_path: Path) -> None:
     for line, goes_on in {
         "before the watch\n": False,
         "Signal (15) received.\nSignal (2) received.\n": False,
+        "a request's id: Signal (6) received.\nSignal (6) received. is its id\n": False,
         "Signal (11) received.\n": False,
         "Signal (6) rec": False,
         "eived.": False,

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test test-fast lint contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs lint bench contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -36,34 +36,37 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What looks at times runs after all else, which has a worker for each core, 8 at most; in `test` one more, since one of
-# them mostly waits. ARGS are pytest's, of one run without workers.
+# `test` has at least one proof of every promise; `proofs` has the long ones, and every property again with many more
+# examples. Each has a worker for each core, 8 at most; `proofs` one more, since one of them mostly waits. ARGS are
+# pytest's, of one run without workers.
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
 TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 test:
 	$(SETUP) $(EVERYTHING)
+	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(TOGETHER) -n $(WORKERS) -m "not proof")
+
+proofs: export HYPOTHESIS_PROFILE ?= full
+proofs:
+	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
-	$(TOGETHER) -n $$(($(WORKERS) + 1)) -m "not alone" || status=1; \
+	$(TOGETHER) -n $$(($(WORKERS) + 1)) -m "(proof or property) and not alone" || status=1; \
 	$(BIN)/pytest -m alone || status=1; \
 	exit $$status)
 
-test-fast:
+# make bench ARGS="engine --streams 8": what measures Inflight itself; make bench lists it.
+bench:
 	$(SETUP) $(EVERYTHING)
-	@status=0; \
-	$(TOGETHER) -n $(WORKERS) -m "not slow and not alone" || status=1; \
-	$(BIN)/pytest -m "not slow and alone" || status=1; \
-	exit $$status
+	@exec $(BIN)/python -m benchmarks $(or $(ARGS),--help)
 
 contract:
 	$(SETUP)
-	$(BIN)/python -m inflight.serve.pbtxt model_repository
-	$(BIN)/python -m inflight.serve.reference docs
+	$(BIN)/python scripts/write_pbtxt.py model_repository
+	$(BIN)/python scripts/write_reference.py docs
 
 # make dashboards RUNBOOKS=https://wiki.example/runbooks
 dashboards:
 	$(SETUP) dev
-	$(BIN)/python -m inflight.monitoring.rules monitoring/rules $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
-	$(BIN)/python -m inflight.monitoring.dashboards monitoring/dashboards $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
+	$(BIN)/python -m monitoring.generate $(if $(RUNBOOKS),--runbooks $(RUNBOOKS))
 
 # On a machine with an NVIDIA GPU: docs/first-contact.md. GPU_PYTHON is any Python with torch, triton, transformers,
 # psutil, pytest and the packages of `make gpu-wheels`: make gpu-contact ARGS=A GPU_PYTHON=python3 needs no set-up and no
@@ -76,7 +79,7 @@ gpu-test:
 	@TRITON_INTERPRET=0 PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest tests/gpu -rs $(or $(ARGS),-n $(GPU_WORKERS) --dist load)
 
 gpu-contact:
-	@$(GPU_PYTHON) -m inflight.bench.contact $(ARGS)
+	@PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m benchmarks.contact $(ARGS)
 
 # What a GPU machine without a network may lack, as wheels for its Python.
 WHEELS_PYTHON ?= 3.12
@@ -98,8 +101,8 @@ compile-test:
 # What is predicted for an H200, from the code as it is compiled for one.
 gpu-predictions:
 	$(SETUP) $(EVERYTHING)
-	$(BIN)/python -m inflight.bench.contact.launches docs/results/gpu/launches.json
-	$(BIN)/python -m inflight.bench.contact.predict docs/results/gpu
+	$(BIN)/python -m benchmarks.contact.launches docs/results/gpu/launches.json
+	$(BIN)/python -m benchmarks.contact.predict docs/results/gpu
 
 train-demo:
 	$(SETUP) $(EVERYTHING)

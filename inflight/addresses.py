@@ -70,7 +70,7 @@ def read_directly(url: str, timeout_s: float = 2) -> bytes:
 def without_proxy_for_loopback(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables with which a child process uses the environment's proxies, but not for this machine."""
     given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    hosts = [host for host in (one.strip() for one in given.split(",")) if host]
+    hosts = [host for entry in given.split(",") if (host := entry.strip())]
     value = "*" if "*" in hosts else ",".join([*hosts, *(host for host in LOOPBACK if host not in hosts)])
     return {"no_proxy": value, "NO_PROXY": value}
 

@@ -17,14 +17,11 @@ from inflight.resources import VERSION
 _COMMANDS = {
     "serve": "inflight.serve.command",
     "demo": "inflight.load.demo",
-    "chat": "inflight.client.chat_command",
-    "generate": "inflight.client.generate_command",
+    "chat": "inflight.client.commands",
+    "generate": "inflight.client.commands",
     "build": "inflight.export.build.commands",
     "plan": "inflight.export.plan.commands",
-    "top": "inflight.observe.top",
-    "profile": "inflight.observe.profile",
-    "dashboards": "inflight.monitoring.commands",
-    "bench": "inflight.bench.group",
+    "top": "inflight.top.top",
     "load": "inflight.load.group",
 }
 """Which module has each command, by its own name. What is not asked for is not imported: all of them take a second."""
@@ -34,7 +31,7 @@ class _Commands(TyperGroup):
     """All commands: what the system refuses one of them, such as to write to a full disk, is told in one line."""
 
     commands: Any
-    """By their names; None: not asked for yet."""
+    """The commands by their names; None: not asked for yet."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -42,7 +39,14 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in _COMMANDS and self.commands[cmd_name] is None:
-            self.commands[cmd_name] = _load(cmd_name)
+            found = getattr(import_module(_COMMANDS[cmd_name]), cmd_name)
+            if isinstance(found, typer.Typer):
+                self.commands[cmd_name] = typer.main.get_group(found)
+                self.commands[cmd_name].name = cmd_name
+            else:
+                alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+                alone.command(cmd_name)(found)
+                self.commands[cmd_name] = typer.main.get_command(alone)
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -55,18 +59,6 @@ class _Commands(TyperGroup):
             typer.echo(f"inflight: {what}{error.strerror or error}", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is not written yet cannot be
             raise typer.Exit(1) from None
-
-
-def _load(name: str) -> Any:
-    """Return a command, or a group of them, as Typer makes it of ours."""
-    found = getattr(import_module(_COMMANDS[name]), name)
-    if isinstance(found, typer.Typer):
-        made: Any = typer.main.get_group(found)
-        made.name = name
-        return made
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(found)
-    return typer.main.get_command(alone)
 
 
 app = typer.Typer(
@@ -90,14 +82,8 @@ def _group(
     ] = False,
 ) -> None:
     """LLM serving on Triton Inference Server."""
-    _set_up_streams()
-
-
-def _set_up_streams() -> None:
-    """What the terminal's encoding lacks is shown by its number; input that is not in that encoding is an error.
-
-    A process may be started without any of the three.
-    """
+    # A character that the terminal's encoding lacks is shown by its number; input in another encoding is an error. A
+    # process may be started without any of the three.
     sys.stdin = sys.stdin or io.StringIO()
     sys.stdout = sys.stdout or io.StringIO()
     sys.stderr = sys.stderr or io.StringIO()

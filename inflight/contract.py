@@ -23,8 +23,6 @@ PYTORCH, TRTLLM, TENSORRTLLM = "pytorch", "trtllm", "tensorrtllm"
 _OWN_STAGE = (PYTORCH, "replay", TRTLLM)
 """The kinds with Inflight's engine stage; upstream's C++ backend knows upstream's tensors only."""
 
-_ABSENT = object()
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -42,21 +40,12 @@ class Tensor:
     """Inflight's own addition to the upstream contract."""
     served_by: tuple[str, ...] | None = None
     """The engines that serve it; None: all of them. The others refuse it by name, unless it is empty or neutral."""
-    neutral: Any = _ABSENT
-    """The value that asks for nothing, and is therefore accepted where the tensor is not served."""
-
-    @property
-    def supported(self) -> bool:
-        """Whether any engine serves it."""
-        return self.served_by != ()
+    neutral: Any = None
+    """The value that asks for nothing, and is therefore accepted where the tensor is not served; None: no value is."""
 
     def served(self, engine: str) -> bool:
         """Return whether ``engine`` serves it."""
         return self.served_by is None or engine in self.served_by
-
-    def accepts(self, value: Any) -> bool:
-        """Return whether ``value`` (one element) asks for nothing: only such values of unserved tensors pass."""
-        return self.neutral is not _ABSENT and value == self.neutral
 
 
 def _scalar(name: str, dtype: str, doc: str, **more: Any) -> Tensor:
@@ -67,59 +56,14 @@ def _unserved(name: str, dtype: str, dims: tuple[int, ...], doc: str, **more: An
     return Tensor(name, dtype, dims, doc, served_by=(), **more)
 
 
-def _only(engine: str, name: str, dtype: str, dims: tuple[int, ...], doc: str) -> Tensor:
-    return Tensor(name, dtype, dims, doc, ragged=True, served_by=(engine,))
-
-
 def _retention(name: str, dims: tuple[int, ...], doc: str) -> Tensor:
     served_by = (PYTORCH, TRTLLM)
     return Tensor(f"retention_{name}", INT32, dims, f"KV retention: {doc}", ragged=True, served_by=served_by)
 
 
-_FLAGS = (
-    _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
-    _scalar("return_context_logits", BOOL, "fill context_logits: of a stream, in its last response"),
-    _scalar("return_generation_logits", BOOL, "fill generation_logits"),
-    _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts, so far"),
-    _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
-    _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
-    _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
-)
-_SAMPLING = (
-    _scalar("temperature", FP32, "sampling temperature; 0 or absent: greedy"),
-    _scalar("repetition_penalty", FP32, "divides the logits of tokens seen in prompt or output; 1: none"),
-    _scalar("min_tokens", INT32, "no end before this many tokens"),
-    _scalar("presence_penalty", FP32, "taken off the logit of each token of prompt and output"),
-    _scalar("frequency_penalty", FP32, "taken off as often as the token occurs in them"),
-    _scalar("seed", UINT64, "random seed; absent: a new one per request"),
-)
 _OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
-_OWN_SAMPLING = (
-    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OWN),
-    _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OWN),
-    _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
-    _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
-    _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OWN),
-    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OWN),
-    _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", own=True, served_by=("pytorch",)),
-)
-_LORA = (
-    _unserved("lora_task_id", UINT64, (1,), "LoRA adapter id", reshape=True),
-    _unserved("lora_weights", FP16, (-1, -1), "LoRA weights [modules x layers, flattened]", ragged=True),
-    _unserved("lora_config", INT32, (-1, 3), "rows of [module id, layer, rank]", ragged=True),
-)
-_OWN_LORA = (_scalar("lora_name", BYTES, "LoRA adapter, by its name in the deployment", own=True, served_by=(TRTLLM,)),)
-_GUIDE = (
-    _only(
-        TRTLLM, "guided_decoding_guide_type", BYTES, (1,), "json, json_schema, regex, ebnf_grammar or structural_tag"
-    ),
-    _only(TRTLLM, "guided_decoding_guide", BYTES, (1,), "schema, regex, grammar or tag; none for json"),
-)
-_PROMPT_TABLE = (
-    _unserved("prompt_embedding_table", FP16, (-1, -1), "p-tuning or multimodal embeddings", ragged=True),
-    _unserved("prompt_vocab_size", INT32, (1,), "rows of the table", reshape=True),
-)
 _PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
+_GUIDE: dict[str, Any] = {"ragged": True, "served_by": (TRTLLM,)}
 
 ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("input_ids", INT32, (-1,), "prompt token ids, padded on the right", ragged=True),
@@ -147,16 +91,30 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("len_penalty", FP32, "beams' scores: log-prob / length ** this; 0 by default", neutral=1.0, **_PORTABLE),
     _scalar("early_stopping", BOOL, "end with beam_width finished beams; true by default", neutral=False, **_PORTABLE),
     _unserved("beam_search_diversity_rate", FP32, (1,), "diversity of beams", reshape=True, neutral=0.0),
-    *_SAMPLING,
-    *_FLAGS,
+    _scalar("temperature", FP32, "sampling temperature; 0 or absent: greedy"),
+    _scalar("repetition_penalty", FP32, "divides the logits of tokens seen in prompt or output; 1: none"),
+    _scalar("min_tokens", INT32, "no end before this many tokens"),
+    _scalar("presence_penalty", FP32, "taken off the logit of each token of prompt and output"),
+    _scalar("frequency_penalty", FP32, "taken off as often as the token occurs in them"),
+    _scalar("seed", UINT64, "random seed; absent: a new one per request"),
+    _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
+    _scalar("return_context_logits", BOOL, "fill context_logits: of a stream, in its last response"),
+    _scalar("return_generation_logits", BOOL, "fill generation_logits"),
+    _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts, so far"),
+    _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
+    _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
+    _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
     _scalar("stop", BOOL, "end every running request of this request id"),
     _scalar("streaming", BOOL, "send tokens as they come"),
-    *_PROMPT_TABLE,
+    _unserved("prompt_embedding_table", FP16, (-1, -1), "p-tuning or multimodal embeddings", ragged=True),
+    _unserved("prompt_vocab_size", INT32, (1,), "rows of the table", reshape=True),
     _unserved("prompt_table_extra_ids", UINT64, (-1,), "ids that keep KV reuse apart", ragged=True),
     _unserved("cross_attention_mask", BOOL, (-1, -1), "mask of cross attention", ragged=True),
     _unserved("mrope_rotary_cos_sin", FP32, (-1,), "multimodal RoPE table"),
     _unserved("mrope_position_deltas", INT64, (1,), "multimodal RoPE delta"),
-    *_LORA,
+    _unserved("lora_task_id", UINT64, (1,), "LoRA adapter id", reshape=True),
+    _unserved("lora_weights", FP16, (-1, -1), "LoRA weights [modules x layers, flattened]", ragged=True),
+    _unserved("lora_config", INT32, (-1, 3), "rows of [module id, layer, rank]", ragged=True),
     _unserved("context_phase_params", UINT8, (-1,), "state of a context-only response", ragged=True),
     _unserved("skip_cross_attn_blocks", BOOL, (1,), "skip cross attention", ragged=True, neutral=False),
     _retention("token_range_starts", (-1,), "starts of ranges of prompt tokens"),
@@ -165,12 +123,21 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _retention("token_range_durations_ms", (-1,), "from the end; -1: for good"),
     _retention("decode_priority", (1,), "of generated tokens"),
     _retention("decode_duration_ms", (1,), "how long that holds"),
-    *_GUIDE,
+    Tensor(
+        "guided_decoding_guide_type", BYTES, (1,), "json, json_schema, regex, ebnf_grammar or structural_tag", **_GUIDE
+    ),
+    Tensor("guided_decoding_guide", BYTES, (1,), "schema, regex, grammar or tag; none for json", **_GUIDE),
     _unserved("lookahead_window_size", INT32, (1,), "lookahead decoding: window", ragged=True),
     _unserved("lookahead_ngram_size", INT32, (1,), "lookahead decoding: n-gram", ragged=True),
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
-    *_OWN_SAMPLING,
-    *_OWN_LORA,
+    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OWN),
+    _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OWN),
+    _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
+    _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
+    _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OWN),
+    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OWN),
+    _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", own=True, served_by=(PYTORCH, TRTLLM)),
+    _scalar("lora_name", BYTES, "LoRA adapter, by its name in the deployment", own=True, served_by=(TRTLLM,)),
     Tensor("end_ids", INT32, (-1,), "several end ids; end_id wins over them", ragged=True, own=True),
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),
     _scalar("stream_key", INT64, "with stop: end this stream only", own=True),
@@ -229,14 +196,14 @@ ENGINE_OUTPUTS = (
 )
 
 DETOKENIZER_INPUTS = (*_IDS, *_STREAM_STATE, *PER_REQUEST_OUTPUTS)
-_TEXT = (
+DETOKENIZER_OUTPUTS = (
     _output(
         "text_output", BYTES, "a flat list, each row's beams in turn, the best first; new text, if streaming", (-1,)
     ),
     _output("text_start", INT32, "where this text starts in the generated text, in characters", own=True),
     _output("text_end", INT32, "where it ends", own=True),
+    *PER_REQUEST_OUTPUTS,
 )
-DETOKENIZER_OUTPUTS = (*_TEXT, *PER_REQUEST_OUTPUTS)
 EXPECTATION, MARK = "expectation", "mark"
 UPSTREAM_DETOKENIZER_INPUTS = (
     *DETOKENIZER_INPUTS,
@@ -250,7 +217,7 @@ UPSTREAM_DETOKENIZER_OUTPUTS = (
 )
 """After upstream's C++ backend, which hands nothing of ours through, the tokenizer tells the detokenizer by a call."""
 
-_TEXT_INPUTS = (
+TOKENIZER_INPUTS = (
     Tensor("text_input", BYTES, (1,), "the prompt"),
     _unserved("decoder_text_input", BYTES, (1,), "decoder prompt of encoder-decoder models", neutral=b""),
     Tensor(
@@ -266,7 +233,6 @@ _TEXT_INPUTS = (
     Tensor("messages", BYTES, (1,), "a chat as JSON, instead of text_input", own=True),
     Tensor("chat_template_kwargs", BYTES, (1,), "a JSON object for the chat template", own=True),
 )
-TOKENIZER_INPUTS = _TEXT_INPUTS
 _TO_ENGINE = (
     "input_ids input_lengths request_output_len end_id pad_id bad_words_list embedding_bias "
     "end_ids stop_strings heartbeat trace_context"
@@ -300,7 +266,7 @@ _PASSED_TO_ENGINE = (
     "min_p num_top_log_probs ignore_eos final_perf_metrics priority deadline_ms client_id lora_name"
 ).split()
 ENSEMBLE_INPUTS = (
-    *_TEXT_INPUTS,
+    *TOKENIZER_INPUTS,
     *(replace(ENGINE_INPUT[ENGINE_NAME_OF.get(name, name)], name=name, reshape=False) for name in _PASSED_TO_ENGINE),
 )
 ENSEMBLE_OUTPUTS = DETOKENIZER_OUTPUTS

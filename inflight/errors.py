@@ -105,7 +105,7 @@ class DeploymentError(InflightError):
 
 
 def as_told(error: Exception) -> InflightError:
-    """Return the error that a request ends with, as all that tells of it knows it: a fault of ours without details."""
+    """Return the error that a request ends with, as it is told, logged and counted: a fault of ours without details."""
     if isinstance(error, InflightError):
         return error
     return EngineFailure("the server failed to serve this request; its log says why")

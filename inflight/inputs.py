@@ -1,6 +1,7 @@
 """Reads the arrays of one request by their contract names, and refuses by name what the contract does not serve.
 
-It knows names, shapes and limits; not Triton, not what the values mean.
+It knows names, shapes, and how many words and token ids a request may have, which is the same before every stage that
+takes them. It does not know Triton, nor what the values mean.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from inflight.contract import ENGINE_NAME_OF, Tensor
 from inflight.errors import InvalidRequest, UnsupportedFeature, nearest
+from inflight.settings.deployment import LimitSettings
 
 TRITON_PARAMETERS = frozenset(
     "id Streaming priority timeout sequence_id sequence_start sequence_end binary_data_output binary_data_size "
@@ -118,18 +120,59 @@ def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[st
     On the generate endpoint a misspelt JSON key silently becomes a request parameter.
 
     Raises:
-        InvalidRequest: names the parameter and the nearest known input.
+        InvalidRequest: names the parameter and the known input that is meant, by what others call it or its spelling.
     """
     for name in parameters:
         known = name in TRITON_PARAMETERS or name.lower() in TRACE_PARAMETERS
         if not known and not name.startswith("triton_"):
-            raise InvalidRequest(f"unknown parameter {name!r}{_hint(name, list(known_inputs))}")
+            inputs = list(known_inputs)
+            meant = [one for one in _MEANT.get(name.lower(), ()) if one in inputs]
+            hint = f" (did you mean {meant[0]!r}?)" if meant else nearest(name, inputs)
+            raise InvalidRequest(f"unknown parameter {name!r}{hint}")
 
 
-def _hint(name: str, known: list[str]) -> str:
-    """Return which known input is meant, by what others call it or else by its spelling."""
-    meant = [one for one in _MEANT.get(name.lower(), ()) if one in known]
-    return f" (did you mean {meant[0]!r}?)" if meant else nearest(name, known)
+def check_words(inputs: Inputs, names: Iterable[str], limits: LimitSettings) -> None:
+    """Check how many words these inputs have, before any is read, and how many bytes together.
+
+    Args:
+        inputs: the request's.
+        names: of BYTES inputs with one word in each element.
+        limits: the deployment's.
+
+    Raises:
+        InvalidRequest: naming the input, what it has and the limit.
+    """
+    for name in names:
+        for row in range(inputs.rows):
+            words = inputs.vector(name, row).reshape(-1)
+            _check_number(name, words.size, "words", limits.max_words)
+            _check_number(name, sum(map(len, words)), "bytes of words", limits.max_words_bytes)
+
+
+def check_token_words(name: str, ids: np.ndarray, ends: np.ndarray, limits: LimitSettings) -> None:
+    """Check the size of a word list of token ids: all ids [n], and the end of each word in them [n], padded with -1.
+
+    The tokenizer stage spells each word in two ways, one with a space before it; a token stands for a byte at least.
+
+    Raises:
+        InvalidRequest: naming the input, what it has and the limit.
+    """
+    _check_number(name, int((ends >= 0).sum()), "words", 2 * limits.max_words)
+    _check_number(name, ids.size, "token ids", 2 * (limits.max_words + limits.max_words_bytes))
+
+
+def check_count(inputs: Inputs, name: str, limit: int) -> None:
+    """Check how many elements an input has in each row.
+
+    Raises:
+        InvalidRequest: naming the input, what it has and the limit.
+    """
+    _check_number(name, inputs.vector(name, 0).size, "elements", limit)
+
+
+def _check_number(name: str, number: int, unit: str, limit: int) -> None:
+    if number > limit:
+        raise InvalidRequest(f"{name} has {number} {unit}; the limit is {limit}")
 
 
 def _decode(name: str, value: bytes | str) -> str:
@@ -141,7 +184,7 @@ def _decode(name: str, value: bytes | str) -> str:
 
 def _refuse_unless_neutral(tensor: Tensor, array: np.ndarray) -> None:
     values = set(array.reshape(-1).tolist()) if array.dtype == np.object_ else np.unique(array).tolist()
-    if not all(tensor.accepts(value) for value in values):
+    if any(value != tensor.neutral for value in values):
         alias = _ENSEMBLE_NAME_OF.get(tensor.name)
         name = f"{tensor.name} (the ensemble's {alias})" if alias else tensor.name
         raise UnsupportedFeature(f"{name} is not supported by this engine: {tensor.doc}")

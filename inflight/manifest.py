@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from inflight.deployment import FILE_NAME as DEPLOYMENT
-from inflight.deployment import Deployment, load_deployment
 from inflight.errors import DeploymentError
 from inflight.machine import ComputeCapability, Machine, Versions
+from inflight.settings.deployment import FILE_NAME as DEPLOYMENT
+from inflight.settings.deployment import Deployment, load_deployment
 
 FILE_NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -31,7 +31,7 @@ MINIMUM_COMPUTE_CAPABILITY: dict[str, ComputeCapability] = {"fp8": (8, 9), "w4a8
 TENSORRT_LLM_LINE = "1.2"
 """The versions of TensorRT-LLM, major and minor, whose PyTorch flow and engines are served."""
 TENSORRT_LLM_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
-"""Has Triton, its backends, and TensorRT-LLM of that line with its tools and examples."""
+"""The image that has Triton, its backends, and TensorRT-LLM of that line with its tools and examples."""
 
 
 class _Part(BaseModel):
@@ -76,7 +76,7 @@ class Manifest(_Part):
     quality: dict[str, float] = {}
     """Measured against the original checkpoint, by the names of the deployment's ``quality`` section."""
     files: dict[str, FileRecord] = {}
-    """By path relative to the deployment."""
+    """The deployment's files, by path relative to it."""
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
@@ -97,8 +97,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise DeploymentError(f"{path}: not valid JSON: {error}") from None
-    known = isinstance(data, dict) and data.get("schema_version") == SCHEMA_VERSION
-    if not known:
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise DeploymentError(f"{path}: not a manifest of schema version {SCHEMA_VERSION}; build the deployment again")
     try:
         return Manifest.model_validate(data)
@@ -144,15 +143,14 @@ def require_same(manifest: Manifest, deployment: Deployment, directory: Path) ->
         DeploymentError: says what was edited away from the build, and the command that rebuilds it.
     """
     settings = deployment.tensorrt_llm
-    flow = _flow(deployment)
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    flow = _FLOWS.get(deployment.engine.kind, "portable")
     differences = []
     if flow != manifest.flow:
         kind = deployment.engine.kind
         differences.append(f"built for {_NAMES[manifest.flow]}, served by {_NAMES[flow]} (engine.kind {kind})")
-    elif flow != "portable" and ranks != manifest.gpu_count:
+    elif flow != "portable" and settings.ranks != manifest.gpu_count:
         sizes = f"tensor_parallel_size {settings.tensor_parallel_size} x {settings.pipeline_parallel_size} stages"
-        differences.append(f"built for {manifest.gpu_count} GPUs, served on {ranks} ({sizes})")
+        differences.append(f"built for {manifest.gpu_count} GPUs, served on {settings.ranks} ({sizes})")
     if flow == manifest.flow == "tensorrt" and settings.engine_dir is not None:
         engine = settings.engine_dir / "config.json"
         if engine not in {(directory / name).resolve() for name in manifest.files}:
@@ -162,14 +160,6 @@ def require_same(manifest: Manifest, deployment: Deployment, directory: Path) ->
             f"{directory / DEPLOYMENT} is not what its {FILE_NAME} describes: {'; '.join(differences)}; "
             f"rebuild it with: {manifest.command}"
         )
-
-
-_FLOWS: dict[str, Flow] = {"trtllm": "pytorch", "tensorrtllm": "tensorrt"}
-
-
-def _flow(deployment: Deployment) -> Flow:
-    kind = deployment.engine.kind
-    return _FLOWS.get(kind, "portable")
 
 
 def require_fit(manifest: Manifest, machine: Machine) -> None:
@@ -217,13 +207,11 @@ def record_files(directory: Path) -> dict[str, FileRecord]:
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_FLOWS: dict[str, Flow] = {"trtllm": "pytorch", "tensorrtllm": "tensorrt"}
 _NAMES = {"portable": "the portable engine", "tensorrt": "a TensorRT engine", "pytorch": "TensorRT-LLM's PyTorch flow"}
 _WHAT = {"portable": "deployment", "tensorrt": "TensorRT engine", "pytorch": "TensorRT-LLM checkpoint"}
 
@@ -234,15 +222,12 @@ def _differences(manifest: Manifest, machine: Machine) -> Iterator[str]:
         return
     if len(machine.gpus) < manifest.gpu_count:
         yield f"GPUs {manifest.gpu_count}, here {len(machine.gpus)}"
-    here = sorted(set(machine.compute_capabilities[: manifest.gpu_count]))
-    yield from (_engine_differences if manifest.flow == "tensorrt" else _checkpoint_differences)(
-        manifest, machine.versions, here
-    )
-
-
-def _checkpoint_differences(manifest: Manifest, here: Versions, chips: list[ComputeCapability]) -> Iterator[str]:
-    if _release(here.tensorrt_llm)[:2] != _release(TENSORRT_LLM_LINE):
-        yield f"TensorRT-LLM {TENSORRT_LLM_LINE}.x, here {here.tensorrt_llm or 'none'}"
+    chips = sorted(set(machine.compute_capabilities[: manifest.gpu_count]))
+    if manifest.flow == "tensorrt":
+        yield from _engine_differences(manifest, machine.versions, chips)
+        return
+    if _release(machine.versions.tensorrt_llm)[:2] != _release(TENSORRT_LLM_LINE):
+        yield f"TensorRT-LLM {TENSORRT_LLM_LINE}.x, here {machine.versions.tensorrt_llm or 'none'}"
     needed = MINIMUM_COMPUTE_CAPABILITY.get(manifest.precision, (0, 0))
     for chip in chips:
         if chip < needed:

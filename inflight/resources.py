@@ -1,4 +1,4 @@
-"""Where the files are that belong to Inflight and are not its code, e.g. the model repository and the demo.
+"""Finds the files that belong to Inflight and are not its code, e.g. the model repository and the demo.
 
 In a checkout they are where the repository has them. A wheel holds the same tree in ``inflight/_data``
 (``tool.hatch.build`` in pyproject.toml says what of it). They are only read: the folder of an installed package may not

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, cast, get_args
@@ -104,12 +103,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(
-            0 <= self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            self.min_tokens,
-            f"between 0 and max_tokens ({self.max_tokens})",
-        )
+        limit = f"between 0 and max_tokens ({self.max_tokens})"
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, limit)
         if self.temperature is not None:
             _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number, at least 0")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0: all tokens)")
@@ -124,11 +119,8 @@ class SamplingParams:
             _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
         number = self.top_log_probs
         _require(0 <= number <= MAX_TOP_LOG_PROBS, "num_top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
-        self._check_beams()
         for token, bias in self.logit_bias.items():
             _require(not math.isnan(bias), "embedding_bias", {token: bias}, "numbers")
-
-    def _check_beams(self) -> None:
         _require(self.beam_width >= 1, "beam_width", self.beam_width, "at least 1")
         penalty = self.length_penalty
         # Beyond it the power of a long beam's length is no number; transformers' users take -1 to 2.
@@ -145,20 +137,20 @@ class SamplingParams:
     @cached_property
     def stop_sequences_by_last(self) -> dict[int, list[tuple[int, ...]]]:
         """``stop_sequences`` by their last token: a step looks at those alone that its token can end."""
-        found = defaultdict(list)
+        found: dict[int, list[tuple[int, ...]]] = {}
         for stop in self.stop_sequences:
-            found[stop[-1]].append(stop)
-        return dict(found)
+            found.setdefault(stop[-1], []).append(stop)
+        return found
 
     @cached_property
     def bad_sequences_by_previous(self) -> dict[int | None, list[tuple[int, ...]]]:
         """``bad_sequences`` by their last token but one, which a step has seen; None: they have one token."""
-        found = defaultdict(list)
+        found: dict[int | None, list[tuple[int, ...]]] = {}
         for bad in self.bad_sequences:
-            found[bad[-2] if len(bad) > 1 else None].append(bad)
-        return dict(found)
+            found.setdefault(bad[-2] if len(bad) > 1 else None, []).append(bad)
+        return found
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the most likely token is taken at each step."""
         return not self.temperature or self.top_k == 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes docs/images/locust*.png anew: locust's page in Chromium while 64 streams run against a real server.
+# Takes docs/images/locust.png anew: locust's page in Chromium while 64 streams run against a real server.
 # The server answers with prompts' own tokens at a set pace (engine kind replay): the page is shown, not a model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,16 +25,12 @@ END
 started+=($!)
 until curl -sf "http://127.0.0.1:$http/v2/models/ensemble/ready"; do sleep 0.5; done
 
-"$bin/locust" -f loadtest/locustfile.py GrpcUser --autostart --scenario streams-64 \
+"$bin/locust" -f loadtest/locustfile.py --autostart --users 64 --spawn-rate 4 --scenario streams-64 --tags stream \
     --host "http://127.0.0.1:$http" --grpc-url "127.0.0.1:$grpc" \
     --web-host 127.0.0.1 --web-port "$web_port" >"$work/locust.log" 2>&1 &
 started+=($!)
-sleep 40 # well into the steady phase
+sleep 40 # 24 of them with all users
 
 # The page needs the time of some polls; --timeout would take the picture without waiting for them.
-picture() {
-    chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size="$3" \
-        --virtual-time-budget=15000 --screenshot="$2" "http://127.0.0.1:$web_port/?tab=$1" >/dev/null 2>&1
-}
-picture stats docs/images/locust.png 1400,620
-picture inflight docs/images/locust-inflight.png 1100,760
+chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,760 --virtual-time-budget=15000 \
+    --screenshot=docs/images/locust.png "http://127.0.0.1:$web_port/?tab=stats" >/dev/null 2>&1

@@ -1,13 +1,13 @@
-"""What a parallel run (`make test`) needs to know: which tests share a process; and where kernels are interpreted.
+"""What a parallel run needs: which tests share a process, which are properties, and where kernels are interpreted.
 
-A failed test says what the machine did meanwhile: much of what is rare happens where others take its time. Where other
-guests of the host took a part of the cores it is tried again: Triton itself ends where it stands still for a second. It
-is tried again too where its server or a stage has ended, as then; what a test provokes it provokes again. A test that
-looks at times is skipped where others took a good part.
+A failed test says what the machine did meanwhile. It is tried again, and the summary says so, in two cases: other
+guests of the host took a part of the cores, or its server or a stage has ended (Triton itself ends where it stands
+still for a second). A test marked ``alone`` is skipped where other guests took a good part.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -31,20 +31,30 @@ _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
 if not Path("/dev/nvidiactl").exists():  # Triton looks once, when whoever is first imports it
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+if importlib.util.find_spec("hypothesis"):  # a GPU machine may lack it
+    from tests.support.properties import load_profile
+
+    load_profile()
+
 # What a shell's script starts with `&` ignores Ctrl-C, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too, and pytest the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares fixtures or caches: the tests of a module, and those with the servers of one engine.
 
-    What waits for minutes begins first: all the others run meanwhile, and nobody waits for it at the end.
+    A proof that mostly waits begins first: all the others run meanwhile, and nobody waits for it at the end.
     """
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
+        if item.get_closest_marker("alone"):
+            item.add_marker("proof")
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
-    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+    items.sort(key=lambda item: not any(mark.kwargs.get("waits") for mark in item.iter_markers("proof")))
 
 
 def _group(item: pytest.Item) -> str:

@@ -1,4 +1,4 @@
-"""Triton backend ``detokenizer``: hands the engine's responses to ``inflight.text.assemble``.
+"""Triton backend ``detokenizer``: hands the engine's responses to ``inflight.text.postprocess``.
 
 It is also where a gone client is noticed: Triton tells this stage, never the engine's.
 """
@@ -9,16 +9,15 @@ import time
 from typing import Any
 
 from inflight.contract import TENSORRTLLM
-from inflight.pulse import start_pulse
-from inflight.text.assemble import TextAssembler
+from inflight.shared_counters import SharedCounter, start_pulse
+from inflight.text.postprocess import Postprocessor
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream_answers import UpstreamAssembler
+from inflight.text.upstream_answers import UpstreamPostprocessor
 from inflight.triton import adapter
-from inflight.triton.observed import make_tracer, traced_assembler
-from inflight.triton.pace import ANSWERED
-from inflight.triton.responses import FAILURE, Arrays
-from inflight.triton.stage_metrics import StageMetrics
-from inflight.triton.tally import Tally, take_tally
+from inflight.triton.metrics import StageMetrics
+from inflight.triton.response_writer import FAILURE, Arrays
+from inflight.triton.send_limiter import ANSWERED
+from inflight.triton.tracing.stages import make_tracer, traced_postprocessor
 
 
 class TritonPythonModel:
@@ -28,15 +27,16 @@ class TritonPythonModel:
         """Load the checkpoint's tokenizer."""
         deployment = adapter.deployment()
         self._pulse = start_pulse(args["model_name"])
-        assembler = UpstreamAssembler if deployment.engine.kind == TENSORRTLLM else TextAssembler
+        kind = UpstreamPostprocessor if deployment.engine.kind == TENSORRTLLM else Postprocessor
         self._tracer = make_tracer(deployment)
         self._metrics = StageMetrics(deployment, args)
         with self._metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
         max_length = deployment.max_sequence_length(tokenizer.config.max_length)
-        self._assembler = traced_assembler(assembler(tokenizer, max_length), self._tracer)
+        self._postprocessor = kind(tokenizer, max_length)
+        self._traced = traced_postprocessor(self._postprocessor, self._tracer)
         self._decoupled = adapter.is_decoupled(args)
-        self._answered: Tally | None = None
+        self._answered: SharedCounter | None = None
         self._metrics.start()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -48,7 +48,7 @@ class TritonPythonModel:
         if not self._decoupled:
             return [self._answer_once(request) for request in requests]
         if self._answered is None:  # the engine's stage has made it by now
-            self._answered = take_tally(ANSWERED)
+            self._answered = SharedCounter.open(ANSWERED)
         for request in requests:
             self._answer(request, adapter.TritonSender(request))
             if self._answered is not None:
@@ -57,7 +57,7 @@ class TritonPythonModel:
 
     def _answer_once(self, request: Any) -> Any:
         try:
-            return adapter.response(self._assemble(adapter.read_arrays(request), request) or {})
+            return adapter.response(self._postprocess(adapter.read_arrays(request), request) or {})
         except Exception as error:
             self._metrics.count_refusal(error)
             return adapter.error_response(error, adapter.id_to_log(request))
@@ -65,10 +65,10 @@ class TritonPythonModel:
     def _answer(self, request: Any, sender: adapter.TritonSender) -> None:
         try:
             arrays = adapter.read_arrays(request)
-            outputs = self._assemble(arrays, request)
-            gone = request.is_cancelled() and not self._assembler.is_final(arrays)
-            if self._assembler.ends_engine(arrays) or gone:
-                for stop in self._assembler.stops(arrays):
+            outputs = self._postprocess(arrays, request)
+            gone = request.is_cancelled() and not self._postprocessor.is_final(arrays)
+            if self._postprocessor.ends_engine(arrays) or gone:
+                for stop in self._postprocessor.stops(arrays):
                     adapter.stop_stream(stop, adapter.read_id(request))
         except Exception as error:
             self._metrics.count_refusal(error)
@@ -82,9 +82,9 @@ class TritonPythonModel:
         else:
             sender.send(outputs, final=True)
 
-    def _assemble(self, arrays: Arrays, request: Any) -> Arrays | None:
+    def _postprocess(self, arrays: Arrays, request: Any) -> Arrays | None:
         began = time.perf_counter()
-        outputs = self._assembler.assemble(arrays, adapter.read_id(request))
+        outputs = self._traced.postprocess(arrays, adapter.read_id(request))
         if outputs is not None:  # else it was a heartbeat
             self._metrics.detokenizer.observe(time.perf_counter() - began)
         return outputs

@@ -1,4 +1,4 @@
-"""Triton backend ``tokenizer``: hands each dynamic batch to ``inflight.text.prepare``."""
+"""Triton backend ``tokenizer``: hands each dynamic batch to ``inflight.text.preprocess``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from functools import partial
 from typing import Any
 
-from inflight.compiled_engine import read_engine
 from inflight.contract import TENSORRTLLM
-from inflight.deployment import Deployment
-from inflight.pulse import start_pulse
-from inflight.text.prepare import PromptPreparer, RawRequest
+from inflight.serve.compiled_engine import read_engine
+from inflight.settings.deployment import Deployment
+from inflight.shared_counters import start_pulse
+from inflight.text.preprocess import Preprocessor, RawRequest
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream import UpstreamPreparer
+from inflight.text.upstream import UpstreamPreprocessor
 from inflight.triton import adapter
 from inflight.triton.long_requests import LONG_BYTES, LongRequests
-from inflight.triton.observed import make_tracer, observed_preparer
-from inflight.triton.responses import Arrays
-from inflight.triton.stage_metrics import StageMetrics
+from inflight.triton.metrics import StageMetrics
+from inflight.triton.response_writer import Arrays
+from inflight.triton.tracing.stages import make_tracer, traced_preprocessor
 
 
 class TritonPythonModel:
@@ -32,7 +32,7 @@ class TritonPythonModel:
         self._metrics = StageMetrics(deployment, args)
         with self._metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
-        self._preparer = observed_preparer(_preparer(tokenizer, deployment), deployment, self._tracer)
+        self._preprocessor = traced_preprocessor(_preprocessor(tokenizer, deployment), deployment, self._tracer)
         self._counting = threading.Lock()
         self._long = LongRequests()
         self._metrics.start()
@@ -46,7 +46,7 @@ class TritonPythonModel:
                 self._long.put(one.text_bytes, partial(self._answer, one, adapter.TritonSender(request)))
         answers: list[Any] = [None for _ in raw]
         with self._pulse.in_call():
-            results = self._prepare([raw[index] for index in short])
+            results = self._preprocess([raw[index] for index in short])
         for index, result in zip(short, results, strict=True):
             answers[index] = (
                 adapter.error_response(result, raw[index].request_id)
@@ -65,16 +65,16 @@ class TritonPythonModel:
     def _answer(self, raw: RawRequest, sender: adapter.TritonSender) -> None:
         """Answer a long request, in a thread of its own."""
         try:
-            [result] = self._prepare([raw])
+            [result] = self._preprocess([raw])
             if isinstance(result, Exception):
                 raise result
             sender.send(result, final=True)
         except Exception as error:
             sender.fail(error)
 
-    def _prepare(self, raw: list[RawRequest]) -> list[Arrays | Exception]:
+    def _preprocess(self, raw: list[RawRequest]) -> list[Arrays | Exception]:
         began = time.perf_counter()
-        results = self._preparer.prepare(raw)
+        results = self._preprocessor.preprocess(raw)
         if raw:
             with self._counting:
                 self._metrics.tokenizer.observe(time.perf_counter() - began)
@@ -92,11 +92,9 @@ class TritonPythonModel:
             self._tracer.close()
 
 
-def _preparer(tokenizer: Tokenizer, deployment: Deployment) -> PromptPreparer:
+def _preprocessor(tokenizer: Tokenizer, deployment: Deployment) -> Preprocessor:
     if deployment.engine.kind != TENSORRTLLM:
-        return PromptPreparer(tokenizer, deployment.limits)
+        return Preprocessor(tokenizer, deployment.limits)
     sizes = read_engine(deployment).build
-    length, drafts = sizes["max_seq_len"], sizes.get("max_draft_len") or 0
-    return UpstreamPreparer(
-        tokenizer, deployment.limits, adapter.announce, length, drafts, decoupled=deployment.decoupled
-    )
+    length = sizes["max_seq_len"] - (sizes.get("max_draft_len") or 0)
+    return UpstreamPreprocessor(tokenizer, deployment.limits, adapter.announce, length, deployment.decoupled)

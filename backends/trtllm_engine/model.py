@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inflight.deployment import Deployment
 from inflight.manifest import check_deployment
+from inflight.settings.deployment import Deployment
 from inflight.text.tokenizer import Tokenizer
-from inflight.triton import adapter
+from inflight.triton import adapter, process
 from inflight.triton.engine_stage import EngineStage
 from inflight.trtllm.engine import TrtLlmEngine
 from inflight.trtllm.factory import make_engine
@@ -27,7 +27,7 @@ class TritonPythonModel(EngineStage):
     def make_engine(self, deployment: Deployment, tokenizer: Tokenizer) -> TrtLlmEngine:
         """Return the engine, if the deployment was made for this machine."""
         check_deployment(adapter.deployment_directory())
-        self._engine = make_engine(deployment, tokenizer, on_death=adapter.server_ender())
+        self._engine = make_engine(deployment, tokenizer, on_death=process.server_ender())
         return self._engine
 
     def finalize(self) -> None:

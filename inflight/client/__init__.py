@@ -1,9 +1,8 @@
 """Clients of an Inflight server: gRPC and HTTP, blocking and asyncio, with the same methods."""
 
-from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream
+from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, Retry, Timeouts
 from inflight.client.answer import Chunk, Completion, Usage
 from inflight.client.errors import RequestTimeout, ServerUnreachable
-from inflight.client.patience import Retry, Timeouts
 from inflight.client.request import GenerateOptions, Prompt
 from inflight.client.sync import Client, HttpClient, Stream
 

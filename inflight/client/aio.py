@@ -9,26 +9,145 @@ async with AsyncClient("localhost:8001") as client:
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import time
-from collections.abc import AsyncGenerator, Mapping
-from types import TracebackType
-from typing import ClassVar, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
-from inflight.client.about import ServedModel, served_model
-from inflight.client.address import Address, parse_address
-from inflight.client.answer import Chunk, Collector, Completion, Outputs, read_chunk
-from inflight.client.errors import RETRYABLE, ServerLoading
-from inflight.client.patience import Patience, Retry, Timeouts
-from inflight.client.reach import Health, find_problem
+from inflight.client.answer import Chunk, Collector, Completion, Health, Outputs, read_chunk
+from inflight.client.errors import RETRYABLE, RequestTimeout, ServerLoading
 from inflight.client.request import GenerateOptions, Prompt, Request, build_request
-from inflight.client.transport import Transport, make_transport
+from inflight.client.transport import Transport, find_problem, make_transport, parse_address
 from inflight.contract import ENGINE
 from inflight.errors import EngineFailure, InflightError
 
-Self = TypeVar("Self", bound="_BaseClient")
+T = TypeVar("T")
 _END: Outputs = {}
-_LOOK_S = 2.0
-"""What a look at an address may take that requests do not go to."""
+_ABOUT_S = 2.0
+"""How long a client waits for what the server says of its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of one request in seconds; None: no limit."""
+
+    first_chunk: float | None = 300.0
+    """The longest time from the call to the first chunk of a stream."""
+    between_chunks: float | None = 60.0
+    """The longest time from one chunk of a stream to the next."""
+    total: float | None = None
+    """The longest time from the call to the end; the only limit of a request that does not stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a request that has answered nothing yet is tried again: pauses double and are shaken, not to come in step.
+
+    Only a connection that was refused or broke, a full queue and a server that stops are tried again, and only before
+    the first chunk: after it a second try could show another answer.
+    """
+
+    attempts: int = 4
+    """Tries in all; 1: no second one."""
+    first_pause: float = 0.2
+    """Seconds."""
+    longest_pause: float = 5.0
+
+    def pauses(self) -> Iterator[float | None]:
+        """Yield for each try the seconds to pause after it should it fail; None: give up."""
+        for attempt in range(self.attempts - 1):
+            yield min(self.first_pause * 2**attempt, self.longest_pause) * random.uniform(0.5, 1.0)
+        yield None
+
+
+class Patience:
+    """Waits for the steps of one request, as long as its timeouts allow or until ``interrupt`` is called."""
+
+    def __init__(self, timeouts: Timeouts, *, stream: bool) -> None:
+        self._timeouts = timeouts
+        self._stream = stream
+        self._started = time.monotonic()
+        self._arrived: float | None = None
+        self._pending: asyncio.Future[Any] | None = None
+        self.interrupted = False
+
+    def arrived(self) -> None:
+        """Note that a chunk has arrived."""
+        self._arrived = time.monotonic()
+
+    def interrupt(self) -> None:
+        """Break off the wait in progress and refuse all later ones; from the same event loop, any task."""
+        self.interrupted = True
+        if self._pending is not None:
+            self._pending.cancel()
+
+    async def wait(self, step: Awaitable[T]) -> T | None:
+        """Return the result of ``step``, or None if interrupted. ``step`` never outlives this call.
+
+        Raises:
+            RequestTimeout: naming the limit that passed.
+        """
+        limit, name, seconds = self._nearest_limit()
+        task = self._pending = asyncio.ensure_future(step)
+        if self.interrupted:
+            task.cancel()
+        try:
+            await asyncio.wait({task}, timeout=None if limit is None else max(limit - time.monotonic(), 0.0))
+            if not task.done():
+                raise RequestTimeout(f"{name} of {seconds:g} s passed")
+            return None if self.interrupted and task.cancelled() else task.result()
+        finally:
+            self._pending = None
+            if not task.done():
+                task.cancel()
+                await _end_of(task)
+
+    def _nearest_limit(self) -> tuple[float | None, str, float]:
+        """Return the moment, name and seconds of the limit that passes first."""
+        limits = [(self._started, "total", self._timeouts.total)]
+        if self._stream and self._arrived is None:
+            limits.append((self._started, "first_chunk", self._timeouts.first_chunk))
+        elif self._stream and self._arrived is not None:
+            limits.append((self._arrived, "between_chunks", self._timeouts.between_chunks))
+        moments = [(since + seconds, name, seconds) for since, name, seconds in limits if seconds is not None]
+        return min(moments, default=(None, "", 0.0))
+
+
+async def _end_of(task: asyncio.Future[Any]) -> None:
+    """Wait until a cancelled task has ended, also if the waiting is cancelled meanwhile: that is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call may say beside its prompt and how to answer it."""
+
+    request_id: str
+    """Names the request to ``stop``, in traces and in the server's log."""
+    timeouts: Timeouts | None
+    """Limits in place of the client's."""
+    trace_context: Mapping[str, str] | None
+    """W3C ``traceparent`` and ``tracestate``; None: the current OpenTelemetry span's, if the application uses
+    OpenTelemetry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model of a deployment."""
+
+    name: str
+    max_sequence_length: int | None
+    """Tokens of prompt and answer together; None: the engine has no limit."""
+    default_max_tokens: int
+    """The limit of an answer whose request sets none."""
 
 
 class AsyncStream:
@@ -94,7 +213,7 @@ async def _chunks(
 
 class _BaseClient:
     _scheme: ClassVar[str]
-    """Of an address that names none."""
+    """The scheme of an address that names none."""
 
     def __init__(
         self,
@@ -124,41 +243,26 @@ class _BaseClient:
         self._retry = retry or Retry()
 
     def stream(
-        self,
-        prompt: Prompt,
-        options: GenerateOptions | None = None,
-        *,
-        request_id: str = "",
-        timeouts: Timeouts | None = None,
-        trace_context: Mapping[str, str] | None = None,
+        self, prompt: Prompt, options: GenerateOptions | None = None, **call: Unpack[CallOptions]
     ) -> AsyncStream:
         """Return the answer to ``prompt`` (a text or a list of chat messages) as a stream of chunks.
 
         Args:
             prompt: what to answer.
             options: how.
-            request_id: names the request to ``stop``, in traces and in the server's log.
-            timeouts: in place of the client's.
-            trace_context: W3C ``traceparent`` and ``tracestate``; None: the current OpenTelemetry span's, if the
-                application uses OpenTelemetry.
+            call: ``request_id``, ``timeouts`` and ``trace_context``; see ``CallOptions``.
 
         Raises:
             InvalidRequest: at once, for a value that no tensor can carry; while iterating, for what the server refuses.
             InflightError: while iterating: ServerUnreachable, RequestTimeout, or the server's error.
         """
-        return self._start(prompt, options, True, request_id, timeouts, trace_context)
+        return self._start(prompt, options, stream=True, **call)
 
     async def generate(
-        self,
-        prompt: Prompt,
-        options: GenerateOptions | None = None,
-        *,
-        request_id: str = "",
-        timeouts: Timeouts | None = None,
-        trace_context: Mapping[str, str] | None = None,
+        self, prompt: Prompt, options: GenerateOptions | None = None, **call: Unpack[CallOptions]
     ) -> Completion:
         """Return the whole answer to ``prompt``; raises what ``stream`` raises. Cancelling the task cancels it."""
-        async with self._start(prompt, options, False, request_id, timeouts, trace_context) as stream:
+        async with self._start(prompt, options, stream=False, **call) as stream:
             async for _ in stream:
                 pass
             return stream.completion()
@@ -167,10 +271,11 @@ class _BaseClient:
         self,
         prompt: Prompt,
         options: GenerateOptions | None,
+        *,
         stream: bool,
-        request_id: str,
-        timeouts: Timeouts | None,
-        trace_context: Mapping[str, str] | None,
+        request_id: str = "",
+        timeouts: Timeouts | None = None,
+        trace_context: Mapping[str, str] | None = None,
     ) -> AsyncStream:
         chosen = options or GenerateOptions()
         request = build_request(prompt, chosen, stream=stream, request_id=request_id, trace_context=trace_context)
@@ -188,7 +293,7 @@ class _BaseClient:
             InvalidRequest: the client's address is none.
         """
         address = parse_address(self.url, self._scheme)
-        return await find_problem(address, self._model, self._transport, lambda other: transport_to(other, self._model))
+        return await find_problem(address, self._model, self._transport)
 
     async def check(self, loading_s: float = 0.0) -> None:
         """Return if the model can be asked, at once or within ``loading_s`` seconds of a server that still loads.
@@ -203,9 +308,19 @@ class _BaseClient:
             await asyncio.sleep(0.1)
 
     async def served_model(self) -> ServedModel | None:
-        """Return what the server tells of the model that it serves; None if it does not."""
+        """Return the model that the server serves; None if it does not say (``observability.inspection``)."""
         address = parse_address(self.url, self._scheme)
-        return await served_model(transport_to(address, ENGINE))
+        engine = make_transport(address.scheme, address.url, ENGINE, _ABOUT_S)
+        try:
+            async with asyncio.timeout(_ABOUT_S):
+                # To the call's end: one that is left right after its answer can stay with Triton (2.51), and hold up
+                # its stop.
+                answers = [outputs async for outputs in engine.replies(Request({"inspect": [True]}))]
+            return ServedModel(**json.loads(answers[0]["snapshot"][0])["model"])
+        except (TimeoutError, InflightError, LookupError, TypeError, ValueError):
+            return None
+        finally:
+            await engine.close()
 
     async def wait_ready(self, timeout: float = 120.0) -> None:
         """Wait until the server is ready, also for one that is not there yet.
@@ -225,12 +340,10 @@ class _BaseClient:
         """Close the connections; requests still running are cancelled."""
         await self._transport.close()
 
-    async def __aenter__(self: Self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -244,8 +357,3 @@ class AsyncHttpClient(_BaseClient):
     """Asks over HTTP: ``host:port``, ``http://host:port`` or ``https://host:port``."""
 
     _scheme = "http"
-
-
-def transport_to(address: Address, model: str) -> Transport:
-    """Return a transport for a look at ``address``, in its protocol."""
-    return make_transport(address.scheme, address.url, model, _LOOK_S)

@@ -1,4 +1,4 @@
-"""What comes back: chunks of a stream, and the completion that they add up to.
+"""What comes back: a server's health, chunks of a stream, and the completion that they add up to.
 
 Knows nothing of transports: these hand over ``Outputs``, the tensors of one response by name, flattened to lists.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from enum import Enum
 from typing import Any
 
 from inflight.errors import EngineFailure
@@ -17,6 +17,17 @@ _PADDING = -1.0
 """Behind the log-probs of a beam that is shorter than others; upstream's."""
 Outputs = Mapping[str, list[Any]]
 """The output tensors of one response: name to its values in row-major order; BYTES as ``str``."""
+
+
+class Health(Enum):
+    """What a server says of itself over one protocol."""
+
+    READY = "ready"
+    LOADING = "loading"
+    NO_MODEL = "no model"
+    """It is ready, but the model that was asked for is not."""
+    SILENT = "silent"
+    """Nothing at this address speaks the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +56,18 @@ class Chunk:
     index: int = 0
     """Which of ``num_return_sequences``."""
     finish_reason: str | None = None
-    """With the last chunk of a sequence: ``stop``, ``length``, ``cancelled`` or ``deadline``."""
+    """The last chunk of a sequence has one: ``stop``, ``length``, ``cancelled`` or ``deadline``."""
     usage: Usage = Usage()
     start: int | None = None
     """Where the text starts and ends in the generated text, in code points."""
     end: int | None = None
     cum_log_prob: float | None = None
     log_probs: tuple[float, ...] = ()
-    """Of each new token, with ``return_log_probs``."""
+    """The log-probs of the new tokens, with ``return_log_probs``."""
     top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per new token the likeliest ones as (token id, log-prob), with ``num_top_log_probs``."""
     other_beams: tuple[Beam, ...] = ()
-    """With ``beam_width``: those after the best, whose text and log-probs are the chunk's."""
+    """The beams after the best one, with ``beam_width``; the best one's text and log-probs are the chunk's."""
     outputs: Outputs = field(default_factory=dict, repr=False)
     """All tensors of the response, the performance outputs among them."""
 
@@ -113,9 +124,9 @@ class Completion:
     alternatives: tuple[Completion, ...] = ()
     """The other sequences, with ``num_return_sequences``, or the other beams, the best first, with ``beam_width``."""
     first_chunk_seconds: float | None = None
-    """From the call to the first chunk, retries included."""
+    """The time from the call to the first chunk, retries included."""
     seconds: float = 0.0
-    """From the call to the last chunk."""
+    """The time from the call to the last chunk."""
 
 
 @dataclass(slots=True)
@@ -180,9 +191,8 @@ class Collector:
 
     def completion(self) -> Completion:
         """Return what has been collected so far."""
-        in_order = (each for _, each in sorted(self._sequences.items(), key=itemgetter(0)))
+        in_order = (self._sequences[index] for index in sorted(self._sequences))
         first, *others = (replace(each.completion, text="".join(each.parts)) for each in in_order)
-        others += [
-            Completion(one.text, None, Usage(), one.cum_log_prob, one.log_probs) for one in self._sequences[0].beams
-        ]
+        beams = self._sequences[0].beams
+        others += [Completion(beam.text, cum_log_prob=beam.cum_log_prob, log_probs=beam.log_probs) for beam in beams]
         return replace(first, alternatives=tuple(others), first_chunk_seconds=self._first, seconds=self._last)

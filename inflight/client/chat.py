@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from rich.console import Console
 
-from inflight.client.about import ServedModel
+from inflight.client.aio import ServedModel
 from inflight.client.answer import Completion
 from inflight.client.errors import ServerUnreachable
 from inflight.client.request import GenerateOptions
@@ -37,43 +38,30 @@ class Leave(Exception):
     """The user wants to leave."""
 
 
+@dataclass
 class Chat:
     """One conversation. Every message is a turn of the user's, or a command when it begins with a slash."""
 
-    def __init__(
-        self,
-        client: Client | HttpClient,
-        options: GenerateOptions,
-        system: str,
-        out: TextIO,
-        notes: Console,
-        columns: Callable[[], int] | None = None,
-    ) -> None:
-        """
-        Args:
-            client: of the server to ask.
-            options: of every answer.
-            system: system message; empty: none.
-            out: gets the answers' text.
-            notes: gets what is said about them.
-            columns: returns the width that answers are wrapped at; None: they are not.
-        """
-        self._client = client
-        self._options = options
-        self._system = system
-        self._out = out
-        self._notes = notes
-        self._columns = columns
-        self.turns: list[dict[str, Any]] = []
+    client: Client | HttpClient
+    options: GenerateOptions
+    system: str
+    """The system message; empty: none."""
+    out: TextIO
+    """It gets the answers' text."""
+    notes: Console
+    """It gets what is said about them."""
+    columns: Callable[[], int] | None = None
+    """Returns the width that answers are wrapped at; None: they are not."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
 
     def greet(self, served: ServedModel | None) -> None:
         """Say what is at the other end, and how to leave."""
         if served is not None:
             context = f", {served.max_sequence_length:,} tokens of context" if served.max_sequence_length else ""
-            self._notes.print(f"{served.name}{context}", style="bold", markup=False, highlight=False)
-        longest = self._options.max_tokens or (served.default_max_tokens if served else None)
+            self.notes.print(f"{served.name}{context}", style="bold", markup=False, highlight=False)
+        longest = self.options.max_tokens or (served.default_max_tokens if served else None)
         limit = f"; answers have at most {longest:,} tokens (--max-tokens)" if longest else ""
-        self.note(f"{self._client.url}{limit}")
+        self.note(f"{self.client.url}{limit}")
         self.note('/help lists the commands, """ begins a text of several lines, /exit or Ctrl-D leaves')
 
     def handle(self, message: str) -> None:
@@ -86,10 +74,13 @@ class Chat:
         if "\n" in message or not _COMMAND.fullmatch(command):
             if message:
                 self.ask(message)
-        elif command == "/system":
-            self._set_system(argument.strip())
-        elif command == "/clear":
-            self._clear()
+        elif command == "/system" and not argument.strip():
+            self.note(self.system or "no system message")
+        elif command in ("/system", "/clear"):
+            if command == "/system":
+                self.system = argument.strip()
+            self.turns.clear()
+            self.note("new conversation")
         elif command in ("/exit", "/quit"):
             raise Leave
         else:
@@ -106,7 +97,7 @@ class Chat:
 
     def answer(self, question: str) -> Completion | None:
         """Answer a question and return the answer; None: there was an error, which has been told."""
-        system = [{"role": "system", "content": self._system}] if self._system else []
+        system = [{"role": "system", "content": self.system}] if self.system else []
         turn = {"role": "user", "content": question}
         try:
             answer = self._stream([*system, *self.turns, turn])
@@ -117,23 +108,12 @@ class Chat:
             self.turns += [turn, {"role": "assistant", "content": answer.text}]
         return answer
 
-    def _set_system(self, text: str) -> None:
-        if text:
-            self._system = text
-            self._clear()
-        else:
-            self.note(self._system or "no system message")
-
-    def _clear(self) -> None:
-        self.turns.clear()
-        self.note("new conversation")
-
     def _stream(self, messages: list[dict[str, Any]]) -> Completion:
-        wrapper = None if self._columns is None else Wrapper(self._columns)
-        with self._client.stream(messages, self._options) as stream:
+        wrapper = None if self.columns is None else Wrapper(self.columns)
+        with self.client.stream(messages, self.options) as stream:
             try:
                 for chunk in stream:
-                    self._write(wrapper.feed(chunk.text) if wrapper else chunk.text)
+                    print(wrapper.feed(chunk.text) if wrapper else chunk.text, end="", file=self.out, flush=True)
             except KeyboardInterrupt:
                 stream.cancel()
             finally:
@@ -141,18 +121,13 @@ class Chat:
                 rest = wrapper.end() if wrapper else ""
                 if answer.text and not answer.text.endswith("\n"):
                     rest += "\n"
-                self._write(rest)
+                print(rest, end="", file=self.out, flush=True)
             return answer
-
-    def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
 
     def _what_went_wrong(self, error: InflightError) -> str:
         """Return an error as one line, with what to do about it where that is known."""
         if isinstance(error, ServerUnreachable):
-            broke = f"the connection to {self._client.url} broke; ask again"
-            return str(self._client.problem() or broke)
+            return str(self.client.problem() or f"the connection to {self.client.url} broke; ask again")
         text = " ".join(str(error).split())
         if isinstance(error, UnsupportedFeature) and "chat template" in text:
             return "this model has no chat template; `inflight generate` continues a text without one"
@@ -162,7 +137,7 @@ class Chat:
 
     def note(self, text: str, style: str = "dim") -> None:
         """Say something about the conversation."""
-        self._notes.print(text, style=style, markup=False, highlight=False)
+        self.notes.print(text, style=style, markup=False, highlight=False)
 
 
 def summary(answer: Completion) -> str:

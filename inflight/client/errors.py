@@ -77,7 +77,7 @@ def http_status(code: int) -> str:
 
 
 def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
-    """Return the error that ``message`` tells of.
+    """Return the error that ``message`` describes.
 
     Triton may put its own words before a stage's message ("in ensemble 'ensemble', ..."), so the status name is looked
     for anywhere in it; what follows it is the stage's message.
@@ -91,16 +91,12 @@ def from_wire(message: str, status: str = "INTERNAL") -> InflightError:
         status, message = found[1], message[found.end() :]
     elif status == "INTERNAL" or STAGE_DEAD in message:
         status = next((name for words, name in _TRITONS_WORDS.items() if words in message), status)
-    if status == "UNAVAILABLE":
-        return _unavailable(message, from_server=found is not None)
-    return _CLASSES.get(status, EngineFailure)(message)
-
-
-def _unavailable(message: str, from_server: bool) -> InflightError:
+    if status != "UNAVAILABLE":
+        return _CLASSES.get(status, EngineFailure)(message)
     if _TRANSPORTS_WORDS.search(message):
         return ServerUnreachable(message)
     if "queue size" in message:  # the words of Triton's queue and of TensorRT-LLM's alike
         return QueueFull(message)
     if "stopping" in message or "shutting down" in message:
         return ShuttingDown(message)
-    return QueueFull(message) if from_server else ServerUnreachable(message)
+    return QueueFull(message) if found else ServerUnreachable(message)

@@ -6,38 +6,36 @@ are decoupled and that are not alike; HTTP/2 carries them all on one connection.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+from tritonclient.utils import deserialize_bytes_tensor
 
 from inflight import contract
 from inflight.addresses import is_loopback
-from inflight.client.answer import Outputs
+from inflight.client.answer import Health, Outputs
 from inflight.client.errors import from_wire
-from inflight.client.reach import Health
 from inflight.client.request import INPUTS, NUMPY_TYPES, Request
 
-_LENGTH = struct.Struct("<I")
 
-
+@dataclass
 class GrpcTransport:
     """A channel to ``url``: ``host:port``, ``grpc://host:port`` or, with TLS, ``grpcs://host:port``."""
 
-    def __init__(self, url: str, model: str, connect_timeout: float) -> None:
-        self._url = url
-        self._model = model
-        self._connect_timeout = connect_timeout
-        self._channel: grpc.aio.Channel | None = None
+    url: str
+    model: str
+    connect_timeout: float
+    _channel: grpc.aio.Channel | None = None
 
     def _stub(self) -> GRPCInferenceServiceStub:
         if self._channel is None:  # not before the first call: a channel belongs to the event loop it is made in
-            scheme, _, address = self._url.rpartition("://")
-            options = _channel_options(address, self._connect_timeout)
+            scheme, _, address = self.url.rpartition("://")
+            options = channel_options(address, self.connect_timeout)
             if scheme.lower() == "grpcs":
                 self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
             else:
@@ -53,7 +51,7 @@ class GrpcTransport:
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
         # server (2.51) crashes after a few errors on streams, by SIGSEGV or SIGABRT.
         call = self._stub().ModelStreamInfer(
-            [encode_request(request, self._model)], metadata=tuple(request.trace_context.items())
+            [encode_request(request, self.model)], metadata=tuple(request.trace_context.items())
         )
         try:
             async for message in call:
@@ -68,7 +66,7 @@ class GrpcTransport:
 
     async def health(self) -> Health:
         """Return what the server says of itself and of the model."""
-        stub, limit = self._stub(), self._connect_timeout
+        stub, limit = self._stub(), self.connect_timeout
         if await self._is_model_ready():
             return Health.READY
         try:
@@ -81,9 +79,9 @@ class GrpcTransport:
         return Health.READY if await self._is_model_ready() else Health.NO_MODEL
 
     async def _is_model_ready(self) -> bool:
-        request = pb.ModelReadyRequest(name=self._model)
+        request = pb.ModelReadyRequest(name=self.model)
         try:
-            return bool((await self._stub().ModelReady(request, timeout=self._connect_timeout)).ready)
+            return bool((await self._stub().ModelReady(request, timeout=self.connect_timeout)).ready)
         except grpc.aio.AioRpcError:  # an unknown model, to some versions
             return False
 
@@ -94,7 +92,7 @@ class GrpcTransport:
             self._channel = None
 
 
-def _channel_options(address: str, connect_timeout: float) -> list[tuple[str, int]]:
+def channel_options(address: str, connect_timeout: float) -> list[tuple[str, int]]:
     """Return channel options: no message limit, and a new try to connect whenever the client makes one.
 
     A server on this machine is reached without the proxy that the environment may name for other hosts.
@@ -117,30 +115,20 @@ def encode_request(request: Request, model: str) -> pb.ModelInferRequest:
     for name, values in request.inputs.items():
         dtype = INPUTS[name].dtype
         message.inputs.add(name=name, datatype=dtype, shape=[1, len(values)])
-        message.raw_input_contents.append(_pack(dtype, values))
+        if dtype == contract.BYTES:  # each string behind its length
+            raws = (value.encode() for value in values)
+            message.raw_input_contents.append(b"".join(len(raw).to_bytes(4, "little") + raw for raw in raws))
+        else:
+            message.raw_input_contents.append(np.array(values, NUMPY_TYPES[dtype]).tobytes())
     return message
-
-
-def _pack(dtype: str, values: list[Any]) -> bytes:
-    if dtype == contract.BYTES:
-        return b"".join(_LENGTH.pack(len(raw)) + raw for raw in (value.encode() for value in values))
-    return np.array(values, NUMPY_TYPES[dtype]).tobytes()
 
 
 def decode_response(message: pb.ModelInferResponse) -> dict[str, list[Any]]:
     """Return the tensors of a response, flattened."""
-    return {
-        output.name: _unpack(output.datatype, raw)
-        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
-    }
-
-
-def _unpack(dtype: str, raw: bytes) -> list[Any]:
-    if dtype != contract.BYTES:
-        return np.frombuffer(raw, NUMPY_TYPES[dtype]).tolist()
-    values, at = [], 0
-    while at < len(raw):
-        (length,) = _LENGTH.unpack_from(raw, at)
-        at += _LENGTH.size + length
-        values.append(raw[at - length : at].decode(errors="replace"))
-    return values
+    tensors: dict[str, list[Any]] = {}
+    for output, raw in zip(message.outputs, message.raw_output_contents, strict=True):
+        if output.datatype == contract.BYTES:
+            tensors[output.name] = [value.decode(errors="replace") for value in deserialize_bytes_tensor(raw)]
+        else:
+            tensors[output.name] = np.frombuffer(raw, NUMPY_TYPES[output.datatype]).tolist()
+    return tensors

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import httpx
 
 from inflight.addresses import direct_mounts, tls_context
-from inflight.client.answer import Outputs
+from inflight.client.answer import Health, Outputs
 from inflight.client.errors import ServerUnreachable, from_wire, http_status
-from inflight.client.reach import Health
 from inflight.client.request import INPUTS, Request
-from inflight.errors import EngineFailure
+from inflight.errors import EngineFailure, InflightError
+
+EVENT = b"data:"
+"""Beginning of a line that carries an event of a stream."""
 
 
 class HttpTransport:
@@ -52,11 +55,9 @@ class HttpTransport:
             url, headers = f"{self._path}/generate_stream", dict(request.trace_context)
             async with self._client().stream("POST", url, json=body(request), headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise from_wire(_message(await response.aread()), http_status(response.status_code))
+                    raise error_of(response.status_code, await response.aread())
                 async for event in _events(response):
-                    if "error" in event:
-                        raise from_wire(event["error"])
-                    yield {name: value if isinstance(value, list) else [value] for name, value in event.items()}
+                    yield read_event(event)
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{self._url}: {error or type(error).__name__}") from error
 
@@ -92,8 +93,8 @@ def body(request: Request) -> dict[str, Any]:
     return ({"id": request.id} if request.id else {}) | values | dict(request.trace_context)
 
 
-async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the JSON objects of a stream of server-sent events.
+async def _events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream of server-sent events, each one line.
 
     Split at line feeds only: httpx's own lines also end at U+2028 and its like, which JSON text may hold as they are.
     """
@@ -101,21 +102,29 @@ async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], No
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                yield _object(line[len(b"data:") :])
+            if line.startswith(EVENT):
+                yield line
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def read_event(line: bytes) -> dict[str, list[Any]]:
+    """Return the tensors of a line that begins with ``EVENT``, flattened.
+
+    Raises:
+        InflightError: the event is the server's error, or not an event of Triton's.
+    """
+    text = line.removeprefix(EVENT)
     try:
-        return dict(json.loads(text))
+        event = dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise EngineFailure(f"an event of the stream is not a JSON object: {text[:80]!r}") from error
+    if "error" in event:
+        raise from_wire(event["error"])
+    return {name: value if isinstance(value, list) else [value] for name, value in event.items()}
 
 
-def _message(raw: bytes) -> str:
-    """Return the text of an error response: Triton's ``{"error": ...}``, as an event or not, or any proxy's text."""
+def error_of(status: int, raw: bytes) -> InflightError:
+    """Return the error in a response's body: Triton's ``{"error": ...}``, as an event or not, or a proxy's text."""
     text = raw.decode(errors="replace").strip()
-    try:
-        return str(json.loads(text.removeprefix("data:"))["error"])
-    except (ValueError, KeyError, TypeError):
-        return text
+    with suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text.removeprefix("data:"))["error"])
+    return from_wire(text, http_status(status))

@@ -9,12 +9,11 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.filters import Condition
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.output import create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.utils import is_dumb_terminal
@@ -29,7 +28,7 @@ class Keyboard:
 
     def __init__(self) -> None:
         keys = KeyBindings()
-        keys.add("escape", "enter")(_break_line)
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
         shown = sys.stdout if sys.stdout.isatty() else sys.stderr
         # Not given to the session itself, which would then ask nothing of TERM and write sequences to a dumb terminal.
         output = PlainTextOutput(shown) if is_dumb_terminal() else create_output(stdout=shown)
@@ -56,7 +55,9 @@ class Keyboard:
         """Keep what is typed meanwhile for the next message, unseen; Ctrl-C is an interrupt as ever."""
         before = termios.tcgetattr(sys.stdin)
         try:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, _unseen(before))
+            # Without echo and line editing, and with an interrupt that discards nothing.
+            local = before[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, [*before[:3], local, *before[4:]])
             self._write(_BRACKETED_PASTE[0])
             yield
         finally:
@@ -71,12 +72,6 @@ class Keyboard:
         self._session.output.flush()
 
 
-def _unseen(attributes: list[Any]) -> list[Any]:
-    """Return a terminal's attributes without echo and line editing, and with an interrupt that discards nothing."""
-    local = attributes[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
-    return [*attributes[:3], local, *attributes[4:]]
-
-
 def unquoted(message: str) -> str:
     """Return what stands between the quotes that a message is in, or the message itself."""
     text = message.strip()
@@ -89,7 +84,3 @@ def _is_open(text: str) -> bool:
     """Return whether quotes were opened and not closed: Enter then begins a line."""
     text = text.strip()
     return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
-
-
-def _break_line(event: KeyPressEvent) -> None:
-    event.current_buffer.insert_text("\n")

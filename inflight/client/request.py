@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,7 +17,6 @@ from uuid import uuid4
 import numpy as np
 
 from inflight import contract
-from inflight.client.trace_context import trace_headers
 from inflight.errors import InvalidRequest
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -31,6 +31,7 @@ NUMPY_TYPES: dict[str, type[Any]] = {
     contract.FP16: np.float16,
     contract.FP32: np.float32,
 }
+TRACE_HEADERS = ("traceparent", "tracestate")
 INPUTS = {tensor.name: tensor for tensor in (*contract.ENSEMBLE_INPUTS, contract.ENGINE_INPUT["inspect"])}
 """What a request may carry: the ensemble's inputs, and the one of the engine that asks for no tokens."""
 
@@ -87,9 +88,9 @@ class GenerateOptions:
     deadline_ms: int | None = None
     """Milliseconds from arrival after which the server ends the request."""
     client_id: str | None = None
-    """Whose request it is, where the server's clients take turns (``batching.fairness``)."""
+    """The client whose request it is, where clients take turns (``batching.fairness``)."""
     chat_template_kwargs: Mapping[str, Any] | None = None
-    """For the chat template; only with messages."""
+    """Variables of the chat template; only with messages."""
     exclude_input_in_output: bool = True
     """False: an answer that is not streamed begins with the prompt."""
 
@@ -126,8 +127,11 @@ def build_request(
     inputs: dict[str, list[Any]] = {}
     if isinstance(prompt, str):
         inputs["text_input"] = [prompt]
+    elif not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt):
+        raise InvalidRequest(f"the prompt is {prompt!r}; it must be a text or a list of chat messages")
     else:
-        inputs["messages"] = [_json("messages", _messages(prompt))]
+        messages: Sequence[Any] = prompt
+        inputs["messages"] = [_json("messages", [dict(message) for message in messages])]
     for option in fields(options):
         value = getattr(options, option.name)
         if isinstance(value, Mapping):
@@ -142,10 +146,25 @@ def build_request(
     return Request(checked, request_id, sequences, top_log_probs, trace_headers(trace_context))
 
 
-def _messages(prompt: Sequence[Any]) -> list[dict[str, Any]]:
-    if not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt):
-        raise InvalidRequest(f"the prompt is {prompt!r}; it must be a text or a list of chat messages")
-    return [dict(message) for message in prompt]
+def trace_headers(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the headers that a request carries: those given or, with None, those of the caller's current span.
+
+    Raises:
+        InvalidRequest: naming what is no such header, or cannot be one's value.
+    """
+    if given is None:
+        headers: dict[str, str] = {}
+        if "opentelemetry.trace" in sys.modules:  # an application that never imported OpenTelemetry has no span
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            TraceContextTextMapPropagator().inject(headers)
+        return headers
+    for name, value in given.items():
+        if name not in TRACE_HEADERS:
+            raise InvalidRequest(f"trace_context has {name!r}; it may have {' and '.join(TRACE_HEADERS)}")
+        if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+            raise InvalidRequest(f"trace_context has {name} {value!r}; it must be printable ASCII")
+    return dict(given)
 
 
 def _json(name: str, value: Any) -> str:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, Unpack
 
-from inflight.client.about import ServedModel
-from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream
+from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Retry, ServedModel, Timeouts
 from inflight.client.answer import Chunk, Completion
-from inflight.client.patience import Retry, Timeouts
 from inflight.client.request import GenerateOptions, Prompt
 from inflight.errors import InflightError
 
 T = TypeVar("T")
 _STARTING = threading.Lock()
-Self = TypeVar("Self", bound="_BlockingClient")
 
 
 @cache
@@ -96,36 +93,16 @@ class _BlockingClient:
             url, model=model, connect_timeout=connect_timeout, timeouts=timeouts, retry=retry
         )
 
-    def stream(
-        self,
-        prompt: Prompt,
-        options: GenerateOptions | None = None,
-        *,
-        request_id: str = "",
-        timeouts: Timeouts | None = None,
-        trace_context: Mapping[str, str] | None = None,
-    ) -> Stream:
+    def stream(self, prompt: Prompt, options: GenerateOptions | None = None, **call: Unpack[CallOptions]) -> Stream:
         """Return the answer as a stream of chunks; see ``AsyncClient.stream``."""
-        stream = self._client.stream(
-            prompt, options, request_id=request_id, timeouts=timeouts, trace_context=trace_context
-        )
-        return Stream(stream)
+        return Stream(self._client.stream(prompt, options, **call))
 
     def generate(
-        self,
-        prompt: Prompt,
-        options: GenerateOptions | None = None,
-        *,
-        request_id: str = "",
-        timeouts: Timeouts | None = None,
-        trace_context: Mapping[str, str] | None = None,
+        self, prompt: Prompt, options: GenerateOptions | None = None, **call: Unpack[CallOptions]
     ) -> Completion:
         """Return the whole answer; see ``AsyncClient.generate``. Ctrl-C cancels it."""
         # The loop's thread runs this in a copy of the caller's context, the current OpenTelemetry span included.
-        answer = self._client.generate(
-            prompt, options, request_id=request_id, timeouts=timeouts, trace_context=trace_context
-        )
-        return _run(answer)
+        return _run(self._client.generate(prompt, options, **call))
 
     def ready(self) -> bool:
         """Return whether the server is up and the model can serve."""
@@ -140,7 +117,7 @@ class _BlockingClient:
         return _run(self._client.problem())
 
     def served_model(self) -> ServedModel | None:
-        """Return what the server tells of its model, or None."""
+        """Return the model that the server serves; see ``AsyncClient.served_model``."""
         return _run(self._client.served_model())
 
     def wait_ready(self, timeout: float = 120.0) -> None:
@@ -151,7 +128,7 @@ class _BlockingClient:
         """Close the connections; requests still running are cancelled."""
         _run(self._client.close())
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

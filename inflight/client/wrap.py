@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from wcwidth import iter_graphemes, wcswidth
 
@@ -34,24 +35,21 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+@dataclass
 class Wrapper:
     """Wraps one text, which comes in pieces."""
 
-    def __init__(self, columns: Callable[[], int]) -> None:
-        """
-        Args:
-            columns: returns how many the terminal has now; it may change under way.
-        """
-        self._columns = columns
-        self._held = ""
-        self._blanks = ""
-        """Not written yet: a break may take their place."""
-        self._column = 0
-        self._fresh = True
-        """Whether the text's own line has had no word yet."""
-        self._code = False
-        self._folding = False
-        """Whether a word longer than a line was begun, which what comes next may belong to."""
+    columns: Callable[[], int]
+    """Returns how many the terminal has now; it may change under way."""
+    _held: str = ""
+    _blanks: str = ""
+    """Not written yet: a break may take their place."""
+    _column: int = 0
+    _fresh: bool = True
+    """Whether the text's own line has had no word yet."""
+    _code: bool = False
+    _folding: bool = False
+    """Whether a word longer than a line was begun, which what comes next may belong to."""
 
     def feed(self, text: str) -> str:
         """Take the next piece in; return what can be written of all that has come."""
@@ -72,7 +70,7 @@ class Wrapper:
         *graphemes, last = list(_graphemes(self._held)) or [""]
         word = "".join(graphemes)
         whole = word[-1:] not in _OPENING and all(_kind(grapheme) == _NARROW for grapheme in graphemes)
-        if not whole or _width(word) <= self._columns():
+        if not whole or _width(word) <= self.columns():
             return ""
         self._held = last
         return word
@@ -105,8 +103,10 @@ class Wrapper:
 
     def _fit(self, blanks: str, word: str, goes_on: bool) -> str:
         """Return a word after blanks; a break takes their place where it does not fit behind them."""
-        room, width = self._columns(), _width(word)
-        column, broken = _end(self._column, blanks), ""
+        room, width = self.columns(), _width(word)
+        column, broken = self._column, ""
+        for blank in blanks:
+            column += _TAB - column % _TAB if blank == "\t" else _width(blank)
         if column + width > room and not goes_on and (self._column > 0 or width <= room):
             column, broken, blanks = 0, "\n" if self._column > 0 else "", ""
         column += width
@@ -117,13 +117,6 @@ class Wrapper:
 
 def _width(text: str) -> int:
     return max(wcswidth(text), 0)
-
-
-def _end(column: int, blanks: str) -> int:
-    """Return the column after ``blanks`` that begin in ``column``."""
-    for blank in blanks:
-        column += _TAB - column % _TAB if blank == "\t" else _width(blank)
-    return column
 
 
 def _units(text: str) -> Iterator[str]:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import os
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from inflight.engine.attention.paged import KvTensors
-from inflight.engine.cuda.capability import BFLOAT16
+from inflight.engine.device import BFLOAT16
+from inflight.engine.kvcache.pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import Quantization, load_quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
-from inflight.engine.quant.kv_cache import (
-    ConvertedKvTensors,
-    Fp8KvTensors,
-    Int8KvTensors,
-    KvScales,
-    resolve_kv_dtype,
-)
-from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
@@ -32,6 +28,69 @@ log = logging.getLogger(__name__)
 
 _SCALES = (".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".k_scale", ".v_scale")
 _QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
+_THREADS = min(8, len(os.sched_getaffinity(0)))
+"""Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""
+
+
+class Shards:
+    """The files of a checkpoint."""
+
+    def __init__(self, directory: Path) -> None:
+        """
+        Raises:
+            DeploymentError: a file is missing or is not what it should be; it is named.
+        """
+        self._names = {file: self._read_names(file) for file in _files(directory)}
+        counts = Counter(name for names in self._names.values() for name in names)
+        twice = [name for name, count in counts.items() if count > 1]
+        if twice:
+            raise DeploymentError(f"{directory}: tensor {twice[0]} is in more than one file")
+        self.names = frozenset(counts)
+
+    def load(self, names: Collection[str], take: Callable[[str, Tensor], None]) -> None:
+        """Call ``take`` with each of the tensors ``names``, in several threads at once.
+
+        A tensor is a view of the mapped file, so that what ``take`` copies is copied once, and read while it is.
+
+        Raises:
+            DeploymentError: a file cannot be read; or what ``take`` raises, of the first tensor that it does for.
+        """
+        log.info("loading %s", ", ".join(file.name for file in self._names))
+        wanted = {file: [name for name in held if name in names] for file, held in self._names.items()}
+        parts = [(file, held[start::_THREADS]) for file, held in wanted.items() for start in range(_THREADS)]
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
+            list(pool.map(lambda part: _load(part[0], part[1], take), parts))  # a list raises what a thread has raised
+
+    @staticmethod
+    def _read_names(file: Path) -> list[str]:
+        try:
+            file.open("rb").close()  # of a file that may not be read, the library says that there is none
+            with safe_open(file, framework="pt") as shard:
+                return list(shard.keys())
+        except (OSError, SafetensorError) as error:
+            raise DeploymentError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _load(file: Path, names: list[str], take: Callable[[str, Tensor], None]) -> None:
+    try:
+        with safe_open(file, framework="pt") as shard:
+            for name in names:
+                take(name, shard.get_tensor(name))
+    except (OSError, SafetensorError) as error:
+        raise DeploymentError(f"{file}: cannot be read: {error}") from None
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
+        return [directory / name for name in sorted(set(map(str, places.values())))]
+    file = directory / "model.safetensors"
+    if not file.is_file():
+        raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
+    return [file]
 
 
 @dataclass(frozen=True)
@@ -47,7 +106,7 @@ class LoadedModel:
     kv_scales: KvScales | None
     """None: the KV cache is not in FP8."""
     exact: bool
-    """Whether sums may not depend on how a step is made up (see ``quant.linears``)."""
+    """Whether sums may not depend on how a step is composed (see ``quant.linears``)."""
 
     @property
     def calibrated(self) -> bool:
@@ -64,17 +123,15 @@ class LoadedModel:
         """The names of the schemes that weights are quantized in."""
         return ", ".join(self.quantization.schemes if self.quantization else ()) or "none"
 
-    def make_kv_tensors(self, num_blocks: int, block_size: int) -> KvTensors:
+    def make_kv_pool(self, num_blocks: int, block_size: int) -> KvPool:
         """Return the KV cache's memory, in its type."""
         config, weight, stored = self.model.config, self.model.model.norm.weight, self.kv_dtype
         dtype, device = weight.dtype, weight.device
         if self.kv_scales is not None:
-            return Fp8KvTensors(config, num_blocks, block_size, dtype, device, self.kv_scales)
+            return Fp8KvPool(config, num_blocks, block_size, dtype, device, self.kv_scales)
         if stored is torch.int8:
-            return Int8KvTensors(config, num_blocks, block_size, dtype, device)
-        if stored is not dtype:
-            return ConvertedKvTensors(config, num_blocks, block_size, stored, dtype, device, self.exact)
-        return KvTensors(config, num_blocks, block_size, dtype, device, self.exact)
+            return Int8KvPool(config, num_blocks, block_size, dtype, device)
+        return KvPool(config, num_blocks, block_size, dtype, device, stored, self.exact)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -100,44 +157,35 @@ def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> tor
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def load_model(
-    directory: Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    served_length: int,
-    kv_cache_dtype: str,
-    separate: bool = False,
-    open_shards: Callable[[Path], Shards] = Shards,
-) -> LoadedModel:
-    """Build the model and fill it; the arguments are those of ``outline_model``.
+def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
+    """Fill what ``outline_model`` has built for ``device``, and return it.
 
     Raises:
         DeploymentError: there is no memory for it; a file or tensor is missing, unexpected, or of the wrong shape.
     """
-    loaded = outline_model(directory, config, dtype, device, served_length, kv_cache_dtype, separate, open_shards)
-    model, shards, kv_scales = loaded.model, loaded.shards, loaded.kv_scales
+    model, shards, kv_scales = outline.model, outline.shards, outline.kv_scales
+    tied = model.config.tie_word_embeddings
     # As Module.to_empty does, which asks the meta device for tensors, and so loads a solver of equations first.
     try:
         held = {name: torch.empty(one.shape, dtype=one.dtype, device=device) for name, one in model.named_parameters()}
     except RuntimeError as error:  # of memory, whatever the device
         reason = next(iter(str(error).splitlines()), "no reason is given")
-        raise DeploymentError(f"checkpoint: weights of {loaded.nbytes} bytes cannot be held: {reason}") from None
+        raise DeploymentError(f"checkpoint: weights of {outline.nbytes} bytes cannot be held: {reason}") from None
     model.load_state_dict(held, assign=True)
     for rope in model.ropes:
         rope.to(device)
-    if config.tie_word_embeddings:
+    if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     targets = _targets(model, shards.names)
     # A cache meant for FP8 has scales for all layers, or none, and then they are one.
-    if loaded.calibrated and kv_scales is not None and shards.names & kv_scales.named().keys():
+    if outline.calibrated and kv_scales is not None and shards.names & kv_scales.named().keys():
         targets |= kv_scales.named()
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    if loaded.calibrated and kv_scales is None:
-        ignored |= KvScales.ones(config.num_layers, device).named().keys()
+    ignored = {"lm_head.weight"} if tied else set()
+    if outline.calibrated and kv_scales is None:
+        ignored |= KvScales.ones(model.config.num_layers, device).named().keys()
     _fill(targets, shards, ignored)
     model.eval().requires_grad_(False)
-    return loaded
+    return outline
 
 
 def outline_model(
@@ -166,8 +214,10 @@ def outline_model(
         DeploymentError: a file is missing, or says what is not supported.
     """
     shards, quantization = open_shards(directory), load_quantization(directory)
-    calibrated = quantization is not None and quantization.fp8_kv_cache
-    kv_dtype = resolve_kv_dtype(kv_cache_dtype, calibrated, dtype)
+    if kv_cache_dtype == "auto":
+        kv_dtype = torch.float8_e4m3fn if quantization is not None and quantization.fp8_kv_cache else dtype
+    else:
+        kv_dtype = torch.float8_e4m3fn if kv_cache_dtype == "fp8" else getattr(torch, kv_cache_dtype)
     rounds = kv_dtype.itemsize < dtype.itemsize or (quantization is not None and quantization.rounds_inputs)
     exact = rounds and device.type != "cuda"  # a GPU's tensor cores add up in float32, and are what it is there for
     model = make_model(config, served_length).to(dtype)
@@ -200,7 +250,7 @@ def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
 
 
 def _check_scale(name: str, scale: Tensor) -> None:
-    smallest, largest = (value.item() for value in scale.float().aminmax())  # one that is no number is both
+    smallest, largest = (value.item() for value in scale.float().aminmax())  # NaN is both
     if not scale.dim() and not 0 < smallest < math.inf:
         raise DeploymentError(f"checkpoint: tensor {name} is {smallest}; a scale must be a positive number")
     # Those of rows, groups and channels only multiply: a part of the weight that is zero may have zero.

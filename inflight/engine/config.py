@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from inflight.errors import DeploymentError
-from inflight.sizes import GPU_MEMORY_FRACTION, TOKENS_PER_SEQUENCE, StepSize
-from inflight.speculation import SpeculationSettings
+from inflight.settings.batching import StepSize
+from inflight.settings.kv_cache import GPU_MEMORY_FRACTION, TOKENS_PER_SEQUENCE
+from inflight.settings.speculation import SpeculationSettings
 
 if TYPE_CHECKING:  # the engine alone runs without what validates settings
-    from inflight.deployment import Deployment
+    from inflight.settings.deployment import Deployment
 
 log = logging.getLogger(__name__)
-
-_AUTOMATIC = frozenset({"max_batch_size", "max_tokens_per_step"})
-"""What is chosen by the device's memory, where nobody sets it."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of the portable engine; the meaning and limits of each are those of ``inflight.deployment``."""
+    """Settings of the portable engine; the meaning and limits of each are those of ``inflight.settings.deployment``."""
 
     model: Path
     device: str = "auto"
@@ -58,11 +56,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, deployment: Deployment, on_gpu: bool = False) -> EngineConfig:
-        """Return the engine's part of a deployment.
-
-        Args:
-            deployment: its settings.
-            on_gpu: whether the engine will run on a GPU, for which other sizes are chosen where none are set.
+        """Return the engine's part of a deployment; ``on_gpu``: with the sizes for a GPU where none are set.
 
         Raises:
             DeploymentError: a chunk is larger than the step on this device.
@@ -81,6 +75,7 @@ class EngineConfig:
             size_of, whole = cache.block_size, num_blocks * cache.block_size
             log.warning("kv_cache.tokens is %d; it is rounded up to %d, whole blocks of %d", tokens, whole, size_of)
         _say_what_was_chosen(deployment, size, fraction, tokens, on_gpu)
+        unset = {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set
         return cls(
             model=deployment.model,
             device=engine.device,
@@ -108,7 +103,7 @@ class EngineConfig:
             priority_aging_ns=batching.priority_aging_ns,
             max_sequence_length=deployment.limits.max_sequence_length,
             speculation=deployment.speculation,
-            automatic=_AUTOMATIC - batching.model_fields_set if on_gpu else frozenset(),
+            automatic=frozenset(unset if on_gpu else ()),
         )
 
 

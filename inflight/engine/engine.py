@@ -9,38 +9,51 @@ import itertools
 import logging
 import secrets
 import time
+from typing import NamedTuple
 
 from torch import Tensor
 
-from inflight.engine.ahead import Ahead
-from inflight.engine.beam_group import BeamGroup, check_beams
-from inflight.engine.chunk import Chunk
+from inflight.engine.beam_search.group import BeamGroup, check_beams
 from inflight.engine.config import EngineConfig
-from inflight.engine.counting import count_scheduled, count_step, learn_speed, new_stats, update
-from inflight.engine.device_memory import device_memory
-from inflight.engine.full_step import everything
-from inflight.engine.kv.blocks import BlockCopy, CacheCounts
-from inflight.engine.kv.forking import ForkingKvCache
-from inflight.engine.kv.tier import TierLost
+from inflight.engine.device import device_memory
+from inflight.engine.kvcache.blocks import BlockCopy, CacheCounts
+from inflight.engine.kvcache.manager import KvCacheManager
+from inflight.engine.kvcache.offload_pool import OffloadPoolLost
 from inflight.engine.model_runner import ModelRunner
-from inflight.engine.outputs import advance
-from inflight.engine.request import FinishReason, Output, Request
-from inflight.engine.sampler import Sampled, choose
+from inflight.engine.overlap import LaunchedStep, OverlapScheduler
+from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
+from inflight.engine.sampler import SamplingRow, sample_async
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Sequence
+from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
+from inflight.engine.sizing import warm_up_requests
 from inflight.engine.snapshot import Snapshot, portable_snapshot
 from inflight.engine.speculate.drafter import Drafter
 from inflight.engine.speculate.speculator import Speculator
-from inflight.engine.speculate.verification import accept, rows
-from inflight.engine.validation import check_portable, check_request
+from inflight.engine.speculate.verification import accepted_tokens, verify_positions
+from inflight.engine.stats import NO_STEP, EngineState, EngineStats, Stopwatch
 from inflight.errors import EngineFailure, InflightError
-from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = 8
+
+class StepResult(NamedTuple):
+    """What a step has computed."""
+
+    sampled: list[list[Sampled]]
+    """The new tokens of each chunk."""
+    context: dict[int, Tensor]
+    """By index of chunk the context logits ``[size, vocab]`` of those that want them."""
+
+
+class StepFailed(NamedTuple):
+    """A step that has computed nothing."""
+
+    fault: Exception | None
+    """What was raised; None: the offload pool could not restore blocks, and is off now."""
+    copied: bool
+    """Whether blocks were to be copied: what any sequence shares may then lack its contents."""
 
 
 class Engine:
@@ -59,18 +72,39 @@ class Engine:
         self._cache = self._new_cache()
         self._scheduler = Scheduler(config, self._cache)
         self._sequences: dict[int, Sequence] = {}
-        self._speculator = Speculator(config, runner)
-        self._ahead = Ahead(runner, config.speculation.method is not None)
+        """The requests that have not ended, by key."""
+        self._searches: dict[int, BeamGroup] = {}
+        """Their beam searches."""
+        speculates = config.speculation.method is not None
+        self._speculator = Speculator(config, runner) if speculates else None
+        # Drafts follow from tokens that the host must have: a step that has them is not launched ahead.
+        self._overlap = OverlapScheduler(runner, self._scheduler) if runner.overlaps and not speculates else None
         self._outputs: list[Output] = []
         """Made and not yet returned: a step that raises loses none of them."""
         self._orders = itertools.count()
-        self.stats = new_stats(config, runner)
-        self._update_stats([])
+        self._active = 0
+        """The requests that had not ended when all of the last step was counted."""
+        self._last_step = NO_STEP
+        self.stats = self._new_stats()
 
-    def _new_cache(self, counts: CacheCounts | None = None) -> ForkingKvCache:
+    def _new_cache(self, counts: CacheCounts | None = None) -> KvCacheManager:
         config = self._config
-        return ForkingKvCache(
-            config.num_blocks, config.block_size, config.prefix_reuse, config.eviction, self._runner.tier, counts
+        return KvCacheManager(
+            config.num_blocks,
+            config.block_size,
+            config.prefix_reuse,
+            config.eviction,
+            self._runner.offload_pool,
+            counts,
+        )
+
+    def _new_stats(self) -> EngineStats:
+        return EngineStats(
+            self._state,
+            max=self._config.max_batch_size,
+            step_tokens_limit=self._config.max_tokens_per_step,
+            start_phases=dict(self._runner.start_phases),
+            memory=self._runner.memory,
         )
 
     @classmethod
@@ -87,32 +121,22 @@ class Engine:
         """Generate a few tokens for real, so that whatever is slow the first time has happened; it is not counted."""
         self._runner.warm_up()
         started = time.perf_counter()
-        for request in self._warm_up_requests():
+        on_gpu = device_memory(self._runner.device) is not None
+        for request in warm_up_requests(self._config, on_gpu, self._runner.vocab_size, self._runner.max_length):
             self.submit(request)
         while self.busy:
             for output in self.step():
                 if output.error is not None:
                     raise output.error
-        self.stats = new_stats(self._config, self._runner)
-        self._speculator.begin()
-        self._scheduler.begin()
+        self.stats = self._new_stats()
+        if self._speculator is not None:
+            self._speculator.begin()
+        self._scheduler.forget_step_times()
         self.stats.start_phases["warm_up"] = time.perf_counter() - started
-        self._update_stats([])
-
-    def _warm_up_requests(self) -> list[Request]:
-        """Return what to begin with: a short prompt; where memory is shared out, the largest steps there are.
-
-        On a GPU, libraries choose by size, and memory is taken once: what is served later must find it there.
-        """
-        greedy, budget = SamplingParams(max_tokens=_WARM_UP_TOKENS), device_memory(self._runner.device)
-        longest = _WARM_UP_TOKENS if budget is None else self._config.max_tokens_per_step
-        prompt = [token % self._runner.vocab_size for token in range(min(longest, self._runner.max_length - 1))]
-        batch = 0 if budget is None else self._config.max_batch_size
-        sampled = [Request([0], everything(_WARM_UP_TOKENS, index == 0)) for index in range(batch)]
-        return [Request(prompt, greedy), *sampled]
 
     def draft_with(self, drafter: Drafter) -> None:
         """Have another drafter guess; with a method of speculation in the settings, whose limits hold for it."""
+        assert self._speculator is not None
         self._speculator.draft_with(drafter)
 
     @property
@@ -137,10 +161,10 @@ class Engine:
             InvalidRequest: naming the field, the value and the limit.
             UnsupportedFeature: naming what this engine does not serve.
         """
-        check_request(request, self._runner.vocab_size, self._runner.max_length)
-        check_beams(request, self._config, self._runner.vocab_size, self._runner.max_length)
-        config = self._config
-        check_portable(request, self._tokenizer is not None, config.fairness == "client", config.prefix_reuse)
+        config, vocab_size, max_length = self._config, self._runner.vocab_size, self._runner.max_length
+        check_request(request, vocab_size, max_length, config.fairness == "client")
+        check_beams(request, config, vocab_size, max_length)
+        check_portable(request, self._tokenizer is not None, config.prefix_reuse)
 
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""
@@ -150,9 +174,10 @@ class Engine:
         stops = sampling.stop_strings
         limit = StopTextLimit(self._tokenizer, stops) if self._tokenizer and stops else None
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        sequence = Sequence(request, next(self._orders), seed, self._runner.max_length, limit)
+        aging_ns = self._config.priority_aging_ns
+        sequence = Sequence(request, next(self._orders), seed, self._runner.max_length, limit, aging_ns)
         if sampling.beam_width > 1:
-            sequence.group = BeamGroup(sequence)
+            self._searches[request.key] = BeamGroup(sequence)
         self._sequences[request.key] = sequence
         self._scheduler.add(sequence)
 
@@ -160,77 +185,155 @@ class Engine:
         """End a request; its last output comes with the next step. Unknown keys have ended already."""
         sequence = self._sequences.get(key)
         if sequence is not None:
-            self._outputs.append(self._end(sequence, Output(key, finish_reason=FinishReason.CANCELLED)))
+            self._end(sequence, Output(key, finish_reason=FinishReason.CANCELLED))
 
     def step(self) -> list[Output]:
         """Do one step and return what is new, at most one output per sequence."""
-        times = [time.perf_counter()]
-        self._expire()
-        chunks = self._ahead.resume(self._sequences, self._scheduler) or self._scheduler.schedule()
-        times.append(time.perf_counter())
+        watch = Stopwatch()
+        chunks = self._schedule()
+        watch.lap("schedule")
         if chunks:
-            count_scheduled(self.stats, chunks)
-            chunks = self._speculator.extend(chunks, self._cache)
-            times.append(time.perf_counter())
-            sampled, context = self._run(chunks)
-            times.append(time.perf_counter())
-            ran = any(chunk.sequence.table is not None for chunk in chunks)
-            self._finish(chunks, sampled, context)
-            times.append(time.perf_counter())
-            count_step(self.stats, chunks, times)
-            if ran:  # the time of a step that failed teaches nothing
-                self._scheduler.count_step(chunks, times[-1] - times[0])
-            if ran and self._runner.tier is not None:
-                learn_speed(self._runner.tier, chunks, times[3] - times[2])
-        self._update_stats(chunks)
+            if self._speculator is not None:
+                chunks = self._speculator.extend(chunks, self._cache)
+                watch.lap("draft")
+            result = self._run(chunks)
+            watch.lap("run")
+            self._finish(chunks, result)
+            watch.lap("finish")
+            self._count_step(chunks, isinstance(result, StepResult), watch)
         if not self._sequences:
             self._check_idle()
+        if not (chunks and self._sequences):  # what an idle engine shows is not its last step
+            self._last_step = NO_STEP
+        self._active = len(self._sequences)
         return self._take_outputs()
 
-    def _run(self, chunks: list[Chunk]) -> tuple[list[list[Sampled]], dict[int, Tensor]]:
-        """Compute the chunks and sample.
+    def _schedule(self) -> list[Chunk]:
+        """End the requests that cannot be served in time, and return what the step computes."""
+        for sequence in self._scheduler.take_expired():
+            self._end(sequence, sequence.expired())
+        chunks = [] if self._overlap is None else self._overlap.resume(self._sequences)
+        chunks = chunks or self._scheduler.schedule()
+        for chunk in chunks:
+            chunk.sequence.count_scheduled(self.stats)
+        return chunks
 
-        Returns:
-            The new tokens of each chunk; and by index of chunk the context logits ``[size, vocab]`` of those that
-            want them. Where it fails, it ends the chunks' sequences, and all that run where blocks were to be copied;
-            where the second tier cannot restore, all that run begin again.
-        """
-        started, launched, copies = time.perf_counter(), self._ahead.take(), list[BlockCopy]()
+    def _run(self, chunks: list[Chunk]) -> StepResult | StepFailed:
+        """Compute the chunks and sample. With overlap, launch the step behind it before this one is read."""
+        started, copies = time.perf_counter(), list[BlockCopy]()
         try:
+            launched = None if self._overlap is None else self._overlap.take()
             if launched is None:
                 copies += self._cache.take_copies()
                 logits, context = self._runner.run(chunks, copies)
-                choice = choose(logits, rows(chunks))
-            else:
-                _, choice, context = launched
-            following = self._ahead.following(chunks, self._scheduler)
-            if following:
+                launched = LaunchedStep(chunks, sample_async(logits, self._sampled_for(chunks)), context)
+            if self._overlap is not None and (following := self._overlap.following(chunks)):
                 copies += (more := self._cache.take_copies())
-                self._ahead.launch(following, more, chunks, choice)
-            sampled = choice.wait()
-            self._speculator.observe(chunks, time.perf_counter() - started)
-            return accept(chunks, sampled), context
-        except TierLost:  # which is in the log; the tier is off, and what it held will be computed
-            self._scheduler.preempt_all()
-            return [[] for _ in chunks], {}
+                self._overlap.launch(following, more, launched)
+            sampled = launched.pending.wait()
+            if self._speculator is not None:
+                self._speculator.observe(chunks, time.perf_counter() - started)
+                return StepResult(accepted_tokens(chunks, sampled), launched.context)
+            tokens = iter(sampled)
+            return StepResult([[next(tokens)] if chunk.samples else [] for chunk in chunks], launched.context)
+        except OffloadPoolLost:  # it is in the log; the tier is off, and what it held will be computed
+            return StepFailed(None, bool(copies))
         except Exception as fault:
             log.exception("a step of %d sequences failed", len(chunks))
-            self._cache.offloaded.clear()  # what the step was to copy there may not be there
-            error = EngineFailure("the engine failed on a step; the server's log says why", fault)
-            # A batch may have taken in a sequence that is computed later; its blocks may not have been filled.
-            failed = [chunk.sequence for chunk in chunks] + (self._scheduler.running if copies else [])
-            for sequence in dict.fromkeys(one.leader for one in failed):
-                self._outputs.append(self._end(sequence, Output(sequence.request.key, error=error)))
-            return [[] for _ in chunks], {}
+            return StepFailed(fault, bool(copies))
 
-    def _finish(self, chunks: list[Chunk], sampled: list[list[Sampled]], context: dict[int, Tensor]) -> None:
-        """Book the results of the chunks whose sequences have not ended, or begun again."""
-        for index, (chunk, tokens) in enumerate(zip(chunks, sampled, strict=True)):
-            if chunk.sequence.table is None:
-                continue
-            output = self._finish_chunk(chunk, tokens, context.get(index))
-            if output is not None:
-                self._outputs.append(output)
+    def _finish(self, chunks: list[Chunk], result: StepResult | StepFailed) -> None:
+        """Give the step's results to the sequences. A step that failed ends them, or has them begin again."""
+        if isinstance(result, StepFailed):
+            self._give_up(chunks, result)
+            return
+        for index, (chunk, tokens) in enumerate(zip(chunks, result.sampled, strict=True)):
+            if chunk.sequence.table is not None:  # else another beam has ended its search in this very step
+                self._finish_chunk(chunk, tokens, result.context.get(index))
+
+    def _finish_chunk(self, chunk: Chunk, sampled: list[Sampled], context: Tensor | None) -> None:
+        """Give one chunk's results to its sequence."""
+        sequence, table = chunk.sequence, chunk.sequence.table
+        assert table is not None
+        sequence.count_step()
+        if not sampled or sampled[0].error is None:  # what is not a number must not be shared
+            self._cache.commit(table, sequence.tokens, chunk.start + chunk.size - len(chunk.drafts))
+        if context is not None:
+            sequence.keep_context(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
+        if not sampled:
+            return
+        if sequence.request.sampling.beam_width > 1:
+            self._search_on(sequence, sampled[0])
+            return
+        output = sequence.advance(sampled, self.stats)
+        if chunk.drafts and self._speculator is not None:
+            self._speculator.book(chunk, output, self._cache)
+        if output.finished:
+            self._end(sequence, output)
+        else:
+            self._outputs.append(output)
+
+    def _search_on(self, member: Sequence, sampled: Sampled) -> None:
+        """Give a beam's candidates to its search, which may then end or fork."""
+        search = self._searches[member.request.key]
+        output = search.advance(member, sampled, self.stats)
+        if output is not None:
+            self._end(member.leader, output)
+        elif search.must_fork:
+            self._scheduler.adopt(search.fork(self._cache, self._config.policy == "guaranteed_no_evict"))
+
+    def _give_up(self, chunks: list[Chunk], step: StepFailed) -> None:
+        """End the sequences of a step that failed; all that run where blocks were to be copied.
+
+        A batch may have taken in a sequence that is computed later, whose blocks were not filled. Where only the
+        offload pool was lost, all that run begin again.
+        """
+        if step.fault is None:
+            self._scheduler.preempt_all()
+            return
+        self._cache.offloaded.clear()  # what the step was to copy there may not be there
+        error = EngineFailure("the engine failed on a step; the server's log says why", step.fault)
+        failed = [chunk.sequence for chunk in chunks] + (self._scheduler.running if step.copied else [])
+        for leader in dict.fromkeys(sequence.leader for sequence in failed):
+            self._end(leader, Output(leader.request.key, error=error))
+
+    def _end(self, sequence: Sequence, output: Output) -> None:
+        """End a request, whatever its end: its last output goes out, and its blocks are free now."""
+        if sequence.stop_text is not None:
+            output.text_limit = sequence.stop_text.finish()
+        search = self._searches.pop(sequence.request.key, None)
+        if search is not None:
+            search.finish(output, self.stats)
+        self._scheduler.remove(sequence)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
+        del self._sequences[sequence.request.key]
+        self.stats.kv_blocks_reused += sequence.metrics.reused_blocks
+        self.stats.count_end(sequence.metrics, time.time_ns())
+        output.metrics = sequence.metrics
+        self._outputs.append(output)
+
+    def fail_all(self, error: InflightError) -> list[Output]:
+        """End every request with ``error``, with new books whatever state they are in; return their last outputs."""
+        self._cache = self._new_cache(self._cache.counts)
+        self._scheduler.reset(self._cache)
+        if self._speculator is not None:
+            self._speculator.reset()
+        for key, sequence in list(self._sequences.items()):
+            sequence.release()
+            self._end(sequence, Output(key, error=error))
+        self._active, self._last_step = 0, NO_STEP
+        return self._take_outputs()
+
+    def _count_step(self, chunks: list[Chunk], ran: bool, watch: Stopwatch) -> None:
+        self._last_step = step = count_chunks(chunks)
+        self.stats.count_step(step, watch.seconds, watch.parts)
+        if not ran:  # the time of a step that failed teaches nothing
+            return
+        self._scheduler.observe_step(step.tokens, watch.seconds)
+        if self._runner.offload_pool is not None and step.prefill_tokens > step.decode_tokens:
+            seconds = watch.parts["run"] * step.prefill_tokens / step.tokens
+            self._runner.offload_pool.computed(step.prefill_tokens, seconds)
 
     def _take_outputs(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []
@@ -245,70 +348,32 @@ class Engine:
         """Return what it is doing, between two steps."""
         return portable_snapshot(self.stats, self._sequences.values(), self._cache)
 
-    def fail_all(self, error: InflightError) -> list[Output]:
-        """End every request with ``error`` and begin with new books; return their last outputs."""
-        outputs = self._take_outputs()
-        outputs += [self._count_end(one, Output(key, error=error)) for key, one in self._sequences.items()]
-        preemptions = self._scheduler.preemptions
-        self._cache = self._new_cache(self._cache.counts)
-        self._scheduler = Scheduler(self._config, self._cache)
-        self._scheduler.preemptions = preemptions
-        self._speculator.reset()
-        self._sequences.clear()
-        self._update_stats([])
-        return outputs
+    def _state(self) -> EngineState:
+        scheduler, cache = self._scheduler, self._cache
+        return EngineState(
+            active=self._active,
+            waiting=scheduler.num_waiting,
+            running=scheduler.num_running_requests,
+            paused=scheduler.num_paused,
+            step=self._last_step,
+            preemptions=scheduler.preemptions,
+            kv_blocks_max=cache.num_blocks,
+            kv_blocks_used=cache.used_blocks,
+            kv_blocks_cached=cache.cached_blocks,
+            kv_blocks_reserved=cache.reserved_blocks,
+            tokens_per_block=cache.block_size,
+            evictions=cache.counts.evictions,
+            offloaded_blocks=len(cache.offloaded),
+            offload_blocks_limit=cache.offloaded.num_slots,
+            offloaded_tokens=cache.counts.offloaded_tokens,
+            restored_tokens=cache.counts.restored_tokens,
+        )
 
-    def _finish_chunk(self, chunk: Chunk, sampled: list[Sampled], context: Tensor | None) -> Output | None:
-        """Book one chunk's result; return its output if it has one."""
-        sequence = chunk.sequence
-        assert sequence.table is not None
-        sequence.computed += chunk.size - len(chunk.drafts)
-        sequence.metrics.steps += 1
-        if not sampled or sampled[0].token >= 0:  # what is not a number must not be shared
-            self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
-        if context is not None:
-            sequence.context_logits.append(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
-        if not sampled:
-            return None
-        if sequence.group is not None:
-            return self._search_on(sequence.group, sequence, sampled[0])
-        output = advance(sequence, sampled, self.stats)
-        if chunk.drafts:
-            self._speculator.book(chunk, output, self._cache)
-        return self._end(sequence, output) if output.finished else output
-
-    def _search_on(self, group: BeamGroup, member: Sequence, sampled: Sampled) -> Output | None:
-        """Book what a beam can go on with; return the search's output if it is over."""
-        output = group.advance(member, sampled, self.stats)
-        if output is not None:
-            return self._end(group.leader, output)
-        if group.stale:
-            self._scheduler.adopt(group.fork(self._cache, self._config.policy == "guaranteed_no_evict"))
-        return None
-
-    def _end(self, sequence: Sequence, output: Output) -> Output:
-        """Take a sequence out of the books; its blocks are free now."""
-        if sequence.stop_text is not None:
-            output.text_limit = sequence.stop_text.finish()
-        if sequence.group is not None:
-            sequence.group.finish(output, self.stats)
-        self._scheduler.remove(sequence)
-        self._speculator.forget(sequence)
-        del self._sequences[sequence.request.key]
-        return self._count_end(sequence, output)
-
-    def _count_end(self, sequence: Sequence, output: Output) -> Output:
-        self.stats.kv_blocks_reused += sequence.metrics.reused_blocks
-        self.stats.count_end(sequence.metrics, time.time_ns())
-        output.metrics = sequence.metrics
-        return output
-
-    def _expire(self) -> None:
-        for sequence in self._scheduler.take_late():
-            self._outputs.append(self._end(sequence, sequence.late()))
-
-    def _update_stats(self, chunks: list[Chunk]) -> None:
-        update(self.stats, chunks, len(self._sequences), self._scheduler, self._cache)
+    def _sampled_for(self, chunks: list[Chunk]) -> list[SamplingRow]:
+        """Return what each row of a step's logits is sampled for."""
+        if self._speculator is not None:
+            return verify_positions(chunks)
+        return [chunk.sequence for chunk in chunks if chunk.samples]
 
     def check(self) -> None:
         """Check the cache's books block by block, which takes time; when idle, each step checks their counts."""
@@ -317,6 +382,7 @@ class Engine:
     def _check_idle(self) -> None:
         cache = self._cache
         cache.check_counts()
-        self._speculator.check_idle()
+        if self._speculator is not None:
+            self._speculator.check_idle()
         if cache.used_blocks or cache.reserved_blocks:
             log.error("idle, yet %d blocks are used and %d reserved", cache.used_blocks, cache.reserved_blocks)

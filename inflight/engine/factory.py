@@ -1,17 +1,22 @@
-"""Makes the engine that a deployment names."""
+"""Makes the engine that a deployment names, and says in one line that there is not enough memory for it."""
 
 from __future__ import annotations
 
 import gc
+import re
 from typing import TYPE_CHECKING
 
-from inflight.deployment import Deployment
 from inflight.engine.config import EngineConfig
 from inflight.engine.replay import Pace, ReplayEngine
+from inflight.errors import DeploymentError, EngineFailure
+from inflight.settings.deployment import Deployment
 from inflight.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from inflight.engine.engine import Engine
+
+_NO_MEMORY = re.compile("out of memory|allocate memory|create a memory object|bad_alloc|ALLOC_FAILED", re.IGNORECASE)
+"""What PyTorch says of it, on a GPU (``torch.OutOfMemoryError``), on a CPU, and of oneDNN, C++ and cuBLAS."""
 
 
 def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | ReplayEngine:
@@ -21,12 +26,12 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | Replay
         DeploymentError: the checkpoint cannot be served, or there is not enough memory for it.
     """
     engine: Engine | ReplayEngine
-    if deployment.engine.kind == "replay":
-        engine = _replay(deployment)
+    settings = deployment.engine
+    if settings.kind == "replay":
+        delays = (settings.replay_queue_ms, settings.replay_prefill_ms, settings.replay_step_ms)
+        engine = ReplayEngine(EngineConfig.of(deployment), Pace(*(delay / 1000 for delay in delays)))
     else:
-        from inflight.engine.portable import load_portable  # with PyTorch, which a replay is ready without
-
-        engine = load_portable(deployment, tokenizer)
+        engine = _load_portable(deployment, tokenizer)
     # What is there now stays. Python's collector would look through it all, a third of a million objects of PyTorch's,
     # again and again while it serves: 0.16 s, in which no stream gets a token.
     gc.collect()
@@ -34,9 +39,22 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer) -> Engine | Replay
     return engine
 
 
-def _replay(deployment: Deployment) -> ReplayEngine:
-    settings = deployment.engine
-    delays = (settings.replay_queue_ms, settings.replay_prefill_ms, settings.replay_step_ms)
-    engine = ReplayEngine(EngineConfig.of(deployment), Pace(*(delay / 1000 for delay in delays)))
-    engine.warm_up()
+def _load_portable(deployment: Deployment, tokenizer: Tokenizer) -> Engine:
+    from inflight.engine.device import resolve_device  # with PyTorch, which a replay is ready without
+    from inflight.engine.engine import Engine
+
+    device = resolve_device(deployment.engine.device)
+    config = EngineConfig.of(deployment, device.type == "cuda")
+    try:
+        engine = Engine.load(config, tokenizer)
+        engine.warm_up()
+    except (MemoryError, RuntimeError, EngineFailure) as error:
+        fault = error.__cause__ if isinstance(error, EngineFailure) else error
+        reason = str(fault).partition("\n")[0]
+        if not isinstance(fault, MemoryError) and not _NO_MEMORY.search(reason):
+            raise
+        raise DeploymentError(
+            f"not enough memory on {device} for the model, its KV cache and a step ({reason}); a smaller `kv_cache`, "
+            "`batching.max_tokens_per_step` or `batching.max_batch_size` takes less"
+        ) from None
     return engine

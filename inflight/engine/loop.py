@@ -10,13 +10,23 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from inflight.engine.request import Output, Request
+from inflight.engine.snapshot import Snapshot
+from inflight.engine.stats import EngineStats
 from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull, ShuttingDown
 
 log = logging.getLogger(__name__)
 
 
 class SteppedEngine(Protocol):
-    """What the loop needs of an engine."""
+    """What the loop, and the engine's stage around it, need of an engine."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine does and has done."""
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """Most tokens of a prompt and its output together; None: it has no limit."""
 
     @property
     def busy(self) -> bool:
@@ -44,6 +54,9 @@ class SteppedEngine(Protocol):
 
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request."""
+
+    def snapshot(self) -> Snapshot:
+        """Return what it is doing, between two steps."""
 
 
 class EngineLoop:

@@ -1,4 +1,4 @@
-"""The model runner: owns weights and KV tensors, and turns a step's chunks into logits."""
+"""The model runner owns the weights and the KV cache's memory, and turns a step's chunks into logits."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
-from inflight.engine.checkpoint import LoadedModel, load_config, load_model, resolve_dtype
-from inflight.engine.chunk import Chunk
+from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
+from inflight.engine.checkpoint import LoadedModel, Shards, load_config, load_model, outline_model, resolve_dtype
 from inflight.engine.config import EngineConfig
-from inflight.engine.cuda.choice import cuda_forward, prepare_weights
-from inflight.engine.cuda.invariance import require_invariance
-from inflight.engine.device_memory import DeviceMemory, device_memory
-from inflight.engine.full_step import full_step, size_step
-from inflight.engine.kv.memory import allocate_kv_memory, reserved_bytes
-from inflight.engine.kv_cache import BlockCopy, BlockTable
+from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_invariance
+from inflight.engine.device import DeviceMemory, device_memory, resolve_device
+from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
+from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import sample
-from inflight.engine.shards import Shards
+from inflight.engine.sequence import Chunk
+from inflight.engine.sizing import allocate_kv_memory, full_step, reserved_bytes, size_step
 from inflight.engine.speculate.tree import ancestry
-from inflight.engine.speculate.verification import rows
+from inflight.engine.speculate.verification import verify_positions
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
-from inflight.errors import DeploymentError
-from inflight.sizes import StepSize
+from inflight.settings.batching import StepSize
 
 if TYPE_CHECKING:  # it needs Triton's compiler
     from inflight.engine.cuda.forward import CudaForward
@@ -49,10 +46,7 @@ class ModelRunner:
     """Runs the model on one device."""
 
     def __init__(self, config: EngineConfig, open_shards: Callable[[Path], Shards] = Shards) -> None:
-        """
-        Args:
-            config: the engine's settings.
-            open_shards: returns what holds a checkpoint's weights.
+        """``open_shards`` opens a checkpoint's files; a benchmark makes random weights in their place.
 
         Raises:
             DeploymentError: the checkpoint or the device cannot be used.
@@ -71,60 +65,58 @@ class ModelRunner:
         self._block_size, self._one_tile = config.block_size, config.batch_invariant
         self._kernels: CudaForward | None = None
         started = time.perf_counter()
-        loaded = load_model(
+        outline = outline_model(
             config.model, model, dtype, self.device, self.max_length, config.kv_cache_dtype, open_shards=open_shards
         )
+        loaded = load_model(outline, self.device)
         self._model = loaded.model
         prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
         join_int8_parts(self._model)
         pack_linears(self._model)
         weights_loaded = time.perf_counter()
-        memory, self.tier = device_memory(self.device), None
+        memory, self.offload_pool = device_memory(self.device), None
         step_bytes = 0
         if memory is not None and (config.automatic or config.kv_cache_fraction is not None):
             config, step_bytes = self._size_step(config, loaded, memory)
-        held = allocate_kv_memory(config, loaded, self.max_length, step_bytes)
-        self.tier = held.tier
-        self.config = replace(config, num_blocks=held.num_blocks)
-        """The settings, with what was decided here."""
-        self.max_length = min(self.max_length, held.num_blocks * config.block_size)
-        self._use(held.tensors, config.max_batch_size)
+        kv_pool, num_blocks, self.offload_pool = allocate_kv_memory(config, loaded, self.max_length, step_bytes)
+        self.config = replace(config, num_blocks=num_blocks)
+        """The settings, with the sizes that were decided here."""
+        self.max_length = min(self.max_length, num_blocks * config.block_size)
+        self._use(kv_pool, config.max_batch_size)
         self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
-        """Seconds by phase."""
+        """Seconds that each phase of the start took."""
         log.info(
             "%s on %s in %s: %d layers, quantization %s, weights of %.1f MiB, sequences up to %d tokens",
             model.architecture, self.device, dtype, model.num_layers, loaded.scheme, nbytes / 2**20, self.max_length,
         )  # fmt: skip
 
-    def _use(self, tensors: KvTensors, max_batch_size: int) -> None:
-        """Keep keys and values there from now on, of at most so many sequences."""
-        self._kv, sizes = tensors, (self._block_size, max_batch_size, self.max_length, self._one_tile)
-        if self._kernels is None:
-            self._kernels = cuda_forward(self._model, tensors, *sizes)
-        else:
-            self._kernels = self._kernels.with_cache(tensors, *sizes)
+    def _use(self, kv_pool: KvPool, max_batch_size: int) -> None:
+        """Use this memory for keys and values from now on, for at most so many sequences."""
+        self._kv_pool, sizes = kv_pool, (self._block_size, max_batch_size, self.max_length, self._one_tile)
+        forward = cuda_forward if self._kernels is None else type(self._kernels)
+        self._kernels = forward(self._model, kv_pool, *sizes)
 
     def _size_step(self, config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> tuple[EngineConfig, int]:
         """Return the settings with the sizes of a step settled, and the bytes that the largest step takes.
 
         It is computed before the cache takes the rest of the memory, with one of a single block, which is all that
-        kernels need to compute what nobody reads; without kernels, with one just large enough.
+        kernels need to compute a result that is thrown away; without kernels, with one just large enough.
         """
         longest, blocks = min(self.max_length, config.max_tokens_per_step), 1
-        self._use(loaded.make_kv_tensors(blocks, self._block_size), config.max_batch_size)
+        self._use(loaded.make_kv_pool(blocks, self._block_size), config.max_batch_size)
         if self._kernels is None:
             blocks = -(-longest // self._block_size)
-            self._kv = loaded.make_kv_tensors(blocks, self._block_size)
+            self._kv_pool = loaded.make_kv_pool(blocks, self._block_size)
 
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
             chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS, drafts)
-            sample(self.run(chunks, ())[0], rows(chunks))
+            sample(self.run(chunks, ())[0], verify_positions(chunks))
 
         sized = size_step(config, memory, compute)
-        del self._kv
-        return sized.config, sized.peak
+        del self._kv_pool
+        return sized
 
     @property
     def overlaps(self) -> bool:
@@ -134,7 +126,7 @@ class ModelRunner:
     def memory(self) -> dict[str, int]:
         """Return the bytes that this process has in memory, reserved on the device, and pinned for the cache."""
         on_gpu = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
-        return process_memory() | {"gpu": on_gpu, "pinned": self.tier.pinned_bytes if self.tier else 0}
+        return process_memory() | {"gpu": on_gpu, "pinned": self.offload_pool.pinned_bytes if self.offload_pool else 0}
 
     @torch.inference_mode()
     def run(
@@ -152,20 +144,20 @@ class ModelRunner:
             order; and by index of chunk the logits ``[size, vocab]`` of all its tokens, where its request wants
             context logits; those are on the host.
         """
-        (self.tier or self._kv).copy(copies)
-        spans = self._spans(chunks)
-        places = [span.first for chunk, span in zip(chunks, spans, strict=True) if chunk.awaits]
-        hidden = self._forward(TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places), spans)
+        (self.offload_pool or self._kv_pool).copy(copies)
+        ranges = self._ranges(chunks)
+        places = [query_range.first for chunk, query_range in zip(chunks, ranges, strict=True) if chunk.awaits]
+        hidden = self._forward(TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places), ranges)
         last = [
             row
-            for chunk, span in zip(chunks, spans, strict=True)
+            for chunk, query_range in zip(chunks, ranges, strict=True)
             if chunk.samples
-            for row in range(span.first + span.count - 1 - len(chunk.drafts), span.first + span.count)
+            for row in range(query_range.stop - 1 - len(chunk.drafts), query_range.stop)
         ]
         context = {
-            index: self._context_logits(hidden[span.first : span.first + span.count])
-            for index, (chunk, span) in enumerate(zip(chunks, spans, strict=True))
-            if _wants_context_logits(chunk)
+            index: self._context_logits(hidden[query_range.first : query_range.stop])
+            for index, (chunk, query_range) in enumerate(zip(chunks, ranges, strict=True))
+            if chunk.sequence.request.sampling.context_logits and not (chunk.sequence.generated or chunk.awaits)
         }
         if len(last) < len(hidden):
             hidden = hidden[to_device(np.array(last, np.int64), self.device)]
@@ -178,11 +170,11 @@ class ModelRunner:
             self._kernels.capture()
             self.start_phases["graphs"] = time.perf_counter() - started
 
-    def _forward(self, token_ids: TokenIds, spans: list[Span]) -> Tensor:
+    def _forward(self, token_ids: TokenIds, ranges: list[QueryRange]) -> Tensor:
         """Return hidden states ``[tokens, hidden]``."""
-        if self._kernels is not None and not any(span.paths for span in spans):  # the kernels know no trees
-            return self._kernels(token_ids, spans)
-        attend = PagedAttention(self._kv, spans, self._block_size)
+        if self._kernels is not None and not any(one.paths for one in ranges):  # the kernels know no trees
+            return self._kernels(token_ids, ranges)
+        attend = TorchAttention(self._kv_pool, ranges, self._block_size)
         tokens = token_ids.on(self.device)
         return self._model(pad_rows(tokens), pad_rows(attend.positions), attend)[: len(tokens)]
 
@@ -199,49 +191,21 @@ class ModelRunner:
         return torch.cat([self._logits(part).cpu() for part in hidden.split(_CONTEXT_ROWS)])
 
     def move(self, table: BlockTable, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy keys and values of a sequence: ``pairs`` of from which token's place to which; all are read first."""
+        """Copy keys and values within a sequence: ``pairs`` of source and target position; all are read first."""
         size = self._block_size
         sources, targets = (
-            [table.blocks[place // size] * size + place % size for place in places]
-            for places in zip(*pairs, strict=True)
+            [table.blocks[position // size] * size + position % size for position in positions]
+            for positions in zip(*pairs, strict=True)
         )
-        self._kv.move(sources, targets)
+        self._kv_pool.move(sources, targets)
 
-    def _spans(self, chunks: Sequence[Chunk]) -> list[Span]:
-        spans, first = [], 0
+    def _ranges(self, chunks: Sequence[Chunk]) -> list[QueryRange]:
+        ranges, first = [], 0
         for chunk in chunks:
-            table = chunk.sequence.table
+            table, parents = chunk.sequence.table, chunk.parents
             assert table is not None
-            spans.append(Span(first, chunk.start, chunk.size, table.blocks, _paths(chunk)))
+            is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
+            paths = [] if is_chain else [ancestry(parents, node) for node in range(len(parents))]
+            ranges.append(QueryRange(first, chunk.start, chunk.size, table.blocks, paths))
             first += chunk.size
-        return spans
-
-
-def _wants_context_logits(chunk: Chunk) -> bool:
-    sequence = chunk.sequence
-    return sequence.request.sampling.context_logits and not sequence.generated and not chunk.awaits
-
-
-def _paths(chunk: Chunk) -> list[list[int]]:
-    """Return the paths of a chunk's tree of drafts; none where each draft follows the one before."""
-    chain = all(parent == index - 1 for index, parent in enumerate(chunk.parents))
-    return [] if chain else [ancestry(chunk.parents, node) for node in range(len(chunk.parents))]
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device called ``name``; auto: a GPU if there is one.
-
-    Raises:
-        DeploymentError: there is no such device.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise DeploymentError(f"engine.device is {name!r}; it must be cpu, cuda, cuda:N or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeploymentError(f"engine.device is {name!r}, and PyTorch finds no CUDA device")
-    if device.type not in ("cpu", "cuda"):
-        raise DeploymentError(f"engine.device is {name!r}; it must be cpu, cuda, cuda:N or auto")
-    return device
+        return ranges

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from inflight.engine.config import EngineConfig
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.engine.snapshot import Snapshot, snapshot
-from inflight.engine.stats import EngineStats
+from inflight.engine.stats import NO_STEP, EngineState, EngineStats, StepCounts
 from inflight.errors import InflightError, UnsupportedFeature
 from inflight.sampling import SamplingParams
 
@@ -66,12 +66,7 @@ class ReplayEngine:
     """
 
     def __init__(self, config: EngineConfig, pace: Pace = Pace(), clock: Callable[[], int] = time.time_ns) -> None:
-        """
-        Args:
-            config: its ``max_batch_size`` holds: more requests wait.
-            pace: how long things take.
-            clock: returns the time in nanoseconds, as ``time.time_ns`` does.
-        """
+        """Of ``config``, ``max_batch_size`` holds: more requests wait. ``clock`` returns nanoseconds."""
         self._queue_ns, self._prefill_ns, self._step_ns = (
             round(1e9 * seconds) for seconds in (pace.queue_s, pace.prefill_s, pace.step_s)
         )
@@ -79,13 +74,12 @@ class ReplayEngine:
         self._clock = clock
         self._waiting: deque[Request] = deque()
         self._running: dict[int, _Running] = {}
-        self._places = [0] * config.max_batch_size
-        """Heap: since when each free place in the batch is free."""
+        self._free_slots = [0] * config.max_batch_size
+        """Heap: since when each free slot of the batch is free."""
         self._ended: list[Output] = []
-        self.stats = EngineStats(max=config.max_batch_size)
-
-    def warm_up(self) -> None:
-        """There is nothing to warm up."""
+        self._state = EngineState()
+        """What it held after the last step."""
+        self.stats = EngineStats(lambda: self._state, max=config.max_batch_size)
 
     max_sequence_length = None
     """It has no limit of its own."""
@@ -101,7 +95,7 @@ class ReplayEngine:
         if self._ended or not self.busy or (self._on_ticks and not self._step_ns):
             return 0.0
         due = [running.due_ns for running in self._running.values()]
-        if self._waiting and self._places:
+        if self._waiting and self._free_slots:
             due.append(self._start_ns(self._waiting[0]))
         return max(0, min(due) - self._clock()) / 1e9
 
@@ -156,8 +150,10 @@ class ReplayEngine:
         prompts = [len(running.request.prompt) for running in due if not running.metrics.generated_tokens]
         outputs += [self._give(running, now) for running in due]
         if due:
-            self.stats.count_step(len(due), sum(prompts), len(due) - len(prompts), time.perf_counter() - began)
-        self._update_stats(scheduled, context, prompts)
+            decodes = len(due) - len(prompts)
+            step = StepCounts(len(due), len(prompts), decodes, sum(prompts), decodes)
+            self.stats.count_step(step, time.perf_counter() - began)
+        self._update_state(scheduled, context, prompts)
         return outputs
 
     def snapshot(self) -> Snapshot:
@@ -175,16 +171,16 @@ class ReplayEngine:
             self.stats.count_end(metrics, now)
             outputs.append(Output(key, error=error, metrics=metrics))
         for _ in self._running:
-            heapq.heappush(self._places, now)
+            heapq.heappush(self._free_slots, now)
         self._running.clear()
         self._waiting.clear()
-        self._update_stats(0, 0, [])
+        self._update_state(0, 0, [])
         return outputs
 
     def _schedule(self, now: int) -> None:
         """Give free places to those that have waited long enough, in the order of arrival."""
-        while self._waiting and self._places and (start := self._start_ns(self._waiting[0])) <= now:
-            heapq.heappop(self._places)
+        while self._waiting and self._free_slots and (start := self._start_ns(self._waiting[0])) <= now:
+            heapq.heappop(self._free_slots)
             request = self._waiting.popleft()
             metrics = _metrics(request)
             metrics.first_scheduled_ns = start
@@ -194,7 +190,7 @@ class ReplayEngine:
 
     def _start_ns(self, request: Request) -> int:
         """When a request gets the next free place."""
-        return max(request.arrival_ns + self._queue_ns, self._places[0])
+        return max(request.arrival_ns + self._queue_ns, self._free_slots[0])
 
     def _next_tick(self, after: int) -> int:
         return (after // self._step_ns + 1) * self._step_ns if self._step_ns else after
@@ -213,19 +209,17 @@ class ReplayEngine:
             self._end(running, output, FinishReason.LENGTH, due)
         return output
 
-    def _update_stats(self, scheduled: int, context: int, prompts: list[int]) -> None:
-        """Count as the real engine does; ``prompts``: the lengths of those that the step has computed."""
-        stats = self.stats
-        if not (self._running or self._waiting):  # what an idle engine shows is not its last step
-            scheduled, context, prompts = 0, 0, []
-        stats.set_open(len(self._running), self.waiting)
-        stats.scheduled, stats.context, stats.generation = scheduled, context, scheduled - context
-        stats.total_context_tokens = sum(prompts)
+    def _update_state(self, scheduled: int, context: int, prompts: list[int]) -> None:
+        """Show the state as the real engine does; ``prompts``: the lengths of those that the step has computed."""
+        running, waiting, step = len(self._running), len(self._waiting), NO_STEP
+        if running or waiting:  # what an idle engine shows is not its last step
+            step = StepCounts(scheduled, context, scheduled - context, sum(prompts))
+        self._state = EngineState(active=running + waiting, waiting=waiting, running=running, step=step)
 
     def _end(self, running: _Running, output: Output, reason: FinishReason, at_ns: int) -> Output:
         """End a request; its place is free from ``at_ns`` on."""
         del self._running[output.key]
-        heapq.heappush(self._places, at_ns)
+        heapq.heappush(self._free_slots, at_ns)
         self.stats.count_end(running.metrics, self._clock())
         output.metrics, output.finish_reason = running.metrics, reason
         return output

@@ -1,19 +1,23 @@
-"""What goes into the engine and what comes out: the records that the stages and the engine exchange.
+"""What goes into the engine and what comes out: the records that the stages and the engine exchange; what is refused.
 
 The records know nothing of Triton, of text or of how the engine works. Times are ``time.time_ns()``.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 
-from inflight.engine.kv.retention import Retention
-from inflight.errors import InflightError
+from inflight.engine.kvcache.retention import Retention
+from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams
+
+_T = TypeVar("_T")
 
 
 class FinishReason(StrEnum):
@@ -134,3 +138,88 @@ class Output:
     def finished(self) -> bool:
         """Whether this is the sequence's last output."""
         return self.finish_reason is not None or self.error is not None
+
+    def extend(self, other: Output) -> None:
+        """Take the sequence's next output into this one."""
+        self.tokens += other.tokens
+        self.log_probs = _extended(self.log_probs, other.log_probs)
+        self.top_log_probs = _extended(self.top_log_probs, other.top_log_probs)
+        self.generation_logits = _extended(self.generation_logits, other.generation_logits)
+        self.context_logits = _latest(self.context_logits, other.context_logits)
+        self.beams = _latest(self.beams, other.beams)
+        self.text_limit = _latest(self.text_limit, other.text_limit)
+        self.finish_reason = _latest(self.finish_reason, other.finish_reason)
+        self.error = _latest(self.error, other.error)
+        self.metrics = _latest(self.metrics, other.metrics)
+
+
+def _extended(known: list[_T] | None, new: list[_T] | None) -> list[_T] | None:
+    if known is None or new is None:
+        return _latest(known, new)
+    known += new
+    return known
+
+
+def _latest(known: _T | None, new: _T | None) -> _T | None:
+    return known if new is None else new
+
+
+def check_request(request: Request, vocab_size: int, max_length: int, by_client: bool) -> None:
+    """Check a request against the model; safe to call from any thread.
+
+    Args:
+        request: to check.
+        vocab_size: token ids are below it.
+        max_length: tokens of prompt and output together.
+        by_client: whether clients take turns.
+
+    Raises:
+        InvalidRequest: naming the field, the value and the limit.
+        UnsupportedFeature: a client is named where clients do not take turns.
+    """
+    if request.client_id and not by_client:
+        raise UnsupportedFeature("client_id is not supported by this deployment; set `batching.fairness: client`")
+    if not request.prompt:
+        raise InvalidRequest("input_ids is empty; it must have at least one token")
+    if len(request.prompt) >= max_length:
+        raise InvalidRequest(
+            f"input_ids: the prompt length ({len(request.prompt)} tokens) exceeds the limit; "
+            f"prompt and output may have {max_length} tokens together"
+        )
+    sampling = request.sampling
+    named = {
+        "input_ids": request.prompt,
+        "embedding_bias": list(sampling.logit_bias),
+        "bad_words_list": [token for bad in sampling.bad_sequences for token in bad],
+    }
+    for name, tokens in named.items():
+        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"{name} has token {wrong}; it must be between 0 and {vocab_size - 1}")
+    banned = {bad[0] for bad in sampling.bad_sequences if len(bad) == 1}
+    banned |= {token for token, bias in sampling.logit_bias.items() if bias == -math.inf}
+    if len(banned) == vocab_size:
+        raise every_token_is_banned()
+
+
+def every_token_is_banned() -> InvalidRequest:
+    """Return what a request ends with that leaves no token to choose from, whether at once or later."""
+    return InvalidRequest(
+        "embedding_bias, bad_words_list and min_tokens ban every token that could come next; they must leave one"
+    )
+
+
+def check_portable(request: Request, has_tokenizer: bool, keeps_blocks: bool) -> None:
+    """Check that the portable engine serves what a request asks for.
+
+    Raises:
+        UnsupportedFeature: naming what it does not serve.
+        InvalidRequest: there are stop strings, and no tokenizer to find them with.
+    """
+    for name, given in (("guided_decoding_guide_type", request.sampling.guide), ("lora_name", request.lora)):
+        if given:
+            raise UnsupportedFeature(f"{name} is not supported by the portable engine")
+    if request.retention and not keeps_blocks:
+        raise UnsupportedFeature("retention_* is not supported by this deployment; set `kv_cache.prefix_reuse: true`")
+    if request.sampling.stop_strings and not has_tokenizer:
+        raise InvalidRequest("stop_strings: this engine has no tokenizer")

@@ -2,10 +2,10 @@
 
 It owns the queue and the running set. The policy, in order: running sequences decode, one token each; running prefills
 go on, in chunks; waiting sequences are admitted, when the mode of batching lets them. All under one budget of tokens
-per step; the running ones by rank, the waiting ones as their queue has them. Two policies of capacity, upstream's:
-``guaranteed_no_evict`` reserves a sequence's longest possible length when it is admitted, so that it never has to stop;
-``max_utilization`` reserves nothing, and when blocks run out the sequence of lowest rank gives its blocks back and is
-computed again later.
+per step; running sequences by their sort key, waiting ones as their queue has them. Two policies of capacity,
+upstream's: ``guaranteed_no_evict`` reserves a sequence's longest possible length when it is admitted, so that it never
+has to stop; ``max_utilization`` reserves nothing, and when blocks run out the last sequence by sort key gives its
+blocks back and is computed again later.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
-from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.deadlines import Deadlines
-from inflight.engine.kv_cache import BlockTable, KvCache
-from inflight.engine.sequence import Sequence, rank_of
-from inflight.engine.waiting import WaitingQueue
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.kvcache.manager import KvCacheManager
+from inflight.engine.request_queue import RequestQueue
+from inflight.engine.sequence import Chunk, Sequence, max_blocks
 
-_BY_RANK = attrgetter("rank")
-_TRUST = 0.9
-"""What a refusal leaves of the time of a step that it was made by: one that was disturbed must not refuse for ever."""
+_BY_SORT_KEY = attrgetter("sort_key")
+_AFTER_REFUSAL = 0.9
+"""The known time of a full step is multiplied by this when a prompt is refused because of it: a time that was taken
+while the machine was disturbed must not refuse prompts for ever."""
 
 
 class Scheduler:
     """Owns the waiting and the running sequences."""
 
-    def __init__(self, config: EngineConfig, cache: KvCache, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, config: EngineConfig, cache: KvCacheManager, clock: Callable[[], int] = time.time_ns) -> None:
         """
         Args:
             config: settings.
@@ -39,18 +39,26 @@ class Scheduler:
             clock: returns the time in nanoseconds, as ``time.time_ns`` does.
         """
         self._config = config
-        self._cache = cache
         self._clock = clock
         self._fair = config.fairness == "client"
-        self._queue = WaitingQueue(self._fair)
-        self._paused: set[Sequence] = set()
-        self._too_late: list[Sequence] = []
-        self._deadlines = Deadlines(lambda sequence: sequence.table is not None or sequence in self._queue)
-        self._full_step_s = 0.0
-        """Time of the fastest step so far that used up the budget; 0: there was none."""
-        self.running: list[Sequence] = []
-        """By rank."""
         self.preemptions = 0
+        self.reset(cache)
+
+    def reset(self, cache: KvCacheManager) -> None:
+        """Begin anew with a new cache: nothing waits or runs. Preemptions are counted on."""
+        self._cache = cache
+        self._queue = RequestQueue(self._fair)
+        self._paused: set[Sequence] = set()
+        """The sequences in the queue that were preempted."""
+        self.running: list[Sequence] = []
+        """By sort key; of a search, all its beams."""
+        self.num_running_requests = 0
+        self.forget_step_times()
+
+    def forget_step_times(self) -> None:
+        """Forget how long steps took: those of the warm-up are longer than any other."""
+        self._full_step_s = 0.0
+        """The time of the fastest step so far that used up the budget; 0: there was none."""
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -70,42 +78,32 @@ class Scheduler:
     @property
     def due_in_s(self) -> float:
         """Seconds until there is something to do, if nothing arrives before; 0: now. Only a batch that fills up waits,
-        for what it lacks or for a deadline to pass."""
+        for more requests or for a deadline to pass."""
         seconds = self._batch_due_in_s()
-        return seconds and self._deadlines.within_s(seconds, self._clock())
+        return seconds and min(seconds, self._queue.seconds_to_deadline(self._clock()))
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue."""
-        sequence.rank = rank_of(sequence.request, sequence.order, self._config.priority_aging_ns)
-        self._queue.push(sequence)
-        self._deadlines.add(sequence)
+        self._queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and give its blocks back."""
+        """Take out a sequence that ends, wherever it is, and give its blocks back."""
         if sequence.table is not None:
+            self._stop_running(sequence)
             for member in sequence.members:
-                self._release(member)
-                self.running.remove(member)
-        else:
-            self._queue.discard(sequence)
-            self._paused.discard(sequence)
-            if sequence in self._too_late:
-                self._too_late.remove(sequence)
+                self._close(member.release())
+        self._queue.remove(sequence)
+        self._paused.discard(sequence)
 
     def preempt_all(self) -> None:
-        """Have all that run begin again: their blocks do not hold what they should."""
+        """Have all running sequences begin again: their blocks do not hold what they should."""
         while self.running:
-            self._preempt(self.running[-1], _Step(self._config))
-
-    def begin(self) -> None:
-        """Forget how long steps took: those of the warm-up are longer than any other."""
-        self._full_step_s = 0.0
+            self._preempt(self.running[-1])
 
     def adopt(self, forks: Iterable[Sequence]) -> None:
         """Take in forks of a sequence that runs; they have their blocks."""
         for fork in forks:
-            fork.charged = max(fork.computed, fork.leader.charged)
-            bisect.insort(self.running, fork, key=_BY_RANK)
+            bisect.insort(self.running, fork, key=_BY_SORT_KEY)
 
     def schedule(self) -> list[Chunk]:
         """Choose the next step's chunks. Empty when nothing runs or waits, or a batch still fills up."""
@@ -120,11 +118,11 @@ class Scheduler:
     def schedule_after(self, launched: Iterable[Chunk]) -> list[Chunk]:
         """Choose the chunks of the step after one that still runs; empty: what to do shows when that one is read.
 
-        It is what ``schedule`` would choose, should no sequence end that need not. Nobody is preempted for it. Those
-        who go on are charged for it when it is their turn, see ``charge``.
+        It is what ``schedule`` would choose, should no sequence end that need not. No sequence is preempted for it. A
+        sequence that goes on is charged for it when that step is resumed, see ``charge``.
 
         Args:
-            launched: the chunks of the step that runs. Those that sample make a token that nobody has read.
+            launched: the chunks of the step that runs. Those that sample make a token that the host has not read.
         """
         step = _Step(self._config, {chunk.sequence: chunk for chunk in launched})
         self._continue_running(step)
@@ -132,39 +130,39 @@ class Scheduler:
             self._admit_waiting(step)
         return [] if step.given_up else list(step.chunks.values())
 
-    def take_late(self) -> list[Sequence]:
+    def take_expired(self) -> list[Sequence]:
         """Return, once, the sequences whose deadline has passed, or would pass before their first token."""
-        too_late, self._too_late = self._too_late, []
-        return too_late + self._deadlines.take_passed(self._clock())
+        return self._queue.take_expired(self._clock())
 
-    def count_step(self, chunks: list[Chunk], seconds: float) -> None:
-        """Learn from a step that took ``seconds``."""
-        if sum(chunk.size for chunk in chunks) == self._config.max_tokens_per_step:
+    def observe_step(self, tokens: int, seconds: float) -> None:
+        """Learn from a step of so many tokens that took ``seconds``."""
+        if tokens == self._config.max_tokens_per_step:
             self._full_step_s = min(self._full_step_s or seconds, seconds)
 
     def _continue_running(self, step: _Step) -> None:
         prefills = []
         for sequence in list(self.running):
-            remaining = step.remaining(sequence)
+            start, remaining = step.progress(sequence)
             if remaining > 1:
                 prefills.append(sequence)
             elif remaining and step.budget:
-                self._continue(sequence, 1, step)
+                self._continue(sequence, start, 1, step)
         step.begin_prefills()
         for sequence in prefills:
             if step.budget:
-                self._continue(sequence, min(step.remaining(sequence), step.budget), step)
+                start, remaining = step.progress(sequence)
+                self._continue(sequence, start, min(remaining, step.budget), step)
 
-    def _continue(self, sequence: Sequence, count: int, step: _Step) -> None:
+    def _continue(self, sequence: Sequence, start: int, count: int, step: _Step) -> None:
         table = sequence.table
         if table is None:  # preempted in this very step
             return
-        start = step.computed(sequence)
         while not self._cache.grow(table, start + count):
             if step.launched:
                 step.give_up()
                 return
-            self._preempt(self.running[-1], step)
+            for member in self._preempt(self.running[-1]):
+                step.chunks.pop(member, None)
             if sequence.table is None:
                 return
         step.chunks[sequence] = Chunk(sequence, start, count, awaits=start == len(sequence.tokens))
@@ -183,22 +181,22 @@ class Scheduler:
 
     def _admit_waiting(self, step: _Step) -> None:
         batches = self._config.mode != "inflight"  # all of a batch is admitted at once, its prompts' chunks come later
-        staying = [sequence for sequence in self.running if not step.ends(sequence)]
+        staying = [sequence for sequence in self.running if not step.ends(sequence)] if step.launched else self.running
         if len(staying) >= self._config.max_batch_size:
             return
-        places = self._config.max_batch_size - sum(sequence.places for sequence in staying)
+        free_slots = self._config.max_batch_size - sum(sequence.num_slots for sequence in staying)
         while self._queue and (batches or step.budget):
             sequence = self._queue.first
-            if sequence.places > places:
+            if sequence.num_slots > free_slots:
                 return
             if not self._admit(sequence, step):
-                if any(step.ends(one) for one in self.running):
+                if any(step.ends(member) for member in self.running):
                     step.give_up()  # they leave blocks
                 return
-            places -= sequence.places if sequence.table is not None else 0
+            free_slots -= sequence.num_slots if sequence.table is not None else 0
 
     def _admit(self, sequence: Sequence, step: _Step) -> bool:
-        """Have a sequence run, or put it aside as too late; return whether there was room."""
+        """Have the first sequence of the queue run, or let it expire; return whether there was room."""
         match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
         if step.makes_known(sequence, match.tokens, self._cache.block_size):
             step.give_up()
@@ -207,28 +205,25 @@ class Scheduler:
         if not self._cache.has_room(match, capacity):
             return False
         if self._is_too_late(sequence, match.tokens):
-            self._full_step_s *= _TRUST
-            self._too_late.append(self._queue.pop())
+            self._full_step_s *= _AFTER_REFUSAL
+            self._queue.expire_first()
             return True
-        table = self._cache.admit(match, capacity, sequence.request.retention)
-        sequence.table, sequence.computed = table, table.cached_tokens
-        sequence.charged = max(sequence.charged, sequence.computed)
+        sequence.admit(self._cache.admit(match, capacity, sequence.request.retention))
         self._queue.pop()
         self._paused.discard(sequence)
-        bisect.insort(self.running, sequence, key=_BY_RANK)
-        _note_admission(sequence, table)
+        bisect.insort(self.running, sequence, key=_BY_SORT_KEY)
+        self.num_running_requests += 1
         count = min(sequence.remaining, step.budget)
         if count:
-            self._continue(sequence, count, step)
+            self._continue(sequence, sequence.computed, count, step)
             self.charge([step.chunks[sequence]])
         return True
 
     def _capacity(self, sequence: Sequence, known: int, step: _Step) -> int:
         """Return the tokens for which there must be room to admit a sequence of which so many are known."""
-        if sequence.group is not None and self._config.policy == "guaranteed_no_evict":
-            return sequence.group.blocks_needed(self._cache.block_size) * self._cache.block_size
         if self._config.policy == "guaranteed_no_evict":
-            return sequence.longest
+            size = self._cache.block_size
+            return max_blocks(sequence.request, sequence.longest, size) * size
         tokens = len(sequence.tokens)
         return min(tokens, known + step.budget) if self._config.mode == "inflight" else tokens
 
@@ -245,38 +240,31 @@ class Scheduler:
         if not self._fair:
             return
         served: dict[str, int] = defaultdict(int)
-        for chunk in chunks:
-            sequence, start, size = chunk[:3]
-            new = start + size - sequence.charged
-            if new > 0:
-                sequence.charged += new
+        for sequence, start, size, *_ in chunks:
+            if new := sequence.count_served(start + size):
                 served[sequence.request.client_id] += new
         for client_id, tokens in served.items():
             self._queue.charge(client_id, tokens)
 
-    def _preempt(self, sequence: Sequence, step: _Step) -> None:
-        leader = sequence.leader
-        for member in sequence.members:
-            step.chunks.pop(member, None)
-            self.running.remove(member)
-            leader.computed_before = max(leader.computed_before, member.computed)
-            self._release(member)
-        if leader.group is not None:
-            leader.group.collapse()
-        leader.metrics.preemptions += 1
+    def _preempt(self, sequence: Sequence) -> list[Sequence]:
+        """Have a sequence wait again, and with it all beams of its search; return those that no longer run."""
+        leader, members = sequence.leader, sequence.members
+        self._stop_running(leader)
+        for table in leader.preempt():
+            self._close(table)
         self.preemptions += 1
         self._paused.add(leader)
         self._queue.push(leader)
+        return members
 
-    def _release(self, sequence: Sequence) -> None:
-        table = sequence.table
-        assert table is not None
-        metrics = sequence.leader.metrics
-        metrics.new_blocks += table.new_blocks
-        metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
-        self._cache.close(table)
-        sequence.table, sequence.computed = None, 0
-        sequence.context_logits.clear()
+    def _stop_running(self, leader: Sequence) -> None:
+        for member in leader.members:
+            self.running.remove(member)
+        self.num_running_requests -= 1
+
+    def _close(self, table: BlockTable | None) -> None:
+        if table is not None:
+            self._cache.close(table)
 
 
 class _Step:
@@ -292,22 +280,22 @@ class _Step:
         self.given_up = False
         """Whether it cannot be put together before the step that still runs is read."""
 
-    def computed(self, sequence: Sequence) -> int:
-        """Return how many of its tokens are computed when the step begins."""
-        chunk = self.launched.get(sequence)
-        return sequence.computed if chunk is None else chunk.start + chunk.size
+    def progress(self, sequence: Sequence) -> tuple[int, int]:
+        """Return how many of its tokens are computed when the step begins, and how many must then be computed.
 
-    def remaining(self, sequence: Sequence) -> int:
-        """Return how many of its tokens must then be computed before the next one can be sampled; 0: there is none."""
-        chunk = self.launched.get(sequence)
+        The second number counts up to the token that lets the next one be sampled; 0: there is no next one.
+        """
+        chunk = self.launched.get(sequence) if self.launched else None
         if chunk is None:
-            return sequence.remaining
+            table = sequence.table
+            computed = 0 if table is None else table.num_computed
+            return computed, len(sequence.tokens) - computed
         end = chunk.start + chunk.size
-        return int(end < sequence.longest - 1) if chunk.samples else len(sequence.tokens) - end
+        return end, int(end < sequence.longest - 1) if chunk.samples else len(sequence.tokens) - end
 
     def ends(self, sequence: Sequence) -> bool:
         """Whether it ends, at the latest, with the step that still runs."""
-        return sequence in self.launched and not self.remaining(sequence)
+        return sequence in self.launched and not self.progress(sequence)[1]
 
     def makes_known(self, sequence: Sequence, known: int, block_size: int) -> bool:
         """Whether the step that still runs computes a block that one that waits could share.
@@ -331,11 +319,3 @@ class _Step:
         """Say that all that decode have their chunks: beside them prefills are held to their own limit."""
         if self.chunks and self._chunk_limit is not None:
             self.budget = min(self.budget, self._chunk_limit)
-
-
-def _note_admission(sequence: Sequence, table: BlockTable) -> None:
-    metrics = sequence.metrics
-    if not metrics.first_scheduled_ns:
-        metrics.first_scheduled_ns = time.time_ns()
-        metrics.cached_tokens = table.cached_tokens
-        metrics.reused_blocks = table.reused_blocks

@@ -13,30 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.attention.paged import PagedAttention, Span
-from inflight.engine.checkpoint import checkpoint_name, load_config, load_model, resolve_dtype
-from inflight.engine.model_runner import resolve_device
+from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
+from inflight.engine.checkpoint import checkpoint_name, load_config, load_model, outline_model, resolve_dtype
+from inflight.engine.device import resolve_device
 from inflight.engine.models.layers import Attend
-from inflight.engine.quant.kv_cache import KvScales
 from inflight.engine.quant.linears import QuantizedLinear
 
 _BLOCK_SIZE = 64
-
-
-class _Ranges:
-    """Attention that notes the largest keys and values, layer after layer."""
-
-    def __init__(self, attend: Attend) -> None:
-        self._attend = attend
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
-    ) -> Tensor:
-        self.keys.append(key.float().abs().max())
-        self.values.append(value.float().abs().max())
-        return self._attend(layer, query, key, value, window, scale)
 
 
 class Scorer:
@@ -64,29 +47,18 @@ class Scorer:
         self._device = resolve_device(device)
         self.max_length = config.max_position_embeddings
         computed_in = torch.float64 if dtype == "float64" else resolve_dtype(dtype, config, self._device)
-        self._loaded = load_model(
-            directory, config, computed_in, self._device, self.max_length, kv_dtype, separate=True
-        )
+        outline = outline_model(directory, config, computed_in, self._device, self.max_length, kv_dtype, separate=True)
+        self._loaded = load_model(outline, self._device)
+        self.model = self._loaded.model
+        self.scheme, self.nbytes = self._loaded.scheme, self._loaded.nbytes
+        """The names of the schemes that weights are quantized in, and the memory of the weights."""
+        self.kv_scales = self._loaded.kv_scales
+        """Of the FP8 KV cache; None: it is not quantized."""
         self._paths = {
             checkpoint_name(self.model, path): path
             for path, module in self.model.named_modules()
             if isinstance(module, nn.Linear | QuantizedLinear)
         }
-
-    @property
-    def model(self) -> nn.Module:
-        """The model."""
-        return self._loaded.model
-
-    @property
-    def scheme(self) -> str:
-        """The names of the schemes that weights are quantized in."""
-        return self._loaded.scheme
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the weights."""
-        return self._loaded.nbytes
 
     @property
     def linears(self) -> Mapping[str, nn.Module]:
@@ -106,7 +78,7 @@ class Scorer:
         Raises:
             ValueError: there are no tokens, or more than ``max_length``.
         """
-        return self._loaded.model.logits(self._hidden(tokens, self._attend(tokens)))
+        return self.model.logits(self._hidden(tokens, self._attend(tokens)))
 
     @torch.inference_mode()
     def kv_ranges(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -115,19 +87,20 @@ class Scorer:
         Raises:
             ValueError: as ``logits``.
         """
-        seen = _Ranges(self._attend(tokens))
-        self._hidden(tokens, seen)
-        return torch.stack(seen.keys), torch.stack(seen.values)
+        attend, keys, values = self._attend(tokens), list[Tensor](), list[Tensor]()
 
-    @property
-    def kv_scales(self) -> KvScales | None:
-        """Scales of the FP8 KV cache; None: it is not quantized."""
-        return self._loaded.kv_scales
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
+            keys.append(key.float().abs().max())
+            values.append(value.float().abs().max())
+            return attend(layer, query, key, value, window, scale)
+
+        self._hidden(tokens, observe)
+        return torch.stack(keys), torch.stack(values)
 
     @contextmanager
     def rescaled(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> Iterator[None]:
         """Compute with other scales of one layer's KV cache for a while; without effect where it is not quantized."""
-        scales = self._loaded.kv_scales
+        scales = self.kv_scales
         tensors = (scales.keys, scales.values) if scales is not None else ()
         kept = [one[layer].clone() for one in tensors]
         try:
@@ -138,13 +111,13 @@ class Scorer:
             for one, scale in zip(tensors, kept, strict=True):
                 one[layer] = scale
 
-    def _attend(self, tokens: Sequence[int]) -> PagedAttention:
+    def _attend(self, tokens: Sequence[int]) -> TorchAttention:
         """Return attention over an empty cache that has room for ``tokens``."""
         if not 0 < len(tokens) <= self.max_length:
             raise ValueError(f"{len(tokens)} tokens; there must be 1 to {self.max_length}")
         blocks = range(-(-len(tokens) // _BLOCK_SIZE))
-        kv = self._loaded.make_kv_tensors(len(blocks), _BLOCK_SIZE)
-        return PagedAttention(kv, [Span(0, 0, len(tokens), blocks)], _BLOCK_SIZE)
+        kv = self._loaded.make_kv_pool(len(blocks), _BLOCK_SIZE)
+        return TorchAttention(kv, [QueryRange(0, 0, len(tokens), blocks)], _BLOCK_SIZE)
 
     def _hidden(self, tokens: Sequence[int], attend: Attend) -> Tensor:
         device = self._device

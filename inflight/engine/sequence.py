@@ -1,32 +1,59 @@
-"""Sequence: a request while the engine works on it."""
+"""Sequence: a request while an engine works on it: its tokens, its place in the KV cache, its metrics, its end.
+
+Only this module changes a sequence's fields; the others call its methods. The block table belongs to the KV cache,
+which alone writes what is in it. A beam search has one sequence per live beam: the leader, which stands for the
+request, and its forks, which come and go with it.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
-from inflight.errors import DeadlineExceeded
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.request import FinishReason, Output, Request, RequestMetrics, every_token_is_banned
+from inflight.engine.stats import EngineStats, StepCounts
+from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
+from inflight.text.stops import StopTextLimit
 
-    from inflight.engine.beam_group import BeamGroup
-    from inflight.engine.kv_cache import BlockTable
-    from inflight.text.stops import StopTextLimit
-
-Rank = tuple[int, int, int]
-"""What is served first; smaller is sooner. The last number is the order of arrival."""
+NAN_LOGITS, ALL_BANNED = -1, -2
+"""In place of a token, where none could be sampled."""
+SortKey = tuple[int, int, int]
+"""The order in which sequences are served; smaller is sooner. The last number is the order of arrival."""
 _NEVER_NS = 1 << 62
 
 
-def rank_of(request: Request, order: int, aging_ns: int | None) -> Rank:
-    """Return where a request stands, from its arrival to its end.
+@dataclass(slots=True)
+class Sampled:
+    """One sequence's next token, and what was asked about it."""
 
-    With aging, who is due first: a request is due at its deadline, and at the latest ``aging_ns`` after its arrival;
-    each level of priority makes it due ``aging_ns`` sooner. Without, priorities are strict: among equals the earlier
-    deadline, then the earlier arrival.
+    token: int
+    """Below 0: there is none; ``error`` says why."""
+    log_prob: float = 0.0
+    top: list[tuple[int, float]] = field(default_factory=list)
+    logits: np.ndarray | None = None
+    candidates: list[tuple[int, float]] = field(default_factory=list)
+    """Of a beam: the likeliest tokens with their log-probs, best first, penalties and bans applied."""
+
+    @property
+    def error(self) -> InflightError | None:
+        """The error that the sequence ends with if no token could be sampled."""
+        if self.token >= 0:
+            return None
+        banned = self.token == ALL_BANNED
+        return every_token_is_banned() if banned else EngineFailure("the model's logits are not numbers")
+
+
+def sort_key(request: Request, order: int, aging_ns: int | None) -> SortKey:
+    """Return a request's place in the order of service, which it keeps from its arrival to its end.
+
+    With aging, the request that is due first is served first: a request is due at its deadline, and at the latest
+    ``aging_ns`` after its arrival; each level of priority makes it due ``aging_ns`` sooner. Without aging, priorities
+    are strict: among equals the earlier deadline goes first, then the earlier arrival.
     """
     deadline = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
     if aging_ns is None:
@@ -40,77 +67,182 @@ class Sequence:
 
     request: Request
     order: int
-    """Of arrival."""
+    """The order of arrival."""
     seed: int
     max_length: int
-    """Prompt and output together."""
+    """The most tokens that prompt and output may have together."""
     stop_text: StopTextLimit | None
-    rank: Rank = field(init=False)
-    """Strict, unless its engine's priorities age."""
+    aging_ns: int | None = None
+    """The time of waiting that counts as much as one level of priority; None: priorities are strict."""
+    sort_key: SortKey = field(init=False)
     tokens: list[int] = field(init=False)
-    """Prompt, then what was generated."""
-    computed: int = 0
-    """How many of them have their keys and values in the cache."""
-    computed_before: int = 0
-    """How many were computed when it was last preempted; up to there its steps compute again."""
-    charged: int = 0
-    """How many were counted as served to its client, or came from the prefix cache."""
-    counted: bool = False
-    """Whether its first step has been counted."""
-    table: BlockTable | None = None
-    """None while it waits."""
-    group: BeamGroup | None = None
-    """The beams that it is one of."""
-    context_logits: list[np.ndarray] = field(default_factory=list)
-    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    """The prompt, then what was generated."""
+    table: BlockTable | None = field(default=None, init=False)
+    """The blocks of the KV cache that it holds; None while it waits."""
+    computed_before: int = field(default=0, init=False)
+    """The tokens that were computed when it was last preempted; up to there its steps compute again."""
+    served_tokens: int = field(default=0, init=False)
+    """The tokens that were counted as served to its client, or came from the prefix cache."""
+    num_slots: int = field(init=False)
+    """The slots of the batch that it takes; the leader of a search takes those of all beams until it forks."""
+    forks: list[Sequence] = field(default_factory=list, init=False)
+    """The other live beams of the request, where this is the leader of a search that has forked."""
+    context_logits: list[np.ndarray] = field(default_factory=list, init=False)
+    """The prompt's logits so far ``[n, vocab]``, until they are given out."""
+    metrics: RequestMetrics = field(init=False)
+    _leader: Sequence | None = field(default=None, init=False, repr=False)
+    """The leader of the search, where this is a fork."""
+    _counted: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.rank = rank_of(self.request, self.order, None)
+        self.sort_key = sort_key(self.request, self.order, self.aging_ns)
         self.tokens = list(self.request.prompt)
-        self.metrics.arrival_ns = self.request.arrival_ns
-        self.metrics.prompt_tokens = len(self.tokens)
+        self.num_slots = self.request.sampling.beam_width
+        self.metrics = RequestMetrics(self.request.arrival_ns, prompt_tokens=len(self.tokens))
 
     @property
     def longest(self) -> int:
-        """Tokens that prompt and output can come to."""
+        """The most tokens that prompt and output can come to."""
         return longest(self.request, self.max_length)
 
     @property
-    def leader(self) -> Sequence:
-        """The sequence that stands for the request: itself, unless it is one of several beams."""
-        return self if self.group is None else self.group.leader
-
-    @property
-    def members(self) -> list[Sequence]:
-        """Those that come and go together: itself, or the beams of its request."""
-        return [self] if self.group is None else self.group.members
-
-    @property
-    def places(self) -> int:
-        """Places in the batch that it takes."""
-        return 1 if self.group is None else self.group.places
+    def computed(self) -> int:
+        """The tokens whose keys and values are in the cache."""
+        return 0 if self.table is None else self.table.num_computed
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """The tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def remaining(self) -> int:
-        """Tokens that must be computed before the next one can be sampled; 1 while it decodes."""
-        return len(self.tokens) - self.computed
+        """The tokens that must be computed before the next one can be sampled; 1 while it decodes."""
+        return len(self.tokens) - (0 if self.table is None else self.table.num_computed)
 
-    def append(self, token: int) -> FinishReason | None:
-        """Add a sampled token; return why the sequence ends, if it does. An end id is not added."""
-        sampling = self.request.sampling
-        now = time.time_ns()
-        if not self.metrics.first_token_ns:
-            self.metrics.first_token_ns, self.metrics.prefill_steps = now, self.metrics.steps
-        self.metrics.last_token_ns = now
+    @property
+    def leader(self) -> Sequence:
+        """The sequence that stands for the request: itself, unless it is a fork of a beam search."""
+        return self._leader or self
+
+    @property
+    def members(self) -> list[Sequence]:
+        """The sequences that come and go with it: itself, or all beams of its request, the leader first."""
+        leader = self.leader
+        return [leader, *leader.forks]
+
+    def admit(self, table: BlockTable) -> None:
+        """Begin to run, with the blocks of ``table``."""
+        self.table = table
+        self.served_tokens = max(self.served_tokens, table.num_computed)
+        metrics = self.metrics
+        if not metrics.first_scheduled_ns:
+            metrics.first_scheduled_ns = time.time_ns()
+            metrics.cached_tokens, metrics.reused_blocks = table.cached_tokens, table.reused_blocks
+
+    def release(self) -> BlockTable | None:
+        """Stop running; return the block table, which is to be closed. Its blocks count in the request's metrics."""
+        table, self.table = self.table, None
+        self.context_logits.clear()
+        if table is not None:
+            self.leader.count_blocks(table)
+        return table
+
+    def count_blocks(self, table: BlockTable) -> None:
+        """Count the blocks of a table of the request's that is given back."""
+        metrics = self.metrics
+        metrics.new_blocks += table.new_blocks
+        metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
+
+    def preempt(self) -> list[BlockTable]:
+        """Give up the blocks, to be computed again; return the tables to close. A search goes back to its prompt."""
+        self.computed_before = max(self.computed_before, *(member.computed for member in self.members))
+        tables = [table for member in self.members if (table := member.release()) is not None]
+        self.metrics.preemptions += 1
+        self.forks.clear()
+        if self.request.sampling.beam_width > 1:
+            self.tokens, self.num_slots = list(self.request.prompt), self.request.sampling.beam_width
+        return tables
+
+    def fork(self) -> Sequence:
+        """Add a beam to the leader of a search, and return it; ``go_on_as`` gives it its blocks and tokens."""
+        fork = Sequence(self.request, self.order, self.seed, self.max_length, None)
+        fork._leader, fork.sort_key, fork._counted = self, self.sort_key, True
+        fork.computed_before, fork.served_tokens = self.computed_before, self.served_tokens
+        self.num_slots = fork.num_slots = 1
+        self.forks.append(fork)
+        return fork
+
+    def go_on_as(self, table: BlockTable, tokens: list[int]) -> None:
+        """Continue another beam of the search: its blocks and its tokens."""
+        self.table, self.tokens = table, tokens
+        self.served_tokens = max(self.served_tokens, table.num_computed)
+
+    def count_served(self, end: int) -> int:
+        """Count the tokens up to ``end`` as served to its client; return how many of them are new."""
+        new = max(0, end - self.served_tokens)
+        self.served_tokens += new
+        return new
+
+    def count_scheduled(self, stats: EngineStats) -> None:
+        """Count that a step computes a part of it, in ``stats`` the first time."""
+        if not self._counted:
+            self._counted = True
+            stats.count_scheduled(self.metrics)
+
+    def count_step(self) -> None:
+        """Count a step that has computed a part of it."""
+        self.metrics.steps += 1
+
+    def count_drafts(self, drafted: int, accepted: int) -> None:
+        """Count the drafts of a step, and how many of them were right."""
+        self.metrics.draft_tokens += drafted
+        self.metrics.accepted_draft_tokens += accepted
+
+    def count_generated(self, tokens: int) -> None:
+        """Set how many tokens a search has generated: they are not in ``tokens`` before its beams are given out."""
+        self.metrics.generated_tokens = tokens
+
+    def keep_context(self, logits: np.ndarray) -> None:
+        """Keep the logits ``[n, vocab]`` of the next part of the prompt until its first token is given out."""
+        self.context_logits.append(logits)
+
+    def stamp(self) -> int:
+        """Note that something was sampled now; return when it last was, 0 if never, as ``time.time_ns()``."""
+        metrics, now = self.metrics, time.time_ns()
+        previous_ns, metrics.last_token_ns = metrics.last_token_ns, now
+        if not metrics.first_token_ns:
+            metrics.first_token_ns, metrics.prefill_steps = now, metrics.steps
+        return previous_ns
+
+    def advance(self, sampled: Iterable[Sampled], stats: EngineStats) -> Output:
+        """Add what a step sampled, up to the sequence's end; return it as the step's output."""
+        output = Output(self.request.key, metrics=self.metrics)
+        for one in sampled:
+            output.error = one.error
+            if output.error is None:
+                before = len(self.tokens)
+                output.finish_reason = self.append(one.token, stats)
+                if len(self.tokens) > before:
+                    _report(output, one, self.request)
+            if output.finished:
+                break
+        if self.context_logits:
+            output.context_logits = np.concatenate(self.context_logits)
+            self.context_logits.clear()
+        if self.stop_text is not None:
+            output.text_limit = self.stop_text.limit
+        return output
+
+    def append(self, token: int, stats: EngineStats) -> FinishReason | None:
+        """Add and count a sampled token; return why the sequence ends, if it does. An end id is not added."""
+        sampling, previous_ns = self.request.sampling, self.stamp()
         if token in sampling.end_ids and not sampling.ignore_eos:
+            stats.count_sampled(self.metrics, 0, previous_ns)
             return FinishReason.STOP
         self.tokens.append(token)
         self.metrics.generated_tokens += 1
+        stats.count_sampled(self.metrics, 1, previous_ns)
         may_stop = self.generated >= sampling.min_tokens
         if self.stop_text is not None and self.stop_text.push(token, may_stop):
             return FinishReason.STOP
@@ -120,12 +252,7 @@ class Sequence:
             return FinishReason.LENGTH
         return None
 
-    def overdue(self, now_ns: int) -> Output | None:
-        """Return the last output of a sequence whose deadline has passed, or None."""
-        deadline = self.request.deadline_ns
-        return None if deadline is None or now_ns < deadline else self.late()
-
-    def late(self) -> Output:
+    def expired(self) -> Output:
         """Return the last output of a sequence that its deadline ends."""
         if self.metrics.first_token_ns:
             return Output(self.request.key, finish_reason=FinishReason.DEADLINE)
@@ -139,6 +266,87 @@ class Sequence:
         )
 
 
+def _report(output: Output, sampled: Sampled, request: Request) -> None:
+    """Put a new token, and what was asked about it, into the output."""
+    sampling = request.sampling
+    output.tokens.append(sampled.token)
+    if sampling.log_probs:
+        output.log_probs = [*(output.log_probs or ()), sampled.log_prob]
+    if sampling.top_log_probs:
+        output.top_log_probs = [*(output.top_log_probs or ()), sampled.top]
+    if sampled.logits is not None:
+        output.generation_logits = [*(output.generation_logits or ()), sampled.logits]
+
+
 def longest(request: Request, max_length: int) -> int:
-    """Return the tokens of prompt and output at most; ``max_length``: those that the engine allows."""
+    """Return the most tokens of prompt and output; ``max_length``: those that the engine allows."""
     return min(max_length, len(request.prompt) + request.sampling.max_tokens)
+
+
+def max_blocks(request: Request, length: int, block_size: int) -> int:
+    """Return the blocks that a request may hold at most.
+
+    A beam search holds the full blocks of the prompt once and all others once per beam; one more per beam is for the
+    copy of a block that several beams are about to write into.
+
+    Args:
+        request: to be served.
+        length: its tokens of prompt and output together, at most.
+        block_size: tokens per block.
+    """
+    blocks, width = -(-length // block_size), request.sampling.beam_width
+    if width == 1:
+        return blocks
+    shared = len(request.prompt) // block_size
+    return shared + width * (blocks - shared + 1)
+
+
+class Chunk(NamedTuple):
+    """A part of one sequence's tokens, computed in one step."""
+
+    sequence: Sequence
+    start: int
+    size: int
+    """The number of tokens, drafts included."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows the sequence's tokens, to be verified in this step."""
+    parents: tuple[int, ...] = ()
+    """For each draft the index of the draft that it follows, see ``speculate.tree``."""
+    awaits: bool = False
+    """Whether it is one token that a step makes which is not read yet: the device has it, the sequence has not."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step ends with a new token of this sequence."""
+        return self.awaits or self.start + self.size == len(self.sequence.tokens) + len(self.drafts)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that are computed; 0 in place of a token that it awaits."""
+        return [0] if self.awaits else [*self.sequence.tokens[self.start : self.start + self.size], *self.drafts]
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it computes the prompt, or what a preemption has lost."""
+        return self.start < max(len(self.sequence.request.prompt), self.sequence.computed_before)
+
+    @property
+    def recomputed(self) -> int:
+        """How many of its tokens were computed before a preemption."""
+        lost = self.sequence.computed_before - self.start
+        return min(lost, self.size) if lost > 0 else 0
+
+
+def count_chunks(chunks: Iterable[Chunk]) -> StepCounts:
+    """Return what a step of these chunks computes."""
+    sequences = prefills = prefill_tokens = tokens = recomputed = drafted = 0
+    for chunk in chunks:
+        sequences += 1
+        tokens += chunk.size
+        if chunk.prefills:
+            prefills += 1
+            prefill_tokens += chunk.size
+            recomputed += chunk.recomputed
+        drafted += bool(chunk.drafts)
+    decodes, decode_tokens = sequences - prefills, tokens - prefill_tokens
+    return StepCounts(sequences, prefills, decodes, prefill_tokens, decode_tokens, recomputed, drafted)

@@ -11,14 +11,14 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from inflight.errors import EngineFailure
 
 if TYPE_CHECKING:
-    from inflight.engine.kv_cache import KvCache
+    from inflight.engine.kvcache.manager import KvCacheManager
     from inflight.engine.request import Request, RequestMetrics
     from inflight.engine.sequence import Sequence
     from inflight.engine.stats import EngineStats
@@ -78,7 +78,7 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What clients may want to know of the model; ``inflight.client.about`` reads it by these names."""
+    """What clients may want to know of the model; ``inflight.client.aio`` reads it by these names."""
 
     name: str
     max_sequence_length: int | None
@@ -169,10 +169,21 @@ def snapshot(
     return Snapshot(stats.max, stats.steps, len(known) - waiting, waiting, described, kv_cache)
 
 
-def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: KvCache) -> Snapshot:
+def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: KvCacheManager) -> Snapshot:
     """Return the snapshot of the portable engine, from the books of its owners."""
     requests = [(sequence.request, sequence.metrics, sequence.table is None) for sequence in sequences]
-    return snapshot(stats, requests, _cache_state(cache))
+    stride = max(1, -(-cache.num_blocks // MAX_CELLS))
+    states = (cache.state(block) for block in range(0, cache.num_blocks, stride))
+    state = CacheState(
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        used=cache.used_blocks,
+        cached=cache.cached_blocks,
+        free=cache.free_blocks,
+        stride=stride,
+        runs=tuple((state, len(list(group))) for state, group in itertools.groupby(states)),
+    )
+    return snapshot(stats, requests, state)
 
 
 def counted_cache(stats: EngineStats) -> CacheState | None:
@@ -181,22 +192,3 @@ def counted_cache(stats: EngineStats) -> CacheState | None:
     return (
         CacheState(total, stats.tokens_per_block, used, cached, total - used - (cached or 0), 1, ()) if total else None
     )
-
-
-def _cache_state(cache: KvCache) -> CacheState:
-    total = cache.num_blocks
-    stride = max(1, -(-total // MAX_CELLS))
-    return CacheState(
-        num_blocks=total,
-        block_size=cache.block_size,
-        used=cache.used_blocks,
-        cached=cache.cached_blocks,
-        free=cache.free_blocks,
-        stride=stride,
-        runs=tuple(_runs(cache.state(block) for block in range(0, total, stride))),
-    )
-
-
-def _runs(states: Iterable[str]) -> Iterator[tuple[str, int]]:
-    for state, group in itertools.groupby(states):
-        yield state, sum(1 for _ in group)

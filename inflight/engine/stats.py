@@ -1,7 +1,8 @@
 """EngineStats: what an engine counts, in plain numbers; nothing of how they are exported is known here.
 
-What a metric family shows is the attribute of that name (``Family.attribute`` of ``inflight.metrics``), here or as a
-property. Times of requests are ``time.time_ns()``; durations are seconds.
+What has happened is counted here. What holds at the moment is ``EngineState``, which the engine's parts are asked for
+when it is read. Any thread may read at any time. What a metric family shows is the attribute of that name
+(``Family.source`` in ``inflight.metrics``). Times of requests are ``time.time_ns()``; durations are seconds.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from inflight.engine.request import RequestMetrics
 from inflight.metrics import LENGTHS, SECONDS, SHORT_SECONDS, STEP_PARTS
@@ -57,48 +59,106 @@ def process_memory() -> dict[str, int]:
     return {"cpu": resident * os.sysconf("SC_PAGE_SIZE"), "gpu": 0, "pinned": 0}
 
 
-@dataclass(slots=True)
-class EngineStats:
-    """What the engine does, and has done since it was warm. What a kind of engine cannot tell stays as it begins."""
+class StepCounts(NamedTuple):
+    """What a step computed."""
 
-    max: int = 0
+    sequences: int = 0
+    prefills: int = 0
+    """How many of the sequences were prefilled, at least in part."""
+    decodes: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    recomputed_tokens: int = 0
+    """The tokens of both kinds that were computed before a preemption."""
+    drafted: int = 0
+    """How many of the sequences had drafts."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that it computed."""
+        return self.prefill_tokens + self.decode_tokens
+
+
+NO_STEP = StepCounts()
+"""What an idle engine shows as its last step."""
+
+
+class Stopwatch:
+    """Times the parts of a step, one after the other, in seconds."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self.parts: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """End a part, which began when the one before it ended."""
+        now = time.perf_counter()
+        self.parts[part], self._last = now - self._last, now
+
+    @property
+    def seconds(self) -> float:
+        """The time from the beginning to the end of the last part."""
+        return self._last - self._began
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What an engine holds at one moment. What a kind of engine cannot tell stays 0, or as it is said here."""
+
     active: int = 0
-    scheduled: int = 0
-    context: int = 0
-    generation: int = 0
+    """The requests that have not ended."""
     waiting: int = 0
-    running_requests: int = 0
-    """Sequences in the running batch, whether or not the last step computed something of them."""
+    running: int = 0
+    """The requests in the running batch, whether or not the last step computed something of them."""
     paused: int = 0
-    total_context_tokens: int = 0
-    steps: int = 0
-    """Those that computed something, since the engine was warm."""
-    iterations: int | None = None
-    """The number that the engine itself gives its last step; None: it gives none, and the steps are its count."""
-    step_tokens_limit: int = 0
+    """Those of the waiting requests that were preempted."""
+    step: StepCounts = NO_STEP
+    """The last step."""
+    preemptions: int = 0
+    """How many there were so far."""
     kv_blocks_max: int = 0
     kv_blocks_used: int = 0
     kv_blocks_cached: int | None = 0
     """None: counted among the free ones."""
-    kv_blocks_reused: int = 0
-    tokens_per_block: int = 0
-    kv_cache_reserved_blocks: int = 0
+    kv_blocks_reserved: int = 0
     """Among the free and the cached ones."""
-    kv_cache_evictions: int = 0
-    kv_cache_offloaded_blocks: int = 0
-    """In the second tier now; none of the blocks that ``kv_blocks_max`` counts."""
-    kv_cache_offload_blocks_limit: int = 0
-    kv_cache_offloaded_tokens: int = 0
-    kv_cache_restored_tokens: int = 0
-    preemptions: int = 0
+    tokens_per_block: int = 0
+    evictions: int = 0
+    """Cached blocks forgotten so far."""
+    offloaded_blocks: int = 0
+    """In the offload pool now; none of the blocks that ``kv_blocks_max`` counts."""
+    offload_blocks_limit: int = 0
+    offloaded_tokens: int = 0
+    """Moved to the offload pool so far."""
+    restored_tokens: int = 0
+    """Brought back from it so far."""
+
+
+def _now(read: Callable[[EngineState], Any]) -> Any:
+    """Return a property of ``EngineStats`` that reads the engine's state."""
+    return property(lambda stats: read(stats.state()))
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the engine does, and has done since it was warm. What a kind of engine cannot tell stays as it begins."""
+
+    state: Callable[[], EngineState] = EngineState
+    """Returns what the engine holds at this moment."""
+    max: int = 0
+    """Sequences that may run at once."""
+    step_tokens_limit: int = 0
+    steps: int = 0
+    """Those that computed something, since the engine was warm."""
+    iterations: int | None = None
+    """The number that the engine itself gives its last step; None: it gives none, and the steps are its count."""
+    kv_blocks_reused: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     recomputed_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
-    drafted_sequences: int = 0
-    """Of the last step."""
     step_sequences: int = 0
     step_tokens: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0})
     step: Histogram = field(default_factory=partial(Histogram, SHORT_SECONDS))
@@ -116,9 +176,26 @@ class EngineStats:
     memory: Callable[[], dict[str, int]] = process_memory
     """Returns bytes, by kind: ``cpu``, ``gpu``, ``pinned``."""
 
-    def set_open(self, running: int, waiting: int) -> None:
-        """Say how many sequences run and wait: no figure is a difference that another thread could read halfway."""
-        self.active, self.waiting, self.running_requests = running + waiting, waiting, running
+    active = _now(lambda state: state.active)
+    waiting = waiting_requests = _now(lambda state: state.waiting)
+    running_requests = _now(lambda state: state.running)
+    paused = _now(lambda state: state.paused)
+    scheduled = _now(lambda state: state.step.sequences)
+    context = _now(lambda state: state.step.prefills)
+    generation = _now(lambda state: state.step.decodes)
+    total_context_tokens = _now(lambda state: state.step.prefill_tokens)
+    drafted_sequences = _now(lambda state: state.step.drafted)
+    preemptions = _now(lambda state: state.preemptions)
+    kv_blocks_max = _now(lambda state: state.kv_blocks_max)
+    kv_blocks_used = _now(lambda state: state.kv_blocks_used)
+    kv_blocks_cached = _now(lambda state: state.kv_blocks_cached)
+    tokens_per_block = kv_cache_block_tokens = _now(lambda state: state.tokens_per_block)
+    kv_cache_reserved_blocks = _now(lambda state: state.kv_blocks_reserved)
+    kv_cache_evictions = _now(lambda state: state.evictions)
+    kv_cache_offloaded_blocks = _now(lambda state: state.offloaded_blocks)
+    kv_cache_offload_blocks_limit = _now(lambda state: state.offload_blocks_limit)
+    kv_cache_offloaded_tokens = _now(lambda state: state.offloaded_tokens)
+    kv_cache_restored_tokens = _now(lambda state: state.restored_tokens)
 
     def count_scheduled(self, metrics: RequestMetrics) -> None:
         """Count a sequence that is in a step for the first time."""
@@ -151,18 +228,16 @@ class EngineStats:
         self.draft_tokens += metrics.draft_tokens
         self.accepted_draft_tokens += metrics.accepted_draft_tokens
 
-    def count_step(self, sequences: int, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
-        """Count a step that computed something; ``sequences``: of how many."""
+    def count_step(self, step: StepCounts, seconds: float, parts: Mapping[str, float] = {}) -> None:
+        """Count a step that computed something; ``parts``: the seconds of its parts."""
         self.steps += 1
-        self.step_sequences += sequences
-        self.step_tokens["prefill"] += prefill_tokens
-        self.step_tokens["decode"] += decode_tokens
+        self.step_sequences += step.sequences
+        self.step_tokens["prefill"] += step.prefill_tokens
+        self.step_tokens["decode"] += step.decode_tokens
+        self.recomputed_tokens += step.recomputed_tokens
+        for part, spent in parts.items():
+            self.step_part[part] += spent
         self.step.observe(seconds)
-
-    @property
-    def waiting_requests(self) -> int:
-        """Sequences in the queue."""
-        return self.waiting
 
     @property
     def batch_size_limit(self) -> int:
@@ -170,48 +245,47 @@ class EngineStats:
         return self.max
 
     @property
-    def kv_cache_block_tokens(self) -> int:
-        """Tokens that a block holds."""
-        return self.tokens_per_block
-
-    @property
     def kv_cache_blocks(self) -> dict[str, int]:
         """Every block, by its state."""
-        cached = {} if self.kv_blocks_cached is None else {"cached": self.kv_blocks_cached}
-        free = self.kv_blocks_max - self.kv_blocks_used - (self.kv_blocks_cached or 0)
-        return {"used": self.kv_blocks_used, "free": free} | cached
+        now = self.state()
+        cached = {} if now.kv_blocks_cached is None else {"cached": now.kv_blocks_cached}
+        free = now.kv_blocks_max - now.kv_blocks_used - (now.kv_blocks_cached or 0)
+        return {"used": now.kv_blocks_used, "free": free} | cached
 
     @property
     def request_metrics(self) -> dict[str, int]:
         """Upstream's counts of requests."""
+        now = self.state()
         return {
-            "active": self.active,
+            "active": now.active,
             "max": self.max,
-            "scheduled": self.scheduled,
-            "context": self.context,
-            "waiting": self.waiting,
+            "scheduled": now.step.sequences,
+            "context": now.step.prefills,
+            "waiting": now.waiting,
         }
 
     @property
     def kv_cache_block_metrics(self) -> dict[str, float]:
         """Upstream's counts of blocks: "free" are those that can be had, cached ones without an owner included."""
+        now = self.state()
         return {
-            "max": self.kv_blocks_max,
-            "free": self.kv_blocks_max - self.kv_blocks_used,
-            "used": self.kv_blocks_used,
-            "tokens_per": self.tokens_per_block,
+            "max": now.kv_blocks_max,
+            "free": now.kv_blocks_max - now.kv_blocks_used,
+            "used": now.kv_blocks_used,
+            "tokens_per": now.tokens_per_block,
             "reused": self.kv_blocks_reused,
-            "fraction": self.kv_blocks_used / self.kv_blocks_max if self.kv_blocks_max else 0.0,
+            "fraction": now.kv_blocks_used / now.kv_blocks_max if now.kv_blocks_max else 0.0,
         }
 
     @property
     def inflight_batcher_metrics(self) -> dict[str, int]:
         """Upstream's figures of the last step; there is one micro-batch."""
+        now = self.state()
         return {
-            "total_context_tokens": self.total_context_tokens,
-            "generation_requests": self.generation,
+            "total_context_tokens": now.step.prefill_tokens,
+            "generation_requests": now.step.decodes,
             "micro_batch_id": 0,
-            "paused_requests": self.paused,
+            "paused_requests": now.paused,
         }
 
     @property

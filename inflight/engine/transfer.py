@@ -1,4 +1,4 @@
-"""Between the host and the device: neither way waits until what was sent, or asked for, is needed."""
+"""Transfers between the host and the device: neither side waits before the data are needed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import torch
 from torch import Tensor
 
 _STREAMS = 32
-"""As many streams PyTorch has for each device; it deals them out in turn."""
+"""How many streams PyTorch has for each device; it hands them out in turn."""
 
 
 class OwnStream:
-    """A CUDA stream that no other one of these that lives has: what it owns outlives nobody else's."""
+    """A CUDA stream that no other living ``OwnStream`` has."""
 
     _alive: ClassVar[weakref.WeakSet[OwnStream]] = weakref.WeakSet()
 
     def __init__(self, device: torch.device) -> None:
-        """
-        Args:
-            device: a CUDA device.
-        """
         taken: set[torch.cuda.Stream] = {one.stream for one in self._alive}
         dealt = (torch.cuda.Stream(device) for _ in range(_STREAMS))
         self.stream: torch.cuda.Stream = next((one for one in dealt if one not in taken), torch.cuda.Stream(device))
@@ -31,17 +27,17 @@ class OwnStream:
 
 
 class TokenIds(NamedTuple):
-    """A step's token ids, of which the device may have chosen some that the host has not seen."""
+    """A step's token ids, some of which the device may have sampled and the host does not know yet."""
 
     known: Sequence[int]
-    """Packed; 0 in place of those."""
+    """The packed tokens, with 0 in place of those that only the device knows."""
     chosen: Tensor | None = None
-    """``[n]``, on the device."""
+    """The tokens that only the device knows ``[n]``, on the device."""
     places: Sequence[int] = ()
-    """``n`` places in the packed tokens where those belong."""
+    """The ``n`` indices in the packed tokens where those belong."""
 
     def on(self, device: torch.device) -> Tensor:
-        """Return all of them on the device, int64."""
+        """Return all token ids on the device, int64."""
         tokens = to_device(np.array(self.known, np.int64), device)
         if self.chosen is not None:
             tokens.index_copy_(0, to_device(np.array(self.places, np.int64), device), self.chosen)
@@ -49,19 +45,16 @@ class TokenIds(NamedTuple):
 
 
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Return ``numbers`` on the device; nothing waits for the transfer."""
+    """Return ``numbers`` on the device, without waiting for the transfer."""
     tensor = torch.from_numpy(numbers)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class ToHost:
-    """Tensors on their way to the host. What the device is given to do afterwards is not waited for."""
+    """Tensors on their way to the host; ``wait`` does not wait for what the device is given to do afterwards."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """
-        Args:
-            tensors: of one device; at least one.
-        """
+        """``tensors``: at least one, all on one device."""
         device = tensors[0].device
         self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
         self._arrived: torch.cuda.Event | None = None
@@ -70,7 +63,7 @@ class ToHost:
             self._arrived.record(torch.cuda.current_stream(device))
 
     def wait(self) -> list[np.ndarray]:
-        """Return them, once they are there."""
+        """Wait for the tensors, and return them as arrays."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.numpy() for tensor in self._tensors]

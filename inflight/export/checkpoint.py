@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight.deployment import model_name
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.errors import DeploymentError
-from inflight.export.progress import Progress, tracked
+from inflight.export.stages import Progress, tracked
 from inflight.manifest import hash_file
+from inflight.settings.deployment import model_name
 from inflight.text.checkpoint import read_json
 
 _INDEX = "model.safetensors.index.json"
@@ -73,16 +73,15 @@ def _weights(directory: Path) -> list[Path]:
 def fingerprint(files: Sequence[Path], known: Path, progress: Progress) -> dict[str, str]:
     """Return each file's SHA-256 by name.
 
-    Args:
-        files: what to read.
-        known: a file that keeps what was computed, by path, size and time of change; so that a large checkpoint is
-            read once.
-        progress: told about each file.
+    The file ``known`` keeps what was computed, by path, size and time of change: a large checkpoint is read once.
 
     Raises:
         DeploymentError: ``known`` cannot be written.
     """
-    memory = _read_known(known)
+    try:
+        memory = dict(json.loads(known.read_text()))
+    except (OSError, ValueError, TypeError):  # it saves time, no more
+        memory = {}
     found = {}
     for file in tracked(files, "fingerprint", progress):
         status = file.stat()
@@ -98,11 +97,3 @@ def fingerprint(files: Sequence[Path], known: Path, progress: Progress) -> dict[
     except OSError as error:
         raise DeploymentError(f"{known}: cannot be written: {error.strerror}") from None
     return found
-
-
-def _read_known(known: Path) -> dict[str, str]:
-    """Return what was computed before; nothing where it cannot be read: it saves time, no more."""
-    try:
-        return dict(json.loads(known.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}

@@ -20,8 +20,6 @@ from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.tokenizer import Tokenizer
 
 DEFAULT_DESCRIPTION = "Inflight's own questions and answers about LLM serving, in English: a stand-in for your data"
-
-
 Row = dict[str, Any]
 """One checked row of a file: ``messages``, ``prompt`` and ``completion``, or ``text``."""
 
@@ -57,45 +55,37 @@ class Source:
         Raises:
             DeploymentError: no such file, or a weight that is not above zero.
         """
-        path, _, weight = text.rpartition(":")
-        source = cls(Path(path), _positive(weight)) if path and not Path(text).exists() else cls(Path(text))
-        if not source.path.is_file():
-            raise DeploymentError(f"data: {source.path} is not a file; give FILE or FILE:WEIGHT, JSON lines or text")
-        return source
-
-
-def _positive(text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = 0.0
-    if not weight > 0:
-        raise DeploymentError(f"data: the weight {text!r} is not a number above zero")
-    return weight
+        path, weight = Path(text), 1.0
+        name, _, number = text.rpartition(":")
+        if name and not path.exists():
+            path = Path(name)
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = 0.0
+            if not weight > 0:
+                raise DeploymentError(f"data: the weight {number!r} is not a number above zero")
+        if not path.is_file():
+            raise DeploymentError(f"data: {path} is not a file; give FILE or FILE:WEIGHT, JSON lines or text")
+        return cls(path, weight)
 
 
 class DataSet:
     """A sampled mix of files: the same sources, count and seed give the same rows."""
 
     def __init__(self, sources: Sequence[Source], count: int, seed: int = 1) -> None:
-        """
-        Args:
-            sources: files and their weights.
-            count: rows in all; a file that has too few gives all it has.
-            seed: of the sampling.
+        """Take ``count`` rows in all; a file that has too few gives all it has.
 
         Raises:
             DeploymentError: a file cannot be read or has no rows.
         """
-        self.sources = tuple(sources)
         rng = random.Random(seed)
         whole = sum(source.weight for source in sources)
         self._rows: list[Row] = []
         self.mix: dict[str, int] = {}
         digest = hashlib.sha256(f"{count} {seed}".encode())
         for source in sources:
-            content = _read(source.path)
-            rows = _rows(source.path, content)
+            rows = _rows(source.path)
             digest.update(f"{source.weight} ".encode() + json.dumps(rows, sort_keys=True).encode())
             taken = rng.sample(rows, min(len(rows), round(count * source.weight / whole)))
             if not taken:
@@ -104,7 +94,7 @@ class DataSet:
             self.mix[name] = self.mix.get(name, 0) + len(taken)
             self._rows += taken
         self.sha256 = digest.hexdigest()
-        """Of the files' contents, their weights, the count and the seed."""
+        """The hash of the files' contents, their weights, the count and the seed."""
 
     def describe(self) -> str:
         """Return the mix in words."""
@@ -128,16 +118,11 @@ class DataSet:
         return [row for row in self._rows if "text" not in row]
 
 
-def _read(path: Path) -> bytes:
+def _rows(path: Path) -> list[Row]:
     try:
-        return path.read_bytes()
+        text = path.read_bytes().decode()
     except OSError as error:
         raise DeploymentError(f"data: {path} cannot be read: {error.strerror}") from None
-
-
-def _rows(path: Path, content: bytes) -> list[Row]:
-    try:
-        text = content.decode()
     except UnicodeDecodeError as error:
         raise DeploymentError(f"data: {path} is not UTF-8: {error.reason} at byte {error.start}") from None
     if path.suffix in (".jsonl", ".json"):
@@ -174,8 +159,7 @@ class RowEncoder:
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         source = tokenizer.config.chat_template
         self._template = ChatTemplate(source, tokenizer.config.special_tokens) if source else None
-        self._tokenizer = tokenizer
-        self._max_length = max_length
+        self._tokenizer, self._max_length = tokenizer, max_length
 
     def encode(self, row: Row) -> Example:
         """Return the row, at most ``max_length`` tokens long."""
@@ -186,7 +170,7 @@ class RowEncoder:
         is_chat = "messages" in row and self._template is not None
         prompt, completion = self._split(row)
         first = self._tokenizer.encode_batch([prompt], add_special_tokens=not is_chat)[0]
-        answer = self._tokenizer.encode_words([completion])[0][:limit]
+        answer = self._tokenizer.encode_batch([completion])[0][:limit]
         # A prompt that is too long loses its beginning: the answer needs its end.
         return Example(tuple(first[max(0, len(first) + len(answer) - limit) :]), tuple(answer), is_chat)
 

@@ -14,17 +14,20 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from safetensors import SafetensorError
 
 from inflight.errors import DeploymentError
 
+Item = TypeVar("Item")
+Progress = Callable[[str, int, int], object]
+"""Called with what is being done, how many steps are done, and how many there are."""
 RECORD = "stage.json"
 _NO_SPACE = ("No space left on device", "os error 28", "File too large", "os error 27")
 
@@ -42,7 +45,6 @@ class Stages:
         """Return the directory of a stage's results; ``work`` fills it, unless an earlier run did.
 
         Args:
-            name: of the stage.
             inputs: all that the results depend on; JSON.
             work: fills the directory that it is given, and returns a line about it.
             needed_bytes: space that it will take.
@@ -52,7 +54,12 @@ class Stages:
         """
         directory = self.directory(name, inputs)
         if (directory / RECORD).is_file():
-            self.show(name, f"nothing to do: {_record(directory)['line']}")
+            try:
+                done = json.loads((directory / RECORD).read_text())["line"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                fault = f"cannot be read ({error}); remove {directory}"
+                raise DeploymentError(f"{directory / RECORD}: {fault}") from None
+            self.show(name, f"nothing to do: {done}")
             return directory
         require_space(self.root, needed_bytes)
         started = time.monotonic()
@@ -151,8 +158,34 @@ def _explain(error: Exception, target: Path) -> str:
     return f"{place}: {what}: {reason}"
 
 
-def _record(directory: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((directory / RECORD).read_text()))
-    except (OSError, ValueError) as error:
-        raise DeploymentError(f"{directory / RECORD}: cannot be read ({error}); remove {directory}") from None
+def is_linked(source: Path, target_device: int) -> bool:
+    """Whether a file gets a second name in place of a copy: weights and engines, which nobody edits in place."""
+    return source.suffix in (".safetensors", ".engine") and source.stat().st_dev == target_device
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give weights and engines a second name where the disk can; copy the rest."""
+    if is_linked(source.resolve(), target.parent.stat().st_dev):
+        os.link(source.resolve(), target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def link_files(sources: Iterable[Path], target: Path) -> None:
+    """Give files, by their own names, a place in ``target``, which is made."""
+    target.mkdir(parents=True)
+    for source in sources:
+        link_or_copy(source, target / source.name)
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+def tracked(items: Iterable[Item], what: str, progress: Progress) -> Iterator[Item]:
+    """Yield ``items``, saying how many are done; they must have a length."""
+    assert isinstance(items, Sized)
+    for done, item in enumerate(items):
+        progress(what, done, len(items))
+        yield item
+    progress(what, len(items), len(items))

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from inflight.load.settings import Section
+from inflight.load.section import Section
 
 
 class Phase(Section):
@@ -48,7 +48,7 @@ class Phase(Section):
 
     @property
     def open(self) -> bool:
-        """Whether it is of an open loop."""
+        """Whether the phase has a rate (open loop) in place of a concurrency."""
         return self.rate is not None
 
     @property

@@ -10,11 +10,9 @@ import typer
 from rich.console import Console
 
 from inflight.client import Client, GenerateOptions
-from inflight.deployment import load_deployment
+from inflight.load.run_command import target_at
 from inflight.report.failures import one_line_errors
-from inflight.resources import DEMO, bundled
-from inflight.serve.command import override_server
-from inflight.serve.server import TritonServer, free_ports
+from inflight.resources import DEMO
 
 QUESTIONS = (
     "What is in-flight batching?",
@@ -29,20 +27,12 @@ def demo(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 120,
 ) -> None:
     """Serve a deployment on free ports, ask three questions, show answers and speeds, and stop."""
-    http, grpc, metrics = free_ports(3)
-    directory = bundled(directory)
-    with one_line_errors(_console):
-        deployment = override_server(
-            load_deployment(directory), {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
-        )
-        started = time.monotonic()
-        with TritonServer(directory, deployment) as server:
-            with _console.status("starting"):
-                server.wait_ready()
-            _console.print(f"ready in {time.monotonic() - started:.1f} s", style="dim")
-            with Client(f"{deployment.server.host}:{grpc}") as client:
-                for question in QUESTIONS:
-                    _ask(client, question, max_tokens)
+    started = time.monotonic()
+    with one_line_errors(_console), target_at(None, directory, None, http=False) as target:
+        _console.print(f"ready in {time.monotonic() - started:.1f} s", style="dim")
+        with Client(target.url) as client:
+            for question in QUESTIONS:
+                _ask(client, question, max_tokens)
 
 
 def _ask(client: Client, question: str, max_tokens: int) -> None:

@@ -5,12 +5,12 @@ Numbers that fall outside ``min`` and ``max`` are set to the nearer of the two (
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 
-from inflight.load.settings import FileSection, Section
+from inflight.load.section import FileSection, Section
 
 
 class Fixed(Section):
@@ -20,80 +20,66 @@ class Fixed(Section):
     value: int = Field(ge=0)
 
     def draw(self, _generator: np.random.Generator) -> int:
-        """Return a length."""
         return self.value
 
 
-class Uniform(Section):
+class _Between(Section):
+    """The range of a distribution."""
+
+    min: int = Field(1, ge=0)
+    max: int = Field(2**20, ge=0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"`min` is {self.min}: it must not be above `max` ({self.max})")
+        return self
+
+    def _clip(self, value: float) -> int:
+        return int(min(max(round(value), self.min), self.max))
+
+
+class Uniform(_Between):
     """Every whole number from ``min`` to ``max``, both included, equally often."""
 
     distribution: Literal["uniform"]
     min: int = Field(ge=0)
     max: int = Field(ge=0)
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Uniform:
-        return _in_order(self)
-
     def draw(self, generator: np.random.Generator) -> int:
-        """Return a length."""
         return int(generator.integers(self.min, self.max, endpoint=True))
 
 
-class _Clipped(Section):
-    min: int = Field(1, ge=0)
-    max: int = Field(2**20, ge=0)
-
-    def _clip(self, value: float) -> int:
-        return int(min(max(round(value), self.min), self.max))
-
-
-class Normal(_Clipped):
+class Normal(_Between):
     """The normal distribution, rounded."""
 
     distribution: Literal["normal"]
     mean: float = Field(gt=0)
     std: float = Field(ge=0)
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Normal:
-        return _in_order(self)
-
     def draw(self, generator: np.random.Generator) -> int:
-        """Return a length."""
         return self._clip(generator.normal(self.mean, self.std))
 
 
-class Lognormal(_Clipped):
+class Lognormal(_Between):
     """The lognormal distribution, rounded: many short ones and a long tail, as prompts of people are."""
 
     distribution: Literal["lognormal"]
     median: float = Field(gt=0)
     sigma: float = Field(ge=0, description="standard deviation of the logarithm; the mean is median * exp(sigma**2/2)")
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Lognormal:
-        return _in_order(self)
-
     def draw(self, generator: np.random.Generator) -> int:
-        """Return a length."""
         return self._clip(generator.lognormal(np.log(self.median), self.sigma))
 
 
-class Zipf(Section):
+class Zipf(_Between):
     """From ``min`` to ``max``; the k-th of them with a probability in proportion to ``k ** -skew``."""
 
     distribution: Literal["zipf"]
     skew: float = Field(gt=0)
-    min: int = Field(1, ge=0)
     max: int = Field(ge=0)
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Zipf:
-        return _in_order(self)
-
     def draw(self, generator: np.random.Generator) -> int:
-        """Return a length."""
         weights = rank_weights(self.max - self.min + 1, self.skew)
         return self.min + int(generator.choice(len(weights), p=weights))
 
@@ -117,7 +103,6 @@ class FromFile(FileSection):
         return self
 
     def draw(self, generator: np.random.Generator) -> int:
-        """Return a length."""
         return self._lengths[int(generator.integers(len(self._lengths)))]
 
 
@@ -125,19 +110,10 @@ Lengths = Annotated[
     Fixed | Uniform | Normal | Lognormal | Zipf | FromFile,
     Field(discriminator="distribution"),
 ]
-"""Any of the distributions, told apart by ``distribution``."""
-
-
-Ordered = TypeVar("Ordered", Uniform, Normal, Lognormal, Zipf)
+"""Any of the distributions, told apart by ``distribution``; ``draw`` returns one length."""
 
 
 def rank_weights(count: int, skew: float) -> np.ndarray:
     """Return the probabilities of ``count`` ranks, the k-th from 1 in proportion to ``k ** -skew``."""
     weights = np.arange(1, count + 1, dtype=float) ** -skew
     return weights / weights.sum()
-
-
-def _in_order(lengths: Ordered) -> Ordered:
-    if lengths.min > lengths.max:
-        raise ValueError(f"`min` is {lengths.min}: it must not be above `max` ({lengths.max})")
-    return lengths

@@ -29,9 +29,9 @@ class Arrival:
     """New since the arrival before it, by the server's own count of output tokens; it may be 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestRecord:
-    """What was seen of one request."""
+    """What was seen of one request; only its ``Observation`` writes it, while the request runs."""
 
     session: int
     turn: int
@@ -43,17 +43,22 @@ class RequestRecord:
     """What the server's traces and logs call it."""
     scheduled_s: float | None = None
     """When it should have been sent: open loop only."""
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: Sequence[Arrival] = ()
     input_tokens: int | None = None
     output_tokens: int = 0
     """The server's counts; output tokens so far, if it did not complete."""
     cached_tokens: int | None = None
-    """Of the prompt, from the prefix cache."""
+    """Prompt tokens that came from the prefix cache."""
     queue_s: float | None = None
-    """From arrival at the engine to its first step, by the server's clock alone."""
+    """Time from arrival at the engine to its first step, by the server's clock alone."""
     finish_reason: str | None = None
     error: str = ""
     """Kind and message, of a refused or failed one."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether the whole answer has come."""
+        return self.outcome == "completed"
 
     @property
     def start_s(self) -> float:
@@ -74,8 +79,7 @@ class RequestRecord:
     @property
     def gaps_s(self) -> list[float]:
         """Times between successive responses with text."""
-        times = [arrival.time_s for arrival in self.arrivals]
-        return np.diff(times).tolist()
+        return np.diff([arrival.time_s for arrival in self.arrivals]).tolist()
 
     @property
     def itl_s(self) -> list[float]:
@@ -104,7 +108,7 @@ class RequestRecord:
     def meets(self, slo: Slo) -> bool:
         """Return whether it completed within every limit of ``slo``; an answer without text has kept no TTFT."""
         silent = slo.ttft_ms is not None and self.ttft_s is None
-        return self.outcome == "completed" and not silent and not self.passes(slo)
+        return self.completed and not silent and not self.passes(slo)
 
     def is_judged(self, slo: Slo) -> bool:
         """Return whether it is known if it met ``slo``: it is not of one that the client cancelled within all limits.
@@ -158,7 +162,7 @@ class Figures:
     requests: int
     """That started in the window."""
     outcomes: dict[str, int]
-    """Of these."""
+    """How many of these requests ended in each way."""
     errors: dict[str, int]
     """Kinds of error of the refused and failed ones."""
     requests_per_second: float
@@ -176,21 +180,21 @@ class Figures:
     them, a prompt's tokens with its first text."""
     ttft_ms: Distribution | None
     itl_ms: Distribution | None
-    """Per token, pooled over requests."""
+    """Time per token, pooled over requests."""
     gap_ms: Distribution | None
-    """Between responses, pooled over requests."""
+    """Time between responses, pooled over requests."""
     mean_itl_ms: Distribution | None
-    """Per request."""
+    """Each request's mean time per token."""
     e2e_ms: Distribution | None
     queue_ms: Distribution | None
-    """In the server."""
+    """Time in the server's queue."""
     send_delay_ms: Distribution | None
-    """Sending after the scheduled time, open loop only."""
+    """Time from the scheduled to the real sending; open loop only."""
     input_tokens: Distribution | None
     output_tokens: Distribution | None
-    """Per completed request."""
+    """Tokens of each completed request."""
     cached_share: float | None
-    """Of the prompt tokens of the completed requests, taken from the prefix cache."""
+    """Share of the completed requests' prompt tokens that came from the prefix cache."""
 
 
 def measure(records: Iterable[RequestRecord], window: tuple[float, float], slo_of: Mapping[str, Slo]) -> Figures:
@@ -205,26 +209,31 @@ def measure(records: Iterable[RequestRecord], window: tuple[float, float], slo_o
         slo_of: limits by class name; a class without any has none.
     """
     everything = list(records)
-    started = [one for one in everything if window[0] <= one.start_s < window[1]]
-    done = [one for one in started if one.outcome == "completed"]
-    length = window[1] - window[0]
-    outputs, inputs = (sum(_inside(window, one)) for one in (output_events(everything), _inputs(everything)))
-    judged, good = _judge(started, slo_of)
+    (begin, end), length = window, window[1] - window[0]
+    started = [one for one in everything if begin <= one.start_s < end]
+    done = [one for one in started if one.completed]
+    outputs = sum(tokens for time_s, tokens in output_events(everything) if begin <= time_s < end)
+    inputs = sum(one.input_tokens or 0 for one in everything if one.arrivals and begin <= one.arrivals[0].time_s < end)
+    of_class = [(one, slo_of.get(one.class_name, Slo())) for one in started]
+    judged = [(one, slo) for one, slo in of_class if one.is_judged(slo)]
+    good = sum(one.meets(slo) for one, slo in judged)
     limited = any(slo != Slo() for slo in slo_of.values())
+    cached = [(one.cached_tokens, one.input_tokens or 0) for one in done if one.cached_tokens is not None]
+    prompts = sum(tokens for _, tokens in cached)
     return Figures(
         window_s=window,
         requests=len(started),
         outcomes=dict(Counter(one.outcome for one in started)),
         errors=dict(Counter(one.error.partition(":")[0] for one in started if one.error)),
-        requests_per_second=sum(_inside(window, _ends(everything))) / length,
+        requests_per_second=sum(one.completed and begin <= one.ended_s < end for one in everything) / length,
         goodput=good / length if limited else None,
-        slo_attainment=good / judged if limited and judged else None,
-        judged=judged,
+        slo_attainment=good / len(judged) if limited and judged else None,
+        judged=len(judged),
         output_tokens_per_second=outputs / length,
         input_tokens_per_second=inputs / length,
         total_tokens_per_second=(outputs + inputs) / length,
         send_delay_ms=send_delay_ms(everything, window),
-        cached_share=_cached_share(done),
+        cached_share=sum(tokens for tokens, _ in cached) / prompts if prompts else None,
         **_distributions(done),
     )
 
@@ -250,37 +259,12 @@ def send_delay_ms(records: Iterable[RequestRecord], window: tuple[float, float])
     return Distribution.of([one.sent_s - one.scheduled_s for one in started if one.scheduled_s is not None], 1000)
 
 
-def _judge(started: Iterable[RequestRecord], slo_of: Mapping[str, Slo]) -> tuple[int, int]:
-    """Return how many requests are judged, and how many of these met every limit."""
-    limited = [(one, slo_of.get(one.class_name, Slo())) for one in started]
-    judged = [(one, slo) for one, slo in limited if one.is_judged(slo)]
-    return len(judged), sum(one.meets(slo) for one, slo in judged)
-
-
-def _cached_share(done: Sequence[RequestRecord]) -> float | None:
-    known = [(one.cached_tokens, one.input_tokens) for one in done if one.cached_tokens is not None]
-    prompts = sum(tokens or 0 for _, tokens in known)
-    return sum(cached for cached, _ in known) / prompts if prompts else None
-
-
 def output_events(records: Iterable[RequestRecord]) -> Iterable[tuple[float, int]]:
     """Yield when how many output tokens arrived; tokens without text at the end, such as an end id, with the end."""
     for one in records:
         seen = sum(arrival.tokens for arrival in one.arrivals)
         yield from ((arrival.time_s, arrival.tokens) for arrival in one.arrivals)
         yield one.ended_s, one.output_tokens - seen
-
-
-def _inputs(records: Iterable[RequestRecord]) -> Iterable[tuple[float, int]]:
-    return ((one.arrivals[0].time_s, one.input_tokens or 0) for one in records if one.arrivals)
-
-
-def _ends(records: Iterable[RequestRecord]) -> Iterable[tuple[float, int]]:
-    return ((one.ended_s, 1) for one in records if one.outcome == "completed")
-
-
-def _inside(window: tuple[float, float], events: Iterable[tuple[float, int]]) -> Iterable[int]:
-    return (count for time_s, count in events if window[0] <= time_s < window[1])
 
 
 def _rounded(value: Any) -> Any:

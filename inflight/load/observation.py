@@ -1,51 +1,64 @@
-"""Sends one request and writes down what is seen of it."""
+"""Sends one request and writes down what is seen of it.
+
+``sending`` and ``take`` are all that another transport needs: locust's users, which have no asyncio, use them too.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from uuid import uuid4
 
 from inflight.client import AsyncClient, AsyncHttpClient, AsyncStream, Chunk
 from inflight.errors import InflightError, QueueFull, ShuttingDown
-from inflight.load.measurements import Arrival, Outcome, RequestRecord
+from inflight.load.measurements import Arrival, RequestRecord
 from inflight.load.workload import Session
 
 REFUSED = (QueueFull, ShuttingDown)
 """Errors of a server that did not take a request; others are failures."""
 
 
-@dataclass
 class Observation:
-    """One request under way; ``record`` is what became of it."""
+    """One request under way: ``record`` is what has been seen of it, ``text`` the answer so far."""
 
-    session: Session
-    turn: int
-    clock: Callable[[], float]
-    """Seconds from the begin of the load."""
-    scheduled_s: float | None = None
-    block_tokens: int | None = None
-    """Tokens of a KV cache block of the server; None: unknown, and with it how many tokens came from the cache."""
-    request_id: str = field(default_factory=lambda: uuid4().hex)
-    """What the server's traces and logs call it."""
-    text: str = ""
-    _sent_s: float = 0.0
-    _ended_s: float = 0.0
-    _outcome: Outcome = "unfinished"
-    _error: str = ""
-    _arrivals: list[Arrival] = field(default_factory=list)
-    _counted: int = 0
-    """Output tokens up to the last text."""
-    _last: Chunk | None = None
-    _output_tokens: int = 0
-    _input_tokens: int | None = None
+    def __init__(
+        self,
+        session: Session,
+        turn: int,
+        clock: Callable[[], float],
+        scheduled_s: float | None = None,
+        block_tokens: int | None = None,
+    ) -> None:
+        """
+        Args:
+            session: whose request number ``turn`` it is.
+            turn: counts from 0.
+            clock: tells the seconds since the begin of the load.
+            scheduled_s: when it should be sent; None in a closed loop.
+            block_tokens: tokens of a KV cache block of the server; None: it is not known, and with it how many tokens
+                came from the cache.
+        """
+        self.session, self.turn, self.text = session, turn, ""
+        self._clock, self._block_tokens = clock, block_tokens
+        self._arrivals: list[Arrival] = []
+        self._counted = 0
+        """Output tokens up to the last text."""
+        self._last: Chunk | None = None
+        self.record = RequestRecord(
+            session=session.number,
+            turn=turn,
+            class_name=session.class_name,
+            sent_s=0.0,
+            ended_s=0.0,
+            outcome="unfinished",
+            request_id=uuid4().hex,
+            scheduled_s=scheduled_s,
+            arrivals=self._arrivals,
+        )
 
     async def run(
-        self,
-        client: AsyncClient | AsyncHttpClient,
-        answers: list[str],
-        on_text: Callable[[Observation, int], None] = lambda _observation, _tokens: None,
+        self, client: AsyncClient | AsyncHttpClient, answers: list[str], on_text: Callable[[RequestRecord, int], None]
     ) -> None:
         """Send the request and read its stream to the end, or until it is to be cancelled.
 
@@ -55,111 +68,74 @@ class Observation:
             on_text: called for each response with text, with its new tokens.
         """
         prompt, options = self.session.prompt(self.turn, answers), self.session.options(self.turn)
-        self._sent_s = self.clock()
+        after_s, canceller = self.session.turns[self.turn].cancel_after_s, None
+        with self.sending():
+            async with client.stream(prompt, options, request_id=self.record.request_id) as stream:
+                if after_s is not None:
+                    canceller = asyncio.create_task(_cancel_later(stream, after_s))
+                try:
+                    async for chunk in stream:
+                        new = self.take(chunk)
+                        if chunk.text:
+                            on_text(self.record, new)
+                        if self.cancel_due:
+                            break
+                finally:
+                    if canceller is not None:
+                        canceller.cancel()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send the request inside; the block's end is the answer's, and an InflightError the request's own failure."""
+        record = self.record
+        record.sent_s = self._clock()
         try:
-            async with client.stream(prompt, options, request_id=self.request_id) as stream:
-                await self._read(stream, on_text)
+            yield
+            if record.finish_reason in ("stop", "length"):
+                record.outcome = "completed"
+            elif record.finish_reason is None:
+                record.outcome = "cancelled"
+            else:
+                record.outcome = "failed"
+                record.error = f"ended_{record.finish_reason}: the server ended the request"
         except InflightError as error:
-            self._outcome = "refused" if isinstance(error, REFUSED) else "failed"
-            self._error = f"{error.label}: {error}"
+            record.outcome = "refused" if isinstance(error, REFUSED) else "failed"
+            record.error = f"{error.label}: {error}"
         finally:
-            if self._outcome != "completed":
-                self._ended_s = self.clock()
+            if not record.completed:
+                record.ended_s = self._clock()
+            self._read_times()
 
-    async def _read(self, stream: AsyncStream, on_text: Callable[[Observation, int], None]) -> None:
-        turn = self.session.turns[self.turn]
-        canceller = None
-        if turn.cancel_after_s is not None:
-            canceller = asyncio.create_task(_cancel_later(stream, turn.cancel_after_s))
-        try:
-            async for chunk in stream:
-                new = self._take(chunk)
-                if chunk.text:
-                    on_text(self, new)
-                if turn.cancel_after_tokens is not None and self._output_tokens >= turn.cancel_after_tokens:
-                    break
-        finally:
-            if canceller is not None:
-                canceller.cancel()
-        self._judge()
+    @property
+    def cancel_due(self) -> bool:
+        """Whether so many tokens have come that the client is to cancel."""
+        after = self.session.turns[self.turn].cancel_after_tokens
+        return after is not None and self.record.output_tokens >= after
 
-    def _take(self, chunk: Chunk) -> int:
+    def take(self, chunk: Chunk) -> int:
         """Note one response; return its new tokens."""
-        now = self.clock()
-        self._last = chunk
-        self._ended_s = now
+        now, record, self._last = self._clock(), self.record, chunk
+        record.ended_s, record.finish_reason = now, chunk.finish_reason
         if chunk.usage.output_tokens is not None:
-            self._output_tokens = chunk.usage.output_tokens
+            record.output_tokens = chunk.usage.output_tokens
         if chunk.usage.input_tokens is not None:
-            self._input_tokens = chunk.usage.input_tokens
+            record.input_tokens = chunk.usage.input_tokens
         if not chunk.text:
             return 0
-        new, self._counted = self._output_tokens - self._counted, self._output_tokens
+        new, self._counted = record.output_tokens - self._counted, record.output_tokens
         self._arrivals.append(Arrival(now, new))
         self.text += chunk.text
         return new
 
-    def _judge(self) -> None:
-        """Say how a stream ended that had no error."""
-        reason = self._last.finish_reason if self._last else None
-        if reason in ("stop", "length"):
-            self._outcome = "completed"
-        elif reason is None:
-            self._outcome = "cancelled"
-        else:
-            self._outcome, self._error = "failed", f"ended_{reason}: the server ended the request"
-
-    @property
-    def completed(self) -> bool:
-        """Whether the whole answer has come."""
-        return self._outcome == "completed"
-
-    @property
-    def responses(self) -> int:
-        """How many had text so far."""
-        return len(self._arrivals)
-
-    @property
-    def first_text_s(self) -> float | None:
-        """From the start to the first text."""
-        return self._arrivals[0].time_s - self._start_s if self._arrivals else None
-
-    @property
-    def _start_s(self) -> float:
-        return self._sent_s if self.scheduled_s is None else self.scheduled_s
-
-    def record(self) -> RequestRecord:
-        """Return what was seen."""
-        return RequestRecord(
-            session=self.session.number,
-            turn=self.turn,
-            class_name=self.session.class_name,
-            request_id=self.request_id,
-            sent_s=self._sent_s,
-            ended_s=self._ended_s,
-            outcome=self._outcome,
-            scheduled_s=self.scheduled_s,
-            arrivals=tuple(self._arrivals),
-            input_tokens=self._input_tokens,
-            output_tokens=self._output_tokens,
-            cached_tokens=self._cached_tokens(),
-            queue_s=self._queue_s(),
-            finish_reason=self._last.finish_reason if self._last else None,
-            error=self._error,
-        )
-
-    def _output(self, name: str) -> int | None:
-        """Return an output of the last response."""
-        return next(iter(self._last.outputs.get(name, ())), None) if self._last else None
-
-    def _cached_tokens(self) -> int | None:
-        blocks = self._output("kv_cache_reused_blocks")
-        return None if blocks is None or self.block_tokens is None else blocks * self.block_tokens
-
-    def _queue_s(self) -> float | None:
-        """Return the time in the server's queue: a difference of two times of its own clock, never of ours."""
-        arrival, scheduled = self._output("arrival_time_ns"), self._output("first_scheduled_time_ns")
-        return (scheduled - arrival) / 1e9 if arrival and scheduled else None
+    def _read_times(self) -> None:
+        """Take over what the last response says of the server's queue and prefix cache."""
+        names = ("kv_cache_reused_blocks", "arrival_time_ns", "first_scheduled_time_ns")
+        outputs = self._last.outputs if self._last else {}
+        blocks, arrival, scheduled = (next(iter(outputs.get(name, ())), None) for name in names)
+        if blocks is not None and self._block_tokens is not None:
+            self.record.cached_tokens = blocks * self._block_tokens
+        if arrival and scheduled:  # a difference of two times of the server's own clock, never of ours
+            self.record.queue_s = (scheduled - arrival) / 1e9
 
 
 async def _cancel_later(stream: AsyncStream, seconds: float) -> None:

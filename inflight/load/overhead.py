@@ -32,7 +32,7 @@ class ClientHealth:
     cpu_share: float | None
     """CPU time of the client's process, as a share of one core."""
     send_delay_ms: Distribution | None
-    """Sending after the scheduled time; None in a closed loop."""
+    """Time from the scheduled to the real sending; None in a closed loop."""
     bottleneck: bool
     """Whether a limit was passed: figures may be the client's and not the server's."""
     reasons: tuple[str, ...]
@@ -64,8 +64,15 @@ class LoopWatch:
         if len(inside) > 1:
             (first, _, cpu_before), (last, _, cpu_after) = inside[0], inside[-1]
             share = (cpu_after - cpu_before) / (last - first)
-        reasons = tuple(_reasons(lag, share, send_delay_ms))
-        return ClientHealth(lag, share, send_delay_ms, bool(reasons), reasons)
+        reasons = []
+        if lag is not None and lag.p99 > LAG_LIMIT_MS:
+            reasons.append(f"event loop lag is {lag.p99:.1f} ms at the 99th percentile (limit: {LAG_LIMIT_MS:g} ms)")
+        if share is not None and share > CPU_LIMIT:
+            reasons.append(f"the client used {share:.0%} of a core (limit: {CPU_LIMIT:.0%})")
+        if send_delay_ms is not None and send_delay_ms.p99 > SEND_DELAY_LIMIT_MS:
+            late = f"sends were {send_delay_ms.p99:.1f} ms late at the 99th percentile"
+            reasons.append(f"{late} (limit: {SEND_DELAY_LIMIT_MS:g} ms)")
+        return ClientHealth(lag, share, send_delay_ms, bool(reasons), tuple(reasons))
 
 
 def _missed(lag_s: float) -> Iterator[float]:
@@ -76,14 +83,3 @@ def _missed(lag_s: float) -> Iterator[float]:
     """
     yield lag_s
     yield from (lag_s - count * _PERIOD_S for count in range(1, math.ceil(lag_s / _PERIOD_S)))
-
-
-def _reasons(lag: Distribution | None, share: float | None, delay: Distribution | None) -> list[str]:
-    found = []
-    if lag is not None and lag.p99 > LAG_LIMIT_MS:
-        found.append(f"event loop lag is {lag.p99:.1f} ms at the 99th percentile (limit: {LAG_LIMIT_MS:g} ms)")
-    if share is not None and share > CPU_LIMIT:
-        found.append(f"the client used {share:.0%} of a core (limit: {CPU_LIMIT:.0%})")
-    if delay is not None and delay.p99 > SEND_DELAY_LIMIT_MS:
-        found.append(f"sends were {delay.p99:.1f} ms late at the 99th percentile (limit: {SEND_DELAY_LIMIT_MS:g} ms)")
-    return found

@@ -1,4 +1,4 @@
-"""The result of a load test as files: figures, every request, the scenario; and reading them again.
+"""The result of a load test as files: figures, every request, the scenario. They are written and read here.
 
 summary.json     figures, window, client's own share, provenance, the scenario in full, its files' hashes
 requests.jsonl   one record per request
@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from inflight.errors import InflightError
 from inflight.load.arrivals import starts
-from inflight.load.measurements import Figures, RequestRecord, measure, send_delay_ms
+from inflight.load.measurements import Figures, RequestRecord, measure
 from inflight.load.overhead import ClientHealth
-from inflight.load.runner import Runner
 from inflight.load.scenario import Scenario, Slo
-from inflight.load.workload import Workload
-from inflight.report.results import provenance
+from inflight.report.provenance import provenance
 
 SUMMARY, REQUESTS, SCENARIO, REPORT = "summary.json", "requests.jsonl", "scenario.toml", "report.html"
 EXCLUDED = (
@@ -52,9 +51,9 @@ class LoadResult:
     interrupted: bool
     client: ClientHealth
     server: str = ""
-    """Its address; empty: not known."""
+    """The server's address; empty: not known."""
     deployment: str = ""
-    """Name of its directory; empty: not known."""
+    """Name of the deployment's directory; empty: not known."""
     fault: str = ""
     """What ended the test before its time, in a line; empty: nothing did."""
 
@@ -70,31 +69,22 @@ class LoadResult:
         names = {one.class_name for one in self.records} | {one.name for one in self.scenario.classes}
         return {name: self.scenario.slo_of(name) for name in sorted(names)}
 
-    def figures(self) -> Figures:
-        """Return the figures of the window."""
-        return self._figures
-
     @cached_property
-    def _figures(self) -> Figures:
+    def figures(self) -> Figures:
+        """The figures of the window."""
         return measure(self.records, self.window, self.slo_of)
 
-    def by_class(self) -> dict[str, Figures]:
-        """Return the window's figures of each class."""
-        return self._by_class
-
     @cached_property
-    def _by_class(self) -> dict[str, Figures]:
+    def by_class(self) -> dict[str, Figures]:
+        """The window's figures of each class."""
         return {
             name: measure([one for one in self.records if one.class_name == name], self.window, {name: slo})
             for name, slo in self.slo_of.items()
         }
 
-    def by_phase(self) -> list[tuple[str, Figures]]:
-        """Return the figures of each phase that was begun, steady or not, in order."""
-        return self._by_phase
-
     @cached_property
-    def _by_phase(self) -> list[tuple[str, Figures]]:
+    def by_phase(self) -> list[tuple[str, Figures]]:
+        """The figures of each phase that was begun, steady or not, in order."""
         phases = self.scenario.phases
         named = []
         for number, (phase, begin) in enumerate(zip(phases, starts(phases), strict=False), 1):
@@ -116,9 +106,9 @@ class LoadResult:
             "fault": self.fault,
             "steady": self.steady,
             "load_ended_s": self.load_ended_s,
-            "figures": asdict(self.figures()),
-            "classes": {name: asdict(figures) for name, figures in self.by_class().items()},
-            "phases": [{"name": name, **asdict(figures)} for name, figures in self.by_phase()],
+            "figures": asdict(self.figures),
+            "classes": {name: asdict(figures) for name, figures in self.by_class.items()},
+            "phases": [{"name": name, **asdict(figures)} for name, figures in self.by_phase],
             "client": asdict(self.client),
             "note": EXCLUDED,
             "scenario": self.scenario.model_dump(mode="json"),
@@ -126,43 +116,18 @@ class LoadResult:
         }
 
 
-def result_of(
-    runner: Runner, workload: Workload, transport: str, command: str, server: str, deployment: str
-) -> LoadResult:
-    """Return the result of a test that has been run."""
-    window = _window(workload.steady, runner.load_ended_s)
-    delay = send_delay_ms(runner.records, window)
-    return LoadResult(
-        scenario=workload.scenario,
-        seed=workload.seed,
-        transport=transport,
-        command=command,
-        records=sorted(runner.records, key=lambda one: (one.start_s, one.session, one.turn)),
-        window=window,
-        load_ended_s=runner.load_ended_s,
-        interrupted=runner.interrupted,
-        client=runner.watch.health(window, delay),
-        server=server,
-        deployment=deployment,
-        fault=runner.fault,
-    )
+def make_directory(directory: Path | None, name: str) -> Path:
+    """Make a result directory, before the test of which the result would be lost without one; return its path.
 
-
-def _window(steady: tuple[float, float], ended_s: float) -> tuple[float, float]:
-    """Return what there is of the steady window; of a test that ended before it, the whole time."""
-    begin = steady[0] if steady[0] < ended_s else 0.0
-    return begin, min(steady[1], ended_s)
-
-
-def make_directory(directory: Path) -> None:
-    """Make a result directory, before the test of which the result would be lost without one.
+    Where the user has named none it is in artifacts/load, called by ``name`` and the time.
 
     Raises:
         ResultError: nothing can be written there.
     """
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    directory = directory or Path("artifacts/load") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    with _writing(directory):
         tempfile.TemporaryFile(dir=directory).close()
+    return directory
 
 
 def write_result(directory: Path, result: LoadResult) -> None:
@@ -171,13 +136,21 @@ def write_result(directory: Path, result: LoadResult) -> None:
     Raises:
         ResultError: it cannot be written.
     """
-    summary = json.dumps(_rounded(result.summary()), indent=1)
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / SUMMARY).write_text(summary + "\n", encoding="utf-8")
+    write_json(directory / SUMMARY, _rounded(result.summary()))
+    with _writing(directory):
         with (directory / REQUESTS).open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(one.as_json()) + "\n" for one in result.records)
         (directory / SCENARIO).write_bytes(result.scenario.source)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object to a file of a result directory.
+
+    Raises:
+        ResultError: it cannot be written.
+    """
+    with _writing(path.parent):
+        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def write_report(directory: Path, page: str) -> Path:
@@ -186,15 +159,15 @@ def write_report(directory: Path, page: str) -> Path:
     Raises:
         ResultError: it cannot be written.
     """
-    with writing(directory):
+    with _writing(directory):
         (directory / REPORT).write_text(page, encoding="utf-8")
     return directory / REPORT
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Turn what cannot be written into a ResultError that names the directory."""
+def _writing(directory: Path) -> Iterator[None]:
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise ResultError(f"{directory}: cannot be written: {error.strerror}") from None
@@ -206,11 +179,8 @@ def read_summary(directory: Path) -> dict[str, Any]:
     Raises:
         ResultError: it cannot be read.
     """
-    path = directory / SUMMARY
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ResultError(f"{path}: cannot be read: {error}") from None
+    with _reading(directory / SUMMARY) as text:
+        return dict(json.loads(text))
 
 
 def read_records(directory: Path) -> list[RequestRecord]:
@@ -219,10 +189,14 @@ def read_records(directory: Path) -> list[RequestRecord]:
     Raises:
         ResultError: they cannot be read.
     """
-    path = directory / REQUESTS
+    with _reading(directory / REQUESTS) as text:
+        return [RequestRecord.from_json(json.loads(line)) for line in text.split("\n") if line]
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[str]:
     try:
-        lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n")
-        return [RequestRecord.from_json(json.loads(line)) for line in lines if line]
+        yield path.read_text(encoding="utf-8")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ResultError(f"{path}: cannot be read: {error}") from None
 

@@ -5,37 +5,40 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
+import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from inflight.deployment import Deployment, load_deployment
 from inflight.errors import InflightError
-from inflight.load.progress import show_progress
-from inflight.load.prompts import PromptWriter
-from inflight.load.result import LoadResult, make_directory, result_of, write_report, write_result
-from inflight.load.rows import counts, headline, verdict
-from inflight.load.runner import Runner, SessionFault, client_for
-from inflight.load.scenario import Scenario, ScenarioError, Slo, load_scenario, parse_slo
-from inflight.load.workload import Workload
+from inflight.load.measurements import send_delay_ms
+from inflight.load.report import counts, headline, report_page, verdict
+from inflight.load.result import LoadResult, make_directory, write_report, write_result
+from inflight.load.runner import Runner, client_for
+from inflight.load.scenario import Scenario, ScenarioError, load_scenario, parse_slo
+from inflight.load.workload import PromptWriter, Workload
 from inflight.report.failures import one_line_errors
 from inflight.resources import DEMO, bundled
 from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
+from inflight.settings.deployment import Deployment, load_deployment
 
 _console = Console(stderr=True, highlight=False)
 _READY_S = 5.0
 """How long a server that is there may take to be ready."""
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_LIVE_S, _LOG_S = 0.5, 10.0
+"""Seconds between two updates of a terminal, and between two lines elsewhere."""
 
 
 class LoadTestFailed(InflightError):
@@ -50,32 +53,27 @@ class Target:
     http: bool
     deployment: Deployment
     name: str
-    """Of the deployment: its directory's."""
-
-    @property
-    def transport(self) -> str:
-        """``http`` or ``grpc``."""
-        return "http" if self.http else "grpc"
+    """Name of the deployment's directory."""
 
 
 Limits = Annotated[
     str | None, typer.Option(help="Limits in ms, as ttft=200,itl=30,e2e=5000; the scenario's by default.")
 ]
+Url = Annotated[str | None, typer.Option(help="Address of a running server; its deployment's ports by default.")]
+Serve = Annotated[Path | None, typer.Option(help="Serve this deployment directory on free ports for the test.")]
+DeploymentAtUrl = Annotated[
+    Path | None,
+    typer.Option(help="Deployment that runs at --url: its tokenizer makes the prompts; the demo by default."),
+]
+Http = Annotated[bool, typer.Option("--http", help="HTTP's generate_stream in place of gRPC.")]
 
 
 def run(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of one in loadtest/scenarios.")],
-    url: Annotated[
-        str | None, typer.Option(help="Address of a running server; its deployment's ports by default.")
-    ] = None,
-    serve: Annotated[
-        Path | None, typer.Option(help="Serve this deployment directory on free ports for the test.")
-    ] = None,
-    deployment: Annotated[
-        Path | None,
-        typer.Option(help="Deployment that runs at --url: its tokenizer makes the prompts; the demo by default."),
-    ] = None,
-    http: Annotated[bool, typer.Option("--http", help="HTTP's generate_stream in place of gRPC.")] = False,
+    url: Url = None,
+    serve: Serve = None,
+    deployment: DeploymentAtUrl = None,
+    http: Http = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's.")] = None,
     output: Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/NAME-TIME by default.")] = None,
     slo: Limits = None,
@@ -90,13 +88,20 @@ def run(
         settings = load_scenario(scenario)
         settings = settings if duration_scale == 1 else settings.scaled(duration_scale)
         settings = settings if slo is None else settings.with_limits(parse_slo(slo))
-        _check_share(fail_below_slo, settings)
-        output = output or Path("artifacts/load") / f"{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        make_directory(output)
+        if fail_below_slo is not None and not settings.has_limits:
+            raise ScenarioError(f"--fail-below-slo needs limits; {settings.name} has no `slo`: give --slo")
+        output = make_directory(output, settings.name)
         with target_at(url, serve, deployment, http) as target:
             result = run_scenario(settings, target, seed, _command(scenario, http, seed, slo, duration_scale))
-        _conclude(result, output)
-        _judge(result, fail_below_slo)
+        if not result.records:
+            raise LoadTestFailed(result.fault or "nothing was measured: no request was sent")
+        for line in headline(result):  # said before anything is written, lest it be lost where nothing can be
+            typer.echo(line)
+        good, text = verdict(result)
+        _console.print(text, style=None if good else "yellow", markup=False, soft_wrap=True)
+        write_result(output, result)
+        _console.print(f"{write_report(output, report_page(result))}", markup=False, soft_wrap=True)
+        _check_result(result, fail_below_slo)
 
 
 def check_target(url: str | None, serve: Path | None, deployment: Path | None) -> None:
@@ -108,13 +113,6 @@ def check_target(url: str | None, serve: Path | None, deployment: Path | None) -
     for name, value in (("--url", url), ("--deployment", deployment)):
         if serve is not None and value is not None:
             raise ScenarioError(f"give --serve or {name}, not both")
-
-
-def _check_share(share: float | None, scenario: Scenario) -> None:
-    if share is None:
-        return
-    if all(slo == Slo() for slo in (scenario.slo, *(one.slo or Slo() for one in scenario.classes))):
-        raise ScenarioError(f"--fail-below-slo needs limits; {scenario.name} has no `slo`: give --slo")
 
 
 def _command(scenario: Path, http: bool, seed: int | None, slo: str | None, scale: float) -> str:
@@ -150,7 +148,7 @@ def target_at(url: str | None, serve: Path | None, directory: Path | None, http:
         yield Target(url or f"{settings.host}:{port}", http, deployment, name)
         return
     deployment = override_server(deployment, dict(zip(_PORTS, free_ports(3), strict=True)))
-    with _exits_on_sigterm(), TritonServer(serve, deployment) as server:
+    with _exit_on_sigterm(), TritonServer(serve, deployment) as server:
         with _console.status("starting the server"):
             server.wait_ready()
         port = deployment.server.http_port if http else deployment.server.grpc_port
@@ -158,18 +156,18 @@ def target_at(url: str | None, serve: Path | None, directory: Path | None, http:
 
 
 @contextmanager
-def _exits_on_sigterm() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Make SIGTERM an exception, so that what was started is stopped on the way out."""
-    before = signal.signal(signal.SIGTERM, _exit)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the clean-up
-    sys.exit(128 + number)
 
 
 def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: str) -> LoadResult:
@@ -179,21 +177,61 @@ def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: 
         InflightError: the scenario does not fit, or no server answers.
     """
     workload = Workload(scenario, PromptWriter.of_checkpoint(target.deployment.model), seed)
-    return asyncio.run(_run(workload, target, command))
+    runner = asyncio.run(_run(workload, target))
+    begin, end = workload.steady
+    # Of a test that ended before the steady window, the whole time.
+    window = (begin if begin < runner.load_ended_s else 0.0, min(end, runner.load_ended_s))
+    return LoadResult(
+        scenario=scenario,
+        seed=workload.seed,
+        transport="http" if target.http else "grpc",
+        command=command,
+        records=sorted(runner.records, key=lambda one: (one.start_s, one.session, one.turn)),
+        window=window,
+        load_ended_s=runner.load_ended_s,
+        interrupted=runner.interrupted,
+        client=runner.watch.health(window, send_delay_ms(runner.records, window)),
+        server=target.url,
+        deployment=target.name,
+        fault=runner.fault,
+    )
 
 
-async def _run(workload: Workload, target: Target, command: str) -> LoadResult:
+async def _run(workload: Workload, target: Target) -> Runner:
     async with client_for(target.url, target.http) as client:
         await client.check(_READY_S)
         runner = Runner(workload, client, target.deployment.kv_cache.block_size)
-        showing = asyncio.create_task(show_progress(runner, _console))
+        showing = asyncio.create_task(_show_progress(runner))
         try:
             with _stopping(runner):
                 await runner.run()
         finally:
             showing.cancel()
             await asyncio.wait({showing})
-    return result_of(runner, workload, target.transport, command, target.url, target.name)
+    return runner
+
+
+async def _show_progress(runner: Runner) -> None:
+    """Show the state of ``runner`` until cancelled."""
+    period = _LIVE_S if _console.is_terminal else _LOG_S
+    before = 0
+    with Live(console=_console, auto_refresh=False, transient=True) as live:
+        while True:
+            await asyncio.sleep(period)
+            duration, now = runner.workload.duration_s, runner.clock()
+            parts = [
+                f"{now:.0f} of {duration:.0f} s" if now < duration else "waiting for the rest",
+                f"{runner.running} running",
+                *(f"{count:,} {outcome}" for outcome, count in sorted(runner.ended.items())),
+                f"{(runner.tokens - before) / period:,.0f} tokens/s",
+            ]
+            if runner.recent_ttft_s:
+                parts.append(f"TTFT {1000 * statistics.median(runner.recent_ttft_s):,.0f} ms")
+            line, before = ", ".join(parts), runner.tokens
+            if _console.is_terminal:
+                live.update(Text(line), refresh=True)
+            else:
+                _console.print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -210,35 +248,14 @@ def _stopping(runner: Runner) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _conclude(result: LoadResult, output: Path) -> None:
-    """Say what was measured, and write the result directory: in this order, lest it be lost where nothing can be
-    written."""
-    if not result.records:
-        raise (
-            SessionFault(result.fault) if result.fault else LoadTestFailed("nothing was measured: no request was sent")
-        )
-    for line in headline(result):
-        typer.echo(line)
-    good, text = verdict(result)
-    _console.print(text, style=None if good else "yellow", markup=False, soft_wrap=True)
-    write_result(output, result)
-    from inflight.load.report import report_page
-
-    _console.print(f"{write_report(output, report_page(result))}", markup=False, soft_wrap=True)
-
-
-def _judge(result: LoadResult, least: float | None) -> None:
-    """Say what makes the command fail although there is a result.
-
-    Raises:
-        SessionFault: it ended before its time.
-        LoadTestFailed: no request completed, or fewer than ``least`` of those that are judged kept the limits.
-    """
+def _check_result(result: LoadResult, least: float | None) -> None:
+    """Fail although there is a result: the test ended before its time, no request completed, or fewer than ``least``
+    of those that are judged kept the limits."""
     if result.fault:
-        raise SessionFault(result.fault)
-    if not any(one.outcome == "completed" for one in result.records):
-        raise LoadTestFailed(f"no request completed: {counts(result.figures())}")
-    share = result.figures().slo_attainment
+        raise LoadTestFailed(result.fault)
+    if not any(one.completed for one in result.records):
+        raise LoadTestFailed(f"no request completed: {counts(result.figures)}")
+    share = result.figures.slo_attainment
     if least is not None and (share is None or share < least):
         said = "no request can be judged" if share is None else f"{share:.2%} of the requests kept the limits"
         raise LoadTestFailed(f"{said}; --fail-below-slo is {least:g}")

@@ -7,8 +7,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 
 from inflight.client import AsyncClient, AsyncHttpClient, Retry
 from inflight.errors import InflightError
@@ -29,42 +28,29 @@ class SessionFault(InflightError):
     """A session that could not be run, through no doing of the server; the message is one line and names it."""
 
 
-@dataclass
-class Progress:
-    """What there is to show while a test runs."""
-
-    running: int = 0
-    tokens: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
-    """Requests by outcome."""
-    recent_ttft_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-
-
 class Runner:
     """One load test. ``run`` may be called once; ``stop`` ends it early, with what was measured."""
 
     def __init__(
         self, workload: Workload, client: AsyncClient | AsyncHttpClient, block_tokens: int | None = None
     ) -> None:
-        """
-        Args:
-            workload: what to send and when.
-            client: made with ``retry=ONCE``.
-            block_tokens: tokens of the server's KV cache blocks, if known.
-        """
+        """``client`` is made with ``retry=ONCE``; ``block_tokens`` are those of a KV cache block, if known."""
         self.workload = workload
         self.records: list[RequestRecord] = []
-        self.progress = Progress()
+        self.running = self.tokens = 0
+        """Requests that run, and output tokens that have come so far."""
+        self.ended: Counter[str] = Counter()
+        """Requests by outcome."""
+        self.recent_ttft_s: deque[float] = deque(maxlen=_RECENT)
         self.interrupted = False
         self.load_ended_s = 0.0
         """When the last session could start: the end of the phases, or of an interrupted test."""
-        self._client = client
-        self._block_tokens = block_tokens
+        self.fault = ""
+        """What ended the test before its time, in a line; empty: nothing did."""
+        self._client, self._block_tokens = client, block_tokens
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[object]] = set()
         self._stopped = asyncio.Event()
-        self.fault = ""
-        """What ended the test before its time, in a line; empty: nothing did."""
         self._began = time.perf_counter()
         self.watch = LoopWatch(self.clock)
 
@@ -85,20 +71,22 @@ class Runner:
         self._began = time.perf_counter()
         watching = asyncio.create_task(self.watch.watch())
         try:
-            self._start_senders()
-            await self._pause(self.workload.duration_s)
+            if self.workload.scenario.open:
+                self._start(self._arrive())
+            else:
+                for slot in range(most_slots(self.workload.scenario.phases)):
+                    self._start(self._fill(slot))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), max(0.0, self.workload.duration_s - self.clock()))
             self.load_ended_s = min(self.clock(), self.workload.duration_s)
             await self._drain()
         finally:
-            await self._end_all()
+            while self._tasks:
+                tasks = list(self._tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
             watching.cancel()
-
-    def _start_senders(self) -> None:
-        if self.workload.scenario.open:
-            self._start(self._arrive())
-            return
-        for slot in range(most_slots(self.workload.scenario.phases)):
-            self._start(self._fill(slot))
 
     async def _arrive(self) -> None:
         """Open loop: start each session at its time, whatever became of those before."""
@@ -122,11 +110,8 @@ class Runner:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _converse(self, session: Session, at: float | None) -> bool:
-        """Send the turns of a session; return False if one was refused or failed.
-
-        Args:
-            at: when it is to begin, open loop only.
-        """
+        """Send the turns of a session, which in an open loop begins ``at`` a time; return False if one was refused or
+        failed."""
         answers: list[str] = []
         for number, turn in enumerate(session.turns):
             if number:
@@ -136,27 +121,23 @@ class Runner:
                 if self.clock() >= self.workload.duration_s:
                     break
             one = Observation(session, number, self.clock, at, self._block_tokens)
-            with _blamed_on(session.number):
-                await self._observe(one, answers)
+            self.running += 1
+            try:
+                with _blamed_on(session.number):
+                    await one.run(self._client, answers, self._count)
+            finally:
+                self.records.append(one.record)
+                self.running -= 1
+                self.ended[one.record.outcome] += 1
             answers.append(one.text)
-            if not one.completed:
-                return self.records[-1].outcome == "cancelled"
+            if not one.record.completed:
+                return one.record.outcome == "cancelled"
         return True
 
-    async def _observe(self, one: Observation, answers: list[str]) -> None:
-        self.progress.running += 1
-        try:
-            await one.run(self._client, answers, self._count)
-        finally:
-            record = one.record()
-            self.records.append(record)
-            self.progress.running -= 1
-            self.progress.ended[record.outcome] += 1
-
-    def _count(self, one: Observation, tokens: int) -> None:
-        self.progress.tokens += tokens
-        if one.first_text_s is not None and one.responses == 1:
-            self.progress.recent_ttft_s.append(one.first_text_s)
+    def _count(self, record: RequestRecord, tokens: int) -> None:
+        self.tokens += tokens
+        if record.ttft_s is not None and len(record.arrivals) == 1:
+            self.recent_ttft_s.append(record.ttft_s)
 
     def _start(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.create_task(work)
@@ -169,13 +150,6 @@ class Runner:
             self.fault = self.fault or (str(error) if isinstance(error, SessionFault) else one_line(error))
             self.stop()
 
-    async def _pause(self, until: float) -> None:
-        """Wait until a time of the load's clock, or until stopped."""
-        try:
-            await asyncio.wait_for(self._stopped.wait(), max(0.0, until - self.clock()))
-        except TimeoutError:
-            return
-
     async def _drain(self) -> None:
         """Wait until nothing runs, the scenario's ``drain_s`` have passed, or stopped."""
         end = self.clock() + self.workload.scenario.drain_s
@@ -183,13 +157,6 @@ class Runner:
             stopped = asyncio.ensure_future(self._stopped.wait())
             await asyncio.wait({*self._tasks, stopped}, timeout=end - self.clock(), return_when="FIRST_COMPLETED")
             stopped.cancel()
-
-    async def _end_all(self) -> None:
-        while self._tasks:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
 
 @contextmanager

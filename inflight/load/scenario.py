@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from inflight.errors import InflightError, nearest
-from inflight.explain import explain
 from inflight.load.arrivals import Phase, starts
 from inflight.load.lengths import Lengths
-from inflight.load.settings import DIRECTORY, FileSection, Section, file_sections
+from inflight.load.section import DIRECTORY, FileSection, Section, file_sections
 from inflight.resources import SCENARIOS
+from inflight.settings.section import explain
 
 
 class ScenarioError(InflightError):
@@ -173,13 +173,18 @@ class Scenario(Section):
 
     @property
     def source(self) -> bytes:
-        """Its file as it was read; empty: it was made without one."""
+        """The scenario's file as it was read; empty: it was made without a file."""
         return self._source
 
     @property
     def files(self) -> dict[str, str]:
         """SHA-256 of each file that it names."""
         return {str(one.file): one.sha256 for one in file_sections(self)}
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there is any limit for a request to keep."""
+        return any(one not in (None, Slo()) for one in (self.slo, *(one.slo for one in self.classes)))
 
     def slo_of(self, class_name: str) -> Slo:
         """Return the limits of a class."""
@@ -211,9 +216,12 @@ def load_scenario(name: Path) -> Scenario:
     """Read and validate a scenario: a file, or the name of a committed one.
 
     Raises:
-        ScenarioError: one line that names the file, the key, the value and what is allowed.
+        ScenarioError: one line that names the file, the key, the value and what is allowed; or the nearest scenario.
     """
-    path = find_scenario(name)
+    path = next((path for path in (name, SCENARIOS / f"{name}.toml") if path.is_file()), None)
+    if path is None:
+        known = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+        raise ScenarioError(f"there is no scenario {str(name)!r}{nearest(str(name), known)}; known: {', '.join(known)}")
     try:
         source = path.read_bytes()
         data = tomllib.loads(source.decode("utf-8"))
@@ -224,19 +232,6 @@ def load_scenario(name: Path) -> Scenario:
     scenario = validate_scenario({"name": path.stem} | data, path.parent, str(path))
     scenario._source = source
     return scenario
-
-
-def find_scenario(name: Path) -> Path:
-    """Return the file of a scenario that is given by its path or by the name of a committed one.
-
-    Raises:
-        ScenarioError: there is none; the message names the nearest.
-    """
-    for path in (name, SCENARIOS / f"{name}.toml"):
-        if path.is_file():
-            return path
-    known = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
-    raise ScenarioError(f"there is no scenario {str(name)!r}{nearest(str(name), known)}; known: {', '.join(known)}")
 
 
 def validate_scenario(data: dict[str, Any], directory: Path, source: str) -> Scenario:
@@ -261,15 +256,11 @@ def parse_slo(text: str) -> Slo:
             raise ScenarioError(f"--slo: unknown limit {name!r}{nearest(name, known)}; known: {', '.join(known)}")
         if known[name] in limits:
             raise ScenarioError(f"--slo: `{name}` is given twice")
-        limits[known[name]] = _milliseconds(name, value)
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = 0.0
+        if not 0 < limit < math.inf:
+            raise ScenarioError(f"--slo: `{name}` is {value!r}: milliseconds above 0 are expected, e.g. {name}=200")
+        limits[known[name]] = limit
     return Slo(**limits)
-
-
-def _milliseconds(name: str, value: str) -> float:
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = 0.0
-    if not 0 < limit < float("inf"):
-        raise ScenarioError(f"--slo: `{name}` is {value!r}: milliseconds above 0 are expected, e.g. {name}=200")
-    return limit

@@ -6,26 +6,76 @@ its own random generator, so it does not depend on what was asked for before, or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from inflight.client import GenerateOptions, Prompt
 from inflight.load.arrivals import arrival_times, starts
-from inflight.load.conversations import Recorded, read_conversations
 from inflight.load.lengths import Lengths, rank_weights
-from inflight.load.prompts import PromptWriter, join
-from inflight.load.scenario import RequestClass, Scenario, ScenarioError, Trace
-from inflight.load.traces import TraceRow, read_trace
+from inflight.load.recordings import TraceRow, read_conversations, read_trace
+from inflight.load.scenario import RequestClass, Scenario, ScenarioError
 
+_WORD = re.compile(r"[Ġ▁]([a-z]{2,})")
+"""A vocabulary's entry for a whole word: byte-level and Metaspace tokenizers mark the space before it."""
+_ENOUGH = 50
+"""Words; with fewer, two texts would often begin alike, and share cached blocks that they should not share."""
 TRACE = "trace"
 """Class name of a replayed trace's requests."""
 _SESSIONS, _ARRIVALS, _SYSTEM, _DOCUMENTS, _BLOCKS = range(5)
 """What a random generator is for: each has its own stream of numbers."""
 _TEXTS = 4096
 """Shared texts that are kept, the last used ones: a trace has any number of blocks, and each can be made again."""
+
+
+class PromptWriter:
+    """Writes texts that a tokenizer turns into an exact number of tokens, parts joined by spaces included.
+
+    They are made of words that are one token each wherever they stand.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """
+        Raises:
+            ScenarioError: the vocabulary has too few whole words to write from.
+        """
+        self._tokenizer = tokenizer
+        self.special_tokens = len(tokenizer.encode("").ids)
+        """Tokens that the tokenizer adds to every text, such as a begin of sequence."""
+        found = sorted(match[1] for name in tokenizer.get_vocab() if (match := _WORD.fullmatch(name)))
+        alone = tokenizer.encode_batch(found, add_special_tokens=False)
+        pairs = tokenizer.encode_batch([f"{word} {word}" for word in found], add_special_tokens=False)
+        fits = [len(one.ids) == 1 and len(two.ids) == 2 for one, two in zip(alone, pairs, strict=True)]
+        self._words = np.array([word for word, fit in zip(found, fits, strict=True) if fit], dtype=object)
+        if len(self._words) < _ENOUGH:
+            raise ScenarioError(f"the tokenizer has {len(self._words)} whole words; {_ENOUGH} are needed for prompts")
+
+    @classmethod
+    def of_checkpoint(cls, model: Path) -> PromptWriter:
+        """Return the writer for a checkpoint directory.
+
+        Raises:
+            ScenarioError: its tokenizer cannot be read.
+        """
+        path = model / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ScenarioError(f"{path}: cannot be read: {error}") from None
+        return cls(tokenizer)
+
+    def write(self, tokens: int, generator: np.random.Generator) -> str:
+        """Return a text of ``tokens`` tokens, special ones not counted; joined to another by a space, the sum."""
+        return " ".join(self._words[generator.integers(len(self._words), size=max(tokens, 0))])
+
+    def count(self, text: str) -> int:
+        """Return the tokens of any text, special ones not counted."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +85,10 @@ class Turn:
     text: str
     max_tokens: int
     think_s: float = 0.0
-    """From the answer before it to its sending."""
+    """Time from the answer before it to its sending."""
     cancel_after_tokens: int | None = None
     cancel_after_s: float | None = None
-    """From its sending."""
+    """Time from its sending to the cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +110,7 @@ class Session:
         asked = [one.text for one in self.turns[: turn + 1]]
         if not self.as_messages:
             history = [part for pair in zip(asked[:-1], answers, strict=True) for part in pair]
-            return join(self.system, *history, asked[-1])
+            return _join(self.system, *history, asked[-1])
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for ask, answer in zip(asked[:-1], answers, strict=True):
             messages += [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
@@ -83,11 +133,7 @@ class Workload:
     """The sessions of a scenario, by number, and the times at which they arrive."""
 
     def __init__(self, scenario: Scenario, writer: PromptWriter, seed: int | None = None) -> None:
-        """
-        Args:
-            scenario: what to make.
-            writer: makes texts to a length.
-            seed: in place of the scenario's.
+        """``seed`` takes the place of the scenario's.
 
         Raises:
             ScenarioError: a file of the scenario cannot be used.
@@ -95,17 +141,17 @@ class Workload:
         self.scenario = scenario
         self.seed = scenario.seed if seed is None else seed
         self._writer = writer
-        self._shared = lru_cache(maxsize=_TEXTS)(self._write_shared)
+        # A text that several prompts have is the same one every time.
+        self._shared = lru_cache(_TEXTS)(lambda tokens, *purpose: writer.write(tokens, self._generator(*purpose)))
+        self._weights = np.cumsum([one.weight for one in scenario.classes])
         self._trace = read_trace(scenario.trace.path) if scenario.trace else []
         self._recorded = {
             one.name: read_conversations(one.conversations.path, one.conversations.max_turns)
             for one in scenario.classes
             if one.conversations
         }
-        if scenario.trace is not None:
-            self._check_times(scenario.trace)
-
-    def _check_times(self, trace: Trace) -> None:
+        if (trace := scenario.trace) is None:
+            return
         if self.duration_s <= 0:
             raise ScenarioError(f"{trace.file}: its first and last request are at the same time")
         if trace.ramp_up_s >= self.duration_s:
@@ -136,42 +182,33 @@ class Workload:
         if self._trace:
             return self._replayed(number, self._trace[number])
         generator = self._generator(_SESSIONS, number)
-        classes = self.scenario.classes
-        place = np.searchsorted(np.cumsum([one.weight for one in classes]), generator.random() * self._weight, "right")
-        return self._session(number, min(int(place), len(classes) - 1), generator)
-
-    @cached_property
-    def _weight(self) -> float:
-        return sum(one.weight for one in self.scenario.classes)
-
-    def _generator(self, *purpose: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *purpose])
-
-    def _session(self, number: int, place: int, generator: np.random.Generator) -> Session:
-        kind = self.scenario.classes[place]
+        drawn = np.searchsorted(self._weights, generator.random() * self._weights[-1], "right")
+        place = min(int(drawn), len(self._weights) - 1)
+        kind, system = self.scenario.classes[place], ""
         if kind.name in self._recorded:
             recorded = self._recorded[kind.name][int(generator.integers(len(self._recorded[kind.name])))]
-            system, turns = self._said_again(kind, recorded, generator)
+            system, said = recorded.system, enumerate(recorded.turns)
+            turns = [self._turn(kind, turn, ask, generator, answer) for turn, (ask, answer) in said]
         else:
-            system, turns = "", self._made(kind, place, generator)
+            turns = self._made(kind, place, generator)
+        if kind.system_prompt is not None:
+            variant = int(generator.integers(kind.system_prompt.variants))
+            system = _join(self._shared(kind.system_prompt.tokens, _SYSTEM, place, variant), system)
         return Session(
             number,
             kind.name,
-            turns,
-            system=join(self._system(kind, place, generator), system),
+            tuple(turns),
+            system=system,
             as_messages=kind.format == "messages",
             priority=kind.priority,
             client_id=kind.client_id,
             ignore_eos=kind.ignore_eos,
         )
 
-    def _system(self, kind: RequestClass, place: int, generator: np.random.Generator) -> str:
-        if kind.system_prompt is None:
-            return ""
-        variant = int(generator.integers(kind.system_prompt.variants))
-        return self._shared(kind.system_prompt.tokens, _SYSTEM, place, variant)
+    def _generator(self, *purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *purpose])
 
-    def _made(self, kind: RequestClass, place: int, generator: np.random.Generator) -> tuple[Turn, ...]:
+    def _made(self, kind: RequestClass, place: int, generator: np.random.Generator) -> list[Turn]:
         """Return the turns of a session of made-up texts."""
         assert kind.prompt_tokens is not None, "validated"
         count = max(1, kind.turns.count.draw(generator)) if kind.turns else 1
@@ -179,24 +216,19 @@ class Workload:
         for number in range(count):
             special = 0 if number else self._writer.special_tokens
             own = self._writer.write(max(1, kind.prompt_tokens.draw(generator) - special), generator)
-            turns.append(self._turn(kind, number, join(self._documents(kind, place, generator), own), generator))
-        return tuple(turns)
-
-    def _said_again(
-        self, kind: RequestClass, recorded: Recorded, generator: np.random.Generator
-    ) -> tuple[str, tuple[Turn, ...]]:
-        """Return the system prompt and the turns of a recorded conversation."""
-        turns = [
-            self._turn(kind, number, ask, generator, answer) for number, (ask, answer) in enumerate(recorded.turns)
-        ]
-        return recorded.system, tuple(turns)
+            turns.append(self._turn(kind, number, _join(self._documents(kind, place, generator), own), generator))
+        return turns
 
     def _turn(
         self, kind: RequestClass, number: int, text: str, generator: np.random.Generator, answer: str = ""
     ) -> Turn:
         drawn = kind.output_tokens.draw(generator) if kind.output_tokens else self._writer.count(answer)
         think = kind.turns.think_ms if kind.turns and number else None
-        tokens, seconds = _cancellation(kind, generator)
+        tokens = milliseconds = None
+        if kind.cancellations is not None and generator.random() < kind.cancellations.share:
+            milliseconds = _draw(kind.cancellations.after_ms, generator)
+            tokens = _draw(kind.cancellations.after_tokens, generator)
+        seconds = None if milliseconds is None else milliseconds / 1000
         return Turn(text, max(1, drawn), (_draw(think, generator) or 0) / 1000, tokens, seconds)
 
     def _documents(self, kind: RequestClass, place: int, generator: np.random.Generator) -> str:
@@ -207,11 +239,7 @@ class Workload:
         weights = rank_weights(documents.count, documents.skew)
         drawn = generator.choice(documents.count, documents.per_request, replace=False, p=weights).tolist()
         lengths = [documents.tokens.draw(self._generator(_DOCUMENTS, place, rank, 1)) for rank in drawn]
-        return join(*(self._shared(n, _DOCUMENTS, place, rank) for n, rank in zip(lengths, drawn, strict=True)))
-
-    def _write_shared(self, tokens: int, *purpose: int) -> str:
-        """Return a text that several prompts have: the same one every time."""
-        return self._writer.write(tokens, self._generator(*purpose))
+        return _join(*(self._shared(n, _DOCUMENTS, place, rank) for n, rank in zip(lengths, drawn, strict=True)))
 
     def _replayed(self, number: int, row: TraceRow) -> Session:
         """Return a request of a trace: equal hash ids become equal words, what has no id is its own."""
@@ -223,16 +251,11 @@ class Workload:
             parts.append(" ".join(words[: min(size, rest)]))
             rest -= size
         own = self._writer.write(rest, self._generator(_SESSIONS, number)) if rest > 0 else ""
-        return Session(number, TRACE, (Turn(join(*parts, own), row.output_length),))
+        return Session(number, TRACE, (Turn(_join(*parts, own), row.output_length),))
 
 
-def _cancellation(kind: RequestClass, generator: np.random.Generator) -> tuple[int | None, float | None]:
-    """Return after how many tokens or seconds a request is cancelled; both None: it is not."""
-    cancellations = kind.cancellations
-    if cancellations is None or generator.random() >= cancellations.share:
-        return None, None
-    milliseconds = _draw(cancellations.after_ms, generator)
-    return _draw(cancellations.after_tokens, generator), None if milliseconds is None else milliseconds / 1000
+def _join(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
 
 
 def _draw(lengths: Lengths | None, generator: np.random.Generator) -> int | None:

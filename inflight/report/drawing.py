@@ -1,47 +1,48 @@
 """How every plot looks: its type, its frame and its colours, on a light page and on a dark one.
 
-Whatever draws takes its figures and colours from here. It knows nothing of what the plots show.
+It knows nothing of what the plots show.
 """
 
 from __future__ import annotations
 
 import io
 from html import escape
-from typing import Literal
+from typing import Any
 
 import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
-PAPER, SHADE, INK, MUTED, FRAME, GRID = "#ffffff", "#f4f6f8", "#1d2329", "#4a5560", "#9aa5b1", "#e4e8ec"
-BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#35618f", "#b3541e", "#4f9d69", "#b05f9e", "#e0a83b", "#6b7680"
-GOOD, BAD = "#2a7f4f", "#b3261e"
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY, "#7fb2d9", "#d99a7f", "#b5b35c", "#5d8f99")
-"""Of the series of a plot, in their order."""
+from inflight.report.plots import (
+    COLOURS,
+    FRAME,
+    GREEN,
+    GRID,
+    INK,
+    MUTED,
+    ON_DARK,
+    PAPER,
+    YELLOW,
+    Bars,
+    Line,
+    Panel,
+    Panels,
+    Plot,
+)
+
 WIDTH = 9.5
-"""Inches: the width of a figure that fills a page."""
-_ON_DARK = {
-    PAPER: "#0d1117",
-    SHADE: "#161c23",
-    INK: "#e6ebf0",
-    MUTED: "#aab4be",
-    FRAME: "#5b6670",
-    GRID: "#262d35",
-    BLUE: "#6ea8dc",
-    ORANGE: "#e58a4e",
-    GREEN: "#6cc08b",
-    PURPLE: "#d38cc4",
-    YELLOW: "#e8bd63",
-    GREY: "#98a4b0",
-    "#7fb2d9": "#a9d0ee",
-    "#d99a7f": "#e9b9a4",
-    "#b5b35c": "#cfce84",
-    "#5d8f99": "#86bcc7",
-    GOOD: "#5fc08c",
-    BAD: "#f08a82",
-}
-"""What takes each colour's place where the reader prefers a dark page."""
+"""The width in inches of a figure that fills a page."""
+_MARK_SIZES = {".": 4.0, "*": 13.0}
+_MOST_POINTS = 4000
+"""The most points of a series, evenly spread over it; more would only make the file larger."""
+_LOG_FROM = 20
+"""How many times the smallest value the largest is from which on an axis is logarithmic."""
+_LABEL_DISTANCE = 0.06
+"""The least distance between two points that both have a label, as a share of the largest values."""
 _STYLE = {
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
@@ -73,44 +74,128 @@ _STYLE = {
 }
 
 
-def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of so many inches; what is drawn in this process from now on has the style."""
     matplotlib.rcParams.update(_STYLE)
-    return Figure(figsize=(width, height), layout=layout)
-
-
-def legend_above(axes: Axes, columns: int = 3) -> None:
-    """Name what is drawn in a panel, above its right end."""
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns)
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def svg(figure: Figure, title: str) -> str:
-    """Return a figure as an SVG element that follows the reader's preference for a light or a dark page.
-
-    Args:
-        figure: made by ``new_figure``.
-        title: what the picture shows, for those who cannot see it.
-    """
+    """Return a figure of ``new_figure`` as an SVG element that follows the reader's preference for a light or a dark
+    page; ``title`` says what it shows to those who cannot see it."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    return with_title(text[text.index("<svg") :], title, _dark_rules())
+    head, inside = text[text.index("<svg") :].split(">", 1)
+    rules = ""
+    for light, dark in ON_DARK.items():
+        filled = ":not(text)" if light == PAPER else ""  # white text on a bar stays white
+        rules += f'{filled}[style*="fill: {light}"]{{fill:{dark}!important}}'
+        rules += f'[style*="stroke: {light}"]{{stroke:{dark}!important}}'
+    sheet = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
+    return f'{head} role="img">\n <title>{escape(title)}</title>\n {sheet}{inside}'
 
 
-def with_title(picture: str, title: str, style: str) -> str:
-    """Return an SVG element with a title and a style sheet as its first children."""
-    head, inside = picture.split(">", 1)
-    return f'{head} role="img">\n <title>{escape(title)}</title>\n <style>{style}</style>{inside}'
+def draw(plot: Plot) -> Figure:
+    """Return the picture of a plot, with one legend above all of its panels."""
+    figure = _draw_bars(plot) if isinstance(plot, Bars) else _draw_panels(plot)
+    entries: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    if entries:
+        figure.legend(list(entries.values()), list(entries), loc="outside upper right", ncols=6)
+    return figure
 
 
-def _dark_rules() -> str:
-    """Return the style sheet that changes the colours on a dark page; white text on a bar stays white.
+def _draw_panels(plot: Panels) -> Figure:
+    figure, count = new_figure(WIDTH, plot.height), len(plot.panels)
+    rows, columns = (count, 1) if plot.stacked else (1, count)
+    grid = figure.subplots(rows, columns, sharex=plot.stacked, squeeze=False).flat
+    for axes, panel in zip(grid, plot.panels, strict=True):
+        _draw_panel(axes, panel)
+        if plot.stacked:
+            axes.label_outer()
+    return figure
 
-    A heat map is a raster, whose palest colour is that of a light page: there light and dark change places.
-    """
-    rules = ["image{filter:invert(1) hue-rotate(180deg)}"]
-    for light, dark in _ON_DARK.items():
-        filled = ":not(text)" if light == PAPER else ""
-        rules.append(f'{filled}[style*="fill: {light}"]{{fill:{dark}!important}}')
-        rules.append(f'[style*="stroke: {light}"]{{stroke:{dark}!important}}')
-    return f"@media (prefers-color-scheme:dark){{{''.join(rules)}}}"
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    for line in panel.lines:
+        _draw_line(axes, line)
+    for mark in panel.marks:
+        across = axes.axvline if mark.axis == "x" else axes.axhline
+        across(mark.at, color=mark.colour, linestyle=mark.style, linewidth=1.2, label=mark.name or None)
+    if panel.shaded is not None:
+        begin, end, name = panel.shaded
+        axes.axvspan(begin, end, color=GREEN, alpha=0.10, linewidth=0, label=name)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if panel.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_xlim(*panel.x_limits)
+    heights = [y for line in panel.lines for y in line.y if y > 0]
+    if panel.log_y and heights and max(heights) > _LOG_FROM * min(heights):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    else:
+        axes.set_ylim(*panel.y_limits)
+    if panel.y_names:
+        axes.set_yticks(range(len(panel.y_names)), panel.y_names)
+        axes.set_ylim(len(panel.y_names) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    name = line.name or None
+    if line.shape == "bars":
+        axes.bar(line.x, line.y, color=line.colour, label=name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="x", visible=False)
+        return
+    style: dict[str, Any] = {
+        "color": line.colour,
+        "linestyle": {"points": "", "dotted": ":"}.get(line.shape, "-"),
+        "marker": line.marker,
+        "markersize": _MARK_SIZES.get(line.marker, 4.5),
+        "linewidth": 1.5,
+        "drawstyle": "steps-post" if line.shape == "steps" else "default",
+    }
+    kept = np.unique(np.linspace(0, len(line.x) - 1, min(len(line.x), _MOST_POINTS)).astype(int))
+    axes.plot(np.asarray(line.x)[kept], np.asarray(line.y)[kept], label=name, **style)
+    for x, y, hollow in zip(line.x, line.y, line.hollow, strict=False):
+        if hollow:
+            axes.plot([x], [y], **style | {"markerfacecolor": PAPER})
+    # The last label comes first; others stand at the points that are far enough apart for them to be read.
+    last_x, last_y = -1.0, -1.0
+    for text, x, y in reversed(list(zip(line.labels, line.x, line.y, strict=False))):
+        relative_x, relative_y = x / max(line.x), y / max(line.y)
+        if max(abs(relative_x - last_x), abs(relative_y - last_y)) >= _LABEL_DISTANCE:
+            axes.annotate(text, (x, y), textcoords="offset points", xytext=(-5, 6), fontsize=8, ha="right")
+            last_x, last_y = relative_x, relative_y
+
+
+def _draw_bars(plot: Bars) -> Figure:
+    figure = new_figure(WIDTH, 1.0 + 0.4 * len(plot.names))
+    axes = figure.subplots()
+    colours = plot.colours or dict(zip(plot.parts, COLOURS, strict=False))
+    ends = [0.0] * len(plot.names)
+    longest = max(sum(lengths) for lengths in zip(*plot.parts.values(), strict=True))
+    for part, lengths in plot.parts.items():
+        label = part if len(plot.parts) > 1 else None
+        bars = axes.barh(range(len(plot.names)), lengths, 0.65, ends, color=colours[part], label=label)
+        if label is not None:
+            dark = colours[part] not in (GRID, YELLOW)
+            texts = [f"{length:.1f}" if length > 0.07 * longest else "" for length in lengths]
+            axes.bar_label(bars, texts, label_type="center", color=PAPER if dark else INK, fontsize=9)
+        elif plot.texts:
+            axes.bar_label(bars, plot.texts, padding=5, fontsize=9)
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    axes.set_yticks(range(len(plot.names)), plot.names)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, (1.25 if plot.texts else 1.02) * longest or 1)
+    axes.set_xlabel(plot.label)
+    return figure

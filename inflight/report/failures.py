@@ -14,8 +14,8 @@ from inflight.resources import how_to_install
 EXTRAS = {
     "torch": "engine",
     "safetensors": "engine",
-    "locust": "load",
     "modelopt": "build",
+    "scipy": "build",
     "transformers": "build",
     "triton": "dev",
 }
@@ -33,7 +33,8 @@ def one_line_errors(console: Console) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        text = _how_to_get(str(error.name))
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        text = f"{error.name} is not installed" + (f"; it comes with: {how_to_install(extra)}" if extra else "")
     except BrokenPipeError:  # whoever read the output has seen enough
         raise
     except OSError as error:
@@ -45,8 +46,3 @@ def one_line_errors(console: Console) -> Iterator[None]:
         return
     console.print(f"inflight: {text}", style="red", markup=False, soft_wrap=not console.is_terminal)
     raise typer.Exit(1)
-
-
-def _how_to_get(module: str) -> str:
-    extra = EXTRAS.get(module.partition(".")[0])
-    return f"{module} is not installed" + (f"; it comes with: {how_to_install(extra)}" if extra else "")

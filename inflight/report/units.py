@@ -7,7 +7,14 @@ from __future__ import annotations
 
 _SECONDS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _TWICE = 60.0
-"""From here on, in seconds, a unit is used from two of it on: 90 s says more than 1.5 min."""
+"""A unit of so many seconds or more is used from two of it on: 90 s says more than 1.5 min."""
+
+
+def significant(value: float | None) -> float | None:
+    """Return a value to four significant digits, or with all before the point; None stays None."""
+    if value is None:
+        return None
+    return round(value, 0) if abs(value) >= 1000 else float(f"{value:.4g}")
 
 
 def quantity(value: float) -> str:

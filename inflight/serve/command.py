@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import signal
 import sys
 import time
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 import yaml
 from rich.console import Console
 
 from inflight.addresses import nearest_of
-from inflight.deployment import FILE_NAME, Deployment, load_deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import TritonServer
-from inflight.serve.signals import StopSignals
 from inflight.serve.supervisor import Supervisor
+from inflight.settings.deployment import FILE_NAME, Deployment, load_deployment
 
 KV_CACHE_LINE = re.compile(r'KV cache(?:, second tier)? in [^"\n]*')
-"""What the portable engine logs of its size, in a line of text or of JSON."""
+"""Matches what the portable engine logs of its size, in a line of text or of JSON."""
 _CHECKPOINT = "config.json"
-"""What every Hugging Face checkpoint has."""
+"""The file that every Hugging Face checkpoint has."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STDERR = 2
 _console = Console(stderr=True, highlight=False)
-
-
-class LogFormat(StrEnum):
-    """Values of ``--log-format``."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 HttpPort = Annotated[int | None, typer.Option(min=1, max=65535, help="HTTP port; the deployment's by default.")]
@@ -56,7 +54,7 @@ def serve(
     metrics_port: MetricsPort = None,
     triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
     log_format: Annotated[
-        LogFormat | None,
+        Literal["text", "json"] | None,
         typer.Option(help="Format of the log lines; the deployment's by default.", show_default=False),
     ] = None,
     no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Serve no Prometheus metrics.")] = False,
@@ -65,14 +63,16 @@ def serve(
     ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     overrides = {name: value for name, value in ports.items() if value is not None}
     shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
-    shown |= {"log_format": log_format.value} if log_format else {}
+    shown |= {"log_format": log_format} if log_format else {}
     logging.basicConfig(format="inflight: %(message)s")
     logging.getLogger("inflight.serve").setLevel(logging.INFO)
     signals = StopSignals()
     try:
         with temporary_directory("inflight-deployment-") as scratch:
             directory = _choose(directory, model, Path(scratch))
-            deployment = override_observability(override_server(load_deployment(directory), overrides), shown)
+            deployment = override_server(load_deployment(directory), overrides)
+            observability = deployment.observability.model_copy(update=shown)  # which the stages are told
+            deployment = deployment.model_copy(update={"observability": observability})
             _serve(directory, deployment, triton, signals)
     except DeploymentError as error:
         _fail(str(error))
@@ -88,12 +88,6 @@ def _fail(reason: str) -> NoReturn:
 def override_server(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:
     """Return the deployment with other values of ``server``."""
     return deployment.model_copy(update={"server": deployment.server.model_copy(update=overrides)})
-
-
-def override_observability(deployment: Deployment, overrides: dict[str, Any]) -> Deployment:
-    """Return the deployment with other values of ``observability``: ``metrics`` and ``log_format`` reach the stages."""
-    settings = deployment.observability.model_copy(update=overrides)
-    return deployment.model_copy(update={"observability": settings})
 
 
 def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
@@ -124,6 +118,44 @@ def _download(named: Path) -> str:
     return f"; a checkpoint of that name is downloaded by: {hub} download {named} --local-dir {named.name}"
 
 
+class StopSignals:
+    """The signals that ask `inflight serve` to stop, raised as KeyboardInterrupt, but not amid what must be done whole.
+
+    SIGINT is taken even where it is ignored, as a shell starts background jobs. An ignored SIGHUP stays ignored, as
+    `nohup` has it.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = os.isatty(_STDERR)
+        self._held = self._asked = False
+        for number in _STOP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._take)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise what arrives within only at its end."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def ignore(self) -> None:
+        """Ignore them from here on: nothing interrupts any more."""
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._terminal:  # the terminal has gone: each word to it would be an error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+        self._asked = True
+        if not self._held:
+            raise KeyboardInterrupt
+
+
 def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals: StopSignals) -> None:
     server = TritonServer(directory, deployment, find_installation(triton))
     supervisor, started = Supervisor(server, signals.held), time.monotonic()
@@ -146,20 +178,15 @@ def _banner(running: TritonServer, seconds: float) -> str:
     host = nearest_of(server.host)
     http = f"http://{host}:{server.http_port}"
     metrics = f"http://{host}:{server.metrics_port}/metrics" if running.metrics else "off"
+    memory = "".join(f"\n  {line}" for line in KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace")))
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
     return f"""\
 ready in {seconds:.1f} s on {server.host}: {deployment.model}
   HTTP     {http}
   gRPC     {host}:{server.grpc_port}
   metrics  {metrics}
-  log      {running.log_path}{_memory(running)}
+  log      {running.log_path}{memory}
 try:
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
   {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}
 Ctrl-C stops it."""
-
-
-def _memory(running: TritonServer) -> str:
-    """Return what the engine's log says of the size of its KV cache, each line of it on a line of its own."""
-    said = KV_CACHE_LINE.findall(running.log_path.read_text(errors="replace"))
-    return "".join(f"\n  {line}" for line in said)

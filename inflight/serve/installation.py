@@ -34,12 +34,12 @@ class TritonInstallation:
     stub: Path
     """The Python stub for this interpreter's version."""
     loader_path: tuple[Path, ...]
-    """What ``LD_LIBRARY_PATH`` must begin with."""
+    """The directories with which ``LD_LIBRARY_PATH`` must begin."""
     libpython: Path | None = None
     """The shared libpython that the stub must load, where it is among the system's libraries. It is linked alone: its
     directory in front would hide what ``LD_LIBRARY_PATH`` names, such as a CUDA for older drivers."""
     embedded: bool = False
-    """Whether it is the wheel's."""
+    """Whether this is the server of the wheel."""
 
     def assemble_backends(self, directory: Path) -> Path:
         """Fill ``directory`` with the Python backend and Inflight's backends, and return it."""
@@ -125,32 +125,28 @@ def require_engine(kind: str) -> None:
 
 
 def _installed(root: Path) -> TritonInstallation:
-    python = root / "backends/python"
-    for part in (root / "bin/tritonserver", python / "libtriton_python.so", python / "triton_python_backend_stub"):
+    binary, python = root / "bin/tritonserver", root / "backends/python"
+    stub = python / "triton_python_backend_stub"
+    for part in (binary, python / "libtriton_python.so", stub):
         if not part.is_file():
             raise DeploymentError(f"{root} is not a Triton installation with the Python backend: {part} is missing")
     own, system = _libpython()
-    libraries = (root / "lib", *own)
-    stub = python / "triton_python_backend_stub"
-    return TritonInstallation(root / "bin/tritonserver", python, stub, libraries, system)
+    return TritonInstallation(binary, python, stub, (root / "lib", *own), system)
 
 
 def _from_wheel() -> TritonInstallation:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        if platform.machine() != "x86_64":
-            raise DeploymentError(
-                f"there is no Triton server to install on {platform.machine()}; name one with --triton"
-            )
-        raise DeploymentError(
-            f"there is no Triton server: `{how_to_install('engine', 'serve')}`, or name one with --triton"
-        )
+        if (machine := platform.machine()) != "x86_64":
+            raise DeploymentError(f"there is no Triton server to install on {machine}; name one with --triton")
+        install = how_to_install("engine", "serve")
+        raise DeploymentError(f"there is no Triton server: `{install}`, or name one with --triton")
     package = Path(spec.origin).parent
+    server = package / "tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = package / f"tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"
+    stub = server / f"python_backend_stubs/{version}/triton_python_backend_stub"
     if not stub.is_file():
         raise DeploymentError(f"the embedded Triton has no stub for Python {version}; use Python 3.11 or 3.12")
-    server = package / "tritonserver"
     own, system = _libpython()
     if not own and system is None:
         name = f"libpython{version}"

@@ -1,4 +1,4 @@
-"""What a server's log says of why it ended, and where the log of one that crashed is kept."""
+"""Reads from a server's log why it ended, and keeps the log of a server that crashed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import os
 import re
 from pathlib import Path
 
+from inflight.serve.vitals import End
+
 UNKNOWN = "its log does not say why"
 _KEPT_BYTES = 4 << 20
-"""Of the end of a log."""
+"""The bytes of the end of a log that are read, and kept."""
 _NO_CAUSE = re.compile(r"^\s*$|CudaDriverHelper has not been initialized|the server has gone, and the stage with it")
-"""What Triton says on every machine without a GPU, and the stages of every server that has ended."""
+"""Lines that give no cause: Triton writes one on every machine without a GPU, and a stage writes the other after each
+end of its server."""
 _CRASH = re.compile(r"^Signal \((?!15\)|2\))\d+\) received\.$", re.MULTILINE)
 """A stack trace follows; after SIGTERM and SIGINT, which Triton tells in the same words, its end in order. The whole
 line: a client's text that is logged stands in a line with more."""
 _FRAME = re.compile(r"^ *\d+# (?!0x)(\w+::\S.*) in \S+$")
-"""Of a stack trace, one that tells a name: of C++, which none of the system's library has."""
+"""A frame of a stack trace that has a name of C++, which no frame of the system's library has."""
 _EXCEPTION = re.compile(r"^ +what\(\): +(.*)")
-"""Of a C++ exception that nothing caught."""
+"""The message of a C++ exception that nothing caught."""
 _MEANINGS = {
     "boost::interprocess::lock_exception": "a stage that it waited for showed no sign of life for a second",
     "std::bad_alloc": "it got no memory",
@@ -29,7 +32,7 @@ _OF_AN_END = [
     re.compile(r'"level": "error", "logger": "inflight\.trtllm\.watchdog", "message": "((?:[^"\\]|\\.)*)"'),
     re.compile(r"E\d{4} [^\]]* main\.cc:\d+\] (.*)"),
 ]
-"""What is said by what ends a server, and by nothing that it outlives. The plainest first."""
+"""Lines that only an error writes that ends a server. The plainest come first."""
 _OF_A_START = [
     re.compile(pattern)
     for pattern in (
@@ -42,7 +45,7 @@ _OF_A_START = [
         r"E\d{4} [^\]]*\] (.*)",
     )
 ]
-"""Any error ends a start. The plainest first."""
+"""Lines of errors, each of which ends a start. The plainest come first."""
 
 
 def cause(log: Path, ready: int) -> str:
@@ -76,17 +79,20 @@ class CrashWatch:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._read = log.stat().st_size
+        self._began = self._read = log.stat().st_size
         self._crashes = 0
 
-    def goes_on(self) -> bool:
-        """Return whether the log has told of more than one crash since the watch began."""
+    def look(self) -> End | None:
+        """Return the end of a server whose log has told of more than one crash since the watch began."""
         with self._log.open("rb") as file:
             file.seek(self._read)
             lines, _, _ = file.read().rpartition(b"\n")
         self._read += len(lines)
         self._crashes += len(_CRASH.findall(lines.decode(errors="replace")))
-        return self._crashes > 1
+        if self._crashes < 2:
+            return None
+        said = cause(self._log, self._began)
+        return End("crash", f"the server crashes again while it tells of its crash: {said}")
 
 
 def keep(log: Path, name: str) -> Path | None:

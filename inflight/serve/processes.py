@@ -1,4 +1,4 @@
-"""What Linux tells of processes that are not this one's children (proc(5))."""
+"""Reads from Linux what processes do that are not this one's children (proc(5))."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STATE, _GROUP, _USER_TIME, _SYSTEM_TIME, _EXIT_STATUS = 0, 2, 11, 12, 49
-"""Places in what follows the command's name in proc_pid_stat(5)."""
+"""The positions of fields behind the command's name in proc_pid_stat(5)."""
 _ENDED = "ZX"
 _STOPPED = "Tt"
 _POLL_S = 0.02
@@ -25,9 +25,9 @@ class ProcessState:
     letter: str
     """R, S, D, T, Z, ..."""
     cpu_s: float
-    """What all its threads have used."""
+    """Seconds of the processor that all its threads have used."""
     exit_status: int
-    """As of waitpid(2), of a process that has ended; 0 also where the kernel does not tell."""
+    """The status of a process that has ended, as waitpid(2) has it; 0 also where the kernel does not tell."""
 
     @property
     def ended(self) -> bool:
@@ -61,7 +61,7 @@ def in_words(code: int) -> str:
     Args:
         code: as ``Popen.returncode`` has it, negative for a signal.
     """
-    names = {one.value: one.name for one in signal.Signals}
+    names = {number.value: number.name for number in signal.Signals}
     return f"on {names.get(-code, f'signal {-code}')}" if code < 0 else f"with code {code}"
 
 

@@ -1,4 +1,4 @@
-"""Where a server's temporary files go."""
+"""Chooses the directory of a server's temporary files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 
 from inflight.errors import DeploymentError
@@ -28,8 +27,12 @@ def temporary_directory(prefix: str) -> tempfile.TemporaryDirectory[str]:
     Raises:
         DeploymentError: none can be made.
     """
+    try:
+        wanted = tempfile.gettempdir()
+    except OSError:  # it tries the usual ones too
+        wanted = ""
     reasons = list[str]()
-    for parent in _parents():
+    for parent in dict.fromkeys(place for place in (wanted, *_OTHERS) if _ONE_WORD.fullmatch(place)):
         try:
             if os.statvfs(parent).f_flag & os.ST_NOEXEC:
                 reasons.append(f"{parent} is mounted noexec, and the server could not run from it")
@@ -50,11 +53,3 @@ def temporary_directory(prefix: str) -> tempfile.TemporaryDirectory[str]:
 def _tell(warning: str) -> None:
     """Log a warning, once: a server that is started again needs another directory each time."""
     log.warning("%s", warning)
-
-
-def _parents() -> Iterator[str]:
-    try:
-        wanted = tempfile.gettempdir()
-    except OSError:  # it tries the usual ones too
-        wanted = ""
-    yield from dict.fromkeys(one for one in (wanted, *_OTHERS) if _ONE_WORD.fullmatch(one))

@@ -6,12 +6,12 @@ It knows processes, ports and files; not what the models compute.
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import itertools
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,25 +24,27 @@ from typing import TextIO
 
 from inflight.addresses import in_url, nearest_of, read_directly
 from inflight.contract import TENSORRTLLM, TRTLLM
-from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.errors import DeploymentError
 from inflight.manifest import check_deployment
-from inflight.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
+from inflight.metrics import RESTART_CAUSES
 from inflight.resources import MODEL_REPOSITORY
-from inflight.serve import cpp_backend, shields
+from inflight.serve import shields
 from inflight.serve.installation import TritonInstallation, find_installation, libraries_beside, require_engine
-from inflight.serve.listening import address_of, require_free
 from inflight.serve.log import cause
-from inflight.serve.pbtxt import DEFAULT, variant_name
 from inflight.serve.processes import in_words
-from inflight.serve.repository import prepare_repository
-from inflight.serve.restarts import Restarts
+from inflight.serve.repository import DEFAULT_VARIANT, orchestrator_environment, prepare_repository, variant_name
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.shutdown import end_server, kill_server
+from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
+from inflight.settings.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
 
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
+PAUSES_S = (0, 1, 2, 4, 8, 16)
+"""The pauses before the new starts in a row: what ended the server may last a while."""
+WELL_S = 180
+"""Serving for so long ends a row: what comes after it is a new trouble."""
 _READY_POLL_S, _PAUSE_POLL_S = 0.02, 0.1
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _PORTS, _PROCESSES, _PORTS_EACH = 10_000, 700, 30
@@ -52,7 +54,38 @@ _METRICS_INTERVAL_MS = 500
 """Between two looks of Triton at the machine (2.51: 2000). It sleeps so long also where it is to stop: each stop, and
 each restart, waits for it."""
 _TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
-"""What Triton hands on to the stages as parameters: gRPC's, and HTTP's on `infer`; not on `generate` (2.51)."""
+"""The headers that Triton hands on to the stages as parameters: those of gRPC, and of HTTP on `infer`, but not on
+`generate` (2.51)."""
+_REMEDIES = {
+    errno.EADDRINUSE: "choose another --{option}",
+    errno.EADDRNOTAVAIL: "this machine has no such address; choose another --host",
+    errno.EACCES: "ports this low are root's; choose a --{option} from 1024 on",
+}
+
+
+class Restarts:
+    """Decides when a server is started again: after pauses that grow, and not for ever. It knows no processes."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(RESTART_CAUSES, 0)
+        """The number of new starts by their cause."""
+        self.in_a_row = 0
+        """Ends since the server last served well."""
+
+    def after(self, cause: str, served_s: float = 0.0) -> int | None:
+        """Take note of an end, and return the seconds to pause before the next start; None: there is to be none.
+
+        Args:
+            cause: one of those of ``counts``.
+            served_s: how long the server was ready before.
+        """
+        if served_s >= WELL_S:
+            self.in_a_row = 0
+        if self.in_a_row == len(PAUSES_S):
+            return None
+        self.counts[cause] += 1
+        self.in_a_row += 1
+        return PAUSES_S[self.in_a_row - 1]
 
 
 @dataclass
@@ -65,12 +98,13 @@ class TritonServer:
     installation: TritonInstallation = field(default_factory=find_installation)
     model_repository: Path = MODEL_REPOSITORY
     restarts: Restarts = field(default_factory=Restarts)
-    """What it has been started again for."""
+    """Counts the new starts of this server."""
     _process: subprocess.Popen[bytes] | None = None
     _runtime: tempfile.TemporaryDirectory[str] | None = None
     _log: TextIO | None = None
     _folders: frozenset[Path] = frozenset()
-    """What Triton's Python backend makes outside of the server's own folder; those of others, until it is ready."""
+    """The folders that Triton's Python backend has made outside of the server's own; until the server is ready, those
+    of other servers."""
     _ready: int = 0
     """Bytes of its log when it was ready."""
 
@@ -81,7 +115,7 @@ class TritonServer:
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long it may take to end: its own exit timeout, and some seconds after it."""
+        """Seconds that it may take to end: its own exit timeout, and some more."""
         return self.settings.exit_timeout_s + 10
 
     @property
@@ -112,7 +146,11 @@ class TritonServer:
         Raises:
             DeploymentError: a port is busy, the deployment was not built for this machine, or a tool is missing.
         """
-        dies_with_parent, roomy_stack = _dies_with_parent(), shields.roomy_stack()
+        # The kernel sends it SIGTERM if this process dies without stopping it. Python's own way, ``preexec_fn``, runs
+        # gRPC's handlers in the forked process where this one has used gRPC; at times they end it by SIGABRT before it
+        # has become the server (https://github.com/grpc/grpc/issues/43055).
+        dies_with_parent = [shields.util_linux("setpriv"), "--pdeathsig", "TERM", "--"]
+        roomy_stack = shields.roomy_stack()
         kind = self.deployment.engine.kind
         if kind in (TRTLLM, TENSORRTLLM):
             check_deployment(self.directory)
@@ -136,7 +174,7 @@ class TritonServer:
         }
         if kind == TENSORRTLLM:
             self.installation.add_upstreams_backend(backends)
-            environment |= cpp_backend.environment(self.deployment)
+            environment |= orchestrator_environment(self.deployment)
         self._log = self.log_path.open("w")
         self._folders = _python_folders()
         self._process = subprocess.Popen(
@@ -196,12 +234,12 @@ class TritonServer:
         """
         code = None
         if self._process is not None:
-            settings = self.settings
-            metrics = self._metrics_url if self.metrics else None
             if at_once:
                 code = kill_server(self._process)
             else:
-                code = end_server(self._process, settings.http_port, metrics, self.stop_timeout_s)
+                http = nearest_of(self.settings.host).strip("[]"), self.settings.http_port
+                metrics = self._metrics_url if self.metrics else None
+                code = end_server(self._process, http, metrics, self.stop_timeout_s)
             for prefix in (self._shm_prefix(), f"inflight_{self._process.pid}_"):  # Triton's files, and the stages' own
                 for leftover in SHARED_MEMORY.glob(f"{prefix}*"):
                     leftover.unlink(missing_ok=True)
@@ -255,7 +293,7 @@ class TritonServer:
         else:
             command.append("--allow-metrics=false")
         variant = variant_name(self.deployment.engine.kind, self.deployment.decoupled)
-        return command if variant == DEFAULT else [*command, f"--model-config-name={variant}"]
+        return command if variant == DEFAULT_VARIANT else [*command, f"--model-config-name={variant}"]
 
     def how(self) -> str:
         """Return how the process ended: "with code 1", "on SIGABRT"."""
@@ -277,6 +315,40 @@ def _python_folders() -> frozenset[Path]:
             if path.stat().st_uid == os.getuid():
                 found.add(path)
     return frozenset(found)
+
+
+def address_of(host: str) -> str:
+    """Return the address of a host by its number: Triton's HTTP server (2.51) takes a name for no address at all.
+
+    The host is a name or an address, of IPv6 with brackets or without.
+
+    Raises:
+        DeploymentError: there is no such host.
+    """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        found = socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DeploymentError(f"--host {host}: {reason}; it must be an address or a name of this machine") from None
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
+def require_free(address: str, name: str, port: int) -> None:
+    """Look whether a server can listen at an address, given by its number; ``name`` is that of the port's setting.
+
+    Raises:
+        DeploymentError: it cannot; the message says what to change.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            remedy = _REMEDIES.get(error.errno or 0, "choose another --host or --{option}")
+            advice = remedy.format(option=name.replace("_", "-"))
+            raise DeploymentError(f"{in_url(address)}:{port} cannot be used ({error.strerror}); {advice}") from None
 
 
 def free_ports(count: int) -> list[int]:
@@ -313,18 +385,3 @@ def _answers(url: str) -> bool:
     except (OSError, http.client.HTTPException):  # the latter: something else listens there
         return False
     return True
-
-
-def _dies_with_parent() -> list[str]:
-    """Return the command before a command that has the kernel send it SIGTERM if this process dies without stopping it.
-
-    Python's own way, ``preexec_fn``, runs gRPC's handlers in the forked process where this one has used gRPC; at times
-    they end it by SIGABRT before it has become the server (https://github.com/grpc/grpc/issues/43055).
-
-    Raises:
-        DeploymentError: the tool for it is not there.
-    """
-    tool = shutil.which("setpriv")
-    if tool is None:
-        raise DeploymentError("`setpriv` is not installed; it is part of util-linux")
-    return [tool, "--pdeathsig", "TERM", "--"]

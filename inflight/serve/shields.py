@@ -26,8 +26,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
-from inflight.deployment import OperatorsApi
 from inflight.errors import DeploymentError
+from inflight.settings.deployment import OperatorsApi
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,17 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMIT = "2"
 
 
+def util_linux(tool: str) -> str:
+    """Return the path of one of the tools of util-linux.
+
+    Raises:
+        DeploymentError: it is not installed.
+    """
+    if (path := shutil.which(tool)) is None:
+        raise DeploymentError(f"`{tool}` is not installed; it is part of util-linux")
+    return path
+
+
 def roomy_stack() -> list[str]:
     """Return the command before a command that gives each thread of it a large stack.
 
@@ -52,9 +63,7 @@ def roomy_stack() -> list[str]:
     Raises:
         DeploymentError: the tool for it is not there.
     """
-    tool = shutil.which("prlimit")
-    if tool is None:
-        raise DeploymentError("`prlimit` is not installed; it is part of util-linux")
+    tool = util_linux("prlimit")
     size, reason = _stack()
     if reason:
         log.warning("%s: a request with much nesting or many chunks may end the server", reason)

@@ -1,81 +1,87 @@
 """Ends a Triton server that this process started, in the time it needs, and all that belongs to it.
 
-At SIGTERM Triton waits until its HTTP port has no connection left, and only then for its models, with what remains of
-the exit timeout (its pull request 6986; so in 2.51). A client that merely keeps a connection open would use all of it
-up: the models would not be unloaded, and the server would end with code 1. So once the engine has no request, the
-connections on which nothing moves are shut down for reading, as if their clients had done it: Triton closes them.
+At SIGTERM Triton takes no new HTTP connection, waits until none is left, and only then stops its models, with what
+remains of the exit timeout (its pull request 6986; so in 2.51). That has two consequences:
+
+- Where no HTTP connection is left, a running stream over gRPC gets no token more, and the server waits for it until the
+  exit timeout is over. So a connection is held here until the engine has no request.
+- A client that merely keeps a connection open, such as Prometheus, would use all of the time up. So a server that has
+  nothing left to do is not waited for.
 
 Where a client cancels a gRPC stream in the moment in which its last response is written, Triton 2.51 at times keeps
 the request for good: it unloads the stages, and then waits for the ensemble until the exit timeout is over. So a
-server whose stages have all ended is not waited for.
+server whose stages have all ended is not waited for either.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import logging
 import os
 import re
 import signal
-import socket
-import struct
 import subprocess
 import time
 from contextlib import suppress
-from http.client import HTTPException
-from pathlib import Path
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
 
 from inflight.addresses import read_directly
+from inflight.contract import ENGINE
 from inflight.metrics import UPSTREAM
-from inflight.serve.processes import runs_alone, wait_for_group
+from inflight.serve.processes import look_at, runs_alone, wait_for_group
+from inflight.shared_counters import read_pulses
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_LONGEST_POLL_S = 2 * _POLL_S
-"""What a poll counts for at the most: where the whole machine stands still, the server is not at fault."""
+LOOK_S = 0.4
+"""The time between two looks at what a server has left to do. Metrics show a request within it."""
+CALM_LOOKS, LOOKS = 2, 8
+"""Looks in a row that must find nothing until our own connection is closed, and until the server is killed: the last
+response may be on its way, and spans are sent once a second. They are counted, and not their time: where the whole
+machine stands still, the server is not at fault."""
+_BUSY = 0.05
+"""The share of one core of a stage that works; its threads that beat and export metrics use less."""
+_TIDY_S = 2.0
+"""The time that the stages of a server that has gone get to end what they have started, and themselves."""
 _GONE_S = 10.0
-"""How long what was killed may take to give back its memory."""
-QUIET_MS = 1000
-"""How long nothing has moved on an idle connection: the last response is still on its way when the engine is done."""
+"""The time that killed processes get to give back their memory."""
 _ACTIVE = re.compile(rf'^{UPSTREAM[0].name}{{[^}}]*request_type="active"[^}}]*}} (\S+)$', re.MULTILINE)
-_PIDFD_GETFD = 438
-"""The system call's number, the same on every architecture (Linux 5.6); Python has no function for it."""
-_ALONE_S = 3.0
-"""How long a server may take to end after its last stage, without which nothing can be answered any more."""
-_GONE = (errno.EBADF, errno.ESRCH)
-_TCP_INFO = struct.Struct("=44xI4xI")
-"""Of tcp_info in linux/tcp.h: milliseconds since data were sent, and since data were received."""
 
 
-def end_server(server: subprocess.Popen[bytes], http_port: int, metrics: str | None, timeout_s: float) -> int:
+def end_server(server: subprocess.Popen[bytes], http: tuple[str, int], metrics: str | None, timeout_s: float) -> int:
     """End a server that leads a process group: SIGTERM, then SIGKILL for it, and for what it leaves of the group.
 
     Args:
         server: the process; it may have ended already.
-        http_port: where it takes HTTP requests.
-        metrics: URL of its metrics, which say whether the engine has requests; without them nothing is closed.
+        http: the host and the port of its HTTP API.
+        metrics: the URL of its metrics, which say whether the engine has requests. Without them a server that waits for
+            idle connections alone cannot be told from one that works, and has all of its time.
         timeout_s: seconds until SIGKILL.
 
     Returns:
         Its exit code, as ``Popen.returncode`` has it.
     """
     deadline = time.monotonic() + timeout_s
-    had_stages, alone_s, looked = not runs_alone(server.pid), 0.0, time.monotonic()
-    # Once before the signal, at which Triton counts them, and then only once a second.
-    again = _close_idle_connections(server, http_port, metrics)
+    work, held = _Work(server.pid, metrics), None if metrics is None else _connection(*http)
     server.send_signal(signal.SIGTERM)
+    looked = time.monotonic()
     while server.poll() is None and time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
             server.wait(_POLL_S)
-        again = again and _close_idle_connections(server, http_port, metrics)
-        now = time.monotonic()
-        elapsed_s, looked = min(now - looked, _LONGEST_POLL_S), now
-        alone_s = alone_s + elapsed_s if had_stages and runs_alone(server.pid) else 0.0
-        if alone_s > _ALONE_S:
-            log.warning("the server's stages have ended, and it waits for a request that has ended too: it is killed")
-            break
+        if time.monotonic() - looked >= LOOK_S:
+            looked = time.monotonic()
+            work.look()
+            if held is not None and work.idle_looks == CALM_LOOKS:
+                held.close()
+                held, work = None, _Work(server.pid, metrics)
+            elif work.is_over:
+                break
+    if held is not None:
+        held.close()
+    server.kill()  # a process that has ended already is not signalled
+    server.wait()
+    wait_for_group(server.pid, _TIDY_S)
     return kill_server(server)
 
 
@@ -88,55 +94,80 @@ def kill_server(server: subprocess.Popen[bytes]) -> int:
     return code
 
 
-def _is_idle(metrics: str) -> bool:
+class _Seen(NamedTuple):
+    """What the stages have done so far."""
+
+    beats: list[int]
+    calls: list[int]
+    cpu_s: float
+    """The time of the processor that the stages of text have used."""
+    at_s: float
+    """When this was seen."""
+
+
+class _Work:
+    """What a server that has been asked to end has left to do; looked at again and again."""
+
+    def __init__(self, server: int, metrics: str | None) -> None:
+        self._server = server
+        self._metrics = metrics
+        self._stages = read_pulses(server)
+        self._had_stages = not runs_alone(server)
+        self._seen = self._look_at_stages()
+        self.idle_looks = self._lonely_looks = 0
+        """The last looks in a row that have found no work, and no stage."""
+
+    def look(self) -> None:
+        """Look once more."""
+        self.idle_looks = self.idle_looks + 1 if self._finds_none() else 0
+        self._lonely_looks = self._lonely_looks + 1 if self._had_stages and runs_alone(self._server) else 0
+        if self._lonely_looks == LOOKS:
+            log.warning("the server's stages have ended, and it waits for a request that has ended too: it is killed")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return LOOKS in (self.idle_looks, self._lonely_looks)
+
+    def _finds_none(self) -> bool:
+        """Return whether each stage lives, has begun no call and no end, and the engine has no request.
+
+        A long prompt is neither a call nor a request of the engine yet, but the tokenizer computes.
+        """
+        seen, self._seen = self._seen, self._look_at_stages()
+        elapsed_s = self._seen.at_s - seen.at_s
+        still = self._seen.calls == seen.calls and self._seen.cpu_s - seen.cpu_s <= _BUSY * elapsed_s
+        lives = all(now > before for now, before in zip(self._seen.beats, seen.beats, strict=True))
+        rests = not any(pulse.closed or pulse.call for _, pulse in self._stages.values())
+        return still and lives and rests and self._metrics is not None and _has_no_request(self._metrics)
+
+    def _look_at_stages(self) -> _Seen:
+        pulses = [pulse for _, pulse in self._stages.values()]
+        texts = [look_at(process) for process, (name, _) in self._stages.items() if name != ENGINE]
+        return _Seen(
+            [pulse.beats for pulse in pulses],
+            [pulse.calls for pulse in pulses],
+            sum(state.cpu_s for state in texts if state is not None),
+            time.monotonic(),
+        )
+
+
+def _connection(host: str, port: int) -> HTTPConnection | None:
+    """Return a connection that the server counts as open until it is closed; None: it takes none."""
+    connection = HTTPConnection(host, port, timeout=_POLL_S)
+    try:
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
+    except (OSError, HTTPException):
+        connection.close()
+        return None
+    return connection
+
+
+def _has_no_request(metrics: str) -> bool:
     """Return whether the engine has no request, as far as its metrics say."""
     try:
         active = _ACTIVE.findall(read_directly(metrics).decode(errors="replace"))
     except (OSError, HTTPException):  # it ends meanwhile, also in the middle of its page
         return False
     return bool(active) and not any(map(float, active))
-
-
-def _close_idle_connections(server: subprocess.Popen[bytes], port: int, metrics: str | None) -> bool:
-    """Close the idle ones of the server's connections on its port; return whether it is of use to try again."""
-    if metrics is None:
-        return False
-    if not _is_idle(metrics):
-        return True
-    try:
-        process = os.pidfd_open(server.pid)
-        try:
-            for link in Path(f"/proc/{server.pid}/fd").iterdir():
-                _close_if_idle(process, int(link.name), port)
-        finally:
-            os.close(process)
-    except OSError as error:
-        if server.poll() is None:
-            log.warning("idle HTTP connections cannot be closed (%s): the server may wait for them", error.strerror)
-        return False
-    return True
-
-
-def _close_if_idle(process: int, descriptor: int, port: int) -> None:
-    """Shut down for reading what another process has open, if it is an idle connection on that port of its own.
-
-    Raises:
-        OSError: the kernel lacks pidfd_getfd(2), or a container's seccomp profile forbids it.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    ours = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
-    if ours < 0:
-        if ctypes.get_errno() in _GONE:
-            return
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    try:
-        connection = socket.socket(fileno=ours)
-    except OSError:  # not a socket
-        os.close(ours)
-        return
-    with connection, suppress(OSError):  # what listens has no peer, what is closed no name
-        connection.getpeername()
-        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] == port:
-            moved_ms = _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-            if min(moved_ms) >= QUIET_MS:
-                connection.shutdown(socket.SHUT_RD)

@@ -1,4 +1,4 @@
-"""Whether a server that was ready still lives, and its stages with it.
+"""Watches whether a server that was ready still lives, and its stages with it.
 
 Time is counted in looks, and each look counts for half a second at the most: where the whole machine stands still, for
 seconds or for a night, the server is not at fault.
@@ -7,6 +7,7 @@ seconds or for a night, the server is not at fault.
 from __future__ import annotations
 
 import math
+import signal
 import socket
 import threading
 import time
@@ -15,8 +16,8 @@ from http.client import HTTPException
 from urllib.error import URLError
 
 from inflight.addresses import nearest_of, read_directly
-from inflight.pulse import Pulse, read_pulses
 from inflight.serve.processes import ProcessState, in_words, look_at, waits_for_disk
+from inflight.shared_counters import Pulse, read_pulses
 
 LIFELESS_S = 3.0
 """Without a sign of life and without using the processor: it is stopped, or nothing will ever wake it."""
@@ -28,7 +29,7 @@ _BUSY = 0.05
 """Share of one core; Python's threads that wait for its lock, with their timeouts, use less."""
 _PROBE_S, _PROBE_TIMEOUT_S = 0.5, 1.0
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What an HTTP/2 client says first: its preface and empty settings (RFC 9113, 3.4)."""
+"""The first bytes of an HTTP/2 client: its preface and empty settings (RFC 9113, 3.4)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class End:
     cause: str
     """One of those of ``Restarts.counts``."""
     text: str
+    killed: bool = False
+    """Whether it was SIGKILL, which the kernel sends too, for lack of memory."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class _Stretch:
     seen: object = None
     seconds: float = 0.0
     idle_s: float = 0.0
-    """Of them, the last ones, in which the processor was hardly used."""
+    """The last seconds among them in which the processor was hardly used."""
 
     def see(self, value: object, elapsed_s: float, busy: bool) -> None:
         if value is None or value != self.seen:
@@ -61,10 +64,7 @@ class Standstill:
     """Tells from what is seen of one process, look after look, whether it stands still."""
 
     def __init__(self, hang_timeout_s: float) -> None:
-        """
-        Args:
-            hang_timeout_s: how long one call may last that does not compute.
-        """
+        """A call that does not compute may last for ``hang_timeout_s``."""
         self._limit_s = hang_timeout_s
         self._silence, self._call = _Stretch(), _Stretch()
 
@@ -95,13 +95,13 @@ class Standstill:
         return None
 
 
+@dataclass
 class _Process:
     """One process that is looked at again and again."""
 
-    def __init__(self, process: int, standstill: Standstill | None) -> None:
-        self.process = process
-        self._standstill = standstill
-        self._cpu_s = 0.0
+    process: int
+    _standstill: Standstill | None
+    _cpu_s: float = 0.0
 
     def stands_still(self, state: ProcessState, beats: int, call: int | None, elapsed_s: float) -> str | None:
         if self._standstill is None:
@@ -156,33 +156,21 @@ class Vitals:
         """
         now = time.monotonic()
         elapsed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        end = self._look_at_stages(elapsed_s)
+        server = look_at(self._server.process)
+        # A stage may wait for a server that is stopped, with Python's lock held: its silence then says nothing.
+        stages_s = 0.0 if server is not None and server.stopped else elapsed_s
+        ends = (_look_at_stage(*stage, stages_s) for stage in self._stages if not stage[1].closed)
+        end = next(filter(None, ends), None)
         state = look_at(self._server.process)
         if state is None or state.ended:  # a stage that has died too did so for that
             return None
-        still = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
-        wrong = still or self._does_not_end(elapsed_s)
-        return end or (End("server_hung", f"the server {wrong}") if wrong else None)
-
-    def _does_not_end(self, elapsed_s: float) -> str | None:
-        """Return what is wrong with a server that somebody has asked to end, if it does not.
-
-        Triton (2.51) crashes at times when its exit timeout is over, and may wait for ever where it prints its stack.
-        """
+        wrong = self._server.stands_still(state, self._probe.answers, None, elapsed_s)
         self._closed_s = 0.0 if self._probe.listens else self._closed_s + elapsed_s
-        if self._closed_s < self._stop_timeout_s:
-            return None
-        return f"has closed its ports and has not ended within {self._stop_timeout_s:g} s"
-
-    def _look_at_stages(self, elapsed_s: float) -> End | None:
-        server = look_at(self._server.process)
-        if server is not None and server.stopped:
-            # A stage may wait for the server with Python's lock held: its silence says nothing of itself then.
-            elapsed_s = 0.0
-        for name, pulse, process in self._stages:
-            if not pulse.closed and (end := _look_at_stage(name, pulse, process, elapsed_s)):
-                return end
-        return None
+        if wrong is None and self._closed_s >= self._stop_timeout_s:
+            # Triton (2.51) crashes at times when its exit timeout is over, and may wait for ever where it prints its
+            # stack.
+            wrong = f"has closed its ports and has not ended within {self._stop_timeout_s:g} s"
+        return end or (End("server_hung", f"the server {wrong}") if wrong else None)
 
 
 def _look_at_stage(name: str, pulse: Pulse, process: _Process, elapsed_s: float) -> End | None:
@@ -191,8 +179,9 @@ def _look_at_stage(name: str, pulse: Pulse, process: _Process, elapsed_s: float)
         if pulse.closed:  # it has ended in order since it was asked for
             return None
         status = state.exit_status if state else 0
-        how = f"ended {in_words(-(status & 0x7F) or status >> 8)}" if status else "died"
-        return End("stage_died", f"the stage {name} {how}")
+        code = -(status & 0x7F) or status >> 8
+        how = f"ended {in_words(code)}" if status else "died"
+        return End("stage_died", f"the stage {name} {how}", killed=code == -signal.SIGKILL)
     wrong = process.stands_still(state, pulse.beats, pulse.call, elapsed_s)
     return End("stage_hung", f"the stage {name} {wrong}") if wrong else None
 
@@ -223,20 +212,15 @@ class _Probe:
 
     def _run(self) -> None:
         while not self._ending.wait(_PROBE_S):
-            reason = _no_answer(self._url)
+            reason: object = None
+            try:
+                read_directly(self._url, _PROBE_TIMEOUT_S)
+            except URLError as error:
+                reason = error.reason
+            except (OSError, HTTPException) as error:
+                reason = error
             self.listens = not isinstance(reason, ConnectionRefusedError)
             self.answers += not isinstance(reason, TimeoutError) or _greets(self._grpc)
-
-
-def _no_answer(url: str) -> object:
-    """Return why a URL gives no answer; None: it gives one."""
-    try:
-        read_directly(url, _PROBE_TIMEOUT_S)
-    except URLError as error:
-        return error.reason
-    except (OSError, HTTPException) as error:
-        return error
-    return None
 
 
 def _greets(address: tuple[str, int]) -> bool:

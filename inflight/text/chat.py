@@ -84,36 +84,43 @@ class ChatTemplate:
         return prompt
 
 
+def parse_json(name: str, text: str) -> Any:
+    """Parse the JSON of the input ``name``.
+
+    Raises:
+        InvalidRequest: naming the input.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
+
+
 def parse_messages(text: str) -> list[Message]:
     """Parse the JSON of ``messages``: a list of objects with ``role`` and ``content``.
 
     Raises:
         InvalidRequest: naming the message and what is wrong with it.
     """
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"messages is not valid JSON: {error}") from None
+    messages = parse_json("messages", text)
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a JSON list with at least one message")
     for index, message in enumerate(messages):
-        _check_message(f"messages[{index}]", message)
+        name = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise InvalidRequest(f"{name} is {type(message).__name__}; it must be an object with role and content")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise InvalidRequest(f"{name}.role is {role!r}; it must be a name such as 'user'")
+        if isinstance(content, list):
+            if not content or not all(_is_text(part) for part in content):
+                raise InvalidRequest(
+                    f"{name}.content has a part that is not text; only parts of type 'text' are served"
+                )
+            message["content"] = "\n".join(part["text"] for part in content)  # most templates know no parts
+        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise InvalidRequest(f"{name}.content is {json.dumps(content)}; it must be a string")
     return messages
-
-
-def _check_message(name: str, message: Any) -> None:
-    if not isinstance(message, dict):
-        raise InvalidRequest(f"{name} is {type(message).__name__}; it must be an object with role and content")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidRequest(f"{name}.role is {role!r}; it must be a name such as 'user'")
-    content = message.get("content")
-    if isinstance(content, list):
-        if not content or not all(_is_text(part) for part in content):
-            raise InvalidRequest(f"{name}.content has a part that is not text; only parts of type 'text' are served")
-        message["content"] = "\n".join(part["text"] for part in content)  # most templates know no parts
-    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise InvalidRequest(f"{name}.content is {json.dumps(content)}; it must be a string")
 
 
 def _is_text(part: Any) -> bool:

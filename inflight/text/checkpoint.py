@@ -18,7 +18,7 @@ class TextConfig:
     """The text side of a checkpoint."""
 
     vocab_size: int
-    """Of the model: the length of a row of logits. The tokenizer may know fewer tokens; it has the say where
+    """The model's: the length of a row of logits. The tokenizer may know fewer tokens; its size is taken where
     ``config.json`` does not: the engine refuses a model that it does not know, by the architecture's name."""
     end_ids: frozenset[int]
     """Tokens that end a generation, by the checkpoint's own generation defaults."""
@@ -28,7 +28,7 @@ class TextConfig:
     chat_template: str | None
     """Jinja source; None for a base model."""
     max_length: int | None = None
-    """Of a sequence, in tokens, by the model's own configuration; None: it does not say."""
+    """The longest sequence in tokens, by the model's own configuration; None: it does not say."""
 
 
 def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
@@ -42,8 +42,10 @@ def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfi
     generation = read_json(directory / "generation_config.json", optional=True)
     tokenizer = read_json(directory / "tokenizer_config.json", optional=True)
     special = read_json(directory / "special_tokens_map.json", optional=True) | tokenizer
-    tokens = {name: _content(special[name]) for name in _SPECIAL_TOKENS if special.get(name)}
-    end_ids = _ids(generation.get("eos_token_id", model.get("eos_token_id")))
+    given = {name: special[name] for name in _SPECIAL_TOKENS if special.get(name)}
+    tokens = {name: token if isinstance(token, str) else token["content"] for name, token in given.items()}
+    ends = generation.get("eos_token_id", model.get("eos_token_id"))
+    end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
     if not end_ids and tokens.get("eos_token") in token_ids:
         end_ids = frozenset({token_ids[tokens["eos_token"]]})
     pad_id = generation.get("pad_token_id", model.get("pad_token_id"))
@@ -52,8 +54,11 @@ def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfi
     vocab_size = model.get("vocab_size")
     if not isinstance(vocab_size, int):
         vocab_size = max(token_ids.values(), default=-1) + 1
-    template = _chat_template(directory, tokenizer)
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, template, model.get("max_position_embeddings"))
+    file = directory / "chat_template.jinja"
+    template = file.read_text(encoding="utf-8") if file.is_file() else tokenizer.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, model.get("max_position_embeddings"))
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -75,23 +80,3 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DeploymentError(f"{path}: a JSON object is expected")
     return value
-
-
-def _content(token: str | Mapping[str, str]) -> str:
-    """Return a special token's text: files spell it as a string or as an object with ``content``."""
-    return token if isinstance(token, str) else token["content"]
-
-
-def _ids(value: int | list[int] | None) -> frozenset[int]:
-    return frozenset() if value is None else frozenset([value] if isinstance(value, int) else value)
-
-
-def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = tokenizer.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template or None

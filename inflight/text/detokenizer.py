@@ -8,29 +8,27 @@ settled before the run ends).
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from inflight.text.pieces import Family
-from inflight.text.tokenizer import Tokenizer
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from inflight.text.tokenizer import Family, Tokenizer
 
 
 class IncrementalDetokenizer:
     """The text state of one stream."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+        self._token_bytes = tokenizer.token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()
         self._first = True
-        self._spaces_to_drop = self._pieces.leading_spaces
-        self._byte_level = self._pieces.family is Family.BYTE_LEVEL
+        self._spaces_to_drop = self._token_bytes.leading_spaces
+        self._byte_level = self._token_bytes.family is Family.BYTE_LEVEL
 
     def push(self, tokens: Iterable[int]) -> str:
         """Take the next tokens; return the text that is settled by them."""
         if self._byte_level:
-            pieces = map(self._pieces.__getitem__, tokens)
+            pieces = map(self._token_bytes.__getitem__, tokens)
             return self._utf8.decode(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
         return self._without_leading_spaces("".join([self._next(token) for token in tokens]))
 
@@ -41,7 +39,7 @@ class IncrementalDetokenizer:
         return self._without_leading_spaces(self._end_run())
 
     def _next(self, token: int) -> str:
-        piece = self._pieces.first(token) if self._first else self._pieces[token]
+        piece = self._token_bytes.first(token) if self._first else self._token_bytes[token]
         if piece is None:
             return ""
         self._first = False
@@ -55,13 +53,41 @@ class IncrementalDetokenizer:
         try:
             return run.decode()
         except UnicodeDecodeError:
-            return REPLACEMENT * len(run)
+            return "\N{REPLACEMENT CHARACTER}" * len(run)
 
     def _without_leading_spaces(self, text: str) -> str:
-        while self._spaces_to_drop and text:
-            if text[0] != " ":
-                self._spaces_to_drop = 0
-                break
-            text = text[1:]
-            self._spaces_to_drop -= 1
-        return text
+        if not self._spaces_to_drop:
+            return text
+        spaces = min(self._spaces_to_drop, len(text) - len(text.lstrip(" ")))
+        self._spaces_to_drop = 0 if spaces < len(text) else self._spaces_to_drop - spaces
+        return text[spaces:]
+
+
+class TextChunk(NamedTuple):
+    """A part of a stream's text, and where it lies in it: ``[start, end)`` in code points."""
+
+    text: str
+    start: int
+    end: int
+
+
+class StreamText:
+    """Turns a stream's tokens into chunks of text, cut at the limit that the engine's stop strings set."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._held = ""
+        self._shown = 0
+
+    def push(self, tokens: Sequence[int], text_limit: int | None, final: bool) -> TextChunk:
+        """Take the next tokens, the last ones with ``final``; return the text to show now.
+
+        Of the whole stream, ``text_limit`` characters may be shown so far; None: all.
+        """
+        text = self._held + self._detokenizer.push(tokens)
+        if final:
+            text += self._detokenizer.finish()
+        room = len(text) if text_limit is None else max(0, text_limit - self._shown)
+        chunk, self._held = text[:room], text[room:]
+        start, self._shown = self._shown, self._shown + len(chunk)
+        return TextChunk(chunk, start, self._shown)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
 from inflight.text.detokenizer import IncrementalDetokenizer
-from inflight.text.tokenizer import Tokenizer
+from inflight.text.tokenizer import Family, Tokenizer
+
+_SEPARATOR = b"\xff"
+"""A byte that no UTF-8 text has, so that no string is found across two pieces."""
+MAX_STOP_SEQUENCES = 512
+"""Sequences for one request: an engine compares with each of them at each step, and a newline is in hundreds."""
 
 
 class StopMatcher:
@@ -28,44 +33,34 @@ class StopMatcher:
         """The strings by their last character."""
         self._followed, self._open = "", 0
         """A string, and how many of its first characters are the text's open part."""
-        self._length = 0
+        self.length = 0
+        """Characters so far."""
         self.match_start: int | None = None
         """Where the match begins in the whole text (code points), once there is one."""
 
     @property
     def settled(self) -> int:
         """How many characters of the text can no longer be part of a match, or precede the match."""
-        return self._length - self._open if self.match_start is None else self.match_start
-
-    @property
-    def length(self) -> int:
-        """Characters so far."""
-        return self._length
+        return self.length - self._open if self.match_start is None else self.match_start
 
     def push(self, text: str) -> bool:
         """Take the next part of the text; return whether a stop string has been found in the text so far."""
         if self.match_start is not None:
             return True
-        for end, character in enumerate(text, self._length + 1):
-            if match := self._match(character):
-                self.match_start = end - match
-                break
+        for end, character in enumerate(text, self.length + 1):
+            if ending := self._ending.get(character):
+                possible = self._followed[: self._open] + character
+                if longest := max(map(len, filter(possible.endswith, ending)), default=0):
+                    self.match_start = end - longest
+                    break
             self._follow(character)
-        self._length += len(text)
+        self.length += len(text)
         return self.match_start is not None
 
     def skip(self, text: str) -> None:
         """Take a part of the text in which no stop string counts, not even as the beginning of one."""
-        self._length += len(text)
+        self.length += len(text)
         self._open = 0
-
-    def _match(self, character: str) -> int:
-        """Return the length of the longest string that the next character ends; 0: it ends none."""
-        ending = self._ending.get(character, ())
-        if not ending:
-            return 0
-        text = self._followed[: self._open] + character
-        return max(map(len, filter(text.endswith, ending)), default=0)
 
     def _follow(self, character: str) -> None:
         """Take the next character into the open part, which begins where one of the strings can go on with it."""
@@ -103,9 +98,7 @@ class StopTextLimit:
     def push(self, token: int, may_stop: bool = True) -> bool:
         """Take the next token; return whether a stop string has been found.
 
-        Args:
-            token: the next token id.
-            may_stop: False while the stream must go on (``min_tokens``): what comes then is shown as it is.
+        ``may_stop`` is False while the stream must go on (``min_tokens``): what comes then is shown as it is.
         """
         text = self._detokenizer.push((token,))
         if may_stop:
@@ -118,3 +111,58 @@ class StopTextLimit:
         if not self.matched and not self._matcher.push(self._detokenizer.finish()):
             return self._matcher.length
         return self._matcher.settled
+
+
+class StopTokens:
+    """The pieces of a vocabulary, to be searched for token sequences that certainly bring a stop string into the text.
+
+    They save steps of an engine that knows tokens and no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._byte_level = tokenizer.token_bytes.family is Family.BYTE_LEVEL
+        pieces = [self._piece(token) for token in range(tokenizer.config.vocab_size)]
+        self._starts, place = [], 0
+        for piece in pieces:
+            self._starts.append(place)
+            place += len(piece) + 1
+        self._joined = _SEPARATOR.join(pieces)
+
+    def sequences(self, word: str, most: int = MAX_STOP_SEQUENCES) -> list[list[int]]:
+        """Return spellings of ``word``, and then single tokens that have it in them; ``most`` of them.
+
+        A text in which one of them has come has the string, at the latest then, whatever stands before.
+        """
+        spellings = map(self._tokenizer.spelling, (word, f" {word}"))
+        certain = [tuple(tokens) for tokens in spellings if word.encode() in self._certain_text(tokens)]
+        found = dict.fromkeys([*certain, *((token,) for token in self._tokens(word.encode(), most))])
+        return [list(one) for one in found][:most]
+
+    def special(self, word: str) -> int | None:
+        """Return the special token of this name, which has no text; None: there is none."""
+        tokens = self._tokenizer.spelling(word)
+        return tokens[0] if len(tokens) == 1 and self._tokenizer.token_bytes[tokens[0]] is None else None
+
+    def _tokens(self, word: bytes, most: int) -> list[int]:
+        found: list[int] = []
+        place = self._joined.find(word)
+        while place >= 0 and len(found) < most:
+            token = bisect_right(self._starts, place) - 1
+            found.append(token)
+            place = self._joined.find(word, self._starts[token] + len(self._piece(token)))
+        return found
+
+    def _certain_text(self, tokens: Sequence[int]) -> bytes:
+        if self._byte_level:
+            return b"".join(map(self._piece, tokens))
+        # A byte that stands for itself is text together with its neighbours only.
+        pieces = (self._tokenizer.token_bytes[token] for token in tokens)
+        return "".join(piece if isinstance(piece, str) else "\0" for piece in pieces).lstrip(" ").encode()
+
+    def _piece(self, token: int) -> bytes:
+        """Return what a token adds to any text; spaces that a text may lose at its start are no part of it."""
+        piece = self._tokenizer.token_bytes[token]
+        if self._byte_level:
+            return piece if isinstance(piece, bytes) else b""
+        return piece.lstrip(" ").encode() if isinstance(piece, str) else b""

@@ -1,17 +1,49 @@
-"""A checkpoint's tokenizer: text to token ids and back, by the Rust ``tokenizers`` library."""
+"""A checkpoint's tokenizer: text to token ids and back, by the Rust ``tokenizers`` library.
+
+The decoders of today's language models are few, and each is a rule from pieces to text that can be followed token by
+token. The rules here are those of the library's ``decoders`` module, which remains the reference: property tests hold a
+stream's text equal to its whole decoding.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import TextConfig, load_text_config
-from inflight.text.pieces import TokenPieces
+
+
+class Family(Enum):
+    """How pieces become text."""
+
+    BYTE_LEVEL = "byte level"
+    """A character of a piece stands for a byte; the bytes of all pieces are one UTF-8 text (GPT-2, Llama 3, Qwen)."""
+    BYTE_FALLBACK = "byte fallback"
+    """Pieces are text; runs of ``<0xXX>`` are bytes of characters outside the vocabulary (Llama 2, Gemma, Phi-3)."""
+    TEXT = "text"
+    """Pieces are text, all of them (Unigram and BPE with Metaspace)."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's map from printable characters to the bytes they stand for.
+
+    Printable Latin-1 bytes stand for themselves; the others, in order, for the code points from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+_FALLBACK_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -43,32 +75,103 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise DeploymentError(f"{path}: not a tokenizer: {error}") from None
         tokenizer = cls(backend, load_text_config(directory, backend.get_vocab()))
-        _ = tokenizer.pieces  # an unsupported decoder stops the start, not the first request
+        _ = tokenizer.token_bytes  # an unsupported decoder stops the start, not the first request
         return tokenizer
 
     @cached_property
-    def pieces(self) -> TokenPieces:
+    def token_bytes(self) -> TokenBytes:
         """How each token is spelt, and how pieces become text."""
         decoder = self._backend.decoder
+        if decoder is None:
+            raise DeploymentError("tokenizer.json: it has no decoder, so token ids have no text")
         # A decoder's pickled state is its part of tokenizer.json; the whole of that is megabytes.
-        return TokenPieces(self._backend, None if decoder is None else json.loads(decoder.__getstate__()))
+        return TokenBytes(self._backend, json.loads(decoder.__getstate__()))
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Return each text's token ids; on all cores."""
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """Return each text's token ids, by default as they stand inside a text; on all cores."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
-
-    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of words as they stand inside a text: without special tokens."""
-        return self.encode_batch(words, add_special_tokens=False)
 
     def spelling(self, word: str) -> list[int]:
         """Return the token ids of one word; none where the vocabulary has no tokens for it."""
         try:
-            return self.encode_words([word])[0]
+            return self.encode_batch([word])[0]
         except Exception:  # the library raises bare Exception
             return []
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a whole sequence, without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+
+class TokenBytes(dict[int, bytes | str | None]):
+    """What each token stands for, looked up when it is first met: bytes for BYTE_LEVEL, text or one byte otherwise.
+
+    Special and unknown tokens, which have no text, are None.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, decoder: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            DeploymentError: the decoder is of a kind that is not supported, or its parts are not supported together.
+        """
+        self._backend = backend
+        self._special = {id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._replacements: list[tuple[str, str]] = []
+        self.family = Family.TEXT
+        self.leading_spaces = 0
+        """How many spaces the whole text loses at its start."""
+        self.drops_first_mark: str | None = None
+        """The Metaspace mark, where the very first piece loses every one of it."""
+        parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        for part in parts:
+            self._add(part)
+        kinds = {part["type"] for part in parts} - {"Fuse"}
+        if "ByteLevel" in kinds and len(kinds) > 1:
+            raise DeploymentError(f"tokenizer.json: decoders {', '.join(sorted(kinds))} are not supported together")
+
+    def _add(self, part: Mapping[str, Any]) -> None:
+        match part["type"]:
+            case "ByteLevel":
+                self.family = Family.BYTE_LEVEL
+            case "ByteFallback":
+                self.family = Family.BYTE_FALLBACK
+            case "Fuse":
+                pass
+            case "Replace" if "String" in part["pattern"]:
+                self._replacements.append((part["pattern"]["String"], part["content"]))
+            case "Strip" if part["content"] == " " and not part["stop"]:
+                self.leading_spaces = part["start"]
+            case "Metaspace":
+                self._replacements.append((part["replacement"], " "))
+                if part.get("prepend_scheme", "always") != "never":
+                    self.drops_first_mark = part["replacement"]
+            case kind:
+                raise DeploymentError(
+                    f"tokenizer.json: decoder {kind} is not supported; supported: ByteLevel, ByteFallback, Fuse, "
+                    "Replace of a string, Strip of leading spaces, Metaspace"
+                )
+
+    def __missing__(self, token: int) -> bytes | str | None:
+        self[token] = piece = self._look_up(token)
+        return piece
+
+    def _look_up(self, token: int) -> bytes | str | None:
+        piece = self._backend.id_to_token(token)
+        if piece is None or token in self._special:
+            return None
+        if self.family is Family.BYTE_LEVEL:
+            codes = [_BYTE_OF.get(character) for character in piece]
+            return piece.encode() if None in codes else bytes(codes)  # type: ignore[arg-type]
+        if self.family is Family.BYTE_FALLBACK and (byte := _FALLBACK_BYTE.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
+        for old, new in self._replacements:
+            piece = piece.replace(old, new)
+        return str(piece)
+
+    def first(self, token: int) -> bytes | str | None:
+        """Return the piece of a token that begins the text."""
+        piece = self[token]
+        if self.drops_first_mark is None or not isinstance(piece, str):
+            return piece
+        return str(self._backend.id_to_token(token)).replace(self.drops_first_mark, "")

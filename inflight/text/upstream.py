@@ -1,38 +1,100 @@
 """The tokenizer stage before upstream's C++ backend, which has none of Inflight's own tensors.
 
-It says what upstream understands in its terms, refuses the rest by name, and tells the detokenizer how each request may
-end (``inflight.text.expect``), which is what hands it through elsewhere by tensors of our own.
+It says what upstream understands in its terms, and refuses the rest by name.
+
+How a request may end (most tokens, end ids, stop strings) is known here and needed where it ends, and upstream's
+backend hands nothing through. So this stage announces each request to the detokenizer. A response has little that says
+which request it belongs to: the request id, its row, the prompt where it comes back, and which optional outputs it has.
+Two of these outputs are therefore a *mark*: it tells a stream from a whole answer, and requests that are alike in all
+else, and are to end otherwise, from each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
 from inflight.contract import ENSEMBLE_INPUTS, EXPECTATION, TENSORRTLLM
-from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.inputs import Inputs
 from inflight.sampling import MAX_SEED, SamplingParams
-from inflight.text import expect
-from inflight.text.expect import (
-    ASKED_BY,
-    MARKS,
-    MARKS_OF_WHOLE,
-    MARKS_WITH_TIMES,
-    STREAM_MARKS,
-    Announcement,
-    Expected,
-)
-from inflight.text.prepare import Arrays, PromptPreparer, RawRequest, word_lists
-from inflight.text.stop_tokens import MOST, StopTokens
+from inflight.settings.deployment import LimitSettings
+from inflight.text.preprocess import Arrays, Preprocessor, RawRequest, word_lists
+from inflight.text.stops import MAX_STOP_SEQUENCES, StopTokens
 from inflight.text.tokenizer import Tokenizer
 
+MARKS = {"return_num_output_tokens": 1, "return_perf_metrics": 2}
+"""The engine's inputs that ask for the outputs that are marks, and what each counts."""
+STREAM_MARKS, MARKS_OF_WHOLE, MARKS_WITH_TIMES = (2,), (0, 1, 3), (3,)
+"""The marks of streams, which need the times; of whole answers; of whole answers whose client asks for the times."""
+_PERF_OUTPUTS = frozenset(
+    "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns "
+    "first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens "
+    "total_draft_tokens".split()
+)
+_ASKED_BY = {
+    "return_num_input_tokens": {"num_input_tokens"},
+    "return_num_output_tokens": {"num_output_tokens"},
+    "return_perf_metrics": _PERF_OUTPUTS,
+    "final_perf_metrics": {"final_perf_metrics"},
+}
+"""The client's flags, and the outputs of theirs, which may come for our own sake too."""
+OWN_SAKE = _PERF_OUTPUTS | {"num_input_tokens", "num_output_tokens"}
 
-class UpstreamPreparer(PromptPreparer):
+_Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How a row of a request may end, and what its client asked for."""
+
+    max_tokens: _Count
+    """Most tokens, the context's limit included."""
+    min_tokens: _Count
+    end_ids: tuple[int, ...]
+    """None of them is shown; upstream leaves out the first, and ends with the others as with stop words."""
+    stops: tuple[Annotated[str, Field(min_length=1)], ...]
+    prompt_tokens: _Count
+    echo: bool
+    """Whether the prompt comes before the answer."""
+    sequences: Annotated[int, Field(ge=1)]
+    """Return sequences of this row."""
+    asked: tuple[str, ...]
+    """Outputs that the client asked for, of those that may come for our own sake; ``final_perf_metrics``: those."""
+
+    def outputs(self, final: bool) -> Iterable[str]:
+        """Return what the client gets of these outputs, with its last response or with another."""
+        return OWN_SAKE & {*self.asked, *(_PERF_OUTPUTS if final and "final_perf_metrics" in self.asked else ())}
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """One request, before the engine gets it."""
+
+    request_id: str
+    digests: tuple[str, ...]
+    """What stands for each row's prompt."""
+    rows: tuple[Expected, ...]
+    marks: tuple[int, ...]
+    """The marks that it can have, the best first."""
+
+
+ANNOUNCEMENTS = TypeAdapter(list[Announcement])
+"""Writes announcements as JSON, and reads them."""
+
+
+def digest(prompt: Sequence[int]) -> str:
+    """Return what stands for a prompt that comes back; for a stream's, which does not, stands its length."""
+    return hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=16).hexdigest()
+
+
+class UpstreamPreprocessor(Preprocessor):
     """The tokenizer stage: it refuses what upstream's backend does not know, and says the rest in its terms."""
 
     table = ENSEMBLE_INPUTS
@@ -42,38 +104,42 @@ class UpstreamPreparer(PromptPreparer):
         self,
         tokenizer: Tokenizer,
         limits: LimitSettings,
-        announce: Callable[[Sequence[Announcement]], Sequence[int | None]],
+        announce: Callable[[bytes], Sequence[int | None]],
         max_length: int,
-        draft_length: int = 0,
         decoupled: bool = True,
     ) -> None:
         """
         Args:
-            tokenizer: the checkpoint's.
-            limits: the deployment's.
-            announce: tells the detokenizer of requests, and returns their marks; None: it has none left.
-            max_length: tokens of a sequence that the engine was compiled for.
-            draft_length: tokens of it that drafts take.
+            tokenizer, limits: the deployment's.
+            announce: gives the detokenizer announcements as JSON, and returns their marks; None: it has none left.
+            max_length: tokens of a sequence that the engine was compiled for, without those that drafts take.
             decoupled: whether the engine may answer a request more than once.
         """
         super().__init__(tokenizer, limits)
-        self._announce, self._max_length, self._draft_length = announce, max_length, draft_length
-        self._decoupled = decoupled
+        self._announce, self._max_length, self._decoupled = announce, max_length, decoupled
         self._stop_tokens = StopTokens(tokenizer)
 
-    def prepare(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
+    def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
         """Return for each request its output arrays, or the error that it ends with; the detokenizer knows it then."""
-        results = super().prepare(requests)
-        waiting = {index: one.pop(EXPECTATION) for index, one in enumerate(results) if isinstance(one, dict)}
-        told: list[Announcement] = [_announced(requests[index].request_id, *rows) for index, rows in waiting.items()]
-        if not told:
+        results = super().preprocess(requests)
+        served: dict[int, Any] = {index: one for index, one in enumerate(results) if isinstance(one, dict)}
+        if not served:
             return results
+        told = [replace(one.pop(EXPECTATION), request_id=requests[index].request_id) for index, one in served.items()]
         try:
-            marks = self._announce(told)
+            marks = self._announce(ANNOUNCEMENTS.dump_json(told))
         except Exception as error:
-            return [error if index in waiting else result for index, result in enumerate(results)]
-        for index, announcement, mark in zip(waiting, told, marks, strict=True):
-            results[index] = _marked(results[index], announcement, mark)  # type: ignore[arg-type]
+            return [error if index in served else result for index, result in enumerate(results)]
+        for (index, outputs), mark in zip(served.items(), marks, strict=True):
+            if mark is None:
+                results[index] = InvalidRequest(
+                    "a request that this one cannot be told from is running and is to end otherwise; "
+                    "give each an id of its own"
+                )
+                continue
+            shape = outputs["input_lengths"].shape
+            outputs |= {name: np.full(shape, bool(mark & bit)) for name, bit in MARKS.items()}
+            outputs["return_num_input_tokens"] = np.ones(shape, np.bool_)
         return results
 
     def _read(self, request: RawRequest) -> Inputs:
@@ -92,22 +158,20 @@ class UpstreamPreparer(PromptPreparer):
 
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
         for row in rows:
-            self._check_length(row)
+            if len(row) >= self._max_length:
+                raise InvalidRequest(
+                    f"input_ids: the prompt length ({len(row)} tokens) exceeds the limit; "
+                    f"prompt and answer have {self._max_length} tokens together"
+                )
         sampling = self._sampling(inputs)
         outputs = super()._outputs(inputs, rows) | sampling
         streaming = bool(inputs.scalar("stream", 0, False))
         expected = tuple(self._expected(inputs, index, len(row)) for index, row in enumerate(rows))
-        prompts = tuple(str(len(row)) if streaming else expect.digest(row) for row in rows)
-        outputs[EXPECTATION] = (streaming, prompts, expected)  # type: ignore[assignment]
+        digests = tuple(str(len(row)) if streaming else digest(row) for row in rows)
+        timed = any({"arrival_time_ns", "final_perf_metrics"} & set(row.asked) for row in expected)
+        marks = STREAM_MARKS if streaming else MARKS_WITH_TIMES if timed else MARKS_OF_WHOLE
+        outputs[EXPECTATION] = Announcement("", digests, expected, marks)  # type: ignore[assignment]
         return outputs
-
-    def _check_length(self, prompt: list[int]) -> None:
-        limit = self._max_length - self._draft_length
-        if len(prompt) >= limit:
-            raise InvalidRequest(
-                f"input_ids: the prompt length ({len(prompt)} tokens) exceeds the limit; "
-                f"prompt and answer have {limit} tokens together"
-            )
 
     def _ends(self, inputs: Inputs) -> Arrays:
         rows = range(inputs.rows)
@@ -144,7 +208,7 @@ class UpstreamPreparer(PromptPreparer):
         stops = [[token] for token in self._all_ends(inputs, row)[1:]]
         if inputs.scalar("min_tokens", row, 0) <= 1:
             words = inputs.strings("stop_words", row)
-            share = max(1, (MOST - len(stops)) // max(1, len(words)))
+            share = max(1, (MAX_STOP_SEQUENCES - len(stops)) // max(1, len(words)))
             stops += [one for word in words for one in self._stop_tokens.sequences(word, share)]
         return [list(one) for one in dict.fromkeys(map(tuple, stops))]
 
@@ -192,9 +256,9 @@ class UpstreamPreparer(PromptPreparer):
     def _expected(self, inputs: Inputs, row: int, prompt_tokens: int) -> Expected:
         most = inputs.scalar("max_tokens", row, self._limits.default_max_tokens)
         echo = not (inputs.scalar("stream", row, False) or inputs.scalar("exclude_input_in_output", row, False))
-        asked = [outputs for flag, outputs in ASKED_BY.items() if inputs.scalar(flag, row, False)]
+        asked = [outputs for flag, outputs in _ASKED_BY.items() if inputs.scalar(flag, row, False)]
         return Expected(
-            max_tokens=min(most, self._max_length - self._draft_length - prompt_tokens),
+            max_tokens=min(most, self._max_length - prompt_tokens),
             min_tokens=inputs.scalar("min_tokens", row, 0),
             end_ids=tuple(token for token in self._all_ends(inputs, row) if token >= 0),
             stops=tuple(inputs.strings("stop_words", row)),
@@ -203,19 +267,3 @@ class UpstreamPreparer(PromptPreparer):
             sequences=inputs.scalar("num_return_sequences", row, 1),
             asked=tuple(sorted(frozenset().union(*asked))),
         )
-
-
-def _announced(request_id: str, streaming: bool, digests: tuple[str, ...], rows: tuple[Expected, ...]) -> Announcement:
-    timed = any({"arrival_time_ns", "final_perf_metrics"} & set(row.asked) for row in rows)
-    marks = STREAM_MARKS if streaming else MARKS_WITH_TIMES if timed else MARKS_OF_WHOLE
-    return Announcement(request_id, digests, rows, marks)
-
-
-def _marked(outputs: Arrays, announcement: Announcement, mark: int | None) -> Arrays | Exception:
-    if mark is None:
-        return InvalidRequest(
-            "a request that this one cannot be told from is running and is to end otherwise; give each an id of its own"
-        )
-    shape = (len(announcement.rows), 1)
-    flags = {name: np.full(shape, bool(mark & bit)) for name, bit in MARKS.items()}
-    return outputs | flags | {"return_num_input_tokens": np.ones(shape, np.bool_)}

@@ -17,18 +17,131 @@ The tokenizer's stage asks for these outputs; the client gets of them what it as
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from inflight.contract import EXPECTATION, MARK
 from inflight.errors import InvalidRequest
-from inflight.text import expect
-from inflight.text.assemble import MAX_STREAMS, TextAssembler, require
-from inflight.text.expect import MARKS, OWN_SAKE, STREAM_MARKS, Expectations, Expected
+from inflight.text.postprocess import Postprocessor, StreamStates, require
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
+from inflight.text.upstream import ANNOUNCEMENTS, MARKS, OWN_SAKE, STREAM_MARKS, Announcement, Expected, digest
+
+_STALE_S = 120.0
+"""After so long without a sign a request is taken to have failed before its first response, if its mark is needed."""
+_MOST, _MOST_CHARACTERS = 65_536, 64 << 20
+"""Most entries, and characters of all that they hold."""
+
+_Place = tuple[str, int, str, int]
+"""Request id, row, digest of the prompt, mark."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    expected: Expected
+    open: int
+    """Sequences that have not ended."""
+    request: int | None
+    """Number of the request that it is of; None: of several, which are alike."""
+    heard: float
+    """When it was announced, or last heard of."""
+
+    @property
+    def stale(self) -> bool:
+        return time.monotonic() - self.heard > _STALE_S
+
+
+class Expectations:
+    """What has been announced, until it has ended; one that never ends goes when many others are newer."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[_Place, _Entry] = OrderedDict()
+        """What was heard of last comes last."""
+        self._places: defaultdict[str, set[_Place]] = defaultdict(set)
+        """The places of each request id."""
+        self._announced = self._characters = 0
+
+    def announce(self, announcement: Announcement) -> int | None:
+        """Take a request; return its mark, or None if all marks are taken by requests that are to end otherwise."""
+        request_id, digests = announcement.request_id, announcement.digests
+        for over_stale in (False, True):
+            for mark in announcement.marks:
+                places = [(request_id, row, prompt, mark) for row, prompt in enumerate(digests)]
+                rows = list(zip(places, announcement.rows, strict=True))
+                if all(self._is_free(place, row, over_stale) for place, row in rows):
+                    self._announced += 1
+                    for place, row in rows:
+                        self._take(place, row)
+                    return mark
+        return None
+
+    def find(self, place: _Place) -> Expected | None:
+        """Return what was announced of a response."""
+        entry = self._entries.get(place)
+        return None if entry is None else entry.expected
+
+    def heard(self, place: _Place) -> None:
+        """One of its sequences goes on."""
+        if (entry := self._entries.get(place)) is not None:
+            entry.heard = time.monotonic()
+            self._entries.move_to_end(place)
+
+    def ended(self, place: _Place) -> None:
+        """One sequence of it has ended."""
+        if (entry := self._entries.get(place)) is not None:
+            entry.open -= 1
+            if entry.open <= 0:
+                self._remove(place)
+
+    def alone(self, place: _Place, *, whole: bool = False) -> bool:
+        """Return whether ``stop`` with the id of this request ends it only: no other that runs has the id.
+
+        ``whole``: it may end all its sequences; else there must be one.
+        """
+        if not place[0] or place not in self._entries:
+            return False
+        running = [entry for other in self._places[place[0]] if not (entry := self._entries[other]).stale]
+        if sum(one.open for one in running) == 1:
+            return True
+        requests = {one.request for one in running}
+        return whole and len(requests) == 1 and None not in requests
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _is_free(self, place: _Place, row: Expected, over_stale: bool) -> bool:
+        entry = self._entries.get(place)
+        return entry is None or entry.expected == row or (over_stale and entry.stale)
+
+    def _take(self, place: _Place, row: Expected) -> None:
+        entry = self._entries.get(place)
+        if entry is not None:
+            self._remove(place)
+        if entry is None or entry.expected != row:
+            entry = _Entry(row, 0, self._announced, time.monotonic())
+        else:
+            entry.request, entry.heard = None, time.monotonic()
+        entry.open += row.sequences
+        self._entries[place] = entry
+        self._places[place[0]].add(place)
+        self._characters += _characters(place, row)
+        while len(self._entries) > _MOST or (self._characters > _MOST_CHARACTERS and len(self._entries) > 1):
+            self._remove(next(iter(self._entries)))
+
+    def _remove(self, place: _Place) -> None:
+        self._characters -= _characters(place, self._entries.pop(place).expected)
+        self._places[place[0]].remove(place)
+        if not self._places[place[0]]:
+            del self._places[place[0]]
+
+
+def _characters(place: _Place, row: Expected) -> int:
+    """Return how much an entry holds, in characters: what has no limit of its own where any client can announce."""
+    return len(place[0]) + len(place[2]) + sum(map(len, (*row.stops, *row.asked))) + 8 * len(row.end_ids)
 
 
 class _Sequence:
@@ -77,29 +190,31 @@ class _Sequence:
         return self.limit.finish() if self.finish else self.limit.limit
 
 
-class UpstreamAssembler:
+class UpstreamPostprocessor:
     """The detokenizer stage: it says of each response what Inflight's engines say, and turns it into text."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
-        """
-        Args:
-            tokenizer: the checkpoint's.
-            max_length: tokens that a sequence has at most; None: it is not known.
-        """
+        """``max_length``: tokens that a sequence has at most; None: it is not known."""
         self._tokenizer = tokenizer
-        self._text = TextAssembler(tokenizer, max_length)
+        self._text = Postprocessor(tokenizer, max_length)
         self._expectations = Expectations()
-        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
+        self._sequences: StreamStates[_Sequence] = StreamStates()
         self._current: _Sequence | None = None
-        """Of the response that is being assembled."""
+        """The sequence of the response at hand."""
 
-    def assemble(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
+    def postprocess(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
         """Return the client's arrays for one response of upstream's engine; None: the client has had its last one.
 
         What the tokenizer's stage announces is answered with its mark, -1 for none.
         """
         if EXPECTATION in arrays:
-            marks = map(self._expectations.announce, expect.read(arrays[EXPECTATION]))
+            try:
+                announcements = ANNOUNCEMENTS.validate_json(arrays[EXPECTATION].item())
+            except ValueError:  # no announcements, or not one element
+                announcements = None
+            if announcements is None or any(len(one.digests) != len(one.rows) for one in announcements):
+                raise InvalidRequest("expectation is not what the tokenizer's stage sends")
+            marks = map(self._expectations.announce, announcements)
             return {MARK: np.array([[-1 if mark is None else mark for mark in marks]], np.int32)}
         require(arrays, "output_ids", "sequence_length", "num_input_tokens")
         if arrays["output_ids"].shape[:2] != (1, 1) or arrays["output_ids"].ndim != 3:
@@ -123,7 +238,7 @@ class UpstreamAssembler:
         return bool(arrays["last_token_time_ns"].all()) or not arrays["output_ids"].size
 
     def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the engine inputs that end the request of the response just assembled; none if they would end another.
+        """Return the engine inputs that end the request of the response at hand; none if they would end another.
 
         Upstream ends the newest request of an id, and requires two of its inputs.
         """
@@ -133,7 +248,7 @@ class UpstreamAssembler:
         return [{"stop": np.ones((1, 1), np.bool_), "input_lengths": one, "request_output_len": one}]
 
     def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Return whether the response just assembled ended a sequence that the engine goes on with; once for each.
+        """Return whether the response at hand ended a sequence that the engine goes on with; once for each.
 
         A request that shares its id is not stopped, nor one of several sequences: the id would end the others too.
         """
@@ -149,10 +264,9 @@ class UpstreamAssembler:
         """Return the key of the sequence that a response is of, its state, and how many of its ids are the prompt."""
         prompt_tokens, mark = _first(arrays, "num_input_tokens"), _mark(arrays)
         echoed = 0 if mark in STREAM_MARKS else prompt_tokens
-        digest = expect.digest(ids[:echoed]) if echoed else str(prompt_tokens)
-        place = (request_id, _first(arrays, "batch_index"), digest, mark)
-        parts = (_first(arrays, "arrival_time_ns"), _first(arrays, "sequence_index"))
-        key = hash((place, parts))
+        prompt = digest(ids[:echoed]) if echoed else str(prompt_tokens)
+        place = (request_id, _first(arrays, "batch_index"), prompt, mark)
+        key = hash((place, _first(arrays, "arrival_time_ns"), _first(arrays, "sequence_index")))
         sequence = self._sequences.pop(key, None)
         if sequence is None or echoed:
             sequence = _Sequence(self._tokenizer, place, self._expectations.find(place))
@@ -164,9 +278,7 @@ class UpstreamAssembler:
             self._expectations.ended(sequence.place)
             return
         self._expectations.heard(sequence.place)
-        self._sequences[key] = sequence
-        while len(self._sequences) > MAX_STREAMS:
-            self._sequences.popitem(last=False)
+        self._sequences.keep(key, sequence)
 
     def _answer(
         self, arrays: Mapping[str, np.ndarray], key: int, sequence: _Sequence, prompt: list[int], new: list[int]
@@ -186,13 +298,11 @@ class UpstreamAssembler:
             "sequence_length": np.array([[len(ids)]], np.int32),
             "stream_key": np.array([[key]], np.int64),
         }
-        if echo:
-            own["echo_length"] = np.array([[len(echo)]], np.int32)
-        if (limit := sequence.text_limit()) is not None:
-            own["text_limit"] = np.array([[limit]], np.int32)
+        numbers = {"echo_length": len(echo) or None, "text_limit": sequence.text_limit()}
+        own |= {name: np.array([[number]], np.int32) for name, number in numbers.items() if number is not None}
         if sequence.finish is not None:
             own["finish_reason"] = np.array([[sequence.finish.encode()]], np.object_)
-        return self._text.assemble(shown | own)
+        return self._text.postprocess(shown | own)
 
     def __len__(self) -> int:
         return len(self._text) + len(self._sequences)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 from collections import deque
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from inflight.contract import EXPECTATION, MARK
-from inflight.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
+from inflight.engine.request import Output
 from inflight.errors import DeploymentError, EngineFailure, InflightError, InvalidRequest, as_told
-from inflight.text import expect
-from inflight.text.expect import Announcement
-from inflight.triton import logs, orphan, responses
-from inflight.triton.responses import Arrays
+from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
+from inflight.triton import logs, process, response_writer
+from inflight.triton.request_reader import SubRequest
+from inflight.triton.response_writer import Arrays
 
 log = logging.getLogger("inflight")
 
@@ -40,8 +38,8 @@ def deployment() -> Deployment:
     """
     loaded = load_deployment(deployment_directory())
     logs.configure(loaded.observability)
-    orphan.end_with_server()
-    orphan.forget_region()
+    process.end_with_server()
+    process.forget_region()
     return loaded
 
 
@@ -144,36 +142,21 @@ class TritonSender:
         """Send ``error`` as the last response; see ``streams.Sender``."""
         if stream_key is not None:
             told = _told(error, self._request_id)
-            self.send(responses.failure(stream_key, told.triton_code, told.wire_message()), final=True)
+            self.send(response_writer.failure(stream_key, told.triton_code, told.wire_message()), final=True)
             return
         self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
+    def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
+        """Triton is told by the last response alone."""
+
     def fail_as_told(self, failure: np.ndarray) -> None:
-        """Send as the last response what another stage's ``responses.failure`` says."""
+        """Send as the last response what another stage's ``response_writer.failure`` says."""
         code, message = (part.decode(errors="replace") for part in failure.reshape(-1)[:2])
         self._sender.send(_error(code, message), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
         return bool(self._sender.is_cancelled())
-
-
-def server_ender() -> Callable[[], None]:
-    """Return what asks the server to end: it is not ready any more, and whoever runs it starts another.
-
-    The server is this process's parent as of now. Nothing less works: a stage's process that dies leaves the server,
-    and its model, as ready as before (measured on 2.51: both endpoints answer 200, and every request fails).
-    """
-    server = os.getppid()
-
-    def end() -> None:
-        if os.getppid() != server:  # an orphan's new parent is none of its business
-            log.error("the server has ended already")
-            return
-        log.warning("ending the server")
-        os.kill(server, signal.SIGTERM)
-
-    return end
 
 
 def stop_stream(inputs: Arrays, request_id: str) -> None:
@@ -189,18 +172,18 @@ def stop_stream(inputs: Arrays, request_id: str) -> None:
             log.warning("stop of request %r failed: %s", request_id, answer.error().message())
 
 
-def announce(announcements: Sequence[Announcement]) -> list[int | None]:
-    """Tell the detokenizer stage of requests, with a call from stage to stage; return their marks, None for none left.
+def announce(announcements: bytes) -> list[int | None]:
+    """Tell the detokenizer stage of a batch's requests, with a call from stage to stage.
 
-    Args:
-        announcements: those of one batch.
+    Returns:
+        The mark of each, or None where none is left.
 
     Raises:
         EngineFailure: the call failed.
     """
     call = pb_utils.InferenceRequest(
         model_name="detokenizer",
-        inputs=[pb_utils.Tensor(EXPECTATION, np.array([[expect.write(announcements)]], np.object_))],
+        inputs=[pb_utils.Tensor(EXPECTATION, np.array([[announcements]], np.object_))],
         requested_output_names=[MARK],
     )
     [answer] = [one for one in call.exec(decoupled=True) if one is not None]

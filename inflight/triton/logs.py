@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from inflight.errors import readable
-from inflight.observability import LOG_FORMAT_VARIABLE, ObservabilitySettings
+from inflight.settings.observability import LOG_FORMAT_VARIABLE, ObservabilitySettings
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 """What every record has; the rest are the fields that its line was logged with."""
@@ -38,8 +38,9 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={_word(value)}" for name, value in _fields(record).items())
-        return readable(super().formatMessage(record) + fields)
+        texts = {name: str(value) for name, value in _fields(record).items()}
+        words = [f" {name}={text if _PLAIN.fullmatch(text) else json.dumps(text)}" for name, text in texts.items()]
+        return readable("".join([super().formatMessage(record), *words]))
 
 
 class JsonFormatter(logging.Formatter):
@@ -62,11 +63,6 @@ class JsonFormatter(logging.Formatter):
         # Before it is JSON: what stands for an undecodable byte in a text would be no escape of JSON's.
         told = {name: readable(value) if isinstance(value, str) else value for name, value in entry.items()}
         return json.dumps(told, ensure_ascii=False, default=lambda value: readable(str(value)))
-
-
-def _word(value: object) -> str:
-    text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

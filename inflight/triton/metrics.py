@@ -1,4 +1,4 @@
-"""Metric families on Triton's own endpoint, made from the table of ``inflight.metrics``.
+"""What a stage counts of itself, and the metric families of ``inflight.metrics`` on Triton's own endpoint.
 
 A call into Triton's metric API is a round trip to the server's process, so none is made per token or step: the stages
 count in plain numbers, and a thread copies those that have changed (docs/decisions/0007). A wrong call (a counter set,
@@ -7,16 +7,35 @@ a histogram incremented) can abort the whole server, so each kind of series is a
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from inflight.contract import ENGINE
+from inflight.engine.request import FinishReason, Output
 from inflight.engine.stats import Histogram
-from inflight.metrics import FAMILIES, REQUESTS, UPSTREAM, Family
+from inflight.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    QueueFull,
+    ShuttingDown,
+    UnsupportedFeature,
+    as_told,
+    readable,
+)
+from inflight.metrics import FAMILIES, REQUESTS, RESTART_CAUSES, SHORT_SECONDS, UPSTREAM, Family
+from inflight.settings.deployment import Deployment
+from inflight.settings.observability import METRICS_VARIABLE, RESTARTS_VARIABLE
+from inflight.triton import process
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +61,13 @@ LIVE = (
 what is not shown again soon looks like an engine at rest."""
 PULSE = (OUTCOMES, "inflight_steps_total", "inflight_responses_total")
 """One of these grows with whatever else the engine's stage counts."""
-_NOTHING = object()
 _STEPS = 3
+_ERRORS = (InvalidRequest, UnsupportedFeature, EngineFailure)
+_ENGINE_ERRORS = (QueueFull, ShuttingDown, DeadlineExceeded)
 
 Values = dict[str, Any]
-"""By the family's name: a number; for a histogram, its cumulative counts and its sum; by label values where a family
-has labels of its own."""
-
-
-class _Series(Protocol):
-    def show(self, value: Any) -> int:
-        """Make the endpoint show the value; return the calls that it took: none if it does already."""
+"""What each family shows, by its name: a number; for a histogram, its cumulative counts and its sum. A family with
+labels of its own has one of these for each of their values."""
 
 
 class _Gauge:
@@ -66,6 +81,7 @@ class _Gauge:
         self._metric, self._shown = family.Metric(labels=labels), 0.0
 
     def show(self, value: float) -> int:
+        """Make the endpoint show the value; return the calls that it took: none if it does already."""
         for calls in range(_STEPS):
             if value == self._shown:
                 return calls
@@ -92,8 +108,14 @@ class _Family:
 
     def __init__(self, family: Family, labels: dict[str, str]) -> None:
         self._family, self._labels = family, labels
-        self._made = [self._make(family.name, family.kind)] if family.kind != "histogram" else self._make_parts()
-        self._series: dict[tuple[str, ...], _Series] = {}
+        parts = [(family.name, family.kind)]
+        if family.kind == "histogram":
+            parts = [(f"{family.name}_{part}", "counter") for part in ("bucket", "sum", "count")]
+        made = pb_utils.MetricFamily
+        self._made = [
+            made(name=name, description=family.help, kind=getattr(made, kind.upper())) for name, kind in parts
+        ]
+        self._series: dict[tuple[str, ...], _Gauge | _Counter | _Buckets] = {}
         self._shown: Any = None
 
     def show(self, value: Any) -> int:
@@ -109,17 +131,10 @@ class _Family:
         self._shown = value
         return calls
 
-    def _new_series(self, labels: dict[str, str]) -> _Series:
+    def _new_series(self, labels: dict[str, str]) -> _Gauge | _Counter | _Buckets:
         if self._family.kind == "histogram":
             return _Buckets(self._made, labels, self._family.buckets)
         return (_Gauge if self._family.kind == "gauge" else _Counter)(self._made[0], labels)
-
-    def _make_parts(self) -> list[Any]:
-        return [self._make(f"{self._family.name}_{part}", "counter") for part in ("bucket", "sum", "count")]
-
-    def _make(self, name: str, kind: str) -> Any:
-        kinds = pb_utils.MetricFamily
-        return kinds(name=name, description=self._family.help, kind=getattr(kinds, kind.upper()))
 
 
 class _Buckets:
@@ -142,27 +157,26 @@ class _Buckets:
 class Exporter:
     """The families of one stage, and the thread that keeps them true."""
 
-    def __init__(self, stage: str, version: str, engine: str, figures: Callable[[], Sequence[object]]) -> None:
+    def __init__(self, stage: str, version: str, engine: str, owners: Mapping[str, object]) -> None:
         """
         Args:
-            stage: the Triton model's name.
-            version: its version.
+            stage, version: the Triton model's name and version.
             engine: ``engine.kind`` of the deployment.
-            figures: returns what has the attributes of the stage's families; they are read at any time. What is read
-                while they change is true for each of them, and not for all of them at one moment.
+            owners: the objects that the sources of the stage's families name, but for the exporter. They are read at
+                any time: what is read while it changes is true of each family, and not of all of them at one moment.
         """
         labels = {"model": stage, "version": version}
-        self._figures = figures
+        self._owners = {**owners, "exporter": self}
         families = [family for family in FAMILIES.values() if family.exported_by(stage, engine)]
-        self._attributes = {family.name: family.attribute for family in families}
+        self._sources = {family.name: family.source.split(".") for family in families}
         # Who sees a request's outcome counted sees all that is counted of it; who sees an idle engine, that too.
-        self._complete = sorted(self._attributes, key=lambda name: (name == ACTIVITY, name == OUTCOMES))
-        self._live = [name for name in LIVE if name in self._attributes]
+        self._complete = sorted(self._sources, key=lambda name: (name == ACTIVITY, name == OUTCOMES))
+        self._live = [name for name in LIVE if name in self._sources]
         self._made = {family.name: _Family(family, labels) for family in families}
         self.metrics_export_cpu = 0.0
         """Seconds."""
         self.metrics_export_calls = 0
-        self._looked_at = [*(name for name in PULSE if name in self._attributes), ACTIVITY]
+        self._looked_at = [*(name for name in PULSE if name in self._sources), ACTIVITY]
         self._pulse: Values = {}
         """What was counted at the last round."""
         self._next_complete = 0.0
@@ -214,23 +228,76 @@ class Exporter:
 
         Outcomes are read first, as they are shown last: a request ends in its other figures before it ends in them.
         """
-        sources, attributes = (*self._figures(), self), self._attributes
-        return {name: _copy(_value(sources, attributes[name])) for name in sorted(names, key=_outcomes_first)}
-
-
-def _outcomes_first(name: str) -> bool:
-    return name != OUTCOMES
-
-
-def _value(sources: Sequence[object], attribute: str) -> Any:
-    for source in sources:
-        # Asked once: some are computed, one from a file.
-        if (value := getattr(source, attribute, _NOTHING)) is not _NOTHING:
-            return value
-    raise AttributeError(f"nothing counts {attribute!r}")
+        values = {}
+        for name in sorted(names, key=lambda name: name != OUTCOMES):
+            owner, attribute = self._sources[name]
+            values[name] = _copy(getattr(self._owners[owner], attribute))
+        return values
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Histogram):
         return value.cumulative, value.sum
     return {key: _copy(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+class StageMetrics:
+    """What one stage counts: the sources called ``stage.*`` in the table of ``inflight.metrics``."""
+
+    def __init__(self, deployment: Deployment, args: dict[str, str]) -> None:
+        """``args`` are those that Triton gives a model's ``initialize``."""
+        self._deployment = deployment
+        self._model, self._version = args["model_name"], args["model_version"]
+        self._exporter: Exporter | None = None
+        self._outcomes = threading.Lock()
+        labels = [error.label for error in _ERRORS]
+        if self._model == ENGINE:
+            labels += [*(error.label for error in _ENGINE_ERRORS), *(reason.value for reason in FinishReason)]
+        self.requests = dict.fromkeys(labels, 0)
+        self.tokenizer, self.detokenizer = Histogram(SHORT_SECONDS), Histogram(SHORT_SECONDS)
+        self.queue_limit = deployment.batching.max_queue_size
+        self.build_info = {(version("inflight"), deployment.engine.kind, readable(deployment.model.name)): 1}
+        self.startup = {"import": process.age_s()}
+        self.start_time = 0.0
+        self.restarts = dict.fromkeys(RESTART_CAUSES, 0) | json.loads(os.environ.get(RESTARTS_VARIABLE, "{}"))
+
+    @property
+    def heartbeat_time(self) -> float:
+        """Seconds since the epoch, as of now: a process that can be asked is alive."""
+        return time.time()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase of the stage's start."""
+        started = time.perf_counter()
+        yield
+        self.startup[name] = time.perf_counter() - started
+
+    def start(self, **owners: object) -> None:
+        """Say that the stage is ready, and export, if the deployment has metrics.
+
+        ``owners`` are what else counts for the stage, by the names that the table of ``inflight.metrics`` gives them.
+        """
+        self.start_time = time.time()
+        if self._deployment.observability.metrics and os.environ.get(METRICS_VARIABLE) != "off":
+            engine = self._deployment.engine.kind
+            self._exporter = Exporter(self._model, self._version, engine, {"stage": self, **owners})
+            self._exporter.start()
+
+    def count_refusal(self, error: Exception, sequences: int = 1) -> None:
+        """Count a request of so many sequences that ends with an error before the engine has it, or behind it."""
+        self._count_outcome(as_told(error).label, sequences)
+
+    def count_end(self, output: Output) -> None:
+        """Count a sequence that ends with ``output``."""
+        reason = output.finish_reason
+        self._count_outcome(reason.value if reason is not None else (output.error or EngineFailure).label)
+
+    def close(self) -> None:
+        """Stop exporting."""
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def _count_outcome(self, label: str, sequences: int = 1) -> None:
+        with self._outcomes:  # Triton's thread refuses, the engine's ends
+            self.requests[label] = self.requests.get(label, 0) + sequences

@@ -1,8 +1,8 @@
 """Response streams: what the engine makes, sent as the responses of Triton requests; every stream ends exactly once.
 
-Tokens are coalesced when streams are many: responses leave at a pace, the stream that has waited longest first, with
-all the tokens that it has by then. A first token and a last one never wait. One thread sends, so that the engine's own
-thread never does. This module knows Triton only as ``Sender``.
+Tokens are coalesced when streams are many: responses leave at a limited rate, the stream that has waited longest first,
+with all the tokens that it has by then. A first token and a last one never wait. One thread sends, so that the engine's
+own thread never does. This module knows Triton only as ``Sender``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from inflight.engine.loop import EngineLoop
 from inflight.engine.request import Output
 from inflight.errors import EngineFailure, InflightError, ShuttingDown
-from inflight.triton import responses
-from inflight.triton.engine_inputs import Delivery, Part
-from inflight.triton.pace import RESPONSES_PER_SECOND, Pace
-from inflight.triton.responses import Arrays
+from inflight.triton import response_writer
+from inflight.triton.request_reader import OutputOptions, SubRequest
+from inflight.triton.response_writer import Arrays
+from inflight.triton.send_limiter import RESPONSES_PER_SECOND, SendLimiter
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +44,32 @@ class Sender(Protocol):
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
 
+    def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
+        """Take note of a sequence's last output, in the engine's thread, before it is sent."""
+
+
+class OutcomeCounter(Protocol):
+    """What the streams tell the stage's metrics."""
+
+    def count_end(self, output: Output) -> None:
+        """Count a sequence that ends with ``output``."""
+
+    def count_refusal(self, error: Exception) -> None:
+        """Count a request that ends with an error of the stage's."""
+
 
 @dataclass(slots=True)
 class _Sequence:
-    part: Part
+    """One sequence of a Triton request, and what of it has not been sent."""
+
+    subrequest: SubRequest
     pending: Output | None = None
     context_logits: np.ndarray | None = None
-    """Kept for the last response."""
+    """The last response carries them."""
     started: bool = False
+    """Whether its first tokens have been sent."""
     generated: int = 0
+    """Tokens sent so far."""
     cum_log_prob: float = 0.0
 
 
@@ -61,7 +78,7 @@ class _Request:
     """One Triton request: its sequences by stream key, and those that have not ended."""
 
     sender: Sender
-    delivery: Delivery
+    options: OutputOptions
     request_id: str
     sequences: dict[int, _Sequence]
     open: set[int] = field(default_factory=set)
@@ -75,44 +92,34 @@ class _Request:
 class ResponseStreams:
     """All running Triton requests of the engine stage."""
 
-    def __init__(
-        self,
-        cancel: Callable[[int], object],
-        decoupled: bool,
-        on_sent: Callable[[], object] = lambda: None,
-        on_unsent: Callable[[Exception], object] = lambda error: None,
-        answered: Callable[[], int] | None = None,
-    ) -> None:
-        """
-        Args:
-            cancel: ends the sequence with this stream key; its last output still comes.
-            decoupled: whether a request may have several responses.
-            on_sent: called after each response but heartbeats and errors, in the thread that sends.
-            on_unsent: called with what a request ends with of which a response could not be written, there too.
-            answered: returns how many responses of requests with heartbeats the detokenizer has answered so far.
-        """
-        self._cancel = cancel
+    def __init__(self, outcomes: OutcomeCounter, decoupled: bool) -> None:
+        """``decoupled``: whether a request may have several responses."""
+        self._outcomes = outcomes
         self._decoupled = decoupled
-        self._on_sent = on_sent
-        self._on_unsent = on_unsent
+        self.responses = 0
+        """Responses sent so far, without heartbeats and errors."""
         self._streams: dict[int, _Request] = {}
         self._due: dict[int, None] = {}
         """Keys with something to send, oldest first."""
         self._urgent: dict[int, None] = {}
-        """Those of them that must not wait: first tokens and last ones."""
-        self._pace = Pace(answered)
-        self._beating: _Request | None = None
+        """The keys among them that must not wait: those of first tokens and last ones."""
+        self._heartbeat_to: _Request | None = None
         """The request to which a heartbeat is being sent."""
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+
+    def start(self, loop: EngineLoop, limiter: SendLimiter) -> None:
+        """Begin to send what the engine makes, when ``limiter`` allows; cancel in ``loop`` what nobody waits for."""
+        self._loop = loop
+        self._limiter = limiter
         self._thread.start()
 
-    def open(self, sender: Sender, delivery: Delivery, parts: list[Part]) -> None:
+    def open(self, sender: Sender, options: OutputOptions, subrequests: list[SubRequest]) -> None:
         """Register a request before its sequences are submitted to the engine."""
-        sequences = {part.request.key: _Sequence(part) for part in parts}
+        sequences = {subrequest.request.key: _Sequence(subrequest) for subrequest in subrequests}
         stream = _Request(
-            sender, delivery, parts[0].request.request_id, sequences, set(sequences), last_sent=time.monotonic()
+            sender, options, subrequests[0].request.request_id, sequences, set(sequences), last_sent=time.monotonic()
         )
         with self._changed:
             self._streams |= dict.fromkeys(sequences, stream)
@@ -120,31 +127,38 @@ class ResponseStreams:
 
     def deliver(self, output: Output) -> None:
         """Take one output of the engine; called from the engine's thread."""
+        if output.finished:  # before its client can see it
+            self._outcomes.count_end(output)
         with self._changed:
             stream = self._streams.get(output.key)
             if stream is None:
                 return
             sequence = stream.sequences[output.key]
-            sequence.pending = responses.join(sequence.pending, output)
-            if stream.delivery.streaming or sequence.pending.finished:
+            if output.finished:
+                stream.sender.sequence_ended(sequence.subrequest, output)
+            if sequence.pending is None:
+                sequence.pending = output
+            else:
+                sequence.pending.extend(output)
+            if stream.options.streaming or sequence.pending.finished:
                 self._due[output.key] = None
-            if output.finished or (stream.delivery.streaming and not sequence.started):
+            if output.finished or (stream.options.streaming and not sequence.started):
                 self._urgent[output.key] = None
                 self._changed.notify()
             elif len(self._due) == 1:
                 self._changed.notify()
 
-    def forget(self, parts: list[Part]) -> None:
+    def forget(self, subrequests: list[SubRequest]) -> None:
         """Drop a request that the engine did not take; nothing is sent any more, not even a heartbeat that has begun.
 
         Triton (2.51) frees what a request's responses need with the last one: one beside it would end the server.
         """
         with self._changed:
-            for part in parts:
-                stream = self._streams.pop(part.request.key, None)
+            for subrequest in subrequests:
+                stream = self._streams.pop(subrequest.request.key, None)
                 if stream is not None:
-                    stream.open.discard(part.request.key)
-                    while self._beating is stream:
+                    stream.open.discard(subrequest.request.key)
+                    while self._heartbeat_to is stream:
                         self._changed.wait()
 
     def keys_beside(self, keys: list[int]) -> list[int]:
@@ -176,7 +190,8 @@ class ResponseStreams:
         while True:
             with self._changed:
                 if not self._urgent and not self._closing:
-                    self._changed.wait(self._patience())
+                    without_due_s = CANCEL_POLL_S if self._streams else None  # None: until something comes
+                    self._changed.wait(self._limiter.wait_s if self._due else without_due_s)
                 closing = self._closing
                 # One failed sequence takes the others of its request out of the books.
                 keys = list(self._due) if closing else self._ready_keys()
@@ -191,19 +206,13 @@ class ResponseStreams:
                 next_poll = now + CANCEL_POLL_S
                 self._poll(now)
 
-    def _patience(self) -> float | None:
-        """Seconds until there may be something to do; None: until something comes."""
-        if self._due:
-            return self._pace.wait_s
-        return CANCEL_POLL_S if self._streams else None
-
     def _ready_keys(self) -> list[int]:
         """Return the keys to send now: all that are urgent, and the one that has waited longest if a slot is free."""
         keys, now = list(self._urgent), time.monotonic()
-        if self._due and self._pace.is_free(now):
+        if self._due and self._limiter.is_free(now):
             keys.append(next(iter(self._due)))
         if keys:
-            self._pace.leave(len(keys), now)
+            self._limiter.leave(len(keys), now)
         return keys
 
     def _take(self, key: int) -> tuple[_Request, _Sequence, list[Output], bool]:
@@ -228,8 +237,8 @@ class ResponseStreams:
         if output.error is not None:
             self._drop_rest(stream)
         outputs = [output]
-        if stream.delivery.streaming and stream.delivery.sequences > 1 and sequence.part.has_scores:
-            outputs = responses.split_last(output)
+        if stream.options.streaming and stream.options.sequences > 1 and sequence.subrequest.has_scores:
+            outputs = response_writer.split_last(output)
             if not output.finished:  # it may be the last token
                 sequence.pending = outputs.pop()
         return stream, sequence, outputs, not stream.open
@@ -240,7 +249,7 @@ class ResponseStreams:
             del self._streams[key]
             self._due.pop(key, None)
             self._urgent.pop(key, None)
-            self._cancel(key)
+            self._loop.cancel(key)
         stream.open.clear()
 
     def _send(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
@@ -255,41 +264,38 @@ class ResponseStreams:
             with self._changed:
                 self._drop_rest(stream)
             failure = EngineFailure("the response could not be written; the server's log says why")
-            self._on_unsent(failure)
+            self._outcomes.count_refusal(failure)
             self._fail(stream, failure)
 
     def _fail(self, stream: _Request, error: InflightError) -> None:
+        """Send the error that a request ends with; the detokenizer tells it where it tells the rest."""
+        through_detokenizer = stream.options.heartbeat and self._decoupled
         try:
-            self._send_failure(stream, error)
+            if through_detokenizer:
+                self._limiter.sent()
+            stream.sender.fail(error, next(iter(stream.sequences)) if through_detokenizer else None)
         except Exception:  # its request has ended already
             log.exception("an error could not be sent")
 
-    def _send_failure(self, stream: _Request, error: InflightError) -> None:
-        if not (stream.delivery.heartbeat and self._decoupled):
-            stream.sender.fail(error)
-            return
-        self._pace.sent()
-        stream.sender.fail(error, next(iter(stream.sequences)))
-
     def _write(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
         if output.error is not None:
-            self._send_failure(stream, output.error)
+            self._fail(stream, output.error)
             return
         sequence.generated += output.num_tokens
         sequence.cum_log_prob += sum(output.log_probs or ())
-        part = sequence.part
-        arrays = responses.write(output, part, stream.delivery, sequence.generated, sequence.cum_log_prob)
+        subrequest = sequence.subrequest
+        arrays = response_writer.write(output, subrequest, stream.options, sequence.generated, sequence.cum_log_prob)
         if not self._decoupled:
-            stream.rows[part.batch_index] = arrays
+            stream.rows[subrequest.batch_index] = arrays
             if not final:
                 return
-            arrays = responses.stack([stream.rows[row] for row in sorted(stream.rows)], stream.delivery.pad_id)
+            arrays = response_writer.stack([stream.rows[row] for row in sorted(stream.rows)], stream.options.pad_id)
         self._send_on(stream, arrays, final)
-        self._on_sent()
+        self.responses += 1
 
     def _send_on(self, stream: _Request, arrays: Arrays, final: bool) -> None:
-        if stream.delivery.heartbeat:  # its responses go to the detokenizer
-            self._pace.sent()
+        if stream.options.heartbeat:  # its responses go to the detokenizer
+            self._limiter.sent()
         stream.sender.send(arrays, final)
 
     def _poll(self, now: float) -> None:
@@ -305,19 +311,19 @@ class ResponseStreams:
                 log.exception("request of stream %d could not be polled", key)
 
     def _poll_one(self, key: int, request: _Request, now: float, interval: float) -> None:
-        if not request.delivery.heartbeat:
+        if not request.options.heartbeat:
             if request.sender.is_cancelled():
                 for one in self.keys_beside([key]):
-                    self._cancel(one)
+                    self._loop.cancel(one)
         elif self._decoupled and now - request.last_sent >= interval:
             request.last_sent = now
             with self._changed:
                 if key not in request.open:  # the engine has refused it, and Triton's thread says so
                     return
-                self._beating = request
+                self._heartbeat_to = request
             try:
-                self._send_on(request, responses.heartbeat(key), final=False)
+                self._send_on(request, response_writer.heartbeat(key), final=False)
             finally:
                 with self._changed:
-                    self._beating = None
+                    self._heartbeat_to = None
                     self._changed.notify_all()

@@ -1,22 +1,25 @@
 """The arguments of TensorRT-LLM's ``LLM(...)`` that a deployment implies, as plain data: its PyTorch flow.
 
 Everything is decided here, without TensorRT-LLM: ``inflight build --dry-run`` shows the same arguments on any machine.
-``classes`` turns them into what the API takes.
+``factory.classes`` turns them into what the API takes. What TensorRT-LLM 1.2 would misread of the deployment's files is
+refused here too.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
-from inflight.sizes import TENSORRT_LLM_SEQUENCES
+from inflight.settings.batching import TENSORRT_LLM_SEQUENCES
+from inflight.settings.deployment import Deployment
 from inflight.text.checkpoint import read_json
 
 Sampler = Literal["torch", "trtllm"]
-"""What draws the tokens."""
+"""The sampler that draws the tokens."""
 
-_POLICIES = {"guaranteed_no_evict": "GUARANTEED_NO_EVICT", "max_utilization": "MAX_UTILIZATION"}
 _SAMPLER_TYPES = {"torch": "TorchSampler", "trtllm": "TRTLLMSampler"}
 _DECODING_CONFIGS = {
     "draft_target": "DraftTargetDecodingConfig",
@@ -25,7 +28,10 @@ _DECODING_CONFIGS = {
 }
 """Method to its class in ``llmapi``."""
 _SAMPLER_BUFFERS = 5
-"""Of the trtllm sampler, each of 4 bytes per sequence and position: ids, log-probs, parents, two of indirections."""
+"""The trtllm sampler has so many buffers, each of 4 bytes per sequence and position: ids, log-probs, parents, and two
+of indirections."""
+_OWN_ROPE = {"rope_theta": 10_000, "partial_rotary_factor": 1}
+"""The values that transformers 4.57, with which TensorRT-LLM 1.2 reads, takes where ``config.json`` has no such key."""
 
 
 def sampler(deployment: Deployment) -> Sampler:
@@ -47,7 +53,7 @@ def llm_arguments(deployment: Deployment) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "kv_cache_config": _kv_cache(deployment),
-        "scheduler_config": {"capacity_scheduler_policy": _POLICIES[batching.policy]},
+        "scheduler_config": {"capacity_scheduler_policy": batching.policy.upper()},
         "max_batch_size": max_batch_size(deployment),
         "max_seq_len": max_sequence_length(deployment),
         "enable_chunked_prefill": True,
@@ -60,7 +66,15 @@ def llm_arguments(deployment: Deployment) -> dict[str, Any]:
     if settings.guided_decoding is not None:
         arguments |= {"guided_decoding_backend": settings.guided_decoding, "tokenizer": str(deployment.model)}
     if settings.lora:
-        arguments |= {"enable_lora": True, "lora_config": _lora(deployment)}
+        arguments |= {
+            "enable_lora": True,
+            "lora_config": {
+                "lora_dir": [str(next(iter(settings.lora.values())))],  # it says for all what they adapt
+                "max_lora_rank": settings.max_lora_rank,
+                "max_loras": len(settings.lora),
+                "max_cpu_loras": len(settings.lora),
+            },
+        }
     return arguments | _cuda_graphs(deployment) | _speculation(deployment)
 
 
@@ -150,8 +164,7 @@ def _cuda_graphs(deployment: Deployment) -> dict[str, Any]:
 def _speculation(deployment: Deployment) -> dict[str, Any]:
     """Return the configuration of the drafts, if there are any; ``class`` names what it is for."""
     speculation, settings = deployment.speculation, deployment.tensorrt_llm
-    method = speculation.method
-    if method is None:
+    if (method := speculation.method) is None:
         return {}
     if "sampler" in settings.model_fields_set and settings.sampler != "torch":
         raise DeploymentError("tensorrt_llm.sampler is trtllm, which TensorRT-LLM 1.2 lacks beside speculation")
@@ -163,12 +176,64 @@ def _speculation(deployment: Deployment) -> dict[str, Any]:
     return {"speculative_config": config}
 
 
-def _lora(deployment: Deployment) -> dict[str, Any]:
-    """Return the configuration of the adapters' cache: all fit. The first adapter says for all what they adapt."""
+def check_adapters(deployment: Deployment) -> None:
+    """Check that the LoRA adapters are there and alike.
+
+    Raises:
+        DeploymentError: names the adapter and what is wrong with it.
+    """
     settings = deployment.tensorrt_llm
-    return {
-        "lora_dir": [str(next(iter(settings.lora.values())))],
-        "max_lora_rank": settings.max_lora_rank,
-        "max_loras": len(settings.lora),
-        "max_cpu_loras": len(settings.lora),
-    }
+    targets: dict[str, str] = {}
+    for name, path in settings.lora.items():
+        config = read_json(path / "adapter_config.json")
+        rank = config.get("r")
+        if not isinstance(rank, int) or rank > settings.max_lora_rank:
+            raise DeploymentError(
+                f"tensorrt_llm.lora.{name} has rank {rank}; max_lora_rank is {settings.max_lora_rank}"
+            )
+        modules = config.get("target_modules")
+        targets[name] = json.dumps(sorted(modules) if isinstance(modules, list) else modules)
+    if len(set(targets.values())) > 1:
+        raise DeploymentError(f"tensorrt_llm.lora: the adapters must adapt the same modules; they adapt {targets}")
+
+
+def check_positions(deployment: Deployment) -> None:
+    """Check a deployment's checkpoints, that of its drafts included; see ``check_positions_of``."""
+    for directory in (deployment.model, deployment.speculation.draft_model):
+        if directory is not None:
+            check_positions_of(directory)
+
+
+def check_positions_of(checkpoint: Path) -> None:
+    """Check that TensorRT-LLM reads the positions' encoding of a checkpoint as it was written.
+
+    transformers 5 writes it as ``rope_parameters``, and 4.57 takes no notice of that key: it would compute with its own
+    default, and the text would be wrong without a word.
+
+    Raises:
+        DeploymentError: names the keys that are missing.
+    """
+    path = checkpoint / "config.json"
+    config = read_json(path)
+    for part in (config, config.get("text_config") or {}):
+        if lost := list(misread(part)):
+            raise DeploymentError(
+                f"{path} has {', '.join(lost)} in rope_parameters alone; transformers 4.57, with which "
+                "TensorRT-LLM 1.2 reads it, knows rope_theta, partial_rotary_factor and rope_scaling alone: write "
+                "them beside it, or take the original checkpoint's config.json"
+            )
+
+
+def misread(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what ``rope_parameters`` of a ``config.json`` says otherwise than what 4.57 would make of the rest."""
+    written = config.get("rope_parameters")
+    if not isinstance(written, Mapping):
+        return
+    by_layer = [layer for layer in written.values() if isinstance(layer, Mapping)]
+    for layer in by_layer or [written]:
+        for name, own in _OWN_ROPE.items():
+            if name not in config and (value := layer.get(name, own)) != own:
+                yield f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {json.dumps(value)}"
+        kind = layer.get("rope_type", "default")
+        if not config.get("rope_scaling") and kind != "default":
+            yield f"rope_type {kind}"

@@ -2,12 +2,11 @@
 
 What ends a sequence (end ids, stop strings and sequences, limits, deadlines) is decided here, by the same
 ``Sequence`` as in the portable engine, on the tokens that come; TensorRT-LLM is told of what it can end itself.
-Requests beyond its batch wait here, by priority: its own queue knows none.
+Requests beyond its batch wait here, in the same ``RequestQueue``: its own queue knows no priorities.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import time
@@ -15,20 +14,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from inflight.deployment import Deployment
-from inflight.engine.request import FinishReason, Output, Request
-from inflight.engine.sequence import Rank, Sequence, rank_of
+from inflight.engine.request import FinishReason, Output, Request, check_request
+from inflight.engine.request_queue import RequestQueue
+from inflight.engine.sequence import Sequence
 from inflight.engine.snapshot import Snapshot, counted_cache, snapshot
-from inflight.engine.stats import EngineStats
-from inflight.engine.validation import check_request
+from inflight.engine.stats import EngineState, EngineStats
 from inflight.errors import EngineFailure, InflightError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.sampling import SamplingParams
+from inflight.settings.deployment import Deployment
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import reading
 from inflight.trtllm.arguments import max_open_requests, max_sequence_length, sampler
+from inflight.trtllm.request_arguments import check
 from inflight.trtllm.runtime import Event, Runtime
-from inflight.trtllm.sampling import check
 from inflight.trtllm.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -75,21 +74,22 @@ class TrtLlmEngine:
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, int] = {}
         """When each of those that TensorRT-LLM has was handed to it, ``time.time_ns()``, by key."""
-        self._waiting: list[tuple[Rank, int]] = []
-        """A heap of (rank, key); the keys of sequences that have ended are left in it."""
-        self._with_deadline: set[int] = set()
+        self._takes_turns = deployment.batching.fairness == "client"
+        self._queue = RequestQueue(self._takes_turns)
         self._outputs: list[Output] = []
         self._skips_iterations = False
         """Between the warm-up and the first request: what the warm-up ran may be reported late, and is not counted."""
         self._idle = True
         """Whether the statistics show that nothing is open: a generation may end between two looks at it."""
         self._orders = itertools.count()
+        self._state = EngineState(kv_blocks_cached=None)
+        """What it held after the last step."""
         self.stats = self._new_stats()
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
+            lambda: self._state,
             max=max_open_requests(self._deployment),
-            kv_blocks_cached=None,
             memory=lambda: reading.memory_of(self._runtime.iteration),
         )
 
@@ -124,7 +124,7 @@ class TrtLlmEngine:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._sequences) - len(self._running)
+        return len(self._queue)
 
     def validate(self, request: Request) -> None:
         """Check a request; safe to call from any thread.
@@ -136,7 +136,7 @@ class TrtLlmEngine:
         """
         if self._watchdog.dead:
             raise EngineFailure(self._watchdog.message)
-        check_request(request, self._tokenizer.config.vocab_size, self._max_length)
+        check_request(request, self._tokenizer.config.vocab_size, self._max_length, self._takes_turns)
         check(request.sampling, self._sampler, self._deployment.speculation.method)
         settings = self._deployment.tensorrt_llm
         if request.sampling.guide is not None and settings.guided_decoding is None:
@@ -155,12 +155,10 @@ class TrtLlmEngine:
         request.arrival_ns = request.arrival_ns or time.time_ns()
         stop_strings = request.sampling.stop_strings
         stops = StopTextLimit(self._tokenizer, stop_strings) if stop_strings else None
-        sequence = Sequence(request, next(self._orders), 0, self._max_length, stops)
+        aging_ns = self._deployment.batching.priority_aging_ns
+        sequence = Sequence(request, next(self._orders), 0, self._max_length, stops, aging_ns)
         self._sequences[request.key] = sequence
-        if request.deadline_ns is not None:
-            self._with_deadline.add(request.key)
-        sequence.rank = rank_of(request, sequence.order, self._deployment.batching.priority_aging_ns)
-        heapq.heappush(self._waiting, (sequence.rank, request.key))
+        self._queue.add(sequence)
 
     def cancel(self, key: int) -> None:
         """End a request; its last output comes with the next step. Unknown keys have ended already."""
@@ -171,9 +169,10 @@ class TrtLlmEngine:
     def step(self) -> list[Output]:
         """Hand waiting requests over, and return what is new."""
         if not self._watchdog.dead:
-            self._expire()
+            for sequence in self._queue.take_expired(time.time_ns()):
+                self._end(sequence, sequence.expired())
             self._admit()
-            if self._running or self._runtime.open:
+            if self._running or not self._runtime.idle:
                 self._listen()
         if self._watchdog.dead:  # what was valid just before is failed too
             return self.fail_all(EngineFailure(self._watchdog.message))
@@ -236,24 +235,24 @@ class TrtLlmEngine:
             self._runtime.close()
 
     def _admit(self) -> None:
-        while self._waiting and self._runtime.open < self.stats.max:  # more would wait behind those that were aborted
-            _, key = heapq.heappop(self._waiting)
-            if key in self._sequences:
-                request = self._sequences[key].request
-                if self._skips_iterations:
-                    self._skips_iterations = False
-                    self._runtime.take_iterations()
-                if not self._runtime.open:
-                    self._watchdog.progress()
-                self._running[key] = time.time_ns()
-                self._runtime.generate(key, partial(self._arguments_of, request))
+        while self._queue and self._runtime.open < self.stats.max:  # more would wait behind those that were aborted
+            sequence = self._queue.pop()
+            request = sequence.request
+            if self._skips_iterations:
+                self._skips_iterations = False
+                self._runtime.take_iterations()
+            if not self._runtime.open:
+                self._watchdog.progress()
+            self._running[request.key] = time.time_ns()
+            self._charge(sequence)
+            self._runtime.generate(request.key, partial(self._arguments_of, request))
 
-    def _expire(self) -> None:
-        now = time.time_ns()
-        for key in list(self._with_deadline):
-            output = self._sequences[key].overdue(now)
-            if output is not None:
-                self._end(self._sequences[key], output)
+    def _charge(self, sequence: Sequence) -> None:
+        """Count a sequence's tokens as served to its client: the prompt when it is handed over, then each that comes.
+
+        What of a prompt TensorRT-LLM has cached is not known by then, and counts as the rest does.
+        """
+        self._queue.charge(sequence.request.client_id, sequence.count_served(len(sequence.tokens)))
 
     def _advance_alone(self, sequence: Sequence, event: Event) -> None:
         """Book one event; one that cannot be booked ends its own sequence and no other."""
@@ -271,18 +270,15 @@ class TrtLlmEngine:
         refused = isinstance(event.error, InvalidRequest)
         if not refused:
             reading.read_metrics(metrics, event, self._running[sequence.request.key])
-        if not (sequence.counted or refused):
-            sequence.counted = True
-            self.stats.count_scheduled(metrics)
+            sequence.count_scheduled(self.stats)
         for index, token in enumerate(event.tokens):
-            before, previous_ns = sequence.generated, metrics.last_token_ns
-            output.finish_reason = sequence.append(token)
-            generated = sequence.generated - before
-            self.stats.count_sampled(metrics, generated, previous_ns)
-            if generated:
+            before = sequence.generated
+            output.finish_reason = sequence.append(token, self.stats)
+            if sequence.generated > before:
                 reading.report(output, sequence.request.sampling, event, index)
             if output.finish_reason is not None:
                 break
+        self._charge(sequence)
         if event.context_logits is not None:
             output.context_logits = event.context_logits
             reading.require_whole(output, len(sequence.request.prompt))
@@ -296,14 +292,14 @@ class TrtLlmEngine:
             self._outputs.append(output)
 
     def _end(self, sequence: Sequence, output: Output, over: bool = False) -> None:
-        """Take a sequence out of the books; ``over``: TensorRT-LLM has ended it too."""
+        """End a request, whatever its end: its last output goes out; ``over``: TensorRT-LLM has ended it too."""
         key = sequence.request.key
         if sequence.stop_text is not None:
             output.text_limit = sequence.stop_text.finish()
         output.metrics = sequence.metrics
         self.stats.count_end(sequence.metrics, time.time_ns())
         del self._sequences[key]
-        self._with_deadline.discard(key)
+        self._queue.remove(sequence)
         if key in self._running:
             del self._running[key]
             if not over:
@@ -315,9 +311,10 @@ class TrtLlmEngine:
         return outputs
 
     def _update_stats(self) -> None:
-        self.stats.set_open(len(self._running), self.waiting)
         for iteration in self._runtime.take_iterations():
             if not self._skips_iterations:
                 reading.count_iteration(self.stats, iteration)
-        self._idle = not self._runtime.open
-        reading.read_iteration(self.stats, self._runtime.iteration, idle=self._idle)
+        self._idle = self._runtime.idle
+        iteration, waiting, running = self._runtime.iteration, len(self._queue), len(self._running)
+        reading.read_counts(self.stats, iteration)
+        self._state = reading.state_of(self._state, iteration, waiting, running, self._idle)

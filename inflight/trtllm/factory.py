@@ -1,40 +1,51 @@
-"""Makes the engine of a deployment on TensorRT-LLM, and the arguments of each of its requests."""
+"""Makes the engine of a deployment on TensorRT-LLM: it looks whether that is there, and of a line that is served."""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from inflight.deployment import Deployment
-from inflight.engine.request import Request
 from inflight.errors import DeploymentError, InflightError
+from inflight.manifest import TENSORRT_LLM_IMAGE, TENSORRT_LLM_LINE
+from inflight.settings.deployment import Deployment
+from inflight.text.checkpoint import read_json
 from inflight.text.tokenizer import Tokenizer
-from inflight.trtllm import sampling
-from inflight.trtllm.api import find, leave_mpi_job, make_llm, require_tensorrt_llm
+from inflight.trtllm.arguments import check_adapters, check_positions, llm_arguments, sizes_in_words
 from inflight.trtllm.engine import TrtLlmEngine
-from inflight.trtllm.retention import retention_arguments
-from inflight.trtllm.runtime import Runtime
-from inflight.trtllm.stops import single_stop_tokens
+from inflight.trtllm.request_arguments import RequestArguments
+from inflight.trtllm.runtime import Runtime, find
 from inflight.trtllm.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+_CONFIG_CLASSES = {
+    "kv_cache_config": ("llmapi", "KvCacheConfig"),
+    "cuda_graph_config": ("llmapi", "CudaGraphConfig"),
+    "scheduler_config": ("llmapi", "SchedulerConfig"),
+    "lora_config": ("lora_helper", "LoraConfig"),
+}
+"""Keyword of ``LLM`` to the module and the class of its value."""
+_MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
+"""The prefixes of the variables by which ``mpirun`` and ``srun`` tell a process which rank of a job it is."""
 
 
 def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_death: Callable[[], object]) -> TrtLlmEngine:
     """Return the engine, loaded and warmed up.
 
-    Args:
-        deployment: its ``engine.kind`` is ``trtllm``.
-        tokenizer: of its checkpoint.
-        on_death: called when an engine that had started is dead and its requests have failed.
+    ``on_death`` is called when an engine that had started is dead and its requests have failed.
 
     Raises:
         DeploymentError: in one line, for whatever keeps it from being served.
     """
     leave_mpi_job()
-    require_tensorrt_llm()
+    _require_tensorrt_llm()
     request_error = find("llmapi", "RequestError")
     started = time.perf_counter()
-    runtime = Runtime(make_llm(deployment), request_error)
+    runtime = Runtime(_make_llm(deployment), request_error)
     loaded = time.perf_counter()
     try:
         watchdog = Watchdog(deployment.tensorrt_llm.watchdog_s, deployment.start_timeout_s, on_death)
@@ -50,33 +61,67 @@ def make_engine(deployment: Deployment, tokenizer: Tokenizer, on_death: Callable
     return engine
 
 
-class RequestArguments:
-    """Makes the arguments of ``generate_async``."""
+def leave_mpi_job() -> None:
+    """Forget that this process is a rank of an MPI job, as upstream's own backend does: TensorRT-LLM starts its own.
 
-    def __init__(self, deployment: Deployment, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        # Ids begin at 1, as in TensorRT-LLM's own examples.
-        self._adapters = {
-            name: find("executor", "LoRARequest")(name, number, str(path))
-            for number, (name, path) in enumerate(deployment.tensorrt_llm.lora.items(), start=1)
-        }
-
-    def of(self, request: Request) -> dict[str, Any]:
-        """Return them for one request, but for ``streaming``."""
-        stops = single_stop_tokens(request.sampling, self._tokenizer)
-        arguments = sampling.sampling_arguments(request.sampling, self._tokenizer.config.vocab_size, stops)
-        if request.sampling.guide is not None:
-            guide = find("llmapi", "GuidedDecodingParams")
-            arguments["guided_decoding"] = guide(**sampling.guide_arguments(request.sampling.guide))
-        params = find("llmapi", "SamplingParams")(**arguments)
-        sampling.set_bad_words(params, request.sampling.bad_sequences)
-        made: dict[str, Any] = {"inputs": request.prompt, "sampling_params": params}
-        if request.retention:
-            made["kv_cache_retention_config"] = _retention_config(request)
-        return made | ({"lora_request": self._adapters[request.lora]} if request.lora else {})
+    To be called before ``tensorrt_llm`` is imported, which starts MPI.
+    """
+    for name in [name for name in os.environ if name.startswith(_MPI_JOB)]:
+        del os.environ[name]
 
 
-def _retention_config(request: Request) -> Any:
-    config = find("llmapi", "KvCacheRetentionConfig")
-    ranges, others = retention_arguments(request.retention, len(request.prompt))
-    return config([config.TokenRangeRetentionConfig(**one) for one in ranges], **others)
+def _require_tensorrt_llm() -> None:
+    try:
+        package = importlib.import_module("tensorrt_llm")
+    except Exception as error:  # its native libraries raise much beside ImportError
+        cause = _one_line(error)
+        raise DeploymentError(
+            f"tensorrt_llm cannot be imported ({cause}); use the image {TENSORRT_LLM_IMAGE}"
+        ) from error
+    version = str(package.__version__)
+    if version.split(".")[:2] != TENSORRT_LLM_LINE.split("."):
+        raise DeploymentError(
+            f"TensorRT-LLM {version} is installed, {TENSORRT_LLM_LINE}.x is served; use the image {TENSORRT_LLM_IMAGE}"
+        )
+
+
+def _make_llm(deployment: Deployment) -> Any:
+    arguments = llm_arguments(deployment)
+    check_adapters(deployment)
+    check_positions(deployment)
+    settings = deployment.tensorrt_llm
+    needed = settings.ranks
+    found = find("llmapi.utils", "get_device_count")()
+    if found < needed:
+        sizes = f"tensor_parallel_size {settings.tensor_parallel_size} x {settings.pipeline_parallel_size} stages"
+        raise DeploymentError(f"tensorrt_llm: {sizes} needs {needed} GPUs, here are {found}")
+    log.info("%s", sizes_in_words(deployment))
+    if settings.lora:
+        log.info("CUDA graphs are off beside LoRA adapters: decoding is slower")
+    try:
+        return find("llmapi", "LLM")(**classes(arguments))
+    except Exception as error:
+        log.exception("TensorRT-LLM could not be started with %s", arguments)
+        brings_code = "auto_map" in read_json(deployment.model / "config.json")
+        code = "the checkpoint brings code of its own (auto_map in its config.json), which is not run here: "
+        cause = (code if brings_code else "") + _one_line(error)
+        raise DeploymentError(f"TensorRT-LLM cannot serve this deployment: {cause}") from error
+
+
+def classes(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return ``llm_arguments`` with the API's own classes in place of the nested dictionaries."""
+    made = dict(arguments)
+    for name, (module, class_name) in _CONFIG_CLASSES.items():
+        if made.get(name) is not None:
+            config = dict(made[name])
+            if policy := config.get("capacity_scheduler_policy"):
+                config["capacity_scheduler_policy"] = find("llmapi", "CapacitySchedulerPolicy")[policy]
+            made[name] = find(module, class_name)(**config)
+    if "speculative_config" in made:
+        config = dict(made["speculative_config"])
+        made["speculative_config"] = find("llmapi", config.pop("class"))(**config)
+    return made
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight.engine.request import FinishReason, Output, RequestMetrics
-from inflight.engine.stats import EngineStats, process_memory
+from inflight.engine.stats import NO_STEP, EngineState, EngineStats, StepCounts, process_memory
 from inflight.errors import EngineFailure
 from inflight.sampling import SamplingParams
 from inflight.trtllm.runtime import Event
@@ -30,12 +30,12 @@ def report(output: Output, sampling: SamplingParams, event: Event, index: int) -
     if sampling.generation_logits:
         assert event.generation_logits is not None
         row = event.generation_logits[index]
-        if _takes_the_likeliest(sampling) and row[token] < row.max():
+        if _takes_likeliest(sampling) and row[token] < row.max():
             raise ValueError(f"the logits of token {token} are not those that it was drawn from")
         output.generation_logits = [*(output.generation_logits or []), row]
 
 
-def _takes_the_likeliest(sampling: SamplingParams) -> bool:
+def _takes_likeliest(sampling: SamplingParams) -> bool:
     """Return whether each token is the likeliest by the model's own logits, which nothing changes first."""
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     changed = sampling.logit_bias or sampling.bad_sequences or sampling.guide or sampling.min_tokens
@@ -53,12 +53,9 @@ def require_whole(output: Output, prompt_length: int) -> None:
 
 
 def read_metrics(metrics: RequestMetrics, event: Event, handed_ns: int) -> None:
-    """Take over what TensorRT-LLM measured so far. Its clock is its own: only differences of its times are used.
+    """Take over what TensorRT-LLM measured so far of a sequence that it got at ``handed_ns``.
 
-    Args:
-        metrics: of the sequence.
-        event: one of its events.
-        handed_ns: when it was handed to TensorRT-LLM.
+    Its clock is its own: only differences of its times are used.
     """
     perf = event.perf
     metrics.cached_tokens = max(metrics.cached_tokens, event.cached_tokens)
@@ -77,10 +74,21 @@ def read_metrics(metrics: RequestMetrics, event: Event, handed_ns: int) -> None:
 
 def count_iteration(stats: EngineStats, iteration: dict[str, Any]) -> None:
     """Count one iteration that computed something; of a generating sequence it counts one token, without drafts."""
+    step = _step_of(iteration)
+    if step.sequences:
+        stats.count_step(step, iteration.get("iterLatencyMS", 0.0) / 1000)
+
+
+def read_counts(stats: EngineStats, iteration: dict[str, Any]) -> None:
+    """Read what TensorRT-LLM itself has counted so far, where the iteration says so."""
+    stats.iterations = iteration.get("iter", stats.iterations)
+    stats.kv_blocks_reused = (iteration.get("kvCacheStats") or {}).get("reusedBlocks", stats.kv_blocks_reused)
+
+
+def _step_of(iteration: dict[str, Any]) -> StepCounts:
     batch = iteration.get("inflightBatchingStats") or {}
-    if sequences := batch.get("numScheduledRequests", 0):
-        seconds = iteration.get("iterLatencyMS", 0.0) / 1000
-        stats.count_step(sequences, batch.get("numCtxTokens", 0), batch.get("numGenRequests", 0), seconds)
+    names = ("numScheduledRequests", "numContextRequests", "numGenRequests", "numCtxTokens", "numGenRequests")
+    return StepCounts(*(batch.get(name, 0) for name in names))
 
 
 def memory_of(iteration: dict[str, Any]) -> dict[str, int]:
@@ -89,20 +97,24 @@ def memory_of(iteration: dict[str, Any]) -> dict[str, int]:
     return process_memory() | {"gpu": gpu, "pinned": pinned}
 
 
-def read_iteration(stats: EngineStats, iteration: dict[str, Any], idle: bool) -> None:
-    """Read the statistics of TensorRT-LLM's last iteration.
+def state_of(before: EngineState, iteration: dict[str, Any], waiting: int, running: int, idle: bool) -> EngineState:
+    """Return what the engine holds now, by the statistics of TensorRT-LLM's last iteration.
 
     Once ``idle``, with no generation open, there is no iteration more: what the last one held and ran is not read then.
     Cached blocks without an owner are among the free ones there, and are not counted apart.
+
+    An iteration may leave out what does not change since ``before``. ``waiting`` requests are in the queue before
+    TensorRT-LLM, which has those that are ``running``.
     """
     batch, cache = iteration.get("inflightBatchingStats") or {}, iteration.get("kvCacheStats") or {}
-    stats.iterations = iteration.get("iter", stats.iterations)
-    stats.kv_blocks_max = cache.get("maxNumBlocks", stats.kv_blocks_max)
-    stats.tokens_per_block = cache.get("tokensPerBlock", stats.tokens_per_block)
-    stats.kv_blocks_reused = cache.get("reusedBlocks", stats.kv_blocks_reused)
-    stats.kv_blocks_used = 0 if idle else cache.get("usedNumBlocks", 0)
-    stats.scheduled = 0 if idle else batch.get("numScheduledRequests", 0)
-    stats.context = 0 if idle else batch.get("numContextRequests", 0)
-    stats.generation = 0 if idle else batch.get("numGenRequests", 0)
-    stats.paused = 0 if idle else batch.get("numPausedRequests", 0)
-    stats.total_context_tokens = 0 if idle else batch.get("numCtxTokens", 0)
+    return EngineState(
+        active=waiting + running,
+        waiting=waiting,
+        running=running,
+        paused=0 if idle else batch.get("numPausedRequests", 0),
+        step=NO_STEP if idle else _step_of(iteration),
+        kv_blocks_max=cache.get("maxNumBlocks", before.kv_blocks_max),
+        kv_blocks_used=0 if idle else cache.get("usedNumBlocks", 0),
+        kv_blocks_cached=None,
+        tokens_per_block=cache.get("tokensPerBlock", before.tokens_per_block),
+    )

@@ -7,6 +7,7 @@ This module knows the API's objects; not sequences, stops or streams.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import queue
 import re
@@ -25,14 +26,20 @@ log = logging.getLogger(__name__)
 _STATS_TIMEOUT_S = 3600.0
 """After a timeout TensorRT-LLM gives no more until another request comes, whatever runs: so none is to be met."""
 _STATS_PAUSE_S = 0.1
-"""Between two reads of the statistics: before its first request TensorRT-LLM answers at once, with none."""
+"""The pause between two reads of the statistics: before its first request TensorRT-LLM answers at once, with none."""
 _CLOSE_S = 10.0
 """How long the event loop may take to end, and then the engine."""
 _ABORT_GRACE_S = 5.0
 """How long an aborted generation may take to end; TensorRT-LLM drops one that has not begun without a last response."""
 _FAILED = "the engine failed; the server's log says why"
 _FAULT = re.compile(r"cuda|cublas|cudnn|nccl|out of memory|assertion|\.cu\b|traceback", re.IGNORECASE)
-"""What only a fault of the engine says: a step that fails ends its requests by the same class of error as a refusal."""
+"""Matches the message of a fault of the engine: a step that fails ends its requests by the same class of error as a
+refusal."""
+
+
+def find(module: str, name: str) -> Any:
+    """Return ``name`` of the module ``tensorrt_llm.<module>``."""
+    return getattr(importlib.import_module(f"tensorrt_llm.{module}"), name)
 
 
 @dataclass(slots=True)
@@ -41,7 +48,7 @@ class Event:
 
     key: int
     tokens: list[int] = field(default_factory=list)
-    """New since the last event."""
+    """The tokens since the last event."""
     log_probs: list[dict[int, float]] = field(default_factory=list)
     """Per new token, token id to log-prob: of the token, or of the likeliest."""
     generation_logits: np.ndarray | None = None
@@ -62,11 +69,7 @@ class Runtime:
     """One ``LLM`` and its event loop. Every method may be called from any thread."""
 
     def __init__(self, llm: Any, request_error: type[Exception]) -> None:
-        """
-        Args:
-            llm: TensorRT-LLM's ``LLM``.
-            request_error: what the API raises in a request's stream: before its first token a refusal, later a fault.
-        """
+        """``request_error`` is what ``llm`` raises in a stream: before its first token a refusal, later a fault."""
         self._llm = llm
         self._request_error = request_error
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -87,6 +90,11 @@ class Runtime:
     def open(self) -> int:
         """Generations of which TensorRT-LLM has not given the last response; aborted ones count for some seconds."""
         return len(self._open)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no generation is open, and every event has been taken."""
+        return not self._open and self._events.empty()  # in this order: a generation's last event comes before its end
 
     def generate(self, key: int, make_arguments: Callable[[], dict[str, Any]]) -> None:
         """Begin a generation; its events carry ``key``. ``make_arguments`` returns those of ``generate_async``."""
@@ -146,20 +154,17 @@ class Runtime:
     def _start(self, key: int, make_arguments: Callable[[], dict[str, Any]]) -> None:
         try:
             arguments = make_arguments()
+            try:
+                result = self._results[key] = self._llm.generate_async(**arguments, streaming=True)
+            except (self._request_error, ValueError, TypeError) as error:
+                self._refuse(key, error)
+                self._open.discard(key)
+                return
         except Exception as error:
             self._fail(key, error)
             self._open.discard(key)
             return
-        try:
-            result = self._results[key] = self._llm.generate_async(**arguments, streaming=True)
-        except (self._request_error, ValueError, TypeError) as error:
-            self._refuse(key, error)
-            self._open.discard(key)
-        except Exception as error:
-            self._fail(key, error)
-            self._open.discard(key)
-        else:
-            self._following[key] = self._keep(self._follow(key, result))
+        self._following[key] = self._keep(self._follow(key, result))
 
     def _abort(self, key: int) -> None:
         result = self._results.pop(key, None)
@@ -215,12 +220,9 @@ class Runtime:
     def _fail(self, key: int, error: Exception) -> None:
         """Log an error in full, and hand it over as the request's last event, without details."""
         log.error("request %d failed in TensorRT-LLM", key, exc_info=error)
-        self._events.put(Event(key, error=EngineFailure(_FAILED), fatal=self._has_ended()))
-
-    def _has_ended(self) -> bool:
-        """Return whether TensorRT-LLM has shut down, which it does by itself when one of its processes dies."""
         executor = getattr(self._llm, "_executor", None)
-        return executor is None or bool(executor.is_shutdown())
+        ended = executor is None or bool(executor.is_shutdown())  # as it does when one of its processes dies
+        self._events.put(Event(key, error=EngineFailure(_FAILED), fatal=ended))
 
     async def _follow_stats(self) -> None:
         """Keep the newest statistics; without them requests run all the same."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""Between an engine's death and the call of ``on_death``: the errors reach their clients in it."""
+"""The time between an engine's death and the call of ``on_death``, in which the errors reach their clients."""
 
 
 class Watchdog:
@@ -37,7 +37,7 @@ class Watchdog:
         self._last = clock()
         self._armed = False
         self.message = ""
-        """What a request is told that meets a dead engine; empty while it lives."""
+        """The error of a request that meets a dead engine; empty while the engine lives."""
 
     @property
     def dead(self) -> bool:

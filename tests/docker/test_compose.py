@@ -13,15 +13,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.docker.engine import ROOT, compose, compose_command, has_engine, run, state, wait_healthy
+from tests.docker.support.docker_engine import ROOT, compose, compose_command, has_engine, run, state, wait_healthy
 
 COMMAND = re.compile(r"^docker[ -]compose (--profile cpu up)$", re.MULTILINE)
 
 
 pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.alone,
-    pytest.mark.slow,
+    pytest.mark.proof(waits=True),
+    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

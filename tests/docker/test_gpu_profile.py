@@ -20,8 +20,8 @@ import yaml
 
 from inflight.client import Client, HttpClient
 from inflight.resources import DEMO
-from tests.docker.engine import ROOT, compose_command, has_engine, run, wait_healthy
-from tests.triton.upstream_backend import write_engine
+from tests.docker.support.docker_engine import ROOT, compose_command, has_engine, run, wait_healthy
+from tests.triton.support.upstream_backend import write_engine
 
 UBUNTU = os.environ.get("UBUNTU_IMAGE", "ubuntu:24.04")
 LOOKALIKE = "inflight-lookalike"
@@ -49,9 +49,8 @@ def _has_ubuntu() -> bool:
 
 
 pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.alone,
-    pytest.mark.slow,
+    pytest.mark.proof(waits=True),
+    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

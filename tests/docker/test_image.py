@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docker.engine import compose, has_engine, run
+from tests.docker.support.docker_engine import compose, has_engine, run
 
 pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.slow,
-    pytest.mark.waits,
+    pytest.mark.proof(waits=True),
+    pytest.mark.xdist_group("docker"),
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine here"),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.engine.compiling import compiled
+from tests.engine.support.compiling import compiled
 
 _SHARED_MEMORY = 99 << 10
 """Bytes that a block may have on the smallest GPUs with FP8 (compute capability 8.9; CUDA C++ programming guide)."""
@@ -19,8 +19,9 @@ _SPILLED = 8
 """Bytes: two registers, by Triton 3.6.0 in decoding from an FP8 cache on compute capability 9.0; 3.7.1 spills none."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.proof) for other in (80, 86, 89, 100))]
+)
 def test_attention(capability: int) -> None:
     kernels: list[dict[str, Any]] = [json.loads(line) for line in compiled("compile_attention", capability)]
     attend = [one for one in kernels if one["kernel"] == "_attend_kernel"]

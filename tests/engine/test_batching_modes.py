@@ -6,16 +6,15 @@ import time
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import Output
 from inflight.engine.sequence import Sequence
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, assert_idle, load
-from tests.engine.test_engine_faults import Collector
-from tests.engine.test_scheduler import POLICIES, SECOND, Books, Policy
+from tests.engine.support.books import POLICIES, SECOND, Books, Policy
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import Collector, ask, assert_idle, load
 
 Mode = Literal["inflight", "dynamic", "static"]
 MODES: list[Mode] = ["inflight", "dynamic", "static"]
@@ -83,7 +82,6 @@ def test_a_deadline_passes_while_a_batch_fills_up() -> None:
         st.tuples(st.integers(1, 12), st.integers(1, 8), st.integers(0, 2), st.integers(0, 4)), min_size=1, max_size=12
     ),
 )
-@settings(max_examples=150, deadline=None)
 def test_nobody_joins_a_batch_and_everybody_gets_there(
     mode: Mode, policy: Policy, batch: int, budget: int, arrivals: list[tuple[int, int, int, int]]
 ) -> None:

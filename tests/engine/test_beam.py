@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from inflight.engine.beam import BeamSearch, Candidates, LiveBeam, num_candidates
+from inflight.engine.beam_search.search import BeamSearch, Candidates, LiveBeam, num_candidates
 from inflight.engine.request import Beam, FinishReason
 from inflight.sampling import SamplingParams
-from tests.engine.checkpoints import reference
-from tests.engine.searching import beams_of, close, some_ends
+from tests.engine.support.checkpoints import reference
+from tests.engine.support.searching import beams_of, close, some_ends
 
 
 def search(name: str, prompt: list[int], sampling: SamplingParams) -> list[Beam]:
@@ -116,3 +116,12 @@ def test_a_token_more_copies_nothing() -> None:
         beam = beam.extended(0, token, -1.0)
     assert tokens_of(beam) == tuple(range(50_000))
     assert [one.token for one in beam.last(2)] == [49_998, 49_999]
+
+
+@pytest.mark.parametrize(("min_tokens", "ends"), [(2, True), (3, False)])
+def test_a_stop_sequence_that_ends_at_exactly_min_tokens_ends_its_beam(min_tokens: int, ends: bool) -> None:
+    steps: list[list[Candidates]] = [[[(A, -0.1), (C, -1.0)]], [[(B, -0.1), (C, -9.0)], [(A, -2.0), (C, -9.0)]]]
+    search = stepped(steps, stop_sequences=((A, B),), min_tokens=min_tokens)
+    [best, *_] = search.results(FinishReason.CANCELLED)
+    assert best.tokens == (A, B)
+    assert best.finish_reason is (FinishReason.STOP if ends else FinishReason.CANCELLED)

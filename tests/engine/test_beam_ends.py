@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.errors import DeadlineExceeded, EngineFailure, InvalidRequest, UnsupportedFeature
-from inflight.speculation import SpeculationSettings
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, assert_idle, finish, load
-from tests.engine.searching import assert_found, some_ends
+from inflight.settings.speculation import SpeculationSettings
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import ask, assert_idle, finish, load
+from tests.engine.support.searching import assert_found, some_ends
 
 OFF, NGRAM = SpeculationSettings(), SpeculationSettings(method="ngram", adaptive=False)
 LAST_START = 8
@@ -109,7 +109,7 @@ def test_logits_that_are_no_numbers_end_a_search_once(engine: Engine, monkeypatc
     def spoil(*arguments: Any) -> Any:
         logits, context = run(*arguments)
         logits = logits.clone()
-        rows = [row for row, chunk in enumerate(arguments[0]) if chunk.sequence.group is not None]
+        rows = [row for row, chunk in enumerate(arguments[0]) if chunk.sequence.request.sampling.beam_width > 1]
         logits[rows[1]] = float("nan")
         return logits, context
 
@@ -160,7 +160,6 @@ def requests(draw: st.DrawFn) -> Plan:
     return Plan(prompt, draw(st.sampled_from([1, 6])), more, start, None if life is None else start + life)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(requests(), min_size=1, max_size=7),
     st.fixed_dictionaries(

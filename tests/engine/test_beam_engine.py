@@ -9,10 +9,11 @@ import torch
 
 from inflight.engine.engine import Engine
 from inflight.engine.request import Output, Request
-from tests.engine.checkpoints import checkpoint, greedy, reference
-from tests.engine.driving import ask, load, run
-from tests.engine.searching import assert_found, beams_of, close, some_ends
-from tests.engine.speculating import speculating
+from inflight.engine.sequence import max_blocks
+from tests.engine.support.checkpoints import checkpoint, greedy, reference
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.searching import assert_found, beams_of, close, some_ends
+from tests.engine.support.speculating import speculating
 
 PROMPT = [5, 17, 80, 3, 44, 8, 120]
 PROMPTS = [PROMPT, [9, 9, 200, 41], [*range(30, 61)]]
@@ -98,7 +99,7 @@ def test_a_search_takes_as_many_places_as_it_has_beams() -> None:
     while engine.busy:
         engine.step()
         most = max(most, engine.stats.scheduled)
-        assert sum(sequence.places for sequence in engine._scheduler.running) <= 6
+        assert sum(sequence.num_slots for sequence in engine._scheduler.running) <= 6
     assert most == 4
 
 
@@ -219,3 +220,35 @@ def test_a_bias_without_bounds_is_followed() -> None:
     assert output.beams is not None
     assert output.beams[0].tokens == (7, 7, 7, 7)
     assert output.beams[0].score == 0.0
+
+
+def test_the_blocks_of_a_search_count_as_new_each_time_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(checkpoint("llama"), prefix_reuse=False)
+    taken, take = [], engine._cache._take
+    monkeypatch.setattr(engine._cache, "_take", lambda table: taken.append(take(table)) or taken[-1])
+    request = search("llama", PROMPT, 4, max_tokens=24)
+    metrics = run(engine, [request])[request.key].metrics
+    assert metrics is not None
+    assert metrics.new_blocks == metrics.total_blocks == len(taken) > 10
+
+
+def test_what_a_preempted_search_computes_again_is_not_counted_as_decoded() -> None:
+    decoded, recomputed = [], []
+    for blocks in (256, 26):
+        engine = load(
+            checkpoint("llama"), policy="max_utilization", num_blocks=blocks, prefix_reuse=False, max_tokens_per_step=40
+        )
+        run(engine, [search("llama", prompt, 4) for prompt in PROMPTS * 2])
+        decoded.append(engine.stats.step_tokens["decode"])
+        recomputed.append(engine.stats.recomputed_tokens)
+    assert recomputed[0] == 0 < recomputed[1]
+    assert decoded[1] <= decoded[0]
+
+
+def test_what_a_search_has_reserved_is_enough_for_the_copies_of_its_shared_blocks() -> None:
+    """In a cache of exactly the blocks that it may need, beside a request that would take what is not reserved."""
+    prompt = PROMPT[:6]
+    searched, other = ask(prompt, 6, beam_width=3, ignore_eos=True), ask([*range(17)], 3, ignore_eos=True)
+    engine = load(checkpoint("llama"), num_blocks=max_blocks(searched, len(prompt) + 6, 4), prefix_reuse=False)
+    run(engine, [searched, other])
+    assert engine.stats.preemptions == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.compiling import OTHER, compiled
+from tests.engine.support.compiling import OTHER, compiled
 
 triton = pytest.importorskip("triton")
 
@@ -29,7 +29,7 @@ def _none(kernels: Kernels) -> None:
     assert not kernels, kernels[:3]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_all_are_compiled_for_all(kernels: Kernels) -> None:
     version = triton.__version__
     if folder := os.environ.get(OTHER):
@@ -44,7 +44,7 @@ def test_all_are_compiled_for_all(kernels: Kernels) -> None:
         assert stored == {"bfloat16", "int8"} | ({"float8_e4m3fn"} if capability >= 89 else set())
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_threads_load_and_store_as_much_at_once_as_they_can(kernels: Kernels) -> None:
     # Four bytes: a slot, a position, or a scale of its own. What is narrower than 16 bits is stored eight at a time;
     # two bytes are an INT8 row's scale.
@@ -55,12 +55,12 @@ def test_threads_load_and_store_as_much_at_once_as_they_can(kernels: Kernels) ->
     _none([kernel for kernel in kernels if kernel["stores"].count(2) != (2 if kernel["stored"] == "int8" else 0)])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_registers_suffice(kernels: Kernels) -> None:
     _none([kernel for kernel in kernels if kernel["spilled"] or kernel["registers"] > _REGISTERS])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_is_quantized_is_divided_as_ieee_says(kernels: Kernels) -> None:
     # Triton's `/` is div.full, which may be off by two last bits; the gate's are those of its sigmoid.
     _none([kernel for kernel in kernels if kernel["inexact_divisions"] and kernel["kernel"] != "_gate_kernel"])

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight.engine.shards import Shards
+from inflight.engine.checkpoint import Shards
 from inflight.errors import DeploymentError
-from tests.engine.checkpoints import checkpoint
+from tests.engine.support.checkpoints import checkpoint
 
 _START = """
 import sys

@@ -13,23 +13,21 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from inflight.engine.attention.kernel_attention import StepLayout
-from inflight.engine.attention.paged import KvTensors
+from inflight.engine.attention.triton_backend import StepLayout
 from inflight.engine.checkpoint import load_config
 from inflight.engine.cuda import forward as forward_module
-from inflight.engine.cuda.forward import CudaForward
-from inflight.engine.cuda.graphs import CudaGraph
+from inflight.engine.cuda.forward import CudaForward, CudaGraph
 from inflight.engine.engine import Engine
-from inflight.engine.kv import page_copies
-from inflight.engine.kv import tier as tier_module
-from inflight.engine.kv.offload import RestoreRule
-from inflight.engine.kv.tier import FilePages, HostPages, KvTier
-from inflight.engine.kv_cache import BlockCopy
+from inflight.engine.kvcache import offload_pool as offload_pool_module
+from inflight.engine.kvcache import offload_transfer
+from inflight.engine.kvcache.blocks import BlockCopy
+from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
+from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.transfer import OwnStream, ToHost
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, finish, load
-from tests.engine.fake_cuda import fake_cuda
-from tests.engine.fake_streams import CUDA, Cuda, Event, Misuse, Stream
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import ask, finish, load
+from tests.engine.support.fake_cuda import fake_cuda
+from tests.engine.support.fake_streams import CUDA, Cuda, Event, Misuse, Stream
 
 PROMPTS = [tuple(range(5, 25)), (3,), (20, 30, 40), tuple(range(60, 77))]
 SMALL: dict[str, Any] = {"num_blocks": 12, "offload_bytes": 1 << 18, "offload_min_tokens": 1}
@@ -53,10 +51,10 @@ class PlainAttention:
             first = torch.where(kept[:1, :, None], new[:1], memory[:, target[:1]].transpose(0, 1))
             memory.index_copy_(1, target, torch.where(kept[:, :, None], new, first).transpose(0, 1))
         members = torch.cat((layout.short, layout.chunks)).long()
-        first, start, count = layout.spans[members, :3].long().unbind(1)
+        first, start, count = layout.ranges[members, :3].long().unbind(1)
         tokens = torch.arange(len(query), device=query.device)
         owner = ((tokens >= first[:, None]) & (tokens < (first + count)[:, None])).int().argmax(0)
-        blocks = layout.spans[members[owner], 3:].long()
+        blocks = layout.ranges[members[owner], 3:].long()
         seen = (blocks[:, :, None] * self._size + torch.arange(self._size, device=query.device)).flatten(1)
         last = (start[owner] + tokens - first[owner])[:, None]
         places = torch.arange(seen.shape[1], device=query.device)
@@ -71,7 +69,7 @@ class PlainAttention:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     """A device, where what is launched ahead must not wait."""
-    monkeypatch.setattr(forward_module, "KernelAttention", PlainAttention)
+    monkeypatch.setattr(forward_module, "TritonAttention", PlainAttention)
     for prompt in PROMPTS:  # by transformers, which is not to compute there
         greedy("llama", prompt, 8)
     with fake_cuda() as device:
@@ -81,19 +79,19 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
 def _engine(cuda: Cuda, **settings: Any) -> Engine:
     small = {"device": "cuda", "max_batch_size": 3, "max_tokens_per_step": 12, "max_sequence_length": 40}
     engine = load(checkpoint("llama"), **small | settings)
-    runner, launch = engine._runner, engine._ahead.launch
-    runner._kernels = CudaForward(runner._model, runner._kv, 4, 3, runner.max_length)
+    runner, launch = engine._runner, engine._overlap.launch
+    runner._kernels = CudaForward(runner._model, runner._kv_pool, 4, 3, runner.max_length)
     engine.warm_up()
 
     def watched(*arguments: Any) -> None:
-        cuda.forbidden = settings.get("offload_to") != "file"  # its pages are read and written by the host
+        cuda.forbidden = settings.get("offload_to") != "file"  # its slots are read and written by the host
         try:
             launch(*arguments)
         finally:
             cuda.forbidden = False
 
-    engine._ahead.launch = watched  # type: ignore[method-assign]
-    engine._ahead.launches = 0
+    engine._overlap.launch = watched  # type: ignore[method-assign]
+    engine._overlap.launches = 0
     return engine
 
 
@@ -134,7 +132,7 @@ def test_chunks_graphs_and_steps_ahead_keep_to_the_rules(cuda: Cuda, monkeypatch
     assert _serve(engine, 2)
     assert not cuda.found
     assert len(replays) > 10
-    assert engine._ahead.launches > 20
+    assert engine._overlap.launches > 20
 
 
 @pytest.mark.parametrize("to", ["host", "file"])
@@ -143,7 +141,7 @@ def test_the_second_tier_keeps_to_the_rules(cuda: Cuda, to: str) -> None:
     assert _serve(engine, 3)
     assert not cuda.found
     assert engine.stats.kv_cache_restored_tokens > 20
-    assert engine._ahead.launches > 20
+    assert engine._overlap.launches > 20
 
 
 def _move(monkeypatch: pytest.MonkeyPatch, to: str, inert: tuple[str, str] | None = None) -> bool:
@@ -151,24 +149,24 @@ def _move(monkeypatch: pytest.MonkeyPatch, to: str, inert: tuple[str, str] | Non
 
     Args:
         monkeypatch: the test's.
-        to: which second tier.
+        to: where blocks are offloaded to.
         inert: buffers, and which of their events is never recorded.
     """
-    for module in (tier_module, page_copies):
-        monkeypatch.setattr(module, "PAGES_AT_ONCE", 1)
-    tensors = KvTensors(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
-    make = HostPages if to == "host" else lambda pages, nbytes: FilePages(None, pages, nbytes)
-    tier = KvTier(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(1))
-    for buffer in getattr(tier._copies, inert[0]) if inert else ():
+    for module in (offload_pool_module, offload_transfer):
+        monkeypatch.setattr(module, "SLOTS_AT_ONCE", 1)
+    tensors = KvPool(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
+    make = HostMemory if to == "host" else lambda slots, nbytes: MappedFile(None, slots, nbytes)
+    pool = OffloadPool(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(1))
+    for buffer in getattr(pool._copies, inert[0]) if inert else ():
         setattr(buffer, inert[1], _Never())  # type: ignore[index]
     for part in tensors.parts:
         part.copy_(torch.arange(part.numel(), device=CUDA).view(part.shape))
     before = [part.tolist() for part in tensors.parts]
     for _ in range(2):
-        tier.copy([BlockCopy(block, 8 + block) for block in range(8)])
+        pool.copy([BlockCopy(block, 8 + block) for block in range(8)])
         for part in tensors.parts:
             part.zero_()
-        tier.copy([BlockCopy(8 + block, block) for block in range(8)])
+        pool.copy([BlockCopy(8 + block, block) for block in range(8)])
     return [part.tolist() for part in tensors.parts] == before
 
 
@@ -199,19 +197,20 @@ def test_the_device_says_what_restoring_took(cuda: Cuda, to: str, monkeypatch: p
     """Once for each time, as soon as it is known; what is pinned is the tier, or the buffers on the way to it."""
     learnt: list[tuple[int, float]] = []
     monkeypatch.setattr(RestoreRule, "restored", lambda _, *measured: learnt.append(measured))
-    tensors = KvTensors(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
-    make = HostPages if to == "host" else lambda pages, nbytes: FilePages(None, pages, nbytes)
-    tier = KvTier(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(None))
-    tier.copy([BlockCopy(block, 8 + block) for block in range(8)])
+    tensors = KvPool(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
+    make = HostMemory if to == "host" else lambda slots, nbytes: MappedFile(None, slots, nbytes)
+    pool = OffloadPool(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(None))
+    pool.copy([BlockCopy(block, 8 + block) for block in range(8)])
     assert not learnt, "saving is not restoring"
-    tier.copy([BlockCopy(8 + block, block) for block in range(6)])
+    pool.copy([BlockCopy(8 + block, block) for block in range(6)])
     torch.cuda.synchronize()
     for _ in range(2):
-        tier.copy([])
+        pool.copy([])
     [(tokens, seconds)] = learnt
     assert (tokens, seconds >= 1e-3) == (6 * 4, True), "the device's own millisecond is among them"
-    page = tier.nbytes // tier.pages
-    assert tier.pinned_bytes == (tier.nbytes if to == "host" else 4 * page_copies.PAGES_AT_ONCE * page)
+    nbytes = pool._storage.memory.nbytes
+    slot = nbytes // pool.num_slots
+    assert pool.pinned_bytes == (nbytes if to == "host" else 4 * offload_transfer.SLOTS_AT_ONCE * slot)
 
 
 class _Never(Event):

@@ -14,10 +14,10 @@ from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_stor
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
 from inflight.engine.cuda.fp8 import quantize
 from inflight.engine.cuda.layers import RotaryTable
-from inflight.engine.models import rope
+from inflight.engine.models import layers
 from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, gated
 from inflight.engine.quant.formats import to_int8
-from tests.engine.paged_steps import halfway
+from tests.engine.support.paged_steps import halfway
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),  # numpy's; a GPU says nothing
@@ -108,8 +108,8 @@ def test_rotating_and_storing(kind: type[RmsNorm] | None, dim: int, dtype: torch
     cos, sin = table[positions.long(), None].split(dim // 2, -1)
     angles = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
     close: dict[str, Any] = {"rtol": 4 * tolerance, "atol": 4 * tolerance}
-    torch.testing.assert_close(seen, rope.rotate(query, *angles), **close)
-    rotated = rope.rotate(key, *angles)
+    torch.testing.assert_close(seen, layers.rotate(query, *angles), **close)
+    rotated = layers.rotate(key, *angles)
     for token, slot in enumerate(SLOTS.tolist()):
         if slot >= 0:
             torch.testing.assert_close(cache.keys[:, slot], rotated[token], **close)
@@ -193,7 +193,7 @@ def test_the_table_has_what_each_step_would_compute(
     scaling: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inflight.engine.cuda.layers._POSITIONS", 100)
-    embedding = rope.RotaryEmbedding({"rope_theta": 1e4} | scaling, 16, 256, served_length=256)
+    embedding = layers.RotaryEmbedding({"rope_theta": 1e4} | scaling, 16, 256, served_length=256)
     positions = torch.tensor([0, 7, 63, 64, 99, 100, 255])
     table, same = RotaryTable(embedding, dtype, torch.device("cpu"))(positions, dtype)
     assert same is positions

@@ -25,9 +25,9 @@ from inflight.errors import (
     QueueFull,
     ShuttingDown,
 )
-from tests.engine.checkpoints import VOCAB, checkpoint, greedy
-from tests.engine.driving import ask, assert_idle, finish, load, run
-from tests.tokenizers_for_tests import make_tokenizer
+from tests.engine.support.checkpoints import VOCAB, checkpoint, greedy
+from tests.engine.support.driving import ask, assert_idle, finish, load, run
+from tests.support.tokenizers import make_tokenizer
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -84,6 +84,15 @@ def test_higher_priority_runs_first() -> None:
     assert first is not None
     assert second is not None
     assert first.last_token_ns < second.first_scheduled_ns
+
+
+def test_context_logits_come_with_one_output_only(engine: Engine) -> None:
+    request = ask([5, 6, 7], 4, ignore_eos=True, context_logits=True)
+    engine.submit(request)
+    given = []
+    while engine.busy:
+        given += [output.context_logits is not None for output in engine.step()]
+    assert given == [True, False, False, False]
 
 
 def test_deadlines(engine: Engine) -> None:

@@ -13,9 +13,9 @@ from inflight.engine.engine import Engine
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.errors import EngineFailure, QueueFull, ShuttingDown
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, assert_idle, finish, load, run
-from tests.tokenizers_for_tests import make_tokenizer
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import Collector, ask, assert_idle, finish, load, run
+from tests.support.tokenizers import make_tokenizer
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -31,29 +31,6 @@ def engine() -> Iterator[Engine]:
 
 def _raise(*_: object, **__: object) -> Any:
     raise RuntimeError("a fault, made by the test")
-
-
-class Collector:
-    """Takes a loop's outputs; knows which requests have ended."""
-
-    def __init__(self) -> None:
-        self.outputs: list[Output] = []
-        self.changed = threading.Condition()
-
-    def __call__(self, output: Output) -> None:
-        with self.changed:
-            self.outputs.append(output)
-            self.changed.notify_all()
-
-    def wait(self, *requests: Request) -> list[Output]:
-        """Return the last outputs of these requests; each has one, and it is the last."""
-        keys = [request.key for request in requests]
-        with self.changed:
-            ended = self.changed.wait_for(lambda: set(keys) <= {out.key for out in self.outputs if out.finished}, 10)
-            assert ended, "a request never ended"
-            lasts = [[out for out in self.outputs if out.key == key] for key in keys]
-        assert all(sum(out.finished for out in own) == 1 and own[-1].finished for own in lasts)
-        return [own[-1] for own in lasts]
 
 
 @pytest.fixture
@@ -178,6 +155,16 @@ def test_a_fault_while_cancelling_ends_what_runs_with_an_error(
     assert collect.wait(second)[0].finish_reason is FinishReason.LENGTH
 
 
+def test_a_cancelled_request_ends_at_once_while_a_batch_fills_up() -> None:
+    engine, collect = load(checkpoint("llama"), mode="dynamic", max_queue_delay_ms=60_000), Collector()
+    loop, request = EngineLoop(engine, collect, 10), ask(PROMPT, 3)
+    loop.submit(request)
+    time.sleep(0.1)  # the loop has begun to wait for the batch
+    loop.cancel(request.key)
+    assert collect.wait(request)[0].finish_reason is FinishReason.CANCELLED
+    loop.close()
+
+
 def test_a_fault_of_whoever_takes_outputs_does_not_end_the_thread(engine: Engine) -> None:
     collect, poisoned = Collector(), ask(PROMPT, 2)
 
@@ -210,7 +197,7 @@ def test_the_bound_holds_while_the_engine_takes_requests(
     monkeypatch.setattr(engine, "step", lambda: step() if gate.wait(10) else [])
     taken = [ask(PROMPT, 2)]
     loop.submit(taken[0])
-    assert entered.wait(10)
+    assert entered.wait(30)
     taken += [ask(PROMPT, 2), ask(PROMPT, 2)]
     for request in taken[1:]:
         loop.submit(request)

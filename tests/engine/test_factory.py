@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from inflight.deployment import load_deployment
 from inflight.engine import model_runner
 from inflight.engine.factory import make_engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
+from inflight.settings.deployment import load_deployment
 from inflight.text.tokenizer import Tokenizer
 
 
@@ -83,10 +83,11 @@ def test_a_replay_is_made_without_pytorch() -> None:
     """To import it takes most of the time in which such a server starts."""
     program = f"""
 import sys
-from inflight.deployment import validate
+from inflight.settings.deployment import validate
 from inflight.engine.factory import make_engine
 from inflight.text.tokenizer import Tokenizer
-from inflight.triton import engine_inputs, inspection, streams, watch
+from inflight.triton import debug_snapshot, request_reader, streams
+from inflight.triton.tracing import stages
 deployment = validate({{"model": {str(DEMO / "model")!r}, "engine": {{"kind": "replay"}}}}, "")
 make_engine(deployment, Tokenizer.from_checkpoint(deployment.model))
 assert "torch" not in sys.modules

@@ -10,24 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight.engine import waiting
+from inflight.engine import request_queue
 from inflight.engine.request import Request
+from inflight.engine.request_queue import RequestQueue
 from inflight.engine.sequence import Sequence
-from inflight.engine.waiting import WaitingQueue
 from inflight.errors import UnsupportedFeature
 from inflight.sampling import SamplingParams
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, load
-from tests.engine.test_scheduler import POLICIES, Books, Policy
+from tests.engine.support.books import POLICIES, Books, Policy
+from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.driving import ask, load
+from tests.support.properties import examples
 
 
 def _sequence(order: int, client: str, priority: int = 0) -> Sequence:
     return Sequence(Request([1], SamplingParams(1), priority=priority, client_id=client), order, 0, 64, None)
 
 
-def _served(queue: WaitingQueue, client: str) -> int:
+def _served(queue: RequestQueue, client: str) -> int:
     """Return a client's virtual tokens; 0: it is not known."""
-    return queue._clients[client].served if client in queue._clients else 0
+    return queue._clients[client].served_tokens if client in queue._clients else 0
 
 
 class Naive:
@@ -56,19 +57,19 @@ class Naive:
         """Whether this one may be next: of a least served client, and the best of it."""
         client = sequence.request.client_id
         least = min(self.served[one.request.client_id] for one in self.waiting)
-        best = min(one.rank for one in self.waiting if one.request.client_id == client)
-        return self.served[client] == least and sequence.rank == best
+        best = min(one.sort_key for one in self.waiting if one.request.client_id == client)
+        return self.served[client] == least and sequence.sort_key == best
 
 
+@settings(max_examples=examples(3))
 @given(
     operations=st.lists(
         st.tuples(st.sampled_from("push push pop leave charge".split()), st.integers(0, 3), st.integers(0, 9)),
         max_size=120,
     )
 )
-@settings(max_examples=200, deadline=None)
 def test_the_queue_does_what_looking_at_everything_would(operations: list[tuple[str, int, int]]) -> None:
-    queue, naive = WaitingQueue(fair=True), Naive()
+    queue, naive = RequestQueue(fair=True), Naive()
     gone: list[Sequence] = []
     for order, (what, client, number) in enumerate(operations):
         if what == "push":
@@ -81,7 +82,7 @@ def test_the_queue_does_what_looking_at_everything_would(operations: list[tuple[
             naive.remove(gone[-1])
         elif what == "leave" and naive.waiting:
             sequence = naive.waiting[number % len(naive.waiting)]
-            queue.discard(sequence)
+            queue.remove(sequence)
             naive.remove(sequence)
         elif what == "charge" and gone:
             sequence = gone[number % len(gone)]
@@ -120,7 +121,7 @@ def test_what_comes_of_drafts_counts_and_what_is_cached_does_not() -> None:
     books.step()
     assert _served(books.scheduler._queue, "one") == 10
     first.tokens += [1, 2, 3]  # accepted: the engine computes and books them behind the scheduler's chunk
-    first.computed += 3
+    books.cache.mark_computed(first.table, first.computed + 3)
     books.step()
     assert _served(books.scheduler._queue, "one") == 14
     books.add(list(range(9)), max_tokens=1, client_id="two")
@@ -151,6 +152,7 @@ def test_without_fairness_it_is_by_arrival() -> None:
     assert books.ended == added
 
 
+@settings(max_examples=examples(3))
 @given(
     policy=st.sampled_from(POLICIES),
     batch=st.integers(1, 4),
@@ -158,7 +160,6 @@ def test_without_fairness_it_is_by_arrival() -> None:
     seed=st.integers(0, 2**16),
     clients=st.integers(2, 4),
 )
-@settings(max_examples=100, deadline=None)
 def test_backlogged_clients_get_as_much(policy: Policy, batch: int, budget: int, seed: int, clients: int) -> None:
     """While two clients wait without a break, the tokens computed for them differ by 2 * U at most: U is what one
     client may have in flight, ``max_batch_size`` sequences of the longest length. Their counts differ by U at most."""
@@ -194,8 +195,8 @@ def test_backlogged_clients_get_as_much(policy: Policy, batch: int, budget: int,
 
 
 def test_no_more_clients_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "REMEMBERED_CLIENTS", 8)
-    queue = WaitingQueue(fair=True)
+    monkeypatch.setattr(request_queue, "REMEMBERED_CLIENTS", 8)
+    queue = RequestQueue(fair=True)
     waits = [_sequence(order, f"waits {order}") for order in range(5)]
     for sequence in waits:
         queue.push(sequence)
@@ -203,7 +204,7 @@ def test_no_more_clients_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPa
     for order in range(5, 500):
         sequence = _sequence(order, f"client {order}")
         queue.push(sequence)
-        queue.discard(sequence)
+        queue.remove(sequence)
         queue.charge(sequence.request.client_id, 3)
         assert len(queue._clients) <= 8 + len(queue) + 1
         assert len(queue._offers) <= 600

@@ -14,7 +14,7 @@ from inflight.engine.cuda import fp8
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.quant.linears import Fp8Linear, LinearShape
-from tests.engine.fake_card import FakeCard
+from tests.engine.support.fake_card import FakeCard
 
 
 def _linear(rows: int = 32, bias: bool = False, smoothed: bool = False, **scales: float) -> Fp8Linear:

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from inflight.deployment import validate
-from inflight.engine import device_memory, engine, factory, model_runner, portable
-from inflight.engine.attention.paged import KvTensors
+from inflight.engine import device, engine, factory, model_runner
+from inflight.engine import sizing as memory
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
-from inflight.engine.full_step import full_step, size_step
-from inflight.engine.kv import memory
+from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.sequence import Sequence
-from inflight.engine.speculate.verification import rows
+from inflight.engine.sizing import full_step, size_step
+from inflight.engine.speculate.verification import verify_positions
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
-from inflight.sizes import ON_CPU, ON_GPU, StepSize
-from inflight.speculation import SpeculationSettings
+from inflight.settings.batching import ON_CPU, ON_GPU, StepSize
+from inflight.settings.deployment import validate
+from inflight.settings.speculation import SpeculationSettings
 from inflight.text.tokenizer import Tokenizer
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, load, run
-from tests.engine.fake_card import FakeCard
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.fake_card import FakeCard
 
 GIB = 1 << 30
 BOTH = frozenset({"max_batch_size", "max_tokens_per_step"})
@@ -39,7 +39,7 @@ AUTOMATIC = EngineConfig(
 def _card(monkeypatch: pytest.MonkeyPatch, total: int) -> FakeCard:
     """Return a card that the engine takes for its device's."""
     card = FakeCard(total)
-    for module in (device_memory, engine, model_runner):
+    for module in (device, engine, model_runner):
         monkeypatch.setattr(module, "device_memory", lambda _: card)
     monkeypatch.setattr(memory, "_GRAPHS_BYTES", 0)  # there are no graphs
     monkeypatch.setattr(model_runner, "pack_linears", lambda _: None)  # nor is anything packed for oneDNN
@@ -104,9 +104,9 @@ class _Ruler:
 def test_small_cards_get_smaller_steps(free: float, size: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
     card = _Ruler(free)
     with caplog.at_level(logging.INFO):
-        sized = size_step(AUTOMATIC, card, card.tried.append)
-    assert (sized.config.max_batch_size, sized.config.max_tokens_per_step) == size == card.tried[-1]
-    assert sized.peak == card.peak_of(lambda: None)
+        sized, peak = size_step(AUTOMATIC, card, card.tried.append)
+    assert (sized.max_batch_size, sized.max_tokens_per_step) == size == card.tried[-1]
+    assert peak == card.peak_of(lambda: None)
     lowered = f"batching.max_batch_size is {size[0]}, not 256, and max_tokens_per_step {size[1]}, not 8192"
     assert (lowered in caplog.text) == (size != ON_GPU)
 
@@ -114,10 +114,10 @@ def test_small_cards_get_smaller_steps(free: float, size: tuple[int, int], caplo
 def test_what_is_set_stays() -> None:
     card = _Ruler(1)
     one = EngineConfig(Path(), max_batch_size=96, max_tokens_per_step=8192, automatic=BOTH - {"max_batch_size"})
-    sized = size_step(one, card, card.tried.append).config
+    sized, _ = size_step(one, card, card.tried.append)
     assert (sized.max_batch_size, sized.max_tokens_per_step) == (96, 512)
     both, card = EngineConfig(Path(), max_batch_size=96, max_tokens_per_step=4096), _Ruler(1)
-    assert size_step(both, card, card.tried.append).config == both
+    assert size_step(both, card, card.tried.append)[0] == both
     card = _Ruler(0.5)
     with pytest.raises(DeploymentError, match="not enough memory for a step of 4096 tokens and 96 sequences"):
         size_step(both, card, card.tried.append)
@@ -155,7 +155,7 @@ def test_a_full_step_checks_drafts(size: tuple[int, int], longest: int) -> None:
     chunks = full_step(StepSize(*size), longest, 4, 3, 2, drafts=4)
     most = min(4, size[1] // size[0] - 1, longest - 1)
     assert [len(chunk.drafts) for chunk in chunks] == [most] * min(size)
-    assert len(rows(chunks)) == min(size) * (1 + most)
+    assert len(verify_positions(chunks)) == min(size) * (1 + most)
     assert all(chunk.samples and len(chunk.tokens) == chunk.size <= longest for chunk in chunks)
     assert sum(chunk.size for chunk in chunks) <= size[1]
     assert all(len(chunk.sequence.table.blocks) == -(-chunk.size // 4) for chunk in chunks if chunk.sequence.table)
@@ -233,11 +233,11 @@ def test_a_gpu_is_told_from_a_cpu_at_the_start(monkeypatch: pytest.MonkeyPatch) 
         seen.append(config)
         raise Stop
 
-    monkeypatch.setattr(portable, "resolve_device", torch.device)
+    monkeypatch.setattr(device, "resolve_device", torch.device)
     monkeypatch.setattr(Engine, "load", stop)
     tokenizer = Tokenizer.from_checkpoint(DEMO / "model")
-    for device in ("cpu", "cuda:1"):
-        deployment = validate({"model": str(DEMO / "model"), "engine": {"device": device}}, "")
+    for name in ("cpu", "cuda:1"):
+        deployment = validate({"model": str(DEMO / "model"), "engine": {"device": name}}, "")
         with pytest.raises(Stop):
             factory.make_engine(deployment, tokenizer)
     assert [config.max_batch_size for config in seen] == [32, 256]
@@ -249,9 +249,9 @@ def test_the_kernels_serve_the_cache_that_is_made_after_the_largest_step(monkeyp
     from inflight.engine.cuda.layers import fuse_layers
 
     card = _card(monkeypatch, 2 << 20)
-    caches: list[KvTensors] = []
+    caches: list[KvPool] = []
 
-    def kernels(model: DecoderModel, tensors: KvTensors, *sizes: int) -> CudaForward:
+    def kernels(model: DecoderModel, tensors: KvPool, *sizes: int) -> CudaForward:
         fuse_layers(model)
         caches.append(tensors)
         return CudaForward(model, tensors, *sizes)
@@ -262,5 +262,5 @@ def test_the_kernels_serve_the_cache_that_is_made_after_the_largest_step(monkeyp
     request = ask([5, 6, 7, 8, 9, 10, 11, 12], 4)
     assert run(served, [request])[request.key].tokens == greedy("llama", (5, 6, 7, 8, 9, 10, 11, 12), 4)
     assert len(caches) == 1
-    assert served._runner._kv is not caches[0]
+    assert served._runner._kv_pool is not caches[0]
     assert len(caches[0].keys[0][0]) == 4, "one block: it must be as good as none"

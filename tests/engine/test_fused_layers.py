@@ -14,31 +14,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from inflight.bench.traffic import layer_traffic
-from inflight.engine.attention.block_tables import BlockTables
-from inflight.engine.attention.kernel_attention import KernelAttention, StepLayout, stored_layers
-from inflight.engine.attention.paged import KvTensors, PagedAttention, Span
+from benchmarks.traffic import layer_traffic
+from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.fp8 import use_scaled_mm
 from inflight.engine.cuda.layers import fuse_layers
+from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.models.config import read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.convert import convert_linears
 from inflight.engine.transfer import TokenIds
-from tests.engine.checkpoints import checkpoint as made
-from tests.engine.driving import load
+from tests.engine.support.checkpoints import checkpoint as made
+from tests.engine.support.driving import load
 
 CPU = torch.device("cpu")
 _VIEWS = set("_unsafe_view alias as_strided detach expand select slice split split_with_sizes t transpose view".split())
 """Operators that launch nothing; allocating does not either."""
-SPANS = [Span(0, 0, 5, [3, 1]), Span(5, 0, 1, [7]), Span(6, 0, 9, [0, 9, 4])]
+SPANS = [QueryRange(0, 0, 5, [3, 1]), QueryRange(5, 0, 1, [7]), QueryRange(6, 0, 9, [0, 9, 4])]
 TOKENS = [5, 6, 7, 8, 9, 20, *range(30, 39)]
 
 
-def _by_kernels(model: DecoderModel, cache: KvTensors, spans: list[Span], tokens: list[int]) -> Tensor:
-    ids, layout = StepLayout.of(TokenIds(tokens), spans, BlockTables(len(spans), 8, 4, CPU))
-    return model(ids, layout.positions, KernelAttention(stored_layers(cache), layout, 4))
+def _by_kernels(model: DecoderModel, cache: KvPool, ranges: list[QueryRange], tokens: list[int]) -> Tensor:
+    ids, layout = StepLayout.of(TokenIds(tokens), ranges, BlockTables(len(ranges), 8, 4, CPU))
+    return model(ids, layout.positions, TritonAttention(stored_layers(cache), layout, 4))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def _by_kernels(model: DecoderModel, cache: KvTensors, spans: list[Span], tokens
 def test_hidden_states_are_those_of_the_plain_model(name: str) -> None:
     runner = load(made(name), num_blocks=16)._runner
     with torch.inference_mode():
-        _check(runner._model, runner._kv)
+        _check(runner._model, runner._kv_pool)
 
 
-def _check(model: DecoderModel, cache: KvTensors) -> None:
+def _check(model: DecoderModel, cache: KvPool) -> None:
     def by_pytorch() -> Tensor:
-        attend = PagedAttention(cache, SPANS, 4)
+        attend = TorchAttention(cache, SPANS, 4)
         return model(torch.tensor(TOKENS), attend.positions, attend)
 
     expected, stored = by_pytorch(), cache.keys.clone()
@@ -119,15 +119,15 @@ def test_a_layer_is_nine_launches_beside_the_combination_of_splits(
     quantized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = []
-    spans = [Span(row, 9, 1, [row, 3 + row, 6 + row]) for row in range(3)]
+    ranges = [QueryRange(row, 9, 1, [row, 3 + row, 6 + row]) for row in range(3)]
     for layers in (1, 2):
         model = _model(layers, quantized)
         if quantized:
             assert use_scaled_mm(model) == 4 * layers
         fuse_layers(model)
-        cache = KvTensors(model.config, 16, 4, torch.bfloat16, CPU)
-        ids, layout = StepLayout.of(TokenIds([1, 2, 3]), spans, BlockTables(3, 8, 4, CPU))
-        attend = KernelAttention(stored_layers(cache), layout, 4)
+        cache = KvPool(model.config, 16, 4, torch.bfloat16, CPU)
+        ids, layout = StepLayout.of(TokenIds([1, 2, 3]), ranges, BlockTables(3, 8, 4, CPU))
+        attend = TritonAttention(stored_layers(cache), layout, 4)
         with _launches(monkeypatch) as launched:
             model(ids, layout.positions, attend)
         counts.append(launched)
@@ -146,8 +146,8 @@ def test_a_layer_is_nine_launches_beside_the_combination_of_splits(
 def test_fp8_products_get_from_norms_and_gates_what_they_would_make_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = _model(2, quantized=True), list[Tensor]()
     use_scaled_mm(model)
-    cache = KvTensors(model.config, 16, 4, torch.bfloat16, CPU)
-    attend = PagedAttention(cache, SPANS, 4)
+    cache = KvPool(model.config, 16, 4, torch.bfloat16, CPU)
+    attend = TorchAttention(cache, SPANS, 4)
 
     def step() -> Tensor:
         return model(torch.tensor(TOKENS), attend.positions, attend).float()

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from inflight.deployment import validate
 from inflight.engine import model_runner
 from inflight.engine.config import EngineConfig
-from inflight.engine.cuda import choice, invariance
-from inflight.engine.cuda.invariance import require_invariance
+from inflight.engine.cuda import prepare
+from inflight.engine.cuda.prepare import require_invariance
 from inflight.errors import DeploymentError
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, load, run
+from inflight.settings.deployment import validate
+from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.driving import ask, load, run
 
 GPU = torch.device("cuda", 0)
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -27,7 +27,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(invariance, "has_compiler", lambda: True)
+    monkeypatch.setattr(prepare, "has_compiler", lambda: True)
     products = torch.backends.cuda.matmul
     yield
     products.allow_bf16_reduced_precision_reduction = (True, True)
@@ -54,7 +54,7 @@ def test_it_is_refused_where_nobody_has_shown_it(capability: tuple[int, int], mo
 def test_what_stands_against_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeploymentError, match="speculation.candidates is 3; with engine.batch_invariant .* must be 1"):
         require_invariance(GPU, 3)
-    monkeypatch.setattr(invariance, "has_compiler", lambda: False)
+    monkeypatch.setattr(prepare, "has_compiler", lambda: False)
     with pytest.raises(DeploymentError, match="needs Triton's compiler"):
         require_invariance(GPU, 1)
     monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
@@ -85,10 +85,10 @@ def test_no_fp8_products_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.ModuleDict, "model", property(lambda self: self["model"]), raising=False)
     monkeypatch.setattr(torch.nn.ModuleDict, "norm", property(lambda self: self["norm"]), raising=False)
     monkeypatch.setattr(fp8, "use_scaled_mm", lambda model: taken.append(model) or 0)
-    monkeypatch.setattr(choice, "free_memory", lambda _: 1 << 40)
-    choice.prepare_weights(model, GPU, int, batch_invariant=True)  # type: ignore[arg-type]
+    monkeypatch.setattr(prepare, "free_memory", lambda _: 1 << 40)
+    prepare.prepare_weights(model, GPU, int, batch_invariant=True)  # type: ignore[arg-type]
     assert not taken
-    choice.prepare_weights(model, GPU, int)  # type: ignore[arg-type]
+    prepare.prepare_weights(model, GPU, int)  # type: ignore[arg-type]
     assert taken == [model]
 
 

@@ -17,16 +17,26 @@ import torch
 
 pytest.importorskip("triton")
 
-from inflight.engine.attention import kernel_attention, kernels, tiles
-from inflight.engine.attention.block_tables import BlockTables
-from inflight.engine.attention.kernel_attention import KernelAttention, StepLayout, stored_layers
-from inflight.engine.attention.paged import Span
-from inflight.engine.attention.plan import Plan, plan
+from inflight.engine.attention import plan as plan_module
+from inflight.engine.attention import triton_kernels
+from inflight.engine.attention.plan import Card, Plan, Tile, plan
+from inflight.engine.attention.torch_backend import QueryRange
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
 from inflight.engine.transfer import TokenIds
-from tests.engine.paged_steps import BLOCKS, CPU, MIXED, activations, both, filled, kernels_see, shape, spans_of
+from tests.engine.support.paged_steps import (
+    BLOCKS,
+    CPU,
+    MIXED,
+    activations,
+    both,
+    filled,
+    kernels_see,
+    ranges_of,
+    shape,
+)
 
 SHORT = 12
-"""Tokens of the longest span that takes the tile of rows of a token alone."""
+"""Tokens of the longest query range that takes the tile of rows of a token alone."""
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # numpy's; a GPU says nothing
 
 
@@ -59,8 +69,8 @@ def test_a_quantized_cache_in_float32(kind: str) -> None:
 @pytest.fixture(autouse=True)
 def _sizes_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as long for parts that are not there, and as long for each token: few make a chunk of a prompt here."""
-    monkeypatch.setattr(kernels, "_UNROLLED", 2)
-    monkeypatch.setattr(kernel_attention, "LONGEST_SHORT", SHORT)
+    monkeypatch.setattr(triton_kernels, "_UNROLLED", 2)
+    monkeypatch.setattr(plan_module, "LONGEST_SHORT", SHORT)
 
 
 @pytest.fixture
@@ -90,22 +100,22 @@ def rows_are_multiplied_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int | None) -> None:
     config, dtype = shape(6, 2, 32), torch.float16
-    whole = spans_of([(70, 2 * SHORT), (200, 1), (3, 1)], 16)
+    whole = ranges_of([(70, 2 * SHORT), (200, 1), (3, 1)], 16)
     query, key, value = activations(config, whole, dtype, CPU)
 
-    def step(tensors: object, spans: list, rows: slice) -> torch.Tensor:
+    def step(tensors: object, ranges: list, rows: slice) -> torch.Tensor:
         parts = (query[rows], key[rows], value[rows])
-        return kernels_see(tensors, spans, 16, 0, *parts, window, config.attention_scale)
+        return kernels_see(tensors, ranges, 16, 0, *parts, window, config.attention_scale)
 
     together = step(filled(config, whole, 16, dtype, "", CPU), whole, slice(None))
     alone, first = filled(config, whole, 16, dtype, "", CPU), whole[0]
     parts = []
     for start, count in ((70, 7), (77, SHORT + 1), (90, 4)):
-        spans = [type(first)(0, start, count, first.blocks)]
-        parts.append(step(alone, spans, slice(start - 70, start - 70 + count)))
-    for span in whole[1:]:
-        spans = [type(span)(0, span.start, 1, span.blocks)]
-        parts.append(step(alone, spans, slice(span.first, span.first + 1)))
+        ranges = [type(first)(0, start, count, first.blocks)]
+        parts.append(step(alone, ranges, slice(start - 70, start - 70 + count)))
+    for query_range in whole[1:]:
+        ranges = [type(query_range)(0, query_range.start, 1, query_range.blocks)]
+        parts.append(step(alone, ranges, slice(query_range.first, query_range.first + 1)))
     assert torch.equal(torch.cat(parts), together)
 
 
@@ -124,17 +134,17 @@ def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
     context: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, last, drafts = shape(3, 1, 16), SHORT + 1, 5
-    whole = spans_of([(context - last, last + 1)], 64)
+    whole = ranges_of([(context - last, last + 1)], 64)
     query, key, value = activations(config, whole, dtype, CPU)
 
     def seen(*counts: int, processors: int = 4, one_tile: bool = False) -> torch.Tensor:
         """Return what the tokens see, so many of them in each step."""
-        monkeypatch.setattr(tiles, "card_of", lambda _: tiles.Card(90, processors))
+        monkeypatch.setattr(plan_module, "card_of", lambda _: Card(90, processors))
         tensors, parts, start = filled(config, whole, 64, dtype, "", CPU), [], 0
         for count in counts:
-            spans, rows = [Span(0, whole[0].start + start, count, whole[0].blocks)], slice(start, start + count)
+            ranges, rows = [QueryRange(0, whole[0].start + start, count, whole[0].blocks)], slice(start, start + count)
             step = (0, query[rows], key[rows], value[rows], None, config.attention_scale)
-            parts.append(kernels_see(tensors, spans, 64, *step, one_tile=one_tile))
+            parts.append(kernels_see(tensors, ranges, 64, *step, one_tile=one_tile))
             start += count
         return torch.cat(parts)
 
@@ -151,21 +161,21 @@ def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
 def test_keys_are_divided_among_programs_as_there_is_room(
     window: int | None, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, spans = shape(3, 1, 16), spans_of([(900, 1), (70, 2), (640, 3), (3, 1)], 64)
-    step = (0, *activations(config, spans, torch.float16, CPU), window, config.attention_scale)
+    config, ranges = shape(3, 1, 16), ranges_of([(900, 1), (70, 2), (640, 3), (3, 1)], 64)
+    step = (0, *activations(config, ranges, torch.float16, CPU), window, config.attention_scale)
     plans: list[Plan] = []
 
     def attend(*arguments: Any) -> None:
         plans.append(arguments[4])
         launched(*arguments)
 
-    launched = kernels.attend
-    monkeypatch.setattr(kernels, "attend", attend)
-    monkeypatch.setattr(tiles, "card_of", lambda _: tiles.Card(90, 2))
+    launched = triton_kernels.attend
+    monkeypatch.setattr(triton_kernels, "attend", attend)
+    monkeypatch.setattr(plan_module, "card_of", lambda _: Card(90, 2))
     part, results = 4 * 16 * (config.head_dim + 4), []
-    for bytes_ in (kernels._PART_BYTES, room * part, 0):
-        monkeypatch.setattr(kernels, "_PART_BYTES", bytes_)
-        results.append(kernels_see(filled(config, spans, 64, torch.float16, "", CPU), spans, 64, *step))
+    for bytes_ in (triton_kernels._PART_BYTES, room * part, 0):
+        monkeypatch.setattr(triton_kernels, "_PART_BYTES", bytes_)
+        results.append(kernels_see(filled(config, ranges, 64, torch.float16, "", CPU), ranges, 64, *step))
     divided = [(plan.bases >= 0).tolist() for plan in plans]
     assert divided == [[True, False, True, False], [True, False, False, False], [False] * 4]
     assert torch.equal(results[0], results[1])
@@ -177,17 +187,17 @@ def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
     for sequences in (1, 9, 9, 140):
         lengths = [(rng.choice((0, 5, 700, 5000)), rng.choice((1, 1, 3, 20))) for _ in range(sequences)]
         table = torch.tensor([(0, *length) for length in lengths], dtype=torch.int32)
-        members, tile = torch.arange(len(lengths), dtype=torch.int32), tiles.Tile(16, 64, 4, 2)
+        members, tile = torch.arange(len(lengths), dtype=torch.int32), Tile(16, 64, 4, 2)
         shares, window = rng.choice((1, 30)), rng.choice((None, 1000))
         made = plan(table, members, 20, tile, 3, window, shares, 10**6)
         work, parts = Counter[tuple[int, int, int]](), Counter[int]()
         units = [unit for unit in made.units[:, :5].tolist() if unit[0] >= 0]
-        for span, first_row, begin, stop, slot in units:
-            work.update((span, first_row, key_tile) for key_tile in range(begin, stop))
+        for query_range, first_row, begin, stop, slot in units:
+            work.update((query_range, first_row, key_tile) for key_tile in range(begin, stop))
             parts.update(range(slot, slot + stop - begin) if slot >= 0 else ())
         expected = Counter(
-            (span, first_row, key_tile)
-            for span, (start, count) in enumerate(lengths)
+            (query_range, first_row, key_tile)
+            for query_range, (start, count) in enumerate(lengths)
             for first_row in range(0, count * 3, 16)
             for key_tile in range(max(start - window + 1, 0) // 64 if window else 0, -(-(start + count) // 64))
         )
@@ -195,21 +205,23 @@ def test_every_tile_is_seen_once_by_programs_that_have_equal_shares() -> None:
         assert set(parts.values()) <= {1}
         share = max(1, -(-expected.total() // shares))
         assert all(stop - begin <= share for _, _, begin, stop, _ in units)
-        assert {(span, row) for span, row, *_ in units} >= {(span, 0) for span in range(len(lengths))}
+        assert {(query_range, row) for query_range, row, *_ in units} >= {
+            (query_range, 0) for query_range in range(len(lengths))
+        }
 
 
 def test_heads_far_apart_are_found() -> None:
     """A cache of many gigabytes, of which only a few pages are there."""
-    config, spans = shape(3, 3, 16), spans_of([(30, 1), (9, SHORT + 2)], 16)
-    near = filled(config, spans, 16, torch.float32, "int8", CPU)
-    step = (0, *activations(config, spans, torch.float32, CPU, "int8"), None, config.attention_scale)
-    expected = kernels_see(near, spans, 16, *step)
+    config, ranges = shape(3, 3, 16), ranges_of([(30, 1), (9, SHORT + 2)], 16)
+    near = filled(config, ranges, 16, torch.float32, "int8", CPU)
+    step = (0, *activations(config, ranges, torch.float32, CPU, "int8"), None, config.attention_scale)
+    expected = kernels_see(near, ranges, 16, *step)
     stride, (heads, slots, dim) = 2**30, near.keys[0].shape
     memory = torch.empty(2**31 + heads * stride, dtype=torch.int8)
     layer = stored_layers(near)[0]
     keys, values = (memory.as_strided((heads, slots, dim), (stride, dim, 1), 2**31 + at) for at in (0, slots * dim))
     keys.copy_(layer.keys)
     values.copy_(layer.values)
-    _, layout = StepLayout.of(TokenIds([0] * (SHORT + 3)), spans, BlockTables(2, BLOCKS, 16, CPU))
+    _, layout = StepLayout.of(TokenIds([0] * (SHORT + 3)), ranges, BlockTables(2, BLOCKS, 16, CPU))
     far = replace(layer, keys=keys, values=values)
-    assert torch.equal(KernelAttention([far], layout, 16)(*step), expected)
+    assert torch.equal(TritonAttention([far], layout, 16)(*step), expected)

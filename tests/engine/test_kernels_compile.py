@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.engine.compiling import compiled
+from tests.engine.support.compiling import compiled
 
 _SHARED_MEMORY = {89: 99 << 10, 90: 227 << 10}
 """Bytes that a block may have, by compute capability (CUDA C++ programming guide)."""
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("capability", list(_SHARED_MEMORY))
 def test_they_compile_and_fit(capability: int) -> None:
     lines = [line.split() for line in compiled("compile_kernels", capability)]

@@ -7,9 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inflight.engine.kv_cache import BlockTable, KvCache
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, fill, held, load
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.kvcache.manager import KvCacheManager
+from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.driving import ask, fill, held, load
+from tests.support.properties import examples
 
 SIZE, BLOCKS = 3, 12
 
@@ -19,7 +21,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KvCache(BLOCKS, SIZE)
+        self.cache = KvCacheManager(BLOCKS, SIZE)
         self.content: list[list[int | None]] = [[None] * SIZE for _ in range(BLOCKS)]
         """What a real cache would hold: slot by slot the token whose keys and values were written."""
         self.open: list[tuple[BlockTable, list[int], int]] = []
@@ -74,8 +76,8 @@ class CacheMachine(RuleBasedStateMachine):
         used = {block for table, _, _ in self.open for block in table.blocks}
         assert cache.used_blocks == len(used)
         for block, node in cache._nodes.items():
-            assert node.place == block
-            assert node.parent is cache._tree.root or node.parent.place in cache._nodes, (
+            assert node.block_id == block
+            assert node.parent is cache._tree.root or node.parent.block_id in cache._nodes, (
                 "a prefix has lost its beginning"
             )
             assert self.content[block] == list(node.tokens)
@@ -87,11 +89,11 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=examples(2), stateful_step_count=40)
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
-    cache = KvCache(6, 2)
+    cache = KvCacheManager(6, 2)
     cache.close(fill(cache, [1, 1, 2, 2, 3, 3]))
     cache.close(fill(cache, [7, 7, 8, 8]))
     cache.close(fill(cache, [4, 4, 5, 5]))  # one free block, so the first leaf [3, 3] goes
@@ -101,7 +103,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 
 
 def test_a_reservation_is_never_broken() -> None:
-    cache = KvCache(4, 2)
+    cache = KvCacheManager(4, 2)
     first = cache.open([1], 6)
     assert first is not None
     assert cache.open([2], 4) is None
@@ -113,7 +115,7 @@ def test_a_reservation_is_never_broken() -> None:
 
 
 def test_a_partly_equal_block_is_copied() -> None:
-    cache = KvCache(8, 4)
+    cache = KvCacheManager(8, 4)
     table = fill(cache, [1, 2, 3, 4])
     other = cache.open([1, 2, 9, 9], 4)
     assert other is not None
@@ -127,7 +129,7 @@ def test_a_lost_block_is_seen_without_a_look_at_each(monkeypatch: pytest.MonkeyP
     """The engine checks counts alone when it is idle: a look at every block would delay the last output."""
     engine = load(checkpoint("llama"))
     with monkeypatch.context() as patch:
-        patch.setattr(KvCache, "check", lambda _: pytest.fail("every block was looked at"))
+        patch.setattr(KvCacheManager, "check", lambda _: pytest.fail("every block was looked at"))
         engine.submit(ask([1, 2, 3]))
         while engine.busy:
             engine.step()

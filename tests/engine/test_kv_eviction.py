@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight.deployment import LimitSettings
-from inflight.engine.kv.eviction import POLICIES, EvictionQueue
-from inflight.engine.kv.prefix_tree import Node, PrefixTree
-from inflight.engine.kv.retention import RetentionRange, retention_of
-from inflight.engine.kv_cache import BlockTable, KvCache
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.kvcache.eviction import POLICIES, EvictionQueue
+from inflight.engine.kvcache.manager import KvCacheManager
+from inflight.engine.kvcache.prefix_tree import DEFAULT_PRIORITY, Node, PrefixTree
+from inflight.engine.kvcache.retention import RetentionRange, retention_of
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.triton.engine_inputs import read_request
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, fill, load, run
+from inflight.settings.deployment import LimitSettings
+from inflight.triton.request_reader import read_request
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import ask, fill, load, run
+from tests.support.properties import examples
 
 
-def _use(cache: KvCache, *prompts: list[int], **retention: Any) -> None:
+def _use(cache: KvCacheManager, *prompts: list[int], **retention: Any) -> None:
     for prompt in prompts:
         table = cache.open(prompt, len(prompt), **retention)
         assert table is not None
@@ -30,7 +32,7 @@ def _use(cache: KvCache, *prompts: list[int], **retention: Any) -> None:
         cache.close(table)
 
 
-def _left(cache: KvCache, wanted: int) -> set[tuple[int, ...]]:
+def _left(cache: KvCacheManager, wanted: int) -> set[tuple[int, ...]]:
     """Take so many blocks and return what is left."""
     assert cache.grow(BlockTable([], 0, 0), wanted * cache.block_size)
     return {node.tokens for node in cache._nodes.values()}
@@ -44,8 +46,8 @@ def _left(cache: KvCache, wanted: int) -> set[tuple[int, ...]]:
         ("prefix", {(1, 1), (2, 2)}),
     ],
 )
-def test_what_is_left(policy: str, left: set[tuple[int, ...]]) -> None:
-    cache = KvCache(6, 2, eviction=policy)
+def test_eviction_policies(policy: str, left: set[tuple[int, ...]]) -> None:
+    cache = KvCacheManager(6, 2, eviction=policy)
     _use(cache, *[[1, 1, 9]] * 4, *[[2, 2, 9]] * 2, [3, 3, 9], [4, 4, 9], [5, 5, 9])
     assert _left(cache, 4) == left
 
@@ -54,7 +56,7 @@ def test_a_shared_prefix_outlives_turnovers_but_not_for_ever() -> None:
     """16 sequences shared it: it stays for four turnovers of private blocks; lfu keeps it for good, lru not at all."""
     survived = {}
     for policy in POLICIES:
-        cache = KvCache(8, 2, eviction=policy)
+        cache = KvCacheManager(8, 2, eviction=policy)
         _use(cache, *[[1, 1, 9]] * 16)
         turns = 0
         while (1, 1) in {node.tokens for node in cache._nodes.values()} and turns < 100:
@@ -76,7 +78,7 @@ def test_policies_on_a_skewed_trace() -> None:
     ]
     cached = {}
     for policy in POLICIES:
-        cache, hits = KvCache(40, 2, eviction=policy), 0
+        cache, hits = KvCacheManager(40, 2, eviction=policy), 0
         for prompt in trace:
             table = cache.open(prompt, len(prompt))
             assert table is not None
@@ -93,7 +95,7 @@ Leaf = st.tuples(st.integers(0, 9), st.integers(1, 9), st.sampled_from([10, 35, 
 Actions = st.lists(st.tuples(st.sampled_from(["offer", "withdraw", "pop"]), st.integers(0, 2), st.integers(0, 99)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(3))
 @given(leaves=st.lists(Leaf, max_size=12), actions=Actions, policy=st.sampled_from(sorted(POLICIES)))
 def test_the_queue_is_a_sorted_list(
     leaves: list[tuple[int, int, int, int | None]], actions: list[tuple[str, int, int]], policy: str
@@ -150,16 +152,16 @@ def test_a_leaf_that_went_to_another_queue_is_gone_from_the_first() -> None:
     assert second.pop() is moved
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(3))
 @given(
     blocks=st.sets(st.tuples(*[st.integers(0, 2)] * 4), max_size=30),
     tokens=st.lists(st.integers(0, 2), max_size=4).map(tuple),
 )
-def test_the_most_alike_sibling_is_found(blocks: set[tuple[int, ...]], tokens: tuple[int, ...]) -> None:
+def test_longest_common_finds_the_sibling(blocks: set[tuple[int, ...]], tokens: tuple[int, ...]) -> None:
     tree = PrefixTree()
     for place, block in enumerate(blocks):
         tree.add(tree.root, block, place)
-    node, common = tree.most_alike(tree.root, tokens)
+    node, common = tree.longest_common(tree.root, tokens)
 
     def alike(block: tuple[int, ...]) -> int:
         return next(
@@ -176,7 +178,7 @@ def test_the_most_alike_sibling_is_found(blocks: set[tuple[int, ...]], tokens: t
 
 
 def test_retention_outranks_the_policy() -> None:
-    cache = KvCache(4, 2)
+    cache = KvCacheManager(4, 2)
     _use(cache, [1, 1, 2, 2], retention=(RetentionRange(0, None, 80, None),))
     _use(cache, [3, 3], retention=(RetentionRange(0, None, 5, None),))
     _use(cache, [4, 4])
@@ -187,7 +189,7 @@ def test_retention_outranks_the_policy() -> None:
 
 def test_a_block_belongs_to_the_range_of_its_first_token() -> None:
     """And a prefix outlives what is worth keeping behind it, whatever its own priority."""
-    cache = KvCache(4, 2)
+    cache = KvCacheManager(4, 2)
     ranges = (RetentionRange(0, 3, 10, None), RetentionRange(3, None, 90, None))
     _use(cache, [1, 1, 2, 2, 3, 3], [7, 7], retention=ranges)
     priorities = {node.tokens: node.priority for node in cache._nodes.values()}
@@ -196,9 +198,16 @@ def test_a_block_belongs_to_the_range_of_its_first_token() -> None:
     assert _left(cache, 1) == {(1, 1), (2, 2)}, "only leaves go: the only one had the highest priority"
 
 
+def test_a_range_ends_before_its_end() -> None:
+    """The block that begins at ``end`` is not in the range, where no other range follows."""
+    cache = KvCacheManager(2, 2)
+    _use(cache, [1, 1, 2, 2], retention=(RetentionRange(0, 2, 90, None),))
+    assert {node.tokens: node.priority for node in cache._nodes.values()} == {(1, 1): 90, (2, 2): DEFAULT_PRIORITY}
+
+
 def test_retention_expires() -> None:
     now = 0
-    cache = KvCache(3, 2, now_ns=lambda: now)
+    cache = KvCacheManager(3, 2, now_ns=lambda: now)
     _use(cache, [1, 1], retention=(RetentionRange(0, None, 90, 10),))
     _use(cache, [2, 2], [3, 3])
     now = 9_999_999
@@ -288,7 +297,7 @@ def test_opening_does_not_search_all_prompts() -> None:
             looked += 1
             return super().__lt__(other)
 
-    cache = KvCache(4_000, 4)
+    cache = KvCacheManager(4_000, 4)
     for first in range(2_000):
         cache.close(fill(cache, [1, *divmod(first, 40), 0]))
     for node in cache._tree.root.children:

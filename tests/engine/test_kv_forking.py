@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.engine.kv.blocks import BlockTable
-from inflight.engine.kv.forking import ForkingKvCache
-from tests.engine.driving import held
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.kvcache.manager import KvCacheManager
+from tests.engine.support.driving import held
 
 SIZE = 4
 
@@ -19,7 +19,7 @@ class Owner:
         self.tokens, self.table = tokens, table
 
 
-def write(cache: ForkingKvCache, content: list[list[int | None]], owners: list[Owner], new: list[int]) -> None:
+def write(cache: KvCacheManager, content: list[list[int | None]], owners: list[Owner], new: list[int]) -> None:
     """Have each owner compute one token more: first all grow, then copies are made, then all write, as in a step."""
     for owner in owners:
         assert cache.grow(owner.table, len(owner.tokens) + 1)
@@ -34,7 +34,7 @@ def write(cache: ForkingKvCache, content: list[list[int | None]], owners: list[O
         cache.commit(owner.table, owner.tokens, len(owner.tokens))
 
 
-def start(cache: ForkingKvCache, length: int) -> tuple[list[list[int | None]], list[Owner]]:
+def start(cache: KvCacheManager, length: int) -> tuple[list[list[int | None]], list[Owner]]:
     """Return the blocks' content and the owner of a first sequence of so many tokens."""
     table = cache.open([0] * (length + 1), 0)
     assert table is not None
@@ -46,9 +46,9 @@ def start(cache: ForkingKvCache, length: int) -> tuple[list[list[int | None]], l
 
 
 def test_a_full_block_stays_shared_and_a_partial_one_is_copied_for_all_but_the_last() -> None:
-    cache = ForkingKvCache(16, SIZE)
+    cache = KvCacheManager(16, SIZE)
     content, owners = start(cache, 6)
-    owners += [Owner([*owners[0].tokens], cache.fork(owners[0].table, 6)) for _ in range(2)]
+    owners += [Owner([*owners[0].tokens], cache.fork(owners[0].table)) for _ in range(2)]
     assert cache.used_blocks == 2
     write(cache, content, owners, [100, 101, 102])
     assert cache.used_blocks == 4
@@ -57,9 +57,9 @@ def test_a_full_block_stays_shared_and_a_partial_one_is_copied_for_all_but_the_l
 
 
 def test_a_fork_needs_a_block_only_when_it_writes() -> None:
-    cache = ForkingKvCache(2, SIZE)
+    cache = KvCacheManager(2, SIZE)
     _, [owner] = start(cache, 6)
-    fork = cache.fork(owner.table, 6)
+    fork = cache.fork(owner.table)
     assert not cache.grow(fork, 7), "there is none to copy to"
     cache.close(owner.table)
     assert cache.grow(fork, 7), "it is the only one that holds the block now"
@@ -67,7 +67,7 @@ def test_a_fork_needs_a_block_only_when_it_writes() -> None:
 
 
 def test_what_was_reserved_is_replaced() -> None:
-    cache = ForkingKvCache(8, SIZE)
+    cache = KvCacheManager(8, SIZE)
     table = cache.open([1, 2], 5 * SIZE)
     assert table is not None
     cache.reserve(table, 3)
@@ -76,14 +76,13 @@ def test_what_was_reserved_is_replaced() -> None:
     assert cache.reserved_blocks == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 9), st.booleans())
 def test_each_beam_holds_its_own_tokens(data: st.DataObject, length: int, reuse: bool) -> None:
-    cache = ForkingKvCache(64, SIZE, reuse)
+    cache = KvCacheManager(64, SIZE, reuse)
     content, owners = start(cache, length)
     for step in range(data.draw(st.integers(1, 12))):
         parents = data.draw(st.lists(st.sampled_from(owners), min_size=1, max_size=4))
-        forks = [Owner([*one.tokens], cache.fork(one.table, len(one.tokens))) for one in parents]
+        forks = [Owner([*one.tokens], cache.fork(one.table)) for one in parents]
         for owner in owners:
             cache.close(owner.table)
         owners = forks

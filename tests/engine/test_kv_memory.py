@@ -15,28 +15,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inflight.deployment import validate
-from inflight.engine import device_memory
-from inflight.engine.attention.paged import KvTensors
-from inflight.engine.checkpoint import load_config, load_model
+from inflight.engine import device
+from inflight.engine import sizing as memory
+from inflight.engine.checkpoint import load_config, load_model, outline_model
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
-from inflight.engine.kv import memory
+from inflight.engine.kvcache.pool import Int8KvPool, KvPool
 from inflight.engine.quant.formats import to_int8
-from inflight.engine.quant.kv_cache import ConvertedKvTensors, Int8KvTensors
 from inflight.engine.scoring import Scorer
 from inflight.engine.speculate.draft_model import DraftModel
 from inflight.errors import DeploymentError
 from inflight.export.data import DataSet, Source
-from inflight.export.progress import silent
+from inflight.export.stages import silent
 from inflight.export.verify.measures import measure
 from inflight.resources import HELD_OUT_DATA
 from inflight.serve.command import KV_CACHE_LINE
-from inflight.speculation import SpeculationSettings
+from inflight.settings.deployment import validate
+from inflight.settings.speculation import SpeculationSettings
 from inflight.text.tokenizer import Tokenizer
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, load, run
-from tests.engine.test_parity import PROMPTS
+from tests.engine.support.checkpoints import PROMPTS, checkpoint
+from tests.engine.support.driving import ask, load, run
 
 DEMO = Path(__file__).parents[2] / "deployments/demo/model"
 CPU = torch.device("cpu")
@@ -66,9 +64,9 @@ def test_what_is_read_has_the_computations_type(dtype: torch.dtype) -> None:
     config = load_config(checkpoint("llama"))
     key, value = torch.randn(2, 3, config.num_kv_heads, config.head_dim).to(dtype)
     for tensors, error in (
-        (Int8KvTensors(config, 4, 4, dtype, CPU), 0.05),
-        (ConvertedKvTensors(config, 4, 4, torch.bfloat16, dtype, CPU, True), 0.02),
-        (ConvertedKvTensors(config, 4, 4, torch.float32, dtype, CPU, False), 0.0),
+        (Int8KvPool(config, 4, 4, dtype, CPU), 0.05),
+        (KvPool(config, 4, 4, dtype, CPU, torch.bfloat16, True), 0.02),
+        (KvPool(config, 4, 4, dtype, CPU, torch.float32, False), 0.0),
     ):
         tensors.write(1, torch.tensor([7, 2, 9]), key, value)
         for read, written in zip(tensors.read(1, torch.tensor([7, 2, 9])), (key, value), strict=True):
@@ -131,7 +129,7 @@ def _capacity(engine: Engine) -> int:
     config = engine._runner.config
     assert engine._cache.num_blocks == config.num_blocks == engine.stats.kv_blocks_max
     assert config.kv_cache_bytes is not None
-    assert engine._runner._kv.nbytes <= config.kv_cache_bytes
+    assert engine._runner._kv_pool.nbytes <= config.kv_cache_bytes
     return config.num_blocks * config.block_size
 
 
@@ -154,7 +152,7 @@ def test_the_log_has_the_arithmetic(settings: dict[str, Any], said: str, caplog:
     with caplog.at_level(logging.INFO):
         engine = load(checkpoint("llama"), offload_to="host", offload_bytes=1 << 20, **settings)
     assert said in caplog.messages
-    tensors: KvTensors = engine._runner._kv
+    tensors: KvPool = engine._runner._kv_pool
     per_token = tensors.nbytes // (engine._runner.config.num_blocks * 4)
     assert f" = {per_token} bytes per token" in said
     pages = (1 << 20) // (4 * per_token)
@@ -164,7 +162,7 @@ def test_the_log_has_the_arithmetic(settings: dict[str, Any], said: str, caplog:
 
 
 def test_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 << 20 < device_memory.free_memory(CPU) < 1 << 50
+    assert 1 << 20 < device.free_memory(CPU) < 1 << 50
     monkeypatch.setattr(memory, "free_memory", lambda _: 8 << 20)
     engine = load(checkpoint("llama"), kv_cache_fraction=0.25)
     assert engine._cache.num_blocks == (2 << 20) // (4 * 768)
@@ -182,7 +180,7 @@ def test_a_share_of_what_the_draft_model_leaves(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(draft, DraftModel)
     runner = draft._runner
     weights = sum(one.nbytes for one in load_file(checkpoint("qwen3") / "model.safetensors").values())
-    both = engine._runner._kv.nbytes + runner._kv.nbytes
+    both = engine._runner._kv_pool.nbytes + runner._kv_pool.nbytes
     block = both // engine._cache.num_blocks
     assert block == 4 * 2 * 768 + 4 * 768, "qwen3's heads are twice as wide as llama's"
     assert 0.25 * (free - weights) - block < both <= 0.25 * (free - weights)
@@ -196,7 +194,8 @@ def test_what_is_reserved_is_what_a_draft_model_and_the_caches_take(capacity: di
     free = 32 << 20
     drafts = SpeculationSettings(method="draft_target", draft_model=checkpoint("qwen3"))
     weights = sum(one.nbytes for one in load_file(checkpoint("qwen3") / "model.safetensors").values())
-    loaded = load_model(checkpoint("llama"), load_config(checkpoint("llama")), torch.float32, CPU, 512, "auto")
+    directory = checkpoint("llama")
+    loaded = load_model(outline_model(directory, load_config(directory), torch.float32, CPU, 512, "auto"), CPU)
     config = EngineConfig(checkpoint("llama"), dtype="float32", block_size=4, num_blocks=100, **capacity)
     alone, both = (memory.reserved_bytes(one, loaded, free) for one in (config, replace(config, speculation=drafts)))
     if "kv_cache_fraction" in capacity:

@@ -16,18 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from inflight.engine.attention.paged import KvTensors
 from inflight.engine.checkpoint import load_config
 from inflight.engine.engine import Engine
-from inflight.engine.kv import tier as tier_module
-from inflight.engine.kv.offload import RestoreRule
-from inflight.engine.kv.tier import FilePages, HostPages, KvTier, TierLost
-from inflight.engine.kv_cache import BlockCopy
-from inflight.engine.quant.kv_cache import Int8KvTensors
+from inflight.engine.kvcache import offload_pool as offload_pool_module
+from inflight.engine.kvcache.blocks import BlockCopy
+from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, OffloadPoolLost, RestoreRule
+from inflight.engine.kvcache.pool import Int8KvPool, KvPool
 from inflight.errors import DeploymentError
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, load, run
-from tests.engine.test_parity import PROMPTS
+from tests.engine.support.checkpoints import PROMPTS, checkpoint, greedy
+from tests.engine.support.driving import ask, load, run
 
 COUNT = 12
 SMALL: dict[str, Any] = {"num_blocks": 64, "max_tokens_per_step": 24, "offload_bytes": 2 << 20, "offload_min_tokens": 1}
@@ -78,7 +75,7 @@ def test_an_int8_cache_comes_back_with_its_scales() -> None:
     assert engine.stats.kv_cache_restored_tokens > 300
 
 
-def _tensors(kind: type[KvTensors] = KvTensors) -> KvTensors:
+def _tensors(kind: type[KvPool] = KvPool) -> KvPool:
     config, device = load_config(checkpoint("llama")), torch.device("cpu")
     tensors = kind(config, 6, 4, torch.float32, device)
     for part in tensors.parts:
@@ -86,15 +83,15 @@ def _tensors(kind: type[KvTensors] = KvTensors) -> KvTensors:
     return tensors
 
 
-@pytest.mark.parametrize("kind", [KvTensors, Int8KvTensors])
-def test_restored_blocks_are_the_same_bytes(kind: type[KvTensors], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [KvPool, Int8KvPool])
+def test_restored_blocks_are_the_same_bytes(kind: type[KvPool], tmp_path: Path) -> None:
     tensors = _tensors(kind)
     before = [part.view(torch.uint8).clone() for part in tensors.parts]
-    tier = KvTier(tensors, 6, lambda page_bytes: FilePages(tmp_path, 3, page_bytes), RestoreRule(None))
-    assert tier.nbytes * 2 == tensors.nbytes
-    assert tier.pinned_bytes == 0
-    # 0 and 3 leave, the page of 2 is given up for 3; 3 is written over in the same step; they come back elsewhere.
-    tier.copy(
+    pool = OffloadPool(tensors, 6, lambda slot_bytes: MappedFile(tmp_path, 3, slot_bytes), RestoreRule(None))
+    assert pool._storage.memory.nbytes * 2 == tensors.nbytes
+    assert pool.pinned_bytes == 0
+    # 0 and 3 leave, the slot of 2 is given up for 3; 3 is written over in the same step; they come back elsewhere.
+    pool.copy(
         [
             BlockCopy(0, 6),
             BlockCopy(2, 8),
@@ -112,11 +109,11 @@ def test_restored_blocks_are_the_same_bytes(kind: type[KvTensors], tmp_path: Pat
 
 
 def test_many_blocks_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_module, "PAGES_AT_ONCE", 2)
+    monkeypatch.setattr(offload_pool_module, "SLOTS_AT_ONCE", 2)
     tensors = _tensors()
     before = tensors.keys.clone(), tensors.values.clone()
-    tier = KvTier(tensors, 6, lambda page_bytes: HostPages(5, page_bytes), RestoreRule(None))
-    tier.copy(
+    pool = OffloadPool(tensors, 6, lambda slot_bytes: HostMemory(5, slot_bytes), RestoreRule(None))
+    pool.copy(
         [*[BlockCopy(block, 6 + block) for block in range(5)], *[BlockCopy(10 - block, block) for block in range(5)]]
     )
     for stored, old in zip((tensors.keys, tensors.values), before, strict=True):
@@ -153,10 +150,10 @@ def test_a_tier_that_goes_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     """A file that was cut short is never touched again; what it held is computed, and the log says so once."""
     engine = load(checkpoint("llama"), offload_to="file", offload_directory=tmp_path, **SMALL)
     _ask_all(engine, "llama")
-    tier = engine._runner.tier
-    assert tier is not None
-    assert isinstance(tier._store, FilePages)
-    os.ftruncate(tier._store._file.fileno(), 4096)
+    pool = engine._runner.offload_pool
+    assert pool is not None
+    assert isinstance(pool._storage, MappedFile)
+    os.ftruncate(pool._storage._file.fileno(), 4096)
     restored = engine.stats.kv_cache_restored_tokens
     with caplog.at_level(logging.ERROR):
         _ask_all(engine, "llama")
@@ -166,9 +163,9 @@ def test_a_tier_that_goes_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     ]
     assert (engine.stats.kv_cache_restored_tokens, engine.stats.kv_cache_offloaded_blocks) == (restored, 0)
     assert engine.stats.kv_cache_offload_blocks_limit == 0
-    tier.copy([BlockCopy(0, 64)])
-    with pytest.raises(TierLost):
-        tier.copy([BlockCopy(64, 0)])
+    pool.copy([BlockCopy(0, 64)])
+    with pytest.raises(OffloadPoolLost):
+        pool.copy([BlockCopy(64, 0)])
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
@@ -180,21 +177,21 @@ def test_a_tier_that_goes_within_a_step_ends_no_request(
     engine = load(checkpoint("llama"), offload_to="file", offload_directory=tmp_path, policy=policy, **SMALL)
     if restores:
         _ask_all(engine, "llama")
-    tier, copy, met = engine._runner.tier, KvTier.copy, Counter[bool]()
-    assert tier is not None
-    assert isinstance(tier._store, FilePages)
-    file, end, preemptions = tier._store._file.fileno(), tier._first, engine.stats.preemptions
+    pool, copy, met = engine._runner.offload_pool, OffloadPool.copy, Counter[bool]()
+    assert pool is not None
+    assert isinstance(pool._storage, MappedFile)
+    file, end, preemptions = pool._storage._file.fileno(), pool._first, engine.stats.preemptions
 
-    def copy_too_late(tier: KvTier, copies: Sequence[BlockCopy]) -> None:
+    def copy_too_late(pool: OffloadPool, copies: Sequence[BlockCopy]) -> None:
         met.update({one.source >= end for one in copies if end <= max(one)})
         if met[restores]:
             os.ftruncate(file, 4096)
-        copy(tier, copies)
+        copy(pool, copies)
 
-    monkeypatch.setattr(KvTier, "copy", copy_too_late)
+    monkeypatch.setattr(OffloadPool, "copy", copy_too_late)
     _ask_all(engine, "llama")
     assert met[restores]
-    assert not tier.usable()
+    assert not pool.usable()
     assert engine.stats.kv_cache_offload_blocks_limit == 0
     if policy == "guaranteed_no_evict":
         assert (engine.stats.preemptions > preemptions) == restores
@@ -207,15 +204,38 @@ def test_what_the_kernel_cannot_fetch_is_not_touched(
     """The file's size shows nothing, as when its disk fails or is full all the same: a touch would be SIGBUS."""
     if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (5, 14):
         pytest.skip("this kernel cannot be asked")
-    tier = KvTier(_tensors(), 6, lambda page_bytes: FilePages(tmp_path, 3, page_bytes), RestoreRule(None))
-    tier.copy([BlockCopy(0, 8)])
-    assert isinstance(tier._store, FilePages)
-    os.ftruncate(tier._store._file.fileno(), 0)
+    pool = OffloadPool(_tensors(), 6, lambda slot_bytes: MappedFile(tmp_path, 3, slot_bytes), RestoreRule(None))
+    pool.copy([BlockCopy(0, 8)])
+    assert isinstance(pool._storage, MappedFile)
+    os.ftruncate(pool._storage._file.fileno(), 0)
     monkeypatch.setattr(os, "fstat", lambda _: SimpleNamespace(st_size=1 << 40))
-    with nullcontext() if write else pytest.raises(TierLost):
-        tier.copy([BlockCopy(0, 8) if write else BlockCopy(8, 0)])
-    assert not tier.usable()
+    with nullcontext() if write else pytest.raises(OffloadPoolLost):
+        pool.copy([BlockCopy(0, 8) if write else BlockCopy(8, 0)])
+    assert not pool.usable()
     assert f"the kernel cannot {'write' if write else 'read'} the file: Bad address" in caplog.text
+
+
+@pytest.mark.parametrize(("write", "advice"), [(False, 22), (True, 23)])
+def test_pages_are_asked_for_as_they_will_be_used(
+    write: bool, advice: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the numbers of Linux's ``mman-common.h``: a write needs room on the disk, which a read does not ask for."""
+    asked = []
+    kernel = SimpleNamespace(madvise=lambda _address, _size, advice: asked.append(advice))
+    monkeypatch.setattr(offload_pool_module, "_LIBC", kernel)
+    assert MappedFile(tmp_path, 3, 4096).fault([1], write) is None
+    assert asked == [advice]
+
+
+def test_a_restore_that_was_slow_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = OffloadPool(_tensors(), 6, lambda slot_bytes: HostMemory(3, slot_bytes), RestoreRule(None))
+    pool.computed(100, 1.0)
+    pool.copy([BlockCopy(0, 6)])
+    assert pool.pays(4), "it has not been measured yet"
+    clock = iter([0.0, 60.0])
+    monkeypatch.setattr(offload_pool_module.time, "perf_counter", lambda: next(clock))
+    pool.copy([BlockCopy(6, 1)])
+    assert not pool.pays(4)
 
 
 def test_a_failed_step_restores_nothing_that_was_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +254,8 @@ def test_a_failed_step_restores_nothing_that_was_not_saved(monkeypatch: pytest.M
 def test_the_time_that_prompts_take_is_that_of_running_them() -> None:
     engine = load(checkpoint("llama"), offload_to="host", **SMALL | {"offload_min_tokens": None})
     _ask_all(engine, "llama")
-    tier = engine._runner.tier
-    assert tier is not None
-    seconds = tier._rule._compute.seconds
+    pool = engine._runner.offload_pool
+    assert pool is not None
+    _, seconds = pool._rule._compute
     assert seconds > 0.2 * engine.stats.step_part["run"] / engine.stats.steps, "one step's at least, nearly"
     assert seconds < engine.stats.step_part["run"]

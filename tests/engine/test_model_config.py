@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from inflight.engine.checkpoint import resolve_dtype
 from inflight.engine.models.config import SUPPORTED, read_model_config
 from inflight.errors import DeploymentError
-from tests.engine.checkpoints import ARCHITECTURES, checkpoint, greedy, reference
-from tests.engine.driving import ask, load, run
+from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, greedy, reference
+from tests.engine.support.driving import ask, load, run
 
 Json = dict[str, Any]
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
 
 from inflight.engine.request import Output, Request
-from tests.engine.checkpoints import ARCHITECTURES, VOCAB, checkpoint, greedy, likeliest, reference
-from tests.engine.driving import ask, load, run
+from tests.engine.support.checkpoints import ARCHITECTURES, PROMPTS, checkpoint, greedy, likeliest, reference
+from tests.engine.support.driving import ask, load, run
 
 COUNT = 12
 each = pytest.mark.parametrize("name", ARCHITECTURES)
-
-
-def _prompts() -> list[list[int]]:
-    """32 prompts of very different lengths; many share a beginning, some are equal."""
-    chance = random.Random(5)
-
-    def tokens(count: int) -> list[int]:
-        return [chance.randrange(1, VOCAB) for _ in range(count)]
-
-    shared = tokens(40)
-    prompts = [tokens(chance.randint(1, 60)) for _ in range(14)]
-    prompts += [shared[: chance.randint(1, 40)] + tokens(chance.randint(1, 12)) for _ in range(14)]
-    return [*prompts, shared, shared, shared[:16], shared[:17]]
-
-
-PROMPTS = _prompts()
 
 
 def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:

@@ -10,9 +10,8 @@ import transformers
 
 from inflight.engine.checkpoint import load_config
 from inflight.engine.request import Output, Request
-from tests.engine.checkpoints import ARCHITECTURES, VOCAB, checkpoint, greedy, reference
-from tests.engine.driving import ask, load, run
-from tests.engine.test_parity import PROMPTS
+from tests.engine.support.checkpoints import ARCHITECTURES, PROMPTS, VOCAB, checkpoint, greedy, reference
+from tests.engine.support.driving import ask, load, run
 
 COUNT, CLOSE = 12, {"atol": 1e-4, "rtol": 1e-5}
 SHARED = PROMPTS[-4]

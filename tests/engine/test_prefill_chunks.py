@@ -5,22 +5,22 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, load, run
-from tests.engine.test_scheduler import POLICIES, Books, Policy, _sizes
+from tests.engine.support.books import POLICIES, Books, Policy, sizes
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import ask, load, run
 
 
 def test_a_long_prompt_is_held_to_its_limit_beside_who_decodes() -> None:
     books = Books(max_tokens_per_step=12, prefill_chunk_tokens=3, blocks=32)
     decodes = books.add(4, max_tokens=6)
-    assert _sizes(books.step()) == {decodes: 4}
+    assert sizes(books.step()) == {decodes: 4}
     long = books.add(40)
-    assert [_sizes(books.step()) for _ in range(5)] == [{decodes: 1, long: 3}] * 5
+    assert [sizes(books.step()) for _ in range(5)] == [{decodes: 1, long: 3}] * 5
     assert books.ended == [decodes]
-    assert _sizes(books.step()) == {long: 12}, "nobody decodes: the whole budget"
+    assert sizes(books.step()) == {long: 12}, "nobody decodes: the whole budget"
 
 
 @given(
@@ -29,7 +29,6 @@ def test_a_long_prompt_is_held_to_its_limit_beside_who_decodes() -> None:
     chunk=st.integers(1, 20),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=100, deadline=None)
 def test_no_step_in_which_others_decode_prefills_more(policy: Policy, budget: int, chunk: int, seed: int) -> None:
     chance, limit = random.Random(seed), min(chunk, budget)
     books = Books(policy, 12, max_tokens_per_step=budget, prefill_chunk_tokens=limit, max_batch_size=6)
@@ -37,9 +36,9 @@ def test_no_step_in_which_others_decode_prefills_more(policy: Policy, budget: in
         if step < 60 and chance.random() < 0.5:
             books.add(chance.randint(1, 30), chance.randint(1, 10))
         decoding = {one for one in books.scheduler.running if one.remaining == 1}
-        sizes = _sizes(books.step())
-        prefill = sum(size for sequence, size in sizes.items() if sequence not in decoding)
-        if decoding & sizes.keys():
+        chunks = sizes(books.step())
+        prefill = sum(size for sequence, size in chunks.items() if sequence not in decoding)
+        if decoding & chunks.keys():
             assert prefill <= limit
 
 

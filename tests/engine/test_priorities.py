@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.engine.request import FinishReason
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Sequence
+from inflight.engine.sequence import Chunk, Sequence
 from inflight.errors import DeadlineExceeded
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, assert_idle, load
-from tests.engine.test_scheduler import SECOND, Books
+from tests.engine.support.books import SECOND, Books
+from tests.engine.support.checkpoints import checkpoint, greedy
+from tests.engine.support.driving import ask, assert_idle, load
+
+
+def _tokens(chunks: list[Chunk]) -> int:
+    return sum(chunk.size for chunk in chunks)
 
 
 def _drain(books: Books) -> None:
@@ -95,7 +99,6 @@ def test_a_stream_of_higher_priority_does_not_starve_the_lower() -> None:
     aging=st.none() | st.integers(1, 20),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None)
 def test_nobody_waits_longer_than_the_work_before_it(
     batch: int, budget: int, chunk: int | None, aging: int | None, seed: int
 ) -> None:
@@ -133,7 +136,7 @@ def test_nobody_waits_longer_than_the_work_before_it(
             admitted.setdefault(part.sequence, step)
     assert set(admitted) >= set(added) - cancelled - set(books.late)
     for sequence, step in admitted.items():
-        before = ran[sequence] + [one for one in added if one.rank < sequence.rank]
+        before = ran[sequence] + [one for one in added if one.sort_key < sequence.sort_key]
         work = sum(len(one.request.prompt) + one.request.sampling.max_tokens for one in set(before))
         assert step - came[sequence] <= work
 
@@ -143,9 +146,9 @@ def test_a_prompt_that_cannot_be_done_in_time_is_not_begun() -> None:
     slow = books.add(20, deadline_ns=books.now_ns + 3 * SECOND)
     books.scheduler.remove(slow)
     for seconds in (3.0, 2.0, 5.0):
-        books.scheduler.count_step(books.scheduler.schedule(), seconds)  # of no token: says nothing
+        books.scheduler.observe_step(_tokens(books.scheduler.schedule()), seconds)  # of no token: says nothing
     first = books.add(4)
-    books.scheduler.count_step(books.step(), 2.0)
+    books.scheduler.observe_step(_tokens(books.step()), 2.0)
     assert first.generated
     hopeless = books.add(20, deadline_ns=books.now_ns + 9 * SECOND)
     possible = books.add(20, deadline_ns=books.now_ns + 11 * SECOND)
@@ -158,20 +161,43 @@ def test_a_prompt_that_cannot_be_done_in_time_is_not_begun() -> None:
     assert {possible, unknown} <= set(books.scheduler.waiting + books.scheduler.running)
 
 
+@pytest.mark.parametrize(("seconds", "begun"), [((2.0, 1.0, 5.0), True), ((2.0, 1.5, 5.0), False)])
+def test_the_fastest_full_step_says_what_can_be_done_in_time(seconds: tuple[float, ...], begun: bool) -> None:
+    books = Books(max_tokens_per_step=4, blocks=64)
+    for took in seconds:
+        books.scheduler.observe_step(4, took)
+    prompt = books.add(20, deadline_ns=books.now_ns + 6 * SECOND)
+    books.step()
+    assert (prompt.table is not None) == begun
+
+
+def test_a_preempted_sequence_that_has_tokens_waits_until_its_deadline() -> None:
+    books = Books("max_utilization", blocks=6, prefix_reuse=False, max_tokens_per_step=4)
+    books.add(7, max_tokens=12)
+    second = books.add(7, max_tokens=12, deadline_ns=10**18)
+    while not second.metrics.preemptions or second.table is not None:
+        books.step()
+    assert second.generated
+    books.scheduler.observe_step(4, 10.0**9)
+    while second not in books.ended + books.late:
+        books.step()
+    assert second in books.ended
+
+
 def test_who_is_too_late_can_be_cancelled_before_it_is_told() -> None:
     books = Books(max_tokens_per_step=4, blocks=32)
     books.add(4)
-    books.scheduler.count_step(books.step(), 2.0)
+    books.scheduler.observe_step(_tokens(books.step()), 2.0)
     hopeless = books.add(20, deadline_ns=books.now_ns + SECOND)
     books.step()
     books.scheduler.remove(hopeless)
-    assert books.scheduler.take_late() == []
+    assert books.scheduler.take_expired() == []
 
 
 def test_a_step_that_was_disturbed_does_not_refuse_for_ever() -> None:
     books = Books(max_tokens_per_step=4, blocks=64)
     books.add(4)
-    books.scheduler.count_step(books.step(), 2.0)
+    books.scheduler.observe_step(_tokens(books.step()), 2.0)
     hopeful = [books.add(20, deadline_ns=books.now_ns + SECOND)]
     books.step()
     assert hopeful[0].table is None
@@ -179,7 +205,7 @@ def test_a_step_that_was_disturbed_does_not_refuse_for_ever() -> None:
         assert len(hopeful) < 30
         hopeful.append(books.add(20, deadline_ns=books.now_ns + SECOND))
         books.step()
-    books.scheduler.begin()
+    books.scheduler.forget_step_times()
     assert not books.scheduler._full_step_s
 
 
@@ -188,9 +214,9 @@ def test_deadlines_that_have_no_owner_any_more_are_forgotten() -> None:
     patient = [books.add(4, deadline_ns=10**18) for _ in range(5)]
     for _ in range(500):
         books.scheduler.remove(books.add(4, deadline_ns=10**17))
-        assert len(books.scheduler._deadlines) <= 2 * 6 + 64
+        assert len(books.scheduler._queue._deadlines) <= 2 * 6 + 64
     books.now_ns = 10**18
-    assert books.scheduler.take_late() == patient
+    assert books.scheduler.take_expired() == patient
 
 
 def test_the_engine_ends_who_is_late_with_an_error_or_with_what_it_has() -> None:

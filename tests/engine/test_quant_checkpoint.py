@@ -16,9 +16,9 @@ from inflight.engine.quant.config import load_quantization
 from inflight.engine.quant.linears import SCHEMES
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
-from tests.engine.driving import load
-from tests.engine.quantized import copied, mixed, quantized, random_model
-from tests.engine.test_quant_parity import TOKENS
+from tests.engine.support.checkpoints import TOKENS, checkpoint
+from tests.engine.support.driving import load
+from tests.engine.support.quantized import copied, mixed, quantized, random_model
 
 LINEAR = "model.layers.1.mlp.down_proj"
 
@@ -171,6 +171,19 @@ def test_a_row_of_zeros_may_have_a_scale_of_zero() -> None:
 def test_scales_of_a_cache_that_is_not_declared_are_not_ignored() -> None:
     directory = _with(quantized("FP8", fp8_kv_cache=True).directory, lambda data: data.update(kv_cache_quant_algo=None))
     _refused(directory, "k_proj.k_scale has no place")
+
+
+def test_what_a_model_does_not_take_of_its_checkpoint() -> None:
+    """An output projection that is tied to the embedding; and a cache's scales where the cache is not in FP8."""
+
+    def add_output(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    tied = Scorer(_with_tensors(checkpoint("qwen2, tied"), add_output), device="cpu").logits(TOKENS)
+    assert torch.equal(tied, Scorer(checkpoint("qwen2, tied"), device="cpu").logits(TOKENS))
+    calibrated = Scorer(quantized("FP8", fp8_kv_cache=True).directory, kv_dtype="float32", device="cpu")
+    assert calibrated.kv_scales is None
+    assert calibrated.logits(TOKENS).isfinite().all()
 
 
 def test_scales_in_a_shape_of_one_are_scalars() -> None:

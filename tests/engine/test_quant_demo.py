@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from inflight.engine.engine import Engine
 from inflight.engine.scoring import Scorer
-from tests.engine.driving import ask, load, run
-from tests.engine.quantized import CONFIGS, quantize
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.quantized import CONFIGS, quantize
 
 DEMO = Path(__file__).parents[2] / "deployments/demo/model"
 ANSWER_TOKENS = 160

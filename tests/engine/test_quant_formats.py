@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from inflight.engine.quant.formats import (
     unpack_e2m1,
     unpack_int4,
 )
-from tests.engine import quantized  # imports ModelOpt without its warnings  # noqa: F401
+from tests.engine.support import quantized  # imports ModelOpt without its warnings  # noqa: F401
 
 from modelopt.torch.export.quant_utils import pack_int4_in_uint8  # isort: skip
 from modelopt.torch.quantization.qtensor import NVFP4QTensor  # isort: skip
@@ -37,7 +37,6 @@ def _matrix(values: Any, rows: int, columns: int) -> st.SearchStrategy[Tensor]:
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(weight=_matrix(st.integers(-8, 7), 6, 8))
 def test_int4_as_modelopt_packs_it(weight: Tensor) -> None:
     packed = pack_int4_in_uint8(weight.float(), torch.ones(6, 2), 4)
@@ -56,7 +55,6 @@ def test_every_byte_of_int4_and_e2m1() -> None:
     assert pairs == [[_E2M1[byte & 15], _E2M1[byte >> 4]] for byte in range(256)]
 
 
-@settings(max_examples=50, deadline=None)
 @given(weight=_matrix(st.floats(-3, 3, width=32), 4, 32))
 def test_nvfp4_weights_as_modelopt_decodes_them(weight: Tensor) -> None:
     weight[0, 0] = 3.0  # a tensor of nothing but zeros has no scale
@@ -66,7 +64,6 @@ def test_nvfp4_weights_as_modelopt_decodes_them(weight: Tensor) -> None:
     assert torch.equal(ours.flatten(-2), expected)
 
 
-@settings(max_examples=50, deadline=None)
 @given(x=_matrix(_finite, 3, 32), scale=_scales)
 def test_nvfp4_inputs_are_rounded_as_modelopt_packs_them(x: Tensor, scale: float) -> None:
     packed, scales, _ = NVFP4QTensor.quantize(x.clone(), 16, None, torch.tensor(scale))
@@ -84,7 +81,6 @@ def test_nvfp4_rounds_ties_to_even_and_keeps_zeros() -> None:
     assert torch.equal(fake_nvfp4(torch.zeros(2, 16), torch.tensor(1.0)), torch.zeros(2, 16))
 
 
-@settings(max_examples=100, deadline=None)
 @given(x=_matrix(_finite, 2, 8), scale=_scales)
 def test_rounding_to_8_bits_is_modelopts(x: Tensor, scale: float) -> None:
     at = torch.tensor(scale)
@@ -92,7 +88,6 @@ def test_rounding_to_8_bits_is_modelopts(x: Tensor, scale: float) -> None:
     assert torch.equal(fake_int8(x, at), _tensor_quant(x, at * 127, 8, False, False))
 
 
-@settings(max_examples=50, deadline=None)
 @given(x=_matrix(_finite, 2, 16), scale=_scales)
 def test_rounding_twice_is_rounding_once(x: Tensor, scale: float) -> None:
     for fake in (fake_e4m3, fake_int8):

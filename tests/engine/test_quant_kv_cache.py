@@ -8,17 +8,15 @@ import logging
 import pytest
 import torch
 
-from inflight.engine.attention.paged import KvTensors
 from inflight.engine.checkpoint import load_config
-from inflight.engine.kv_cache import BlockCopy
-from inflight.engine.quant.kv_cache import Fp8KvTensors, KvScales
+from inflight.engine.kvcache.blocks import BlockCopy
+from inflight.engine.kvcache.pool import Fp8KvPool, KvPool, KvScales
 from inflight.engine.request import Output
 from inflight.engine.scoring import Scorer
-from inflight.kv_cache import KvCacheSettings
-from tests.engine.driving import ask, load, run
-from tests.engine.quantized import VOCAB, Quantized, quantized
-from tests.engine.test_parity import PROMPTS
-from tests.engine.test_quant_parity import TOKENS
+from inflight.settings.kv_cache import KvCacheSettings
+from tests.engine.support.checkpoints import PROMPTS, TOKENS
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.quantized import VOCAB, Quantized, quantized
 
 COUNT = 12
 CPU = torch.device("cpu")
@@ -104,9 +102,9 @@ def test_a_copied_block_is_the_same_bytes() -> None:
         assert ours.any()
 
 
-def _tensors(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> Fp8KvTensors:
+def _tensors(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> Fp8KvPool:
     config = load_config(quantized("none").directory)
-    return Fp8KvTensors(config, 8, 4, dtype, CPU, KvScales(scales, scales))
+    return Fp8KvPool(config, 8, 4, dtype, CPU, KvScales(scales, scales))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -124,7 +122,7 @@ def test_what_is_stored(dtype: torch.dtype) -> None:
 
 def test_memory_is_half_that_of_bfloat16() -> None:
     config = load_config(quantized("none").directory)
-    full = KvTensors(config, 8, 4, torch.bfloat16, CPU)
+    full = KvPool(config, 8, 4, torch.bfloat16, CPU)
     assert _tensors(torch.ones(3)).nbytes * 2 == full.nbytes == 2 * full.keys.nbytes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from inflight.engine.quant.linears import SCHEMES, Int4Fp8Linear, Int4WeightLinear, QuantizedLinear
 from inflight.engine.scoring import Scorer
-from tests.engine.driving import ask, load, run
-from tests.engine.quantized import ALGORITHMS, CONFIGS, VOCAB, Quantized, copied, mixed, quantized
+from tests.engine.support.checkpoints import TOKENS
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.quantized import ALGORITHMS, CONFIGS, Quantized, copied, mixed, quantized
 
-TOKENS = random.Random(9).choices(range(1, VOCAB), k=100)
 each = pytest.mark.parametrize("scheme", CONFIGS)
 
 

@@ -17,21 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inflight.engine.request import Request
 from inflight.engine.sampler import sample, uniform
 from inflight.engine.sequence import Sequence
-from inflight.sampling import SamplingParams
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, load, run
-
-LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -1.0, -2.0, -6.0])
-
-
-def _sequence(seed: int = 0, prompt: tuple[int, ...] = (0,), generated: tuple[int, ...] = (), **more: Any) -> Sequence:
-    request = Request(list(prompt), SamplingParams(max_tokens=10, **more))
-    sequence = Sequence(request, 0, seed, 100, None)
-    sequence.tokens += generated
-    return sequence
+from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.sequences import LOGITS, make_sequence
 
 
 def _token(logits: torch.Tensor, sequence: Sequence) -> int:
@@ -56,7 +46,7 @@ def _token(logits: torch.Tensor, sequence: Sequence) -> int:
 def test_the_distribution_is_that_of_transformers(options: dict[str, Any], warpers: list[Any]) -> None:
     """Chi-square over 6,000 seeds, at the 0.1 % level."""
     draws = 6000
-    rows = sample(LOGITS.repeat(draws, 1), [_sequence(seed, **options) for seed in range(draws)])
+    rows = sample(LOGITS.repeat(draws, 1), [make_sequence(seed, **options) for seed in range(draws)])
     counts = np.bincount([row.token for row in rows], minlength=len(LOGITS))
     expected = LogitsProcessorList(warpers)(torch.zeros(1, 1, dtype=torch.long), LOGITS[None].clone())
     expected = expected.softmax(-1)[0].numpy() * draws
@@ -91,19 +81,26 @@ def test_a_request_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_logit_bias_and_bad_words() -> None:
-    assert _token(LOGITS, _sequence(logit_bias={7: 20.0})) == 7
-    assert _token(LOGITS, _sequence(logit_bias={0: -5.0})) == 1
-    assert _token(LOGITS, _sequence(bad_sequences=((0,), (1,)))) == 2
-    assert _token(LOGITS, _sequence(prompt=(5,), bad_sequences=((5, 0),))) == 1
-    assert _token(LOGITS, _sequence(prompt=(4,), bad_sequences=((5, 0),))) == 0
-    assert _token(LOGITS, _sequence(prompt=(5,), bad_sequences=((4, 5, 0),))) == 0
+    assert _token(LOGITS, make_sequence(logit_bias={7: 20.0})) == 7
+    assert _token(LOGITS, make_sequence(logit_bias={0: -5.0})) == 1
+    assert _token(LOGITS, make_sequence(bad_sequences=((0,), (1,)))) == 2
+    assert _token(LOGITS, make_sequence(prompt=(5,), bad_sequences=((5, 0),))) == 1
+    assert _token(LOGITS, make_sequence(prompt=(4,), bad_sequences=((5, 0),))) == 0
+    assert _token(LOGITS, make_sequence(prompt=(5,), bad_sequences=((4, 5, 0),))) == 0
+
+
+def test_top_p_that_is_reached_exactly_keeps_no_further_token() -> None:
+    logits = torch.tensor([0.0, 0.0, 0.0, 0.0])  # a quarter each, and sums of quarters are exact
+    rows = sample(logits.repeat(200, 1), [make_sequence(seed, temperature=1.0, top_p=0.5) for seed in range(200)])
+    assert {row.token for row in rows} == {0, 1}
 
 
 def test_min_tokens_forbids_end_ids() -> None:
-    sequence = _sequence(end_ids=frozenset({0, 99_999}), min_tokens=2)
+    sequence = make_sequence(end_ids=frozenset({0, 99_999}), min_tokens=2)
     assert _token(LOGITS, sequence) == 1
     sequence.tokens += [3, 3]
     assert _token(LOGITS, sequence) == 0
+    assert _token(LOGITS, make_sequence(end_ids=frozenset({0}), min_tokens=2, ignore_eos=True)) == 0
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
@@ -112,7 +109,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = LOGITS[None].clone()
     from inflight.engine.sampler import _adjust
 
-    _adjust(logits[0], _sequence(prompt=ids[:2], generated=ids[2:], repetition_penalty=1.7))
+    _adjust(logits[0], make_sequence(prompt=ids[:2], generated=ids[2:], repetition_penalty=1.7))
     torch.testing.assert_close(logits[0], expected)
 
 
@@ -120,12 +117,12 @@ def test_presence_and_frequency_count_prompt_and_output() -> None:
     from inflight.engine.sampler import _adjust
 
     logits = LOGITS.clone()
-    _adjust(logits, _sequence(prompt=(0, 0), generated=(1,), presence_penalty=0.5, frequency_penalty=0.25))
+    _adjust(logits, make_sequence(prompt=(0, 0), generated=(1,), presence_penalty=0.5, frequency_penalty=0.25))
     torch.testing.assert_close(logits[:3], torch.tensor([2.0 - 0.5 - 0.5, 1.5 - 0.5 - 0.25, 1.0]))
 
 
 def test_log_probs_are_the_models_own() -> None:
-    sequence = _sequence(temperature=0.5, top_k=2, log_probs=True, top_log_probs=3, generation_logits=True)
+    sequence = make_sequence(temperature=0.5, top_k=2, log_probs=True, top_log_probs=3, generation_logits=True)
     [row] = sample(LOGITS[None], [sequence])
     expected = LOGITS.log_softmax(-1)
     assert row.log_prob == pytest.approx(float(expected[row.token]))

@@ -3,92 +3,17 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight.engine.chunk import Chunk
-from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import BlockTable, KvCache
-from inflight.engine.request import Request
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Sequence
-from inflight.sampling import SamplingParams
-from tests.engine.driving import fill
-from tests.engine.test_kv_offload_books import Tier
-
-Policy = Literal["guaranteed_no_evict", "max_utilization"]
-POLICIES: list[Policy] = ["guaranteed_no_evict", "max_utilization"]
-SIZE = 4
-SECOND = 10**9
-
-
-class Books:
-    """A scheduler and its cache; ``step`` does what the engine does, with made-up tokens, and takes a second."""
-
-    def __init__(self, policy: Policy = "guaranteed_no_evict", blocks: int = 16, **more: Any) -> None:
-        self.config = EngineConfig(Path(), block_size=SIZE, num_blocks=blocks, policy=policy, **more)
-        self.cache = KvCache(blocks, SIZE, self.config.prefix_reuse)
-        self.now_ns = SECOND
-        self.scheduler = Scheduler(self.config, self.cache, lambda: self.now_ns)
-        self.chance = random.Random(1)
-        self.ended: list[Sequence] = []
-        self.late: list[Sequence] = []
-        self._order = 0
-
-    def add(self, prompt: int | list[int], max_tokens: int = 4, priority: int = 0, **more: Any) -> Sequence:
-        """Queue a prompt, or one of so many tokens that no other has."""
-        tokens = [1000 * self._order + place for place in range(prompt)] if isinstance(prompt, int) else prompt
-        request = Request(tokens, SamplingParams(max_tokens), priority=priority, arrival_ns=self.now_ns, **more)
-        sequence = Sequence(request, self._order, 0, self.config.num_blocks * SIZE, None)
-        self._order += 1
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> list[Chunk]:
-        """Schedule, check, and pretend to run; return the chunks."""
-        for sequence in self.scheduler.take_late():
-            self.scheduler.remove(sequence)
-            self.late.append(sequence)
-        chunks = self.scheduler.schedule()
-        self._check(chunks)
-        self.now_ns += SECOND
-        self.cache.take_copies()
-        for chunk in chunks:
-            sequence = chunk.sequence
-            assert sequence.table is not None
-            sequence.computed += chunk.size
-            self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
-            if chunk.samples and sequence.append(self.chance.randrange(3)):
-                self.scheduler.remove(sequence)
-                self.ended.append(sequence)
-        return chunks
-
-    def _check(self, chunks: list[Chunk]) -> None:
-        self.cache.check()
-        assert sum(chunk.size for chunk in chunks) <= self.config.max_tokens_per_step
-        assert len(self.scheduler.running) <= self.config.max_batch_size
-        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
-        idle = not self.scheduler.running and (not self.scheduler.waiting or self.scheduler.due_in_s)
-        assert chunks or idle, "nobody gets on"
-        for chunk in chunks:
-            table = chunk.sequence.table
-            assert table is not None, "a chunk of a sequence that does not run"
-            assert chunk.sequence in self.scheduler.running
-            assert chunk.start == chunk.sequence.computed
-            assert chunk.size > 0
-            assert len(table.blocks) * SIZE >= chunk.start + chunk.size
-        waiting = self.scheduler.waiting
-        assert self.scheduler.num_waiting == len(waiting)
-        assert all(one.table is None and not one.computed for one in waiting)
-        assert not set(waiting) & set(self.scheduler.running)
-
-
-def _sizes(chunks: list[Chunk]) -> dict[Sequence, int]:
-    return {chunk.sequence: chunk.size for chunk in chunks}
+from tests.engine.support.books import POLICIES, SECOND, SIZE, Books, Policy, Tier, sizes
+from tests.engine.support.driving import fill
+from tests.support.properties import examples
 
 
 def test_a_prompt_is_chunked_by_the_budget() -> None:
@@ -107,10 +32,10 @@ def test_who_decodes_goes_first_then_who_prefills_then_who_waits() -> None:
     decodes = books.add(3, priority=-5)
     books.step()
     prefills = books.add(20, priority=-1)
-    assert _sizes(books.step()) == {decodes: 1, prefills: 7}
+    assert sizes(books.step()) == {decodes: 1, prefills: 7}
     waits = books.add(2, priority=9)
-    assert _sizes(books.step()) == {decodes: 1, prefills: 7}
-    assert _sizes(books.step()) == {prefills: 6, decodes: 1, waits: 1}
+    assert sizes(books.step()) == {decodes: 1, prefills: 7}
+    assert sizes(books.step()) == {prefills: 6, decodes: 1, waits: 1}
 
 
 def test_the_queue_is_by_priority_then_arrival() -> None:
@@ -125,7 +50,7 @@ def test_the_queue_is_by_priority_then_arrival() -> None:
 def test_guaranteed_no_evict_admits_only_what_can_finish() -> None:
     books = Books("guaranteed_no_evict", blocks=6)
     first, second = books.add(4, max_tokens=12), books.add(4, max_tokens=5)
-    assert set(_sizes(books.step())) == {first}
+    assert set(sizes(books.step())) == {first}
     while second.table is None:
         books.step()
     assert books.ended == [first]
@@ -138,7 +63,7 @@ def test_guaranteed_no_evict_admits_only_what_can_finish() -> None:
 def test_max_utilization_takes_from_the_lowest_rank_and_gives_back() -> None:
     books = Books("max_utilization", blocks=6, prefix_reuse=False)
     high, low, lowest = (books.add(7, max_tokens=9, priority=priority) for priority in (2, 1, 0))
-    assert set(_sizes(books.step())) == {high, low, lowest}
+    assert set(sizes(books.step())) == {high, low, lowest}
     while not lowest.metrics.preemptions:
         assert not books.ended
         books.step()
@@ -166,7 +91,7 @@ def test_what_is_not_admitted_leaves_no_trace(too_late: bool) -> None:
     """Ten blocks are known, more than a step's budget, the last in the second tier; there is room for it and no more.
     Or there is room, and a deadline that cannot be met."""
     books = Books("max_utilization", max_tokens_per_step=8)
-    cache = books.cache = KvCache(16, SIZE, tier=Tier(1))
+    cache = books.cache = KvCacheManager(16, SIZE, offload_pool=Tier(1))
     scheduler = books.scheduler = Scheduler(books.config, cache, lambda: books.now_ns)
     cache.close(fill(cache, list(range(40))))
     held, taken = BlockTable([], 0, 0), BlockTable([], 0, 0)
@@ -181,7 +106,7 @@ def test_what_is_not_admitted_leaves_no_trace(too_late: bool) -> None:
 
     def traces() -> tuple[list[tuple[int, int]], int, int]:
         nodes = [*cache._nodes.values(), *cache.offloaded._nodes.values()]
-        return [(node.uses, node.place) for node in nodes], cache.counts.restored_tokens, cache.free_blocks
+        return [(node.uses, node.block_id) for node in nodes], cache.counts.restored_tokens, cache.free_blocks
 
     before = traces()
     for _ in range(2):
@@ -189,10 +114,10 @@ def test_what_is_not_admitted_leaves_no_trace(too_late: bool) -> None:
         assert traces() == before
         assert not cache.take_copies()
     if too_late:
-        assert scheduler.take_late() == [waits]
+        assert scheduler.take_expired() == [waits]
     else:
         cache.close(held)
-        assert _sizes(books.step()) == {waits: 8}
+        assert sizes(books.step()) == {waits: 8}
         assert waits.metrics.cached_tokens == 40
         assert cache.counts.restored_tokens == SIZE
 
@@ -207,8 +132,11 @@ def test_a_sequence_can_be_removed_from_anywhere(where: str) -> None:
         while not second.metrics.preemptions or second.table is not None:
             books.step()
     victim = third if where == "waiting" else second
+    assert books.scheduler.num_paused == (where == "preempted")
     books.scheduler.remove(victim)
     assert victim not in books.scheduler.running + books.scheduler.waiting
+    assert books.scheduler.num_paused == 0
+    assert books.scheduler.num_running_requests == len(books.scheduler.running)
     while books.step():
         pass
     assert victim not in books.ended
@@ -231,6 +159,7 @@ def test_block_counts_are_those_of_the_cache() -> None:
     assert third.metrics.total_blocks == third.metrics.reused_blocks + third.metrics.new_blocks == 4
 
 
+@settings(max_examples=examples(3))
 @given(
     policy=st.sampled_from(POLICIES),
     blocks=st.integers(4, 12),
@@ -245,7 +174,6 @@ def test_block_counts_are_those_of_the_cache() -> None:
     ),
     removals=st.sets(st.integers(0, 13), max_size=3),
 )
-@settings(max_examples=300, deadline=None)
 def test_everybody_gets_there(
     policy: Policy,
     blocks: int,

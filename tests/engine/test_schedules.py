@@ -1,21 +1,21 @@
 """Everything at once: under random schedules and settings, every request gets what it would get alone.
 
-``INFLIGHT_SCHEDULES=5000 pytest tests/engine/test_schedules.py`` runs as many; a schedule that fails is made as small
+``HYPOTHESIS_PROFILE=soak pytest tests/engine/test_schedules.py`` runs thousands; a schedule that fails is made as small
 as can be and printed as a script.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, note, settings
+import pytest
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
-from tests.engine.schedules import Arrival, Schedule, schedules
+from tests.engine.support.schedules import Arrival, Schedule, schedules
+from tests.support.properties import examples
 
-COUNT = int(os.environ.get("INFLIGHT_SCHEDULES", "60"))
 SETTINGS = {
     ("block_size", "num_blocks"): st.sampled_from(((1, 96), (4, 30), (8, 18), (4, 64), (8, 64))),
     "prefix_reuse": st.booleans(),
@@ -45,10 +45,11 @@ def _crowd(more: dict[str, Any]) -> Schedule:
 HAPPENED = ("preemptions", "cached_tokens", "accepted_draft_tokens", "kv_cache_restored_tokens", "recomputed_tokens")
 
 
+@pytest.mark.property
 def test_every_request_gets_what_it_would_get_alone() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=COUNT, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(0.5))
     @given(schedules(("llama", "gemma3", "mistral"), SETTINGS))
     @example(_crowd({"offload_to": "none"}))
     @example(_crowd({"offload_to": "host", "offload_bytes": 1 << 20, "offload_min_tokens": 1}))

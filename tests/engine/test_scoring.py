@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from inflight.engine.scoring import Scorer
-from tests.engine.checkpoints import ARCHITECTURES, checkpoint, reference
-from tests.engine.driving import ask, load, run
-from tests.engine.quantized import quantized
-from tests.engine.test_quant_parity import TOKENS
+from tests.engine.support.checkpoints import ARCHITECTURES, TOKENS, checkpoint, reference
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.quantized import quantized
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -67,6 +66,10 @@ def test_what_is_replaced_comes_back_after_an_error() -> None:
     with pytest.raises(RuntimeError), scorer.replaced({"model.norm": torch.nn.Linear(3, 5)}):
         scorer.logits(TOKENS)
     assert scorer.model.get_submodule("model.norm") is norm
+
+
+def test_a_sequence_of_the_models_length_is_scored() -> None:
+    assert Scorer(checkpoint("llama"), device="cpu").logits([1] * 512).shape[0] == 512
 
 
 @pytest.mark.parametrize("count", [0, 513])

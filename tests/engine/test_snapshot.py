@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import KvCache
+from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.loop import EngineLoop
 from inflight.engine.replay import Pace, ReplayEngine
 from inflight.engine.snapshot import MAX_CELLS, MAX_REQUESTS, Snapshot, portable_snapshot, short_id
 from inflight.engine.stats import EngineStats
 from inflight.errors import EngineFailure, ShuttingDown
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, fill, finish, load
+from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.driving import ask, fill, finish, load
 
 
 def test_the_portable_engines_requests_and_cache() -> None:
@@ -92,7 +92,7 @@ def test_what_is_no_snapshot_is_said(text: str) -> None:
 
 
 def test_it_is_bounded() -> None:
-    cache = KvCache(num_blocks=10 * MAX_CELLS + 1, block_size=2)
+    cache = KvCacheManager(num_blocks=10 * MAX_CELLS + 1, block_size=2)
     tables = [fill(cache, [index, index + 1]) for index in range(200)]
     for table in tables[::2]:
         cache.close(table)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from inflight.engine.chunk import Chunk
 from inflight.engine.request import Output
-from inflight.engine.sampler import Choice, Sampled
+from inflight.engine.sampler import PendingSample, Sampled
+from inflight.engine.sequence import Chunk
 from inflight.engine.speculate.draft_model import DraftModel
-from tests.engine.checkpoints import VOCAB, checkpoint, greedy, reference
-from tests.engine.driving import ask, load, run
-from tests.engine.speculating import shown, speculating
-from tests.engine.test_parity import COUNT, PROMPTS
+from tests.engine.support.checkpoints import PROMPTS, VOCAB, checkpoint, greedy, reference
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.speculating import shown, speculating
 
 PROMPT = PROMPTS[0]
+COUNT = 12
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
@@ -121,18 +121,18 @@ def test_drafting_waits_once_unless_tokens_depend_on_tokens(
     engine, order = speculating(max_draft_tokens=4), list[str]()
     drafter = engine._speculator._drafter
     assert isinstance(drafter, DraftModel)
-    passes, wait = drafter._runner.run, Choice.wait
+    passes, wait = drafter._runner.run, PendingSample.wait
 
     def computed(chunks: list[Chunk], *rest: Any) -> Any:
         order.append("draft")
         return passes(chunks, *rest)
 
-    def waited(choice: Choice) -> list[Sampled]:
+    def waited(choice: PendingSample) -> list[Sampled]:
         order.append("wait")
         return wait(choice)
 
     monkeypatch.setattr(drafter._runner, "run", computed)
-    monkeypatch.setattr(Choice, "wait", waited)
+    monkeypatch.setattr(PendingSample, "wait", waited)
     request = ask(PROMPTS[0][:6], 12, **more)
     output = run(engine, [request])[request.key]
     assert output.tokens == greedy("llama", tuple(PROMPTS[0][:6]), 12)

@@ -13,10 +13,10 @@ from inflight.engine.speculate.controller import Acceptance, Controller, StepTim
 from inflight.engine.speculate.ngram import NgramDrafter
 from inflight.engine.speculate.tree import ancestry, merge, walk
 from inflight.sampling import SamplingParams
-from tests.engine.checkpoints import checkpoint
-from tests.engine.driving import ask, load, run
-from tests.engine.speculating import speculating
-from tests.engine.test_parity import PROMPTS
+from tests.engine.support.checkpoints import PROMPTS, checkpoint
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.speculating import speculating
+from tests.support.tables import each_row
 
 
 def sequence(tokens: list[int]) -> Sequence:
@@ -68,10 +68,10 @@ class World:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.4])
-@pytest.mark.parametrize("batch", [1, 4, 32])
-@pytest.mark.parametrize("chance", [0.05, 0.5, 0.8, 0.97])
-@pytest.mark.parametrize(("per_token", "per_draft"), [(0.02, 0.0), (0.02, 0.3), (0.3, 0.0), (0.3, 0.1)])
+@each_row("noise", [0.0, 0.4])
+@each_row("batch", [1, 4, 32])
+@each_row("chance", [0.05, 0.5, 0.8, 0.97])
+@each_row(("per_token", "per_draft"), [(0.02, 0.0), (0.02, 0.3), (0.3, 0.0), (0.3, 0.1)])
 def test_it_comes_close_to_the_best_number_of_drafts(
     per_token: float, per_draft: float, chance: float, batch: int, noise: float
 ) -> None:
@@ -82,9 +82,9 @@ def test_it_comes_close_to_the_best_number_of_drafts(
     assert speed > 0.9 * world.best(batch) / (1 + noise / 2)
 
 
-@pytest.mark.parametrize("disturbed", [0, 1, 2, 3, 5, 20])
-@pytest.mark.parametrize("times", [(1.0, 0.02, 0.02), (1.0, 0.15, 0.1), (4.8, 0.21, 0.02)])
-@pytest.mark.parametrize("batch", [1, 8])
+@each_row("disturbed", [0, 1, 2, 3, 5, 20])
+@each_row("times", [(1.0, 0.02, 0.02), (1.0, 0.15, 0.1), (4.8, 0.21, 0.02)])
+@each_row("batch", [1, 8])
 def test_one_disturbed_step_turns_nothing_on_or_off(
     times: tuple[float, float, float], batch: int, disturbed: int
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_chance_that_is_hardly_known_is_seen_with_favour() -> None:
     assert 0.5 < known.chance(0.5) < faded.chance(0.5) < Acceptance().chance(0.5) < 0.7
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tokens", "count", "expected"),
     [
         ([5, 6, 7, 8, 9, 5, 6, 7], 2, [8, 9]),

@@ -10,16 +10,15 @@ import pytest
 import torch
 import transformers
 
-from inflight.engine.chunk import Chunk
 from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Request
+from inflight.engine.sequence import Chunk
 from inflight.errors import DeploymentError, EngineFailure
-from inflight.speculation import SpeculationSettings
-from tests.engine.checkpoints import VOCAB, checkpoint, greedy, reference
-from tests.engine.driving import ask, load, run
-from tests.engine.speculating import alike, foretold, shown, speculating
-from tests.engine.test_parity import PROMPTS
-from tests.tokenizers_for_tests import make_tokenizer
+from inflight.settings.speculation import SpeculationSettings
+from tests.engine.support.checkpoints import PROMPTS, VOCAB, checkpoint, greedy, reference
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.speculating import alike, foretold, shown, speculating
+from tests.support.tokenizers import make_tokenizer
 
 PROMPT = PROMPTS[0]
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from inflight.engine.kv_cache import BlockTable
-from tests.engine.checkpoints import checkpoint, greedy
-from tests.engine.driving import ask, load, run
-from tests.engine.speculating import foretold, shown, speculating
-from tests.engine.test_parity import COUNT, PROMPTS
+from inflight.engine.kvcache.blocks import BlockTable
+from tests.engine.support.checkpoints import PROMPTS, checkpoint, greedy
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.speculating import foretold, shown, speculating
+
+COUNT = 12
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
@@ -37,7 +38,7 @@ def test_a_path_that_was_not_the_first_guess(name: str) -> None:
 def test_moved_keys_and_values_are_what_they_were(kind: Any) -> None:
     """Of every kind of cache, its scales included; what is overlapped is read before it is written."""
     engine = load(checkpoint("llama"), kv_cache_dtype=kind)
-    kv, slots = engine._runner._kv, torch.arange(12)
+    kv, slots = engine._runner._kv_pool, torch.arange(12)
     for layer in range(3):
         torch.manual_seed(layer)
         kv.write(layer, slots, torch.randn(12, 2, 16), torch.randn(12, 2, 16))

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import yaml
 
-from inflight.export.build import commands, steps
+from inflight.export.build import pipeline
 from inflight.export.build.pipeline import Built
 from inflight.export.build.request import BuildRequest, DataRequest
 from inflight.export.data import Source
-from inflight.export.plan import detect
+from inflight.export.plan import gpus
 from inflight.export.plan.plan import PlanRequest
-from tests.export.building import LENIENT, run
-from tests.export.tiny import make_checkpoint, make_data
+from tests.export.support.building import LENIENT, run
+from tests.export.support.tiny import make_checkpoint, make_data
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _this_machine_is_measured_once() -> Iterator[None]:
     """It takes a second, for each plan and build on a CPU."""
-    once = functools.cache(detect.measure_cpu)
+    once = functools.cache(gpus.measure_cpu)
     with pytest.MonkeyPatch.context() as changed:
-        for module in (detect, commands, steps):
+        for module in (gpus, pipeline):
             changed.setattr(module, "measure_cpu", once)
         yield
 

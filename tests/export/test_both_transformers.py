@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inflight.export.data import Example
-from inflight.export.progress import silent
 from inflight.export.quantize.config_file import has_older_rope, with_older_rope, write_config
 from inflight.export.quantize.modelopt import QuantizedModel, Recipe
-from tests.engine.checkpoints import ARCHITECTURES, checkpoint
-from tests.export.older_transformers import read, start
-from tests.export.read_checkpoints import Found
+from inflight.export.stages import silent
+from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint
+from tests.export.support.older_transformers import read, start
+from tests.export.support.read_checkpoints import Found
 
 THETA = 500_000.0
 SCALING = {
@@ -134,6 +134,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Read:
         return Read(made, llamas, *read(program, every, output))
 
 
+@pytest.mark.proof
 def test_every_architecture(both: Read) -> None:
     changed = set()
     for name, (before, after) in both.pairs.items():
@@ -144,6 +145,7 @@ def test_every_architecture(both: Read) -> None:
     assert changed >= {"llama 3.1", "phi3, longrope", "llama 3.1 custom", "qwen3 custom", "gemma3 custom"}
 
 
+@pytest.mark.proof
 def test_a_quantized_llama_3_1(both: Read) -> None:
     """Theta of 500,000 and llama3's scaling survive the export, and so do all other keys of the original."""
     expected = next(iter(both.llamas.values()))
@@ -158,6 +160,7 @@ def test_a_quantized_llama_3_1(both: Read) -> None:
         assert both.same(made, made)
 
 
+@pytest.mark.proof
 def test_without_the_older_form_the_older_line_computes_something_else(both: Read) -> None:
     """What the export of ModelOpt leaves by itself: the reason for all of this, and the proof that the tests see it."""
     _, newer = both.llamas

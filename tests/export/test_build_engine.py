@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.plan.plan import PlanRequest
 from inflight.machine import Machine, Versions
 from inflight.manifest import read_manifest
-from tests.export.building import LENIENT, run
-from tests.export.compiling import install_tools
+from inflight.settings.deployment import load_deployment
+from tests.export.support.building import LENIENT, run
+from tests.export.support.compiling import install_tools
 from tests.fakes.upstream_tool import FAULT
 
 HOPPER = Machine(Versions(tensorrt="10.14.1", tensorrt_llm="1.2.1"), ("NVIDIA H100 80GB HBM3",), ((9, 0),))

@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from inflight.errors import DeploymentError
-from inflight.export.build import steps
+from inflight.export import stages
+from inflight.export.build import pipeline
 from inflight.export.build.pipeline import Build, Built
 from inflight.export.build.request import BuildRequest
-from inflight.export.progress import silent
-from inflight.export.stages import fresh_directory
-from tests.export.building import LENIENT, run
-from tests.export.tiny import make_checkpoint
+from inflight.export.stages import fresh_directory, silent
+from tests.export.support.building import LENIENT, run
+from tests.export.support.tiny import make_checkpoint
 
 
 def test_an_interrupted_build_resumes(
@@ -33,7 +33,7 @@ def test_an_interrupted_build_resumes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "measure", interrupted)
+        patch.setattr(pipeline, "measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(request)
     assert not (tmp_path / "out").exists()
@@ -74,7 +74,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     def full(_source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
-    monkeypatch.setattr(steps, "link_or_copy", full)
+    monkeypatch.setattr(stages, "link_or_copy", full)
     with pytest.raises(DeploymentError, match="the disk is full; nothing was written"):
         run(request_of(settings=settings, output=output))
     assert sorted(path.name for path in output.rglob("*")) == before

@@ -17,19 +17,17 @@ import pytest
 from inflight.errors import DeploymentError
 from inflight.export.compile.run import Command, run_commands
 from inflight.export.compile.steps import compile_steps
-from inflight.speculation import SpeculationSettings
-from tests.export.compiling import BLACKWELL, install_tools, request, write_checkpoint
+from inflight.settings.speculation import SpeculationSettings
+from tests.export.support.compiling import install_tools, request, write_checkpoint
 from tests.fakes.upstream_tool import FAULT, SM
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the tools, a checkpoint, drafts' heads and calibration data."""
+    """A directory with the tools, calibration data, a checkpoint and drafts' heads."""
     install_tools(tmp_path, monkeypatch)
     write_checkpoint(tmp_path / "hf")
     write_checkpoint(tmp_path / "heads")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/train.jsonl").write_text('{"text": "In-flight batching"}\n')
     return tmp_path
 
 
@@ -61,7 +59,7 @@ def test_an_engine_of_four_ranks(workshop: Path) -> None:
 
 
 def test_quantized_with_our_own_data(workshop: Path) -> None:
-    settings = {"precision": "fp8", "kv_dtype": "fp8", "calibration": workshop / "data/train.jsonl"}
+    settings = {"precision": "fp8", "kv_dtype": "fp8"}
     config = compiled(workshop, **settings)["pretrained_config"]
     assert config["quantization"] == {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
 
@@ -84,7 +82,7 @@ def test_engines_with_drafts(workshop: Path, method: str, settings: dict[str, in
 
 def test_on_blackwell(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SM, "100")
-    config = compiled(workshop, precision="nvfp4", compute_capability=BLACKWELL)
+    config = compiled(workshop, precision="nvfp4")
     assert config["build_config"]["plugin_config"]["gemm_plugin"] == "nvfp4"
 
 

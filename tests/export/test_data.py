@@ -9,10 +9,10 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.export.data import DataSet, RowEncoder, Source
-from inflight.export.verify.recall import recall_examples
+from inflight.export.verify.measures import recall_examples
 from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 from inflight.text.tokenizer import Tokenizer
-from tests.export.tiny import DEMO
+from tests.export.support.tiny import DEMO
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from inflight.compiled_engine import agreed_engine
-from inflight.deployment import Deployment, resolve
 from inflight.errors import DeploymentError
 from inflight.export.compile.run import run_commands
 from inflight.export.compile.steps import compile_steps
 from inflight.resources import DEMO
-from inflight.serve.cpp_backend import parameters
-from inflight.speculation import SpeculationSettings, draft_tree
-from tests.export.compiling import install_tools, request, write_checkpoint
+from inflight.serve.compiled_engine import agreed_engine
+from inflight.serve.repository import parameters
+from inflight.settings.deployment import Deployment, resolve
+from inflight.settings.speculation import SpeculationSettings, draft_tree
+from tests.export.support.compiling import install_tools, request, write_checkpoint
 
 EAGLE, MEDUSA = {"method": "eagle"}, {"method": "medusa"}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
 from inflight.export import interpreters
 from inflight.export.build.request import BuildRequest
@@ -19,8 +18,9 @@ from inflight.export.interpreters import find_tensorrt_llm
 from inflight.export.plan.plan import PlanRequest
 from inflight.machine import Machine, Versions
 from inflight.manifest import read_manifest
-from tests.export.building import LENIENT, run
-from tests.export.compiling import FAKES, install_tools
+from inflight.settings.deployment import load_deployment
+from tests.export.support.building import LENIENT, run
+from tests.export.support.compiling import FAKES, install_tools
 
 HOPPER = Machine(Versions(inflight="0", torch="2"), ("NVIDIA H100 80GB HBM3",), ((9, 0),))
 """A GPU, and an interpreter of our own without TensorRT-LLM."""

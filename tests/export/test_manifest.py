@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from inflight.deployment import Deployment, resolve
 from inflight.errors import DeploymentError
 from inflight.machine import Machine, Versions
 from inflight.manifest import (
@@ -27,6 +26,8 @@ from inflight.manifest import (
     write_manifest,
 )
 from inflight.resources import DEMO
+from inflight.settings.deployment import Deployment, resolve
+from tests.support.tables import each_row
 
 HASH = "0" * 64
 BUILT = Versions(tensorrt_llm="1.2.1", tensorrt="10.14.1.48", driver="590.44.01", cuda="13.1", inflight="0.1.0")
@@ -66,7 +67,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert record_files(tmp_path) == written.files, "the manifest is not among its own files"
 
 
-@pytest.mark.parametrize("flow", ["tensorrt", "pytorch"])
+@each_row("flow", ["tensorrt", "pytorch"])
 def test_the_machine_that_built_it_fits(flow: str) -> None:
     require_fit(manifest(flow), machine((9, 0)))
     require_fit(manifest(flow), machine((9, 0), (9, 0)))
@@ -74,7 +75,7 @@ def test_the_machine_that_built_it_fits(flow: str) -> None:
     require_fit(manifest(flow), machine((9, 0), tensorrt_llm="1.2.1+cu13"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("here", "reason"),
     [
         (machine((8, 9)), r"compute capability 9.0 \(NVIDIA H100 80GB HBM3\), here 8.9"),
@@ -105,7 +106,7 @@ def test_a_build_of_the_same_tensorrt_fits() -> None:
     require_fit(manifest(), machine((9, 0), tensorrt="10.14.1.50"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("here", "reason"),
     [
         (machine((8, 0)), "compute capability 8.9 or newer for fp8, here 8.0"),

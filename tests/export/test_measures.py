@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.deployment import QualitySettings
 from inflight.export.data import Example
-from inflight.export.progress import silent
-from inflight.export.quantize.sensitivity import Sensitivity, choose_kept
-from inflight.export.verify.checks import check, failure
-from inflight.export.verify.layers import LayerCost
-from inflight.export.verify.measures import Quality, kl_divergence, measure
+from inflight.export.quantize.modelopt import Sensitivity, choose_kept
+from inflight.export.stages import silent
+from inflight.export.verify.measures import LayerCost, Quality, kl_divergence, measure
+from inflight.export.verify.report import check, failure
+from inflight.settings.deployment import QualitySettings
 
 VOCAB, END = 8, 7
 
@@ -93,7 +92,7 @@ def test_divergence_is_zero_only_between_equal_rows() -> None:
 
 
 def test_the_most_sensitive_layers_are_kept_until_the_rest_fits() -> None:
-    found = [Sensitivity((f"l{loss}",), loss, 10) for loss in (0.4, 0.1, 0.3, 0.2)]
+    found = [Sensitivity((f"l{loss}",), loss) for loss in (0.4, 0.1, 0.3, 0.2)]
     assert choose_kept(found, 1.0) == ()
     assert choose_kept(found, 0.65) == ("l0.4",)
     assert choose_kept(found, 0.3) == ("l0.3", "l0.4")

@@ -11,14 +11,14 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.export.plan.calibration import FITTED, Measured, Measurement, compare, fit, read_measurement
-from inflight.export.plan.detect import cpu_gpu
-from inflight.export.plan.gpus import Gpu, find_gpu
+from inflight.export.plan.gpus import Gpu, cpu_gpu, find_gpu
 from inflight.export.plan.measure import STREAMS, loads, measure
-from inflight.export.plan.plan import PlanRequest, make_plan
+from inflight.export.plan.plan import PlanRequest
+from inflight.export.plan.planner import make_plan
 from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency
 from inflight.resources import ROOT
-from tests.engine.checkpoints import checkpoint
-from tests.export.planning import SHAPES, shape
+from tests.engine.support.checkpoints import checkpoint
+from tests.export.support.planning import SHAPES, shape
 
 RESULTS = ROOT / "docs/results/plan"
 CPU = cpu_gpu(16_384, 30.0, {"float32": 0.1, "fp16": 0.2})

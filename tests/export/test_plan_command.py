@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from inflight.cli import app
 from inflight.export.plan.gpus import find_gpu
 from inflight.resources import ROOT
-from tests.export.planning import SHAPES
+from tests.export.support.planning import SHAPES
 
 RESULTS = ROOT / "docs/results/plan"
 DEMO = ROOT / "deployments/demo/model"
@@ -102,7 +102,7 @@ def test_calibrated_and_checked_with_the_committed_files(tmp_path: Path) -> None
 
 
 def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
-    from tests.engine.checkpoints import checkpoint
+    from tests.engine.support.checkpoints import checkpoint
 
     path = tmp_path / "measured.json"
     arguments = ("--gpu", "cpu", "--input-tokens", "100", "--output-tokens", "50")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from inflight.errors import DeploymentError
-from inflight.export.plan import detect
-from inflight.export.plan.detect import find_or_measure, gpu_of_driver, measure_cpu
-from inflight.export.plan.gpus import GPUS, find_gpu, known_gpus, load_gpus
+from inflight.export.plan import gpus
+from inflight.export.plan.gpus import GPUS, find_gpu, gpu_of_driver, known_gpus, measure_cpu
 from inflight.export.plan.precision import PRECISIONS, resolve_kv_cache, resolve_precision
 from inflight.machine import Machine, Versions
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
+from tests.support.tables import each_row
 
 NAMES = "a10g l4 a100-40 a100-80 l40s h100 h100-pcie h200 gh200 b200 gb200 rtx4090 rtx5090 rtxpro6000".split()
 
@@ -35,7 +35,7 @@ def test_every_figure_of_the_table_has_its_source_and_is_dense() -> None:
                 assert 1.9 < ratio < 4.1, f"{gpu.name}: {narrow} is {ratio:.2f} times {wide}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "arithmetic", "sparse"),
     [
         ("l4", "fp8", 485),
@@ -75,12 +75,12 @@ def test_a_wrong_entry_is_named(tmp_path: Path, old: str, new: str, fault: str) 
     assert old in table
     (tmp_path / "gpus.toml").write_text(table.replace(old, new))
     with pytest.raises(DeploymentError) as caught:
-        load_gpus(tmp_path / "gpus.toml")
+        known_gpus(tmp_path / "gpus.toml")
     assert fault in str(caught.value)
     assert "\n" not in str(caught.value) or "TOML" in fault
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "precision", "instead"),
     [
         ("a100-80", "fp8", "int8 or int4-awq"),
@@ -143,9 +143,7 @@ def test_the_driver_s_names_are_found() -> None:
         gpu_of_driver("Tesla K80")
 
 
-@pytest.mark.parametrize(
-    "name", ["NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA RTX PRO 6000 Blackwell Server Edition"]
-)
+@each_row("name", ["NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA RTX PRO 6000 Blackwell Server Edition"])
 def test_a_card_of_other_figures_is_not_taken_for_its_sister(name: str) -> None:
     with pytest.raises(DeploymentError, match=f"{name!r}, is not in gpus.toml; name a similar one with --gpu"):
         gpu_of_driver(name)
@@ -153,10 +151,10 @@ def test_a_card_of_other_figures_is_not_taken_for_its_sister(name: str) -> None:
 
 def test_auto_is_the_gpu_here_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions())))
-    assert detect.gpu_here() == "cpu"
-    assert find_or_measure("auto").is_cpu
+    assert gpus.gpu_here() == "cpu"
+    assert find_gpu(gpus.gpu_here()).is_cpu
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions(), ("NVIDIA L4",), ((8, 9),))))
-    assert find_or_measure("auto").name == "l4"
+    assert find_gpu(gpus.gpu_here()).name == "l4"
 
 
 def test_this_machine_is_measured_in_a_moment() -> None:

@@ -11,8 +11,10 @@ import pytest
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import find_gpu, known_gpus
 from inflight.export.plan.memory import activation_bytes
-from inflight.export.plan.plan import Plan, PlanRequest, make_plan
-from tests.export.planning import GIB, shape
+from inflight.export.plan.plan import Plan, PlanRequest
+from inflight.export.plan.planner import make_plan
+from tests.export.support.planning import GIB, shape
+from tests.support.tables import each_row
 
 GOLDEN = Path(__file__).with_name("plans")
 
@@ -21,7 +23,7 @@ def _plan(model: str, gpu: str, **request: Any) -> Plan:
     return make_plan(shape(model), find_gpu(gpu), PlanRequest(**request))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpu", "precision", "weights_gib", "kv_kib", "thousand_tokens"),
     [
         # (GiB of the GPU - weights - activations - 1 GiB of runtime) x 0.9 / KiB per token
@@ -52,7 +54,7 @@ def test_llama_70b_on_four_h100_by_hand() -> None:
     assert plan.kv_cache_tokens == memory.kv_cache // memory.kv_bytes_per_token // 16 * 16
 
 
-@pytest.mark.parametrize("gpu", [name for name, gpu in known_gpus().items() if "fp8" in gpu.dense_tflops])
+@each_row("gpu", [name for name, gpu in known_gpus().items() if "fp8" in gpu.dense_tflops])
 def test_the_parts_of_the_memory_are_all_of_it(gpu: str) -> None:
     plan = _plan("qwen3-8b", gpu, precision="fp8")
     memory = plan.memory
@@ -102,7 +104,7 @@ def test_a_window_lets_more_sequences_fit_only_where_the_engine_frees_them() -> 
     assert mistral.fitting_sequences > 4 * llama.fitting_sequences
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("request_", "fault"),
     [
         ({"input_tokens": 0}, "input_tokens is 0; it must be at least 1"),

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from inflight.export.plan.gpus import find_gpu, known_gpus
-from inflight.export.plan.placement import Parallel, Shape
-from inflight.export.plan.plan import Plan, PlanRequest, make_plan
+from inflight.export.plan.plan import Plan, PlanRequest
+from inflight.export.plan.planner import make_plan, rank
 from inflight.export.plan.precision import PRECISIONS
-from inflight.export.plan.ranking import rank
 from inflight.export.plan.roofline import ASSUMED_GPU, Efficiency, Roofline, Step
 from inflight.export.plan.serving import Serving, steady_batch
-from tests.export.planning import shape
+from inflight.export.plan.shape import Parallel, Shape
+from tests.export.support.planning import shape
 
 IDEAL = Efficiency(1, 1, 1, step_overhead_s=0, sequence_overhead_s=0, interconnect=1, collective_latency_s=0)
 
@@ -24,7 +24,7 @@ ONE = Parallel()
 
 def _roofline(gpu: str, precision: str = "bf16", parallel: Parallel = ONE, efficiency: Efficiency = IDEAL) -> Roofline:
     stages = Shape(shape("llama-3.1-8b"), PRECISIONS[precision], "bf16", 2).stages(parallel)
-    return Roofline(stages, find_gpu(gpu), parallel, efficiency, hidden_bytes=8192)
+    return Roofline(stages, find_gpu(gpu), parallel, efficiency)
 
 
 def _plan(gpu: str = "h100", **request: Any) -> Plan:

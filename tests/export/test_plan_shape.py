@@ -7,10 +7,9 @@ import pytest
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import make_model
 from inflight.errors import DeploymentError
-from inflight.export.plan.placement import Parallel, Shape
 from inflight.export.plan.precision import PRECISIONS
-from inflight.export.plan.shape import count_parameters, linears, split_excluded
-from tests.export.planning import GIB, SHAPES, shape
+from inflight.export.plan.shape import Parallel, Shape, count_parameters, linears, split_excluded
+from tests.export.support.planning import GIB, SHAPES, shape
 
 MODELS = sorted(path.name for path in SHAPES.iterdir())
 

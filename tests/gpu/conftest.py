@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.device import DRY
+from tests.gpu.support.device import DRY
 
 _HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have a CUDA error end the process that it happened in."""
-    from tests.gpu import sticky
+    from tests.gpu.support import sticky
 
     if torch.cuda.is_available():
         config.pluginmanager.register(sticky)

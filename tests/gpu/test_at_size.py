@@ -9,17 +9,17 @@ import torch
 
 pytest.importorskip("triton")
 
-from inflight.bench.contact import kernels
-from inflight.bench.contact.plan import KERNELS
-from inflight.bench.contact.record import Recorder, lines
-from inflight.bench.contact.sizes import LARGE
-from inflight.bench.contact.stage import Contact
-from inflight.bench.contact.steps import BLOCK_SIZE, AttentionStep
-from inflight.bench.random_weights import config_of
-from inflight.engine.attention.paged import Span
+from benchmarks.contact import kernels
+from benchmarks.contact.plan import KERNELS
+from benchmarks.contact.record import Recorder, lines
+from benchmarks.contact.sizes import LARGE
+from benchmarks.contact.stage import Contact
+from benchmarks.contact.steps import BLOCK_SIZE, AttentionStep
+from benchmarks.random_weights import config_of
+from inflight.engine.attention.torch_backend import QueryRange
+from inflight.engine.kvcache.pool import Fp8KvPool, KvScales
 from inflight.engine.models.config import read_model_config
-from inflight.engine.quant.kv_cache import Fp8KvTensors, KvScales
-from tests.gpu.device import DEVICE, DRY
+from tests.gpu.support.device import DEVICE, DRY
 
 pytestmark = [pytest.mark.dry, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 _BLOCKS = 40 if DRY else 150_000
@@ -45,7 +45,7 @@ def test_heads_that_begin_beyond_32_bits(start: int, count: int) -> None:
     assert DRY or (config.num_kv_heads - 1) * _BLOCKS * BLOCK_SIZE * config.head_dim > 2**31
     scales = KvScales(torch.full((1,), 2.0**-5, device=DEVICE), torch.full((1,), 2.0**-6, device=DEVICE))
     dtype = torch.float16 if DRY else torch.bfloat16
-    tensors = Fp8KvTensors(config, _BLOCKS, BLOCK_SIZE, dtype, DEVICE, scales)
+    tensors = Fp8KvPool(config, _BLOCKS, BLOCK_SIZE, dtype, DEVICE, scales)
     width = -(-(start + count) // BLOCK_SIZE)
     blocks = list(range(_BLOCKS - width, _BLOCKS))
     slots = torch.arange((_BLOCKS - width) * BLOCK_SIZE, _BLOCKS * BLOCK_SIZE, device=DEVICE)
@@ -54,6 +54,6 @@ def test_heads_that_begin_beyond_32_bits(start: int, count: int) -> None:
     tensors.write(0, slots, *held.to(dtype))
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     new = torch.randn(count, sum(heads), config.head_dim, generator=generator, device=DEVICE).to(dtype)
-    step = AttentionStep(config, tensors, [Span(0, start, count, blocks)], *new.split(heads, 1))
+    step = AttentionStep(config, tensors, [QueryRange(0, start, count, blocks)], *new.split(heads, 1))
     assert step.error(step.seen()) < kernels.LIMITS[dtype]
     assert not tensors.keys[0, 0, : BLOCK_SIZE * (_BLOCKS - width)].view(torch.uint8).any(), "stored somewhere else"

@@ -10,20 +10,20 @@ import torch
 
 pytest.importorskip("triton")
 
-from inflight.bench.contact.engines import Rerun
+from benchmarks.contact.interpreted import Rerun
 from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
-from inflight.engine.cuda.graphs import DecodeGraphs
+from inflight.engine.cuda.forward import DecodeGraphs
 from inflight.engine.cuda.layers import RotaryTable
 from inflight.engine.engine import Engine
-from inflight.engine.models import rope
+from inflight.engine.models import layers
 from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, gated
 from inflight.engine.quant.formats import to_e4m3, to_int8
-from tests.engine.checkpoints import ARCHITECTURES, checkpoint, greedy
-from tests.engine.driving import ask, load, run
-from tests.engine.paged_steps import MIXED, activations, both, filled, halfway, kernels_see, shape, spans_of
-from tests.engine.speculating import speculating
+from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, greedy
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.paged_steps import MIXED, activations, both, filled, halfway, kernels_see, ranges_of, shape
+from tests.engine.support.speculating import speculating
 
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
@@ -55,14 +55,14 @@ def test_kernels(
 
 def test_a_token_that_decodes_sees_the_same_whatever_its_neighbours() -> None:
     config, dtype = shape(8, 2, 128), torch.bfloat16
-    spans = spans_of([(200, 1), (3, 1), (77, 1)], 16)
-    query, key, value = activations(config, spans, dtype, CUDA)
+    ranges = ranges_of([(200, 1), (3, 1), (77, 1)], 16)
+    query, key, value = activations(config, ranges, dtype, CUDA)
     together = kernels_see(
-        filled(config, spans, 16, dtype, "", CUDA), spans, 16, 0, query, key, value, None, config.attention_scale
+        filled(config, ranges, 16, dtype, "", CUDA), ranges, 16, 0, query, key, value, None, config.attention_scale
     )
-    for row, span in enumerate(spans):
-        tensors, own = filled(config, spans, 16, dtype, "", CUDA), slice(row, row + 1)
-        single = [type(span)(0, span.start, 1, span.blocks)]
+    for row, query_range in enumerate(ranges):
+        tensors, own = filled(config, ranges, 16, dtype, "", CUDA), slice(row, row + 1)
+        single = [type(query_range)(0, query_range.start, 1, query_range.blocks)]
         alone = kernels_see(tensors, single, 16, 0, query[own], key[own], value[own], None, config.attention_scale)
         assert torch.equal(alone, together[own])
 
@@ -72,7 +72,7 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
     close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
     torch.manual_seed(0)
     x = torch.randn(9, 12, 128, device=CUDA, dtype=dtype)
-    embedding = rope.RotaryEmbedding({"rope_type": "default", "rope_theta": 1e4}, 128, 64, 64).to(CUDA)
+    embedding = layers.RotaryEmbedding({"rope_type": "default", "rope_theta": 1e4}, 128, 64, 64).to(CUDA)
     positions = torch.tensor([0, 5, 63, 9, 1, 1, 40, 62, 2], device=CUDA)
     rotation, angles = RotaryTable(embedding, dtype, CUDA)(positions, dtype), embedding(positions, dtype)
     slots = torch.arange(9, dtype=torch.int32, device=CUDA)
@@ -82,8 +82,8 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
         cache = StoredKv(*torch.zeros(2, 2, 9, 128, device=CUDA, dtype=dtype), *torch.ones(2, 2, 9, device=CUDA))
         norms = HeadNorms(norm.weight, norm.weight, 1e-5, kind is GemmaRmsNorm)
         query = rotate_and_store(x, rotation, slots, cache, norms)
-        torch.testing.assert_close(query, rope.rotate(norm(x[:, :8]), *angles), **close)
-        torch.testing.assert_close(cache.keys.transpose(0, 1), rope.rotate(norm(x[:, 8:10]), *angles), **close)
+        torch.testing.assert_close(query, layers.rotate(norm(x[:, :8]), *angles), **close)
+        torch.testing.assert_close(cache.keys.transpose(0, 1), layers.rotate(norm(x[:, 8:10]), *angles), **close)
         assert torch.equal(cache.values.transpose(0, 1), x[:, 10:])
         rows = x.flatten(1)
         norm = kind(rows.shape[1], 1e-5).to(CUDA, dtype).requires_grad_(False)
@@ -147,9 +147,9 @@ def test_steps_ahead_give_the_same_and_wait_for_nothing(more: dict[str, Any], mo
     tokens = []
     for enabled in (True, False):
         engine = _engine("llama")
-        engine._ahead._enabled = enabled
-        engine._ahead.launches = 0
-        launch = engine._ahead.launch
+        engine._overlap._enabled = enabled
+        engine._overlap.launches = 0
+        launch = engine._overlap.launch
 
         def watched(*arguments: Any, launch: Callable[..., None] = launch) -> None:
             torch.cuda.set_sync_debug_mode("error")  # only the tokens' arrival, afterwards, may be waited for
@@ -158,11 +158,11 @@ def test_steps_ahead_give_the_same_and_wait_for_nothing(more: dict[str, Any], mo
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-        monkeypatch.setattr(engine._ahead, "launch", watched)
+        monkeypatch.setattr(engine._overlap, "launch", watched)
         requests = [ask(prompt, max_tokens=12, **more) for prompt in PROMPTS]
         outputs = run(engine, requests)
         tokens.append([outputs[request.key].tokens for request in requests])
-        assert bool(engine._ahead.launches) == enabled
+        assert bool(engine._overlap.launches) == enabled
     assert tokens[0] == tokens[1]
 
 

@@ -10,12 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from inflight.bench.checkpoints import Shape
-from inflight.bench.contact.engines import Rerun
-from inflight.engine.cuda.graphs import DecodeGraphs
+from benchmarks.checkpoints import Shape
+from benchmarks.contact.interpreted import Rerun
+from inflight.engine.cuda.forward import DecodeGraphs
 from inflight.engine.engine import Engine
-from tests.engine.driving import ask, run
-from tests.gpu.device import DEVICE, DRY, engine
+from tests.engine.support.driving import ask, run
+from tests.gpu.support.device import DEVICE, DRY, engine
 
 pytestmark = [pytest.mark.dry, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 ROWS = 2 if DRY else 256

@@ -11,12 +11,11 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.load.compare.bootstrap import Percentiles, Ratio, block_length, draw, estimate, resample
-from inflight.load.compare.compare import compare
-from inflight.load.compare.judge import holm, judge, p_value
+from inflight.load.compare.compare import compare, holm, judge, p_value
 from inflight.load.compare.samples import Run
 from inflight.load.measurements import Arrival, RequestRecord, measure
 from inflight.load.scenario import Slo
-from tests.load.scenarios import request_class, scenario
+from tests.load.support.scenarios import request_class, scenario
 
 WINDOW = (0.0, 60.0)
 LIMITS = {"x": Slo(ttft_ms=150)}
@@ -159,6 +158,22 @@ def test_neighbours_that_are_alike_are_drawn_together() -> None:
     assert block_length(noise.tolist()) <= 6
     assert block_length([1.0] * 100) == 1
     assert block_length([]) == 1
+
+
+def test_block_length_leaves_twenty_blocks() -> None:
+    """However long the values of a series stay alike: 400 that rise by one are all alike."""
+    assert block_length(range(400)) == 400 // 20
+
+
+@pytest.mark.parametrize(("runs", "widening"), [([100] * 3, 1.966), ([100] * 2, 1.009)], ids=["by runs", "by clusters"])
+def test_resample_widens_by_what_is_drawn(runs: list[int], widening: float) -> None:
+    """From three runs on these are drawn, and three are few; of two all 200 clusters are. The factors are by hand."""
+    values = np.random.default_rng(1).normal(10, 1, sum(runs))
+    mean = Ratio(values, np.ones(sum(runs)))
+    here = estimate([mean], sum(runs))[0]
+    [plain] = mean.values(draw(runs, 50, np.random.default_rng(5)))
+    [wide] = resample([mean], runs, np.random.default_rng(5), 50)
+    assert (wide - here) / (plain - here) == pytest.approx(widening, abs=0.002)
 
 
 def test_holm_by_hand() -> None:

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from inflight.cli import app
-from tests.fake_server import FakeServer, Faults
+from tests.support.fake_server import FakeServer, Faults
 
 SCENARIO = """
 [[phases]]

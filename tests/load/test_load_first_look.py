@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.load.scenario import Slo, load_scenario
-from inflight.load.sweep.estimate import closing_steps, estimate
+from inflight.load.sweep.command import closing_steps, estimate
 from inflight.load.sweep.search import Plan
 from inflight.resources import SCENARIOS
 

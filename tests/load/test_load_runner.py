@@ -16,10 +16,8 @@ from inflight.load.measurements import Figures, measure
 from inflight.load.overhead import LoopWatch
 from inflight.load.runner import Runner, client_for
 from inflight.load.workload import Session
-from tests.fake_server import PIECES, FakeServer, Faults
-from tests.load.scenarios import fixed, request_class, workload
-
-pytestmark = pytest.mark.alone
+from tests.load.support.scenarios import fixed, request_class, workload
+from tests.support.fake_server import PIECES, FakeServer, Faults
 
 
 def _run(faults: Faults, kind: dict[str, Any] | None = None, http: bool = False, **scenario: Any) -> Runner:
@@ -63,9 +61,9 @@ def test_what_is_measured(http: bool) -> None:
     assert all(one.arrivals[-1].time_s - one.start_s <= one.e2e_s for one in records)
     assert figures.ttft_ms.p50 == pytest.approx(statistics.median(1000 * (one.ttft_s or 0) for one in records))
     assert figures.itl_ms.p50 == pytest.approx(figures.gap_ms.p50 if figures.gap_ms else 0), "one token in each"
-    assert runner.progress.ended == {"completed": len(records)}
-    assert runner.progress.tokens == 5 * len(records)
-    assert runner.progress.running == 0
+    assert runner.ended == {"completed": len(records)}
+    assert runner.tokens == 5 * len(records)
+    assert runner.running == 0
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
@@ -121,10 +119,11 @@ def test_cancellations(after: dict[str, Any], http: bool) -> None:
     kind = request_class(cancellations={"share": 1.0, **after})
     runner = _run(Faults(delay=0.2), kind, http=http, phases=[{"duration_s": 2, "concurrency": 2}])
     assert {one.outcome for one in runner.records} == {"cancelled"}
-    tokens = 2 if "after_tokens" in after else 1
-    assert statistics.median(one.output_tokens for one in runner.records) == tokens
-    if "after_ms" in after:
+    if "after_tokens" in after:
+        assert statistics.median(one.output_tokens for one in runner.records) == 2
+    else:  # on a busy machine not even the first token has come by then
         assert all(one.ended_s - one.sent_s >= 0.055 for one in runner.records)
+        assert statistics.median(one.output_tokens for one in runner.records) <= 1
 
 
 def test_what_does_not_end_in_time_is_unfinished() -> None:
@@ -203,4 +202,4 @@ def test_an_unforeseen_error_in_a_session_leaves_what_was_measured(monkeypatch: 
     assert runner.fault == r"session 6 could not be run: KeyError: 'nobody has\nthought of this'"
     assert runner.interrupted
     assert runner.load_ended_s < 60
-    assert runner.progress.ended["completed"] >= 4
+    assert runner.ended["completed"] >= 4

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from inflight.load.scenario import ScenarioError, find_scenario, load_scenario, validate_scenario
-from tests.load.scenarios import fixed, request_class, scenario
+from inflight.load.scenario import ScenarioError, load_scenario, validate_scenario
+from tests.load.support.scenarios import fixed, request_class, scenario
+from tests.support.tables import each_row
 
 Change = Callable[[dict[str, Any]], object]
 FAULTS: dict[str, Change] = {
@@ -59,7 +60,7 @@ FAULTS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("reason", FAULTS)
+@each_row("reason", FAULTS)
 def test_what_is_wrong_is_named(reason: str) -> None:
     data: dict[str, Any] = {"phases": [{"duration_s": 5, "rate": 3}], "classes": [request_class()]}
     validate_scenario(data, Path(), "s.toml")
@@ -79,7 +80,7 @@ def test_a_trace_takes_the_place_of_phases_and_classes(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"no scenario 'posson' \(did you mean 'poisson'\?\); known: bursty, "):
-        find_scenario(Path("posson"))
+        load_scenario(Path("posson"))
     bad = tmp_path / "bad.toml"
     bad.write_text("phases = [")
     with pytest.raises(ScenarioError, match="not valid TOML"):
@@ -100,7 +101,7 @@ def test_the_window_and_the_limits() -> None:
     assert (made.slo_of("b").ttft_ms, made.slo_of("b").e2e_ms) == (None, 7)
 
 
-@pytest.mark.parametrize("factor", [math.inf, math.nan, 0.0, -1.0])
+@each_row("factor", [math.inf, math.nan, 0.0, -1.0])
 def test_durations_are_scaled_by_numbers(factor: float) -> None:
     with pytest.raises(ScenarioError, match="a positive, finite number can"):
         scenario().scaled(factor)

@@ -22,7 +22,7 @@ from inflight.load.run_command import Target, run_scenario, target_at
 from inflight.load.scenario import SCENARIOS, Scenario, load_scenario
 from inflight.load.workload import Turn, Workload
 from inflight.resources import DEMO
-from tests.load.scenarios import demo_writer
+from tests.load.support.scenarios import demo_writer
 
 SECONDS = 0.6
 
@@ -109,6 +109,6 @@ def test_sigterm_leaves_no_server(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(timeout=60) == 128 + signal.SIGTERM, "before the load began"
         assert children
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert psutil.wait_procs(children, timeout=30)[1] == []
     finally:
         process.kill()

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from inflight.client.request import build_request
-from inflight.load.conversations import read_conversations
+from inflight.load.recordings import read_conversations, read_trace
 from inflight.load.scenario import ScenarioError, validate_scenario
-from inflight.load.traces import read_trace
 from inflight.load.workload import Session, Workload
-from tests.load.scenarios import demo_writer, fixed, request_class, workload
+from tests.load.support.scenarios import demo_writer, fixed, request_class, workload
 
 MIXED = (
     request_class("chat", 12, 5, format="messages", turns={"count": fixed(3)}, system_prompt={"tokens": 30}),

@@ -13,12 +13,12 @@ from inflight.load.arrivals import Phase, arrival_times
 from inflight.load.measurements import Arrival, Distribution, RequestRecord, measure
 from inflight.load.overhead import ClientHealth
 from inflight.load.result import LoadResult
-from inflight.load.sweep.knee import Findings, find
-from inflight.load.sweep.rows import finding_lines
-from inflight.load.sweep.scenario import StepLength
-from inflight.load.sweep.search import Plan, Search
+from inflight.load.sweep.report import finding_lines
+from inflight.load.sweep.run import StepLength
+from inflight.load.sweep.search import Findings, Plan, Search, find
 from inflight.load.sweep.step import Level, Step, in_flight, wilson
-from tests.load.scenarios import scenario
+from tests.load.support.scenarios import scenario
+from tests.support.tables import each_row
 
 SERVICE_S, WINDOW_S = 0.5, 20.0
 NOTHING = measure([], (0.0, WINDOW_S), {})
@@ -68,7 +68,7 @@ def sweep(model: Model, **settings: float | bool | None) -> tuple[Findings, Sear
     return find(plan, search.levels), search
 
 
-@pytest.mark.parametrize("capacity", [3.3, 16.0, 47.0, 1000.0])
+@each_row("capacity", [3.3, 16.0, 47.0, 1000.0])
 def test_the_knee_of_an_open_loop_is_its_capacity(capacity: float) -> None:
     found, _ = sweep(open_server(capacity))
     assert found.knee is not None
@@ -82,7 +82,7 @@ def test_the_knee_of_an_open_loop_is_its_capacity(capacity: float) -> None:
     assert found.knee.above <= 1.2 * capacity
 
 
-@pytest.mark.parametrize("places", [1, 2, 3, 5, 6, 7, 8, 13, 20, 100])
+@each_row("places", [1, 2, 3, 5, 6, 7, 8, 13, 20, 100])
 def test_the_knee_of_a_closed_loop_is_its_number_of_places(places: int) -> None:
     found, _ = sweep(closed_server(places), open=False)
     assert found.knee is not None
@@ -90,7 +90,7 @@ def test_the_knee_of_a_closed_loop_is_its_number_of_places(places: int) -> None:
     assert found.knee.requests_per_second == pytest.approx(places / SERVICE_S, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_row("seed", range(20))
 def test_noise_moves_a_knee_by_less_than_a_tenth(seed: int) -> None:
     opened, _ = sweep(open_server(30, noise=0.03, seed=seed))
     closed, _ = sweep(closed_server(24, noise=0.03, seed=seed), open=False)
@@ -109,8 +109,8 @@ def poisson_server(places: int | None, request_s: float, seed: int) -> Model:
     length = StepLength(WINDOW_S, request_s)
 
     def run(load: float, repeat: int) -> Step:
-        begin = length.warm_up_s(length.window_s(load, "rate"))
-        window = (begin, begin + length.window_s(load, "rate"))
+        begin = length.warm_up_s(length.window_s(load, True))
+        window = (begin, begin + length.window_s(load, True))
         phases = [Phase(duration_s=window[1], rate=load)]
         free, records = [0.0] * (places or 1), []
         for number, at in enumerate(arrival_times(phases, np.random.default_rng([seed, repeat]))):
@@ -134,14 +134,14 @@ def poisson_server(places: int | None, request_s: float, seed: int) -> Model:
     return run
 
 
-@pytest.mark.parametrize("request_s", [2.0, 10.0, 15.0])
+@each_row("request_s", [2.0, 10.0, 15.0])
 def test_a_server_that_keeps_up_with_everything_has_no_knee(request_s: float) -> None:
     """By chance alone, what is in flight at a window's two ends differs by more than the limit."""
     found = [sweep(poisson_server(None, request_s, seed), high=16.0)[0] for seed in range(15)]
     assert [one.knee for one in found] == [None] * 15
 
 
-@pytest.mark.parametrize(("places", "request_s"), [(8, 1.0), (16, 0.5)])
+@each_row(("places", "request_s"), [(8, 1.0), (16, 0.5)])
 def test_the_knee_for_poisson_arrivals_is_the_capacity(places: int, request_s: float) -> None:
     for seed in range(8):
         found, _ = sweep(poisson_server(places, request_s, seed))
@@ -151,7 +151,7 @@ def test_the_knee_for_poisson_arrivals_is_the_capacity(places: int, request_s: f
         assert (found.knee.below or 0) <= found.knee.load <= (found.knee.above or 0) <= 1.5 * places / request_s
 
 
-@pytest.mark.parametrize("factor", [1.05, 1.1, 1.5, 2.0])
+@each_row("factor", [1.05, 1.1, 1.5, 2.0])
 def test_small_steps_up_do_not_end_a_closed_loop_before_its_knee(factor: float) -> None:
     for seed in range(5):
         found, _ = sweep(closed_server(64, noise=0.01, seed=seed), open=False, factor=factor, high=256.0)
@@ -159,7 +159,7 @@ def test_small_steps_up_do_not_end_a_closed_loop_before_its_knee(factor: float) 
         assert found.knee.load == pytest.approx(64, rel=0.1)
 
 
-@pytest.mark.parametrize("usable", [1.0, 2.7, 11.0, 15.5])
+@each_row("usable", [1.0, 2.7, 11.0, 15.5])
 def test_the_highest_load_within_the_limits_is_closed_in_on(usable: float) -> None:
     found, _ = sweep(open_server(16, usable=usable), share=0.95)
     assert found.usable is not None

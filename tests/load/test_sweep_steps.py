@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from inflight.cli import app
 from inflight.load import overhead
 from inflight.load.scenario import Scenario, ScenarioError, Slo, parse_slo
-from inflight.load.sweep.scenario import StepLength, step_scenario
-from tests.fake_server import FakeServer
+from inflight.load.sweep.run import StepLength, step_scenario
+from tests.support.fake_server import FakeServer
 
 CLASS = {
     "name": "x",
@@ -36,20 +36,21 @@ BASE = Scenario.model_validate(
 
 
 def test_a_step_has_the_scenarios_arrivals_at_its_own_rate() -> None:
-    warm_up, steady = step_scenario(BASE, "rate", 50, StepLength(10, 1.0), None).phases
+    warm_up, steady = step_scenario(BASE, True, 50, StepLength(10, 1.0)).phases
     assert (warm_up.duration_s, warm_up.steady) == (2.5, False)
     assert (steady.duration_s, steady.rate, steady.arrivals, steady.burstiness) == (10, 50, "gamma", 0.5)
 
 
 def test_a_step_can_be_of_the_other_kind() -> None:
-    scenario = step_scenario(BASE, "concurrency", 7.0, StepLength(10, 1.0), None)
+    scenario = step_scenario(BASE, False, 7.0, StepLength(10, 1.0))
     assert [phase.concurrency for phase in scenario.phases] == [7, 7]
     assert not scenario.open
 
 
 def test_limits_given_are_those_of_all_classes() -> None:
-    assert step_scenario(BASE, "rate", 1, StepLength(10, 1.0), None).slo_of("x") == Slo(ttft_ms=9)
-    assert step_scenario(BASE, "rate", 1, StepLength(10, 1.0), Slo(itl_ms=5)).slo_of("x") == Slo(itl_ms=5)
+    assert step_scenario(BASE, True, 1, StepLength(10, 1.0)).slo_of("x") == Slo(ttft_ms=9)
+    limited = BASE.with_limits(Slo(itl_ms=5))
+    assert step_scenario(limited, True, 1, StepLength(10, 1.0)).slo_of("x") == Slo(itl_ms=5)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_limits_given_are_those_of_all_classes() -> None:
 )
 def test_the_length_of_a_step(load: float, slowest_s: float, window_s: float, warm_up_s: float) -> None:
     length = StepLength(10, slowest_s)
-    assert length.window_s(load, "rate") == window_s
+    assert length.window_s(load, True) == window_s
     assert length.warm_up_s(window_s) == warm_up_s
 
 

@@ -15,15 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inflight.monitoring.health import HEARTBEAT_S
-from inflight.monitoring.timescale import MINUTE
-from inflight.observability import METRICS_VARIABLE
 from inflight.serve import server as serve_server
-from tests.monitoring.stack import FAST_SCALE, load, stack, stopped, wait_for, watch
+from inflight.settings.observability import METRICS_VARIABLE
+from monitoring.generate.health import HEARTBEAT_S
+from monitoring.generate.rule import MINUTE
+from tests.monitoring.support.stack import FAST_SCALE, load, stack, stopped, wait_for, watch
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.waits,
+    pytest.mark.proof(waits=True),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed"),
 ]
 

@@ -18,14 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from inflight.client import AsyncClient, GenerateOptions
 from inflight.errors import EngineFailure, QueueFull
-from inflight.monitoring.timescale import MINUTE
 from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
-from tests.monitoring.stack import FAST_SCALE, SLOW_ENGINE, Stack, in_thread, load, stack
+from monitoring.generate.rule import MINUTE
+from tests.monitoring.support.stack import FAST_SCALE, SLOW_ENGINE, Stack, in_thread, load, stack
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.waits,
+    pytest.mark.proof(waits=True),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed"),
 ]
 
@@ -109,7 +108,7 @@ def _damaged(directory: Path, word: str) -> Path:
     tensors = load_file(directory / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
     tensors["lm_head.weight"] = embedding.clone()
-    embedding[Tokenizer.from_checkpoint(directory).encode_words([word])[0][0]] = float("nan")
+    embedding[Tokenizer.from_checkpoint(directory).encode_batch([word])[0][0]] = float("nan")
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     config = (directory / "config.json").read_text()
     (directory / "config.json").write_text(

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from inflight.deployment import Deployment
 from inflight.engine.request import FinishReason
 from inflight.errors import InflightError
 from inflight.metrics import FAMILIES
-from inflight.monitoring.alerts import alerts
-from inflight.monitoring.boards.all import DASHBOARDS
-from inflight.monitoring.dashboards import dashboard_files
-from inflight.monitoring.objectives import Objectives
-from inflight.monitoring.panels import COLUMNS
-from inflight.monitoring.recording import recordings
-from inflight.monitoring.timescale import Timescale
-from tests.monitoring.runbooks import RUNBOOKS, queries
+from inflight.settings.deployment import Deployment
+from monitoring.generate.alerts import alerts
+from monitoring.generate.boards.all import dashboard_files
+from monitoring.generate.objectives import Objectives
+from monitoring.generate.recording import recordings
+from monitoring.generate.rule import Timescale
+from tests.monitoring.support.boards import BOARDS, COLUMNS, alerts_of, expressions, panels, rows
+from tests.monitoring.support.names import names
+from tests.monitoring.support.runbooks import RUNBOOKS, queries
+from tests.support.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 TRITONS = {
@@ -39,18 +39,9 @@ OUTCOMES = (
     | {kind.label for kind in InflightError.__subclasses__() if kind.__module__ == InflightError.__module__}
 )
 PROMETHEUS = {"up", "ALERTS"}
-FUNCTIONS = set(
-    "sum max avg count rate increase changes histogram_quantile predict_linear deriv min_over_time time vector absent "
-    "by on group_left offset and or unless".split()
-)
 RECORDED = {rule.record: rule.expr for group in recordings(Objectives(), Timescale()).values() for rule in group}
 ALERTING = {rule.name: rule.expr for group in alerts(Objectives(), Timescale()).values() for rule in group}
-PANELS = {
-    f"{board.uid}: {panel.title}: {query.legend}": query.expr
-    for board in DASHBOARDS
-    for panel in board.panels
-    for query in panel.queries
-}
+PANELS = [expr for board in BOARDS for panel in panels(board) for expr in expressions(panel)]
 RUNBOOK_QUERIES = {f"{path.stem}: {query}": query for path in RUNBOOKS for query in queries(path)}
 SERIES = {
     f"{name}{suffix}"
@@ -59,28 +50,19 @@ SERIES = {
 }
 
 
-def names(expr: str) -> set[str]:
-    """Return the identifiers of an expression that are neither labels nor functions."""
-    bare = re.sub(r'"[^"]*"|\[[^]]*\]', "", expr)
-    bare = re.sub(r"\{[^}]*\}", "", bare)
-    bare = re.sub(r"\b(by|on|group_left) \([^)]*\)", "", bare)
-    bare = re.sub(r"\boffset \w+|\b\d[\w.]*", "", bare)
-    return set(re.findall(r"[A-Za-z_][\w:]*", bare)) - FUNCTIONS
-
-
-@pytest.mark.parametrize("expr", [*RECORDED.values(), *ALERTING.values(), *PANELS.values(), *RUNBOOK_QUERIES.values()])
-def test_every_metric_exists(expr: str) -> None:
+@each_row("expr", [*RECORDED.values(), *ALERTING.values(), *PANELS, *RUNBOOK_QUERIES.values()])
+def test_metrics_of_all_queries_exist(expr: str) -> None:
     found = names(expr)
     assert found <= SERIES | TRITONS | PROMETHEUS | set(RECORDED)
     assert found or expr == "time()"
 
 
-@pytest.mark.parametrize("expr", [*RECORDED.values(), *ALERTING.values(), *PANELS.values(), *RUNBOOK_QUERIES.values()])
-def test_every_label_value_exists(expr: str) -> None:
+@each_row("expr", [*RECORDED.values(), *ALERTING.values(), *PANELS, *RUNBOOK_QUERIES.values()])
+def test_label_values_of_all_queries_exist(expr: str) -> None:
     assert not unknown(expr)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expr", "said"),
     [
         ('inflight_requests_total{outcome="ended"}', "outcome ended"),
@@ -90,7 +72,7 @@ def test_every_label_value_exists(expr: str) -> None:
         ('inflight_kv_cache_blocks{state="taken"}', "state taken"),
     ],
 )
-def test_a_label_or_value_that_does_not_exist_is_found(expr: str, said: str) -> None:
+def test_unknown_finds_labels_and_values(expr: str, said: str) -> None:
     assert unknown(expr) == [said]
 
 
@@ -118,37 +100,36 @@ def _labels(name: str) -> dict[str, tuple[str, ...]]:
     return known | ({"outcome": tuple(OUTCOMES)} if "outcome" in known else {}) | {"instance": ()}
 
 
-@pytest.mark.parametrize("name", dashboard_files())
+@each_row("name", dashboard_files())
 def test_the_committed_dashboards_are_the_generators(name: str) -> None:
     assert (ROOT / "monitoring/dashboards" / name).read_text() == dashboard_files()[name], "make dashboards"
 
 
-def test_no_dashboard_is_left_over() -> None:
+def test_no_committed_dashboard_is_left_over() -> None:
     assert {path.name for path in (ROOT / "monitoring/dashboards").iterdir()} == set(dashboard_files())
 
 
-@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.uid)
-def test_panels_say_what_they_show_link_to_runbooks_that_exist_and_fill_the_grid(board) -> None:
-    for row in board.rows:
-        assert sum(panel.width for panel in row.panels) % COLUMNS == 0
-        for panel in row.panels:
-            assert panel.description.endswith(".")
-            assert set(panel.alerts) <= set(ALERTING)
+@each_row("board", BOARDS, ids=lambda board: board["uid"])
+def test_panels_say_what_they_show_link_to_runbooks_that_exist_and_fill_the_grid(board: dict[str, Any]) -> None:
+    for within in rows(board).values():
+        assert sum(panel["gridPos"]["w"] for panel in within) % COLUMNS == 0
+        for panel in within:
+            assert panel["description"].endswith(".")
+            assert alerts_of(panel) <= set(ALERTING)
 
 
 def test_every_alert_is_linked_from_a_panel() -> None:
-    assert {alert for board in DASHBOARDS for panel in board.panels for alert in panel.alerts} == set(ALERTING)
+    assert set().union(*(alerts_of(panel) for board in BOARDS for panel in panels(board))) == set(ALERTING)
 
 
-@pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
+@each_row("path", RUNBOOKS, ids=lambda path: path.stem)
 def test_a_runbook_names_settings_panels_dashboards_and_runbooks_that_exist(path: Path) -> None:
     text = path.read_text()
     for section, key in re.findall(r"`([a-z_]+)\.([a-z_]+)(?:: \w+)?`", text):
         assert key in Deployment.model_fields[section].annotation.model_fields
     italic = set(re.findall(r"\*([A-Z][^*]+)\*", text)) - {"Error"}
-    titles = {board.title.removeprefix("Inflight / ") for board in DASHBOARDS}
-    titles |= {row.title for board in DASHBOARDS for row in board.rows}
-    titles |= {panel.title for board in DASHBOARDS for panel in board.panels}
+    titles = {board["title"].removeprefix("Inflight / ") for board in BOARDS}
+    titles |= {panel["title"] for board in BOARDS for panel in board["panels"]}
     assert italic <= titles
     for target in re.findall(r"\]\((\w+\.md)\)", text):
         assert (path.parent / target).is_file()

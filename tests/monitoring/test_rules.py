@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from inflight.cli import app
 from inflight.errors import DeploymentError
-from inflight.monitoring.alerts import alerts
-from inflight.monitoring.health import STAGES
-from inflight.monitoring.objectives import TTFT, Objectives
-from inflight.monitoring.rules import main, rule_files
-from inflight.monitoring.timescale import Timescale
-from inflight.serve.server import free_ports
-from tests.monitoring.stack import SLOW_ENGINE
+from monitoring.generate.__main__ import main
+from monitoring.generate.alerts import alerts
+from monitoring.generate.health import STAGES
+from monitoring.generate.objectives import TTFT, Objectives
+from monitoring.generate.rule import Timescale
+from monitoring.generate.rules import rule_files
+from tests.monitoring.support.stack import SLOW_ENGINE
+from tests.support.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 MONITORING, RUNBOOKS = ROOT / "monitoring", ROOT / "docs/runbooks"
@@ -35,7 +34,7 @@ def _promtool(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+@each_row("name", ["recording.yml", "alerts.yml"])
 def test_the_committed_rules_are_the_generators(name: str) -> None:
     assert (MONITORING / "rules" / name).read_text() == rule_files(Objectives(), Timescale())[name], "make dashboards"
 
@@ -138,7 +137,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(ALERTS)
 
 
-@pytest.mark.parametrize("name", ALERTS)
+@each_row("name", ALERTS)
 def test_a_runbook_says_what_it_means_what_to_look_at_and_what_to_do(name: str) -> None:
     text = (RUNBOOKS / f"{name}.md").read_text()
     assert text.startswith(f"# {name}\n")
@@ -173,14 +172,12 @@ def test_the_page_says_which_alerts_a_fault_has_proven() -> None:
     assert f"{len(waited)} of {len(ALERTS)} by faults" in page
 
 
-@pytest.mark.parametrize(
-    ("seconds", "factor", "text"), [(300, 1, "5m"), (5400, 1, "1h30m"), (300, 15, "20s"), (60, 16, "3s750ms")]
-)
-def test_a_span_is_a_duration_of_promql(seconds: float, factor: float, text: str) -> None:
+@each_row(("seconds", "factor", "text"), [(300, 1, "5m"), (5400, 1, "1h30m"), (300, 15, "20s"), (60, 16, "3s750ms")])
+def test_timescale_span_is_a_duration_of_promql(seconds: float, factor: float, text: str) -> None:
     assert Timescale(factor).span(seconds) == text
 
 
-def test_a_scale_shortens_every_window_and_nothing_else() -> None:
+def test_timescale_shortens_every_window_and_nothing_else() -> None:
     committed, scaled = (rule_files(Objectives(), Timescale(factor)) for factor in (1, 15))
     assert "[20s]" in scaled["recording.yml"]
     assert "offset 4m" in scaled["alerts.yml"]
@@ -190,7 +187,7 @@ def test_a_scale_shortens_every_window_and_nothing_else() -> None:
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "said"),
     [
         ({"threshold_s": 0.9}, "0.9 s is no bucket of inflight_time_to_first_token_seconds: 0.001, .*did you mean 1?"),
@@ -202,13 +199,13 @@ def test_an_objective_that_cannot_be_counted_is_refused(change: dict[str, float]
         replace(TTFT, **change)
 
 
-@pytest.mark.parametrize("factor", [0.5, 0, -1, float("nan")])
-def test_a_scale_that_lengthens_is_refused(factor: float) -> None:
+@each_row("factor", [0.5, 0, -1, float("nan")])
+def test_timescale_that_lengthens_is_refused(factor: float) -> None:
     with pytest.raises(DeploymentError, match="must be 1"):
         Timescale(factor)
 
 
-def test_other_objectives_reach_the_rules() -> None:
+def test_objectives_reach_the_rules() -> None:
     objectives = Objectives(replace(TTFT, threshold_s=2.5, target=0.95))
     files = rule_files(objectives, Timescale())
     assert "14.4 * 0.05" in files["alerts.yml"]
@@ -217,21 +214,16 @@ def test_other_objectives_reach_the_rules() -> None:
 
 
 def test_runbooks_may_lie_elsewhere(tmp_path: Path) -> None:
-    main(tmp_path, runbooks="https://wiki.example/runbooks/")
-    assert "runbook_url: https://wiki.example/runbooks/InflightItlHigh.md" in (tmp_path / "alerts.yml").read_text()
-
-
-def test_prometheus_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    asked = ["dashboards", "--prometheus", f"http://127.0.0.1:{port}", "--output", str(tmp_path)]
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 1
-    assert re.fullmatch(r"inflight: http://127.0.0.1:\d+ does not answer as Prometheus does: .+\n", done.stderr)
-    assert not any(tmp_path.iterdir())
+    main("https://wiki.example/runbooks/", tmp_path)
+    rules = (tmp_path / "rules/alerts.yml").read_text()
+    assert "runbook_url: https://wiki.example/runbooks/InflightItlHigh.md" in rules
+    dashboard = (tmp_path / "dashboards/inflight-overview.json").read_text()
+    assert '"url": "https://wiki.example/runbooks/InflightItlHigh.md"' in dashboard
+    assert "/public/" not in dashboard
 
 
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="docker-compose is not installed")
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@each_row("profile", ["cpu", "gpu"])
 def test_compose_accepts_the_monitors_beside_a_server(profile: str) -> None:
     command = ["docker-compose", "--profile", profile, "--profile", "monitoring", "config", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

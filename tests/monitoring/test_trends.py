@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from inflight.monitoring.timescale import HOUR, MINUTE
-from tests.monitoring.stack import Stack, in_thread, load, stack
+from monitoring.generate.rule import HOUR, MINUTE
+from tests.monitoring.support.stack import Stack, in_thread, load, stack
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.proof(waits=True),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed"),
 ]
 

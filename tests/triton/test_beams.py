@@ -13,9 +13,9 @@ from inflight import errors
 from inflight.client import Client, GenerateOptions, HttpClient
 from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.conftest import Running
-from tests.triton.tensors import grpc_inputs
-from tests.triton.upstream_engine_client import EngineClient
+from tests.triton.support.servers import Running
+from tests.triton.support.tensors import grpc_inputs
+from tests.triton.support.upstream_engine_client import EngineClient
 
 PROMPT = "Once upon a time"
 TOKENS = 10
@@ -61,7 +61,9 @@ def found(width: int, penalty: float, early_stopping: bool, *ends: int) -> list[
 
 @pytest.mark.parametrize("kind", [Client, HttpClient])
 @pytest.mark.parametrize("streams", [True, False])
-def test_beams_are_those_of_transformers(beams: Running, kind: type[Client | HttpClient], streams: bool) -> None:
+def test_beam_width_gives_the_beams_of_transformers(
+    beams: Running, kind: type[Client | HttpClient], streams: bool
+) -> None:
     options = GenerateOptions(max_tokens=TOKENS, beam_width=3, return_log_probs=True)
     url = beams.grpc if kind is Client else beams.http
     with kind(url) as client:
@@ -77,7 +79,7 @@ def test_beams_are_those_of_transformers(beams: Running, kind: type[Client | Htt
     assert scores == pytest.approx([score for _, score in expected], abs=1e-3)
 
 
-def test_the_engine_takes_token_ids_and_gives_them_out(beams: Running) -> None:
+def test_engine_stage_takes_input_ids_with_beam_width(beams: Running) -> None:
     [ids] = tokenizer().encode_batch([PROMPT], True)
     values = {
         "input_ids": ids,
@@ -99,7 +101,7 @@ def test_the_engine_takes_token_ids_and_gives_them_out(beams: Running) -> None:
     assert rows == [row for row, _ in found(4, 1.5, False)]
 
 
-def test_a_unary_server_has_beams_with_the_prompt_before_each(unary_server: Running) -> None:
+def test_unary_beams_have_the_prompt_before_each(unary_server: Running) -> None:
     if unary_server.engine != "pytorch":
         pytest.skip("this engine refuses beams by name")
     values = {"text_input": PROMPT, "max_tokens": TOKENS, "beam_width": 3, "stream": False}

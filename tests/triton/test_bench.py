@@ -1,4 +1,4 @@
-"""`inflight bench`, as short as it can be: the servers start, the figures hang together, the file is written."""
+"""The benchmarks of a server, kept short: the servers start, the figures hang together, the file is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
-from inflight.load.commands import bench
+from benchmarks.__main__ import bench
 
 SECONDS = "0.1"
 
@@ -19,13 +20,14 @@ def _bench(tmp_path: Path, command: str, *options: str) -> tuple[list[dict[str, 
     done = CliRunner().invoke(bench, [command, "--seconds", SECONDS, *options, "--output", str(file)])
     assert done.exit_code == 0, done.output
     record = json.loads(file.read_text())
-    assert record["command"] == f"inflight bench {command} --seconds {SECONDS}"
+    assert record["command"] == f'make bench ARGS="{command} --seconds {SECONDS}"'
     assert record["commit"]
     assert record["machine"]
     return record["rows"], done.stdout
 
 
-def test_pipeline(tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_bench_pipeline(tmp_path: Path) -> None:
     rows, printed = _bench(tmp_path, "pipeline", "--streams", "1", "--streams", "4", "--step-ms", "2")
     assert [(row["streams"], row["step_ms"]) for row in rows] == [(1, 2.0), (4, 2.0)]
     for row in rows:
@@ -37,7 +39,8 @@ def test_pipeline(tmp_path: Path) -> None:
         assert f"{row['tokens_per_second']:,}" in printed
 
 
-def test_tokenizer(tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_bench_tokenizer(tmp_path: Path) -> None:
     [row], printed = _bench(tmp_path, "tokenizer", "--words", "20")
     assert row["prompt_words"] == 20
     assert row["ours_per_second"] > 0
@@ -46,7 +49,7 @@ def test_tokenizer(tmp_path: Path) -> None:
     assert f"{row['ours_per_second']:,}" in printed
 
 
-def test_a_measurement_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_bench_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     for command in ("pipeline", "tokenizer"):
         done = CliRunner().invoke(bench, [command, "--seconds", SECONDS, "--model", str(tmp_path)])
         assert done.exit_code == 1

@@ -1,22 +1,24 @@
-"""`inflight bench observability`, as short as it can be: each row is one server, and the ratios are to the first."""
+"""The benchmark `observability`, kept short: each row is one server, and the ratios are to the first."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
-from inflight.load.commands import bench
+from benchmarks.__main__ import bench
 
 
-def test_rows_are_three_servers(tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_bench_observability_rows_are_three_servers(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     chosen = "--engine replay --step-ms 1 --streams 4 --rounds 2 --seconds 0.5"
     done = CliRunner().invoke(bench, ["observability", *chosen.split(), "--output", str(file)])
     assert done.exit_code == 0, done.output
     record = json.loads(file.read_text())
-    assert record["command"] == f"inflight bench observability {chosen}"
+    assert record["command"] == f'make bench ARGS="observability {chosen}"'
     assert {(row["engine"], row["step_ms"]) for row in record["rows"]} == {("replay", 1)}
     rows = {row["shown"]: row for row in record["rows"]}
     assert list(rows) == ["off", "metrics", "metrics and traces"]
@@ -33,7 +35,7 @@ def test_rows_are_three_servers(tmp_path: Path) -> None:
     assert done.stderr.count("tokens/s") == 6
 
 
-def test_a_step_of_an_engine_whose_steps_cannot_be_set_is_refused() -> None:
+def test_bench_observability_refuses_step_ms_of_a_real_engine() -> None:
     done = CliRunner().invoke(bench, ["observability", "--engine", "pytorch", "--step-ms", "5"])
     assert done.exit_code == 2
     assert "only the replay engine's steps" in done.stderr

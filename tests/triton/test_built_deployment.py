@@ -12,7 +12,7 @@ import pytest
 from inflight.client import Client, GenerateOptions
 from inflight.manifest import read_manifest
 from inflight.resources import DEMO
-from tests.triton.conftest import Running, run
+from tests.triton.support.servers import Running, run
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = (
@@ -26,7 +26,7 @@ SMALL = "--held-out-rows 16 --recall-prompts 2 --max-length 384"
 CALIBRATION_ROWS = {"fp8": 48, "int4-awq": 8}
 """For fp8 the ranges of the demo's inputs need as many; int4-awq takes a second for each."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 
 def answers(server: Running) -> list[str]:
@@ -71,7 +71,7 @@ def test_a_built_deployment_answers_like_the_original(built: Running, original: 
     assert sum(same) >= len(QUESTIONS) - 1
 
 
-def test_it_is_smaller_and_says_how_good_it_is(deployment: Path) -> None:
+def test_built_deployment_is_smaller_and_has_measured_quality(deployment: Path) -> None:
     manifest, record = read_manifest(deployment), json.loads((deployment / "quality.json").read_text())
     assert record["bytes"]["quantized"] < 0.65 * record["bytes"]["original"]
     assert manifest.quality["max_kl_divergence"] == record["quality"]["kl_divergence"] < 0.01
@@ -83,6 +83,6 @@ def test_it_is_smaller_and_says_how_good_it_is(deployment: Path) -> None:
     assert quantization["kv_cache_quant_algo"] == ("FP8" if fp8 else None)
 
 
-def test_the_log_says_what_is_served(built: Running, deployment: Path) -> None:
+def test_log_names_the_built_deployment(built: Running, deployment: Path) -> None:
     fp8 = read_manifest(deployment).precision == "fp8"
     assert ("FP8" if fp8 else "W4A16_AWQ") in built.log

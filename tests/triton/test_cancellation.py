@@ -19,9 +19,9 @@ import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
 from inflight.errors import DeadlineExceeded
-from tests.triton.conftest import Running, on_engine, run
-from tests.triton.metrics_page import read_metric, wait_until
-from tests.triton.tensors import grpc_inputs
+from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.triton.support.servers import Running, on_engine, run
+from tests.triton.support.tensors import grpc_inputs
 
 LONG = GenerateOptions(max_tokens=1900, ignore_eos=True)
 PATIENCE_S = 30.0
@@ -125,8 +125,11 @@ WAYS: list[Callable[[Running, When, str], Awaitable[None]]] = [
 ]
 
 
+@pytest.mark.each_engine
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_each_way_ends_the_generation(server: Running, way: Callable[[Running, When, str], Awaitable[None]]) -> None:
+def test_each_way_of_cancellation_ends_the_generation(
+    server: Running, way: Callable[[Running, When, str], Awaitable[None]]
+) -> None:
     before = outcome(server, "cancelled")
     for _ in range(5):  # a request may come to its end before a machine that stands still has seen it run
         asyncio.run(way(server, partial(once, server, "active", 5), "one"))
@@ -136,7 +139,7 @@ def test_each_way_ends_the_generation(server: Running, way: Callable[[Running, W
     pytest.fail("each request ran on")
 
 
-def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> None:
+def test_deadline_ms_ends_the_generation_with_its_text(server: Running) -> None:
     with Client(server.grpc) as client:
         answer = client.generate("Tell me", GenerateOptions(max_tokens=1900, ignore_eos=True, deadline_ms=300))
     assert answer.finish_reason == "deadline"
@@ -144,7 +147,7 @@ def test_a_deadline_ends_the_generation_with_what_there_is(server: Running) -> N
     assert wait_until(lambda: is_idle(server), PATIENCE_S)
 
 
-def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
+def test_cancelling_a_request_to_tensorrt_llm(server: Running) -> None:
     before = outcome(server, "cancelled")
     values = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 1900, "streaming": True}
     with grpc.InferenceServerClient(server.grpc) as client:
@@ -156,7 +159,7 @@ def test_cancelling_a_request_straight_to_the_engine(server: Running) -> None:
     assert wait_until(lambda: outcome(server, "cancelled") == before + 1, PATIENCE_S)
 
 
-def test_cancelling_while_it_waits(narrow_server: Running) -> None:
+def test_cancelling_a_queued_request(narrow_server: Running) -> None:
     """A stream that has had no token yet: nothing runs for it that Triton could mark as cancelled."""
     server = narrow_server
 
@@ -177,6 +180,7 @@ def test_cancelling_while_it_waits(narrow_server: Running) -> None:
     assert wait_until(lambda: is_idle(server), PATIENCE_S)
 
 
+@pytest.mark.proof
 def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: str, tmp_path: Path) -> None:
     """An error to a client that has gone would stay with Triton, which then waits for it when it is to stop."""
     # Longer than a busy machine takes to unload the stages.
@@ -209,7 +213,7 @@ def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: st
     narrow.close()
 
 
-def test_the_detokenizer_tells_a_refusal_of_the_engines_stage(server: Running) -> None:
+def test_detokenizer_logs_a_refused_stop(server: Running) -> None:
     """It alone is told whether the client is still there: an error to one that has gone would stay with Triton."""
     given = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 4, "temperature": -5.0, "heartbeat": True}
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -223,6 +227,7 @@ def test_the_detokenizer_tells_a_refusal_of_the_engines_stage(server: Running) -
     assert message.startswith(b"INVALID_ARGUMENT: temperature is -5.0")
 
 
+@pytest.mark.proof
 def test_a_stop_does_not_wait_for_requests_that_triton_keeps(engine: str, tmp_path: Path) -> None:
     """A client that cancels in the moment of its last response may leave its request in Triton for good."""
     # Longer than a busy machine takes to unload the stages.
@@ -263,7 +268,7 @@ def _stop(server: Running) -> str:
     return log.read_text(errors="replace")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_hundreds_of_cancellations_leave_nothing_behind(engine: str, tmp_path: Path) -> None:
     files = _files()

@@ -38,7 +38,7 @@ def test_stream_and_generate_agree(client: Client | HttpClient) -> None:
     assert whole.usage.output_tokens == 12
 
 
-def test_both_protocols_agree(server: Any) -> None:
+def test_generate_agrees_over_grpc_and_http(server: Any) -> None:
     with Client(f"127.0.0.1:{server.grpc_port}") as one, HttpClient(f"127.0.0.1:{server.http_port}") as other:
         assert one.generate(PROMPT, GREEDY).text == other.generate(PROMPT, GREEDY).text
 
@@ -52,18 +52,18 @@ def test_plain_generate_endpoint_answers_alike(server: Any) -> None:
     assert reply["finish_reason"] == "length"
 
 
-def test_echo_only_when_asked_for(client: Client | HttpClient) -> None:
+def test_exclude_input_in_output_false_echoes_the_prompt(client: Client | HttpClient) -> None:
     echo = GenerateOptions(max_tokens=4, exclude_input_in_output=False)
     assert client.generate(PROMPT, echo).text.startswith(PROMPT)
 
 
-def test_errors_are_typed_over_the_wire(client: Client | HttpClient) -> None:
+def test_client_errors_are_typed_over_the_wire(client: Client | HttpClient) -> None:
     for generate in (client.generate, lambda *given: list(client.stream(*given))):
         with pytest.raises(errors.InvalidRequest, match="top_p"):
             generate(PROMPT, GenerateOptions(top_p=2.0))
 
 
-def test_sequences_come_apart(client: Client | HttpClient) -> None:
+def test_num_return_sequences_come_apart(client: Client | HttpClient) -> None:
     options = GenerateOptions(max_tokens=8, num_return_sequences=3, temperature=1.0, seed=7, ignore_eos=True)
     with client.stream(PROMPT, options) as stream:
         indices = {chunk.index for chunk in stream}
@@ -73,7 +73,7 @@ def test_sequences_come_apart(client: Client | HttpClient) -> None:
     assert all(each.finish_reason == "length" for each in (answer, *answer.alternatives))
 
 
-def test_log_probs_one_per_token(client: Client | HttpClient, server: Any) -> None:
+def test_return_log_probs_has_one_per_token(client: Client | HttpClient, server: Any) -> None:
     # TensorRT-LLM's C++ backend, and its sampler that serves most of the contract, have no others than the token's own.
     tops = 3 if server.engine == "pytorch" else 0
     options = GenerateOptions(max_tokens=6, ignore_eos=True, return_log_probs=True, num_top_log_probs=tops)
@@ -99,7 +99,9 @@ def test_cancelled_streams_leave_a_working_server(client: Client | HttpClient) -
 
 
 @pytest.mark.parametrize("kind", [AsyncClient, AsyncHttpClient])
-async def test_many_at_once(server: Any, kind: type[AsyncClient] | type[AsyncHttpClient]) -> None:
+async def test_async_clients_many_requests_at_once(
+    server: Any, kind: type[AsyncClient] | type[AsyncHttpClient]
+) -> None:
     port = server.grpc_port if kind is AsyncClient else server.http_port
     async with kind(f"127.0.0.1:{port}") as client:
         alone = await client.generate(PROMPT, GREEDY)

@@ -47,7 +47,8 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_an_odd_environment(odd: Path) -> None:
+@pytest.mark.proof
+def test_serve_and_generate_in_an_odd_environment(odd: Path) -> None:
     http, grpc, metrics = free_ports(3)
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     process = subprocess.Popen(

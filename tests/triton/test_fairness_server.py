@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inflight.client import AsyncClient, GenerateOptions
-from tests.triton.conftest import Running, on_engine, run
+from tests.triton.support.servers import Running, on_engine, run
 
 FLOOD = 12
 
@@ -37,7 +37,8 @@ async def _order(server: Running) -> list[str]:
     return ended
 
 
-def test_a_flood_does_not_hold_up_another_client(fair_server: Running) -> None:
+@pytest.mark.proof
+def test_fairness_client_serves_another_client_beside_a_flood(fair_server: Running) -> None:
     ended = asyncio.run(_order(fair_server))
     assert len(ended) == FLOOD + 1
     assert ended.index("quiet") < FLOOD - 3, "it waits for what runs, not for all that came before it"

@@ -11,15 +11,15 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from inflight.bench.hostile.over_grpc import grpc_attack
-from inflight.bench.hostile.over_http import KINDS, http_attack
-from inflight.bench.hostile.siege import REFUSED, Siege, besiege
-from inflight.bench.hostile.target import Places, Target, own_address
-from inflight.cli import app
-from inflight.client.address import Address
+from benchmarks.__main__ import bench
+from benchmarks.hostile.over_grpc import grpc_attack
+from benchmarks.hostile.over_http import KINDS, http_attack
+from benchmarks.hostile.siege import REFUSED, Siege, besiege
+from benchmarks.hostile.target import Places, Target, own_address
+from inflight.client.transport import Address
 from inflight.errors import EngineFailure, InvalidRequest
 from inflight.serve.server import free_ports
-from tests.triton.conftest import Running
+from tests.triton.support.servers import Running
 
 REQUESTS = 400
 
@@ -28,7 +28,7 @@ def _address(port: int, scheme: str = "http") -> Address:
     return Address(scheme, "127.0.0.1", port)
 
 
-def test_the_same_processes_serve_to_the_end(server: Running) -> None:
+def test_hostile_requests_leave_the_same_processes_serving(server: Running) -> None:
     rpc = _address(server.grpc_port, "grpc")
     places = Places(_address(server.http_port), rpc, _address(server.metrics_port))
     siege = besiege(places, REQUESTS, seed=1, first=0, say=print)
@@ -40,13 +40,13 @@ def test_the_same_processes_serve_to_the_end(server: Running) -> None:
     assert "Traceback" not in server.log
 
 
-def test_a_request_follows_from_its_number_alone() -> None:
+def test_hostile_request_follows_from_its_number() -> None:
     for number in range(60):
         assert http_attack(Random(f"0 {number}")) == http_attack(Random(f"0 {number}"))
         assert grpc_attack(Random(f"0 {number}")) == grpc_attack(Random(f"0 {number}"))
 
 
-def test_every_flaw_is_told() -> None:
+def test_hostile_report_tells_every_flaw() -> None:
     siege = Siege({"one": Counter(refused=4000)}, ["Traceback …"], [7], 5, ["other text"], [1, 1, 2], 3)
     assert siege.flaws() == [
         "request 7 got no answer in 300 s",
@@ -57,7 +57,7 @@ def test_every_flaw_is_told() -> None:
     ]
 
 
-def test_a_process_that_ends_is_noticed() -> None:
+def test_hostile_report_notices_a_process_that_ends() -> None:
     [port] = free_ports(1)
     with subprocess.Popen([sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]) as process:
         places = Places(_address(port), _address(port), _address(port))
@@ -80,8 +80,8 @@ def test_a_process_that_ends_is_noticed() -> None:
     ("address", "said"),
     [("192.0.2.1:8000", "only a loopback address"), ("https://127.0.0.1:8000", "the scheme must be")],
 )
-def test_only_this_machine_is_besieged(address: str, said: str) -> None:
+def test_bench_hostile_takes_this_machine_only(address: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         own_address(address, "--http", "http")
-    result = CliRunner().invoke(app, ["bench", "hostile", "--http", address])
+    result = CliRunner().invoke(bench, ["hostile", "--http", address])
     assert result.exit_code == 1

@@ -22,9 +22,9 @@ from inflight.client import Client, GenerateOptions
 from inflight.engine.snapshot import Snapshot
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
-from tests.triton.conftest import Running, on_engine, run
-from tests.triton.metrics_page import read_metric, wait_until
-from tests.triton.tensors import grpc_inputs
+from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.triton.support.servers import Running, on_engine, run
+from tests.triton.support.tensors import grpc_inputs
 
 INFLIGHT = Path(sys.executable).parent / "inflight"
 GONE = "the server does not answer"
@@ -49,7 +49,7 @@ def inspect(server: Running, **more: object) -> Snapshot:
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(take)
         client.async_stream_infer("tensorrt_llm", grpc_inputs("tensorrt_llm", {"inspect": True, **more}))
-        assert came.wait(10)
+        assert came.wait(30)
         client.stop_stream()
     if failed:
         raise failed[0]
@@ -75,7 +75,7 @@ def streaming(server: Running, count: int) -> Iterator[None]:
         for thread in threads:
             thread.start()
         try:
-            assert wait_until(lambda: read_metric(server.metrics, "inflight_running_requests") == count, 20)
+            assert wait_until(lambda: read_metric(server.metrics, "inflight_running_requests") == count, 30)
             yield
         finally:
             over.set()
@@ -85,7 +85,7 @@ def streaming(server: Running, count: int) -> Iterator[None]:
             wait_until(lambda: read_metric(server.metrics, "inflight_running_requests") == 0, 20)
 
 
-def test_a_snapshot_is_true(server: Running) -> None:
+def test_inspect_snapshot_is_true(server: Running) -> None:
     with streaming(server, 3):
         shots: list[Snapshot] = []
 
@@ -93,7 +93,7 @@ def test_a_snapshot_is_true(server: Running) -> None:
             shots.append(inspect(server))
             return [one.generated_tokens > 2 for one in shots[-1].requests] == [True] * 3
 
-        assert wait_until(all_decode, 20)
+        assert wait_until(all_decode, 30)
         shot = shots[-1]
         assert (shot.engine, shot.running, shot.waiting) == (server.engine, 3, 0)
         assert sorted(one.request_id for one in shot.requests) == ["tell-0 m…", "tell-1 m…", "tell-2 m…"]
@@ -107,11 +107,11 @@ def test_a_snapshot_is_true(server: Running) -> None:
         assert shot.kv_cache.used + (shot.kv_cache.cached or 0) + shot.kv_cache.free == shot.kv_cache.num_blocks
         assert bool(shot.kv_cache.runs) == (server.engine == "pytorch")
         steps = shot.steps
-        assert wait_until(lambda: inspect(server).steps > steps, 20)
-    assert wait_until(lambda: inspect(server).requests == (), 20)
+        assert wait_until(lambda: inspect(server).steps > steps, 30)
+    assert wait_until(lambda: inspect(server).requests == (), 30)
 
 
-def test_other_inputs_beside_it_are_refused(server: Running) -> None:
+def test_inspect_refuses_other_inputs(server: Running) -> None:
     def counted(outcome: str) -> float:
         return read_metric(server.metrics, "inflight_requests_total", model="tensorrt_llm", outcome=outcome)
 
@@ -120,11 +120,11 @@ def test_other_inputs_beside_it_are_refused(server: Running) -> None:
         inspect(server, input_ids=[1, 2], streaming=True)
     with streaming(server, 1):
         pass
-    assert wait_until(lambda: counted("cancelled") > cancelled, 10)
+    assert wait_until(lambda: counted("cancelled") > cancelled, 30)
     assert counted("invalid") == invalid, "what does not generate is no request"
 
 
-def test_one_frame_of_a_loaded_server(server: Running, tmp_path: Path) -> None:
+def test_top_once_shows_a_loaded_server(server: Running, tmp_path: Path) -> None:
     with streaming(server, 3):
         shown = _top(server, "--once", "--after", "1", "--svg", str(tmp_path / "top.svg"))
     for words in ("throughput", "tell-", "decode", f"engine {server.engine}"):
@@ -136,18 +136,18 @@ def test_one_frame_of_a_loaded_server(server: Running, tmp_path: Path) -> None:
     assert "url(http" not in picture
 
 
-def test_a_unary_server_is_inspected_too(unary_server: Running) -> None:
+def test_top_once_shows_a_unary_server(unary_server: Running) -> None:
     shown = _top(unary_server, "--once", "--after", "0.2")
     assert "no requests and" not in shown
     assert "no rates" not in shown
 
 
-def test_over_http_too(server: Running) -> None:
+def test_top_once_over_http(server: Running) -> None:
     shown = _top(server, "--once", "--after", "0.2", url=server.http)
     assert f"engine {server.engine}" in shown
 
 
-def test_without_inspection_it_is_refused_by_name_and_top_shows_the_rest(tmp_path: Path) -> None:
+def test_inspection_false_refuses_inspect_and_top_shows_the_rest(tmp_path: Path) -> None:
     for server in run(on_engine("replay", tmp_path, observability={"inspection": False})):
         with pytest.raises(InferenceServerException, match="UNIMPLEMENTED: inspect is not allowed: observability.insp"):
             inspect(server)
@@ -156,7 +156,8 @@ def test_without_inspection_it_is_refused_by_name_and_top_shows_the_rest(tmp_pat
         assert f"0 of {server.server.deployment.batching.max_batch_size}" in shown
 
 
-def test_the_live_view_survives_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_top_survives_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
     for server in run(on_engine("replay", tmp_path)):
         with _Terminal("top", "--url", server.grpc, "--metrics", server.metrics.split("//")[1].split("/")[0]) as live:
             assert live.shows("engine replay", without=GONE)
@@ -182,7 +183,7 @@ class _Terminal:
 
     def shows(self, *words: str, without: str = "nothing") -> bool:
         """Wait until a whole frame has the words."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             for frame in self._seen.split(HOME)[1:-1]:
                 if all(word in frame for word in words) and without not in frame:

@@ -1,4 +1,4 @@
-"""The locustfile against real servers with the replay engine: its figures are those of ``inflight load``."""
+"""The locustfile: real processes of locust against a real server with the replay engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,29 +16,47 @@ from typing import Any
 
 import pytest
 
-from inflight.load.measurements import measure
-from inflight.load.pipeline import replay_server
-from inflight.load.result import REPORT, read_records, read_summary
+from benchmarks.pipeline import serve
+from inflight.load.measurements import RequestRecord
+from inflight.load.scenario import load_scenario
+from inflight.load.workload import PromptWriter, Workload
 from inflight.resources import DEMO
 from inflight.serve.server import TritonServer, free_ports
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-CLOSED = """
-drain_s = 20
+STEP_MS = 5.0
+CHAT = """
 [[phases]]
 duration_s = 4
 concurrency = 3
 [[classes]]
-name = "a"
+name = "chat"
 system_prompt = { tokens = 16, variants = 2 }
 prompt_tokens = { distribution = "uniform", min = 8, max = 40 }
 output_tokens = { distribution = "uniform", min = 10, max = 30 }
 """
-CANCELLED = CLOSED + "cancellations = { share = 0.5, after_tokens = { distribution = 'fixed', value = 3 } }\n"
-FIGURES = ("itl_ms", "e2e_ms", "ttft_ms")
-STEP_MS = 40.0
-OPEN = CLOSED.replace("concurrency = 3", 'rate = 6\narrivals = "constant"')
+ALL_KINDS = """
+[[phases]]
+duration_s = 4
+concurrency = 3
+[[classes]]
+name = "tokens"
+prompt_tokens = { distribution = "fixed", value = 8 }
+output_tokens = { distribution = "fixed", value = 200 }
+cancellations = { share = 1.0, after_tokens = { distribution = "fixed", value = 3 } }
+[[classes]]
+name = "time"
+prompt_tokens = { distribution = "fixed", value = 8 }
+output_tokens = { distribution = "fixed", value = 200 }
+cancellations = { share = 1.0, after_ms = { distribution = "fixed", value = 50 } }
+[[classes]]
+name = "talk"
+format = "messages"
+prompt_tokens = { distribution = "fixed", value = 8 }
+output_tokens = { distribution = "fixed", value = 5 }
+turns = { count = { distribution = "fixed", value = 2 } }
+"""
 
 
 @dataclass(frozen=True)
@@ -46,184 +65,202 @@ class Run:
 
     code: int
     output: str
-    directory: Path
-    rows: dict[tuple[str, str], dict[str, str]]
-    """Of the CSV, by type and name."""
+    rows: dict[tuple[str, str], dict[str, Any]]
+    """Locust's statistics by type and name; its CSV is up to a second old."""
+    cpu: dict[str, float]
+    """Cores that each process used."""
+    records: list[RequestRecord]
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        return read_summary(self.directory)
-
-    def count(self, name: str, kind: str = "gRPC") -> int:
-        return int(self.rows[kind, name]["Request Count"])
+    def count(self, kind: str, name: str = "chat") -> int:
+        return int(self.rows.get((kind, name), {}).get("num_requests", 0))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[TritonServer]:
-    with replay_server(DEMO / "model", 5.0) as running:
+    engine = {"kind": "replay", "replay_step_ms": STEP_MS}
+    with serve({"model": str(DEMO / "model"), "engine": engine, "limits": {"max_prompt_bytes": 4000}}) as running:
         yield running
 
 
 @pytest.fixture
-def locust(tmp_path: Path) -> Callable[..., Run]:
-    def run(scenario: str, ports: tuple[int, int], *more: str) -> Run:
-        command = [*_command(tmp_path, scenario, ports), "--headless", "--only-summary"]
-        command += ["--csv", str(tmp_path / "out"), "--result", str(tmp_path / "result"), *more]
+def locust(server: TritonServer, tmp_path: Path) -> Callable[..., Run]:
+    def run(scenario: str, *more: str, workers: int = 0) -> Run:
+        command = [*_command(tmp_path, scenario, server), "--headless", "--only-summary", "--run-time", "3s"]
+        command += ["--csv", str(tmp_path / "out"), "--json-file", str(tmp_path / "out")]
+        command += ["--records", str(tmp_path / "records"), *more]
+        command += ["--master", "--expect-workers", str(workers)] if workers else []
+        port = free_ports(3)[0]
+        command += ["--master-bind-host", "127.0.0.1", "--master-bind-port", str(port)] if workers else []
+        joining = [str(BIN / "locust"), "-f", "loadtest/locustfile.py", "--worker", "--master-port", str(port)]
+        joined = [subprocess.Popen(joining, cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(workers)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
-        output = done.stdout + done.stderr
-        assert "Traceback" not in output
-        with (tmp_path / "out_stats.csv").open() as file:
-            rows = {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
-        return Run(done.returncode, output, tmp_path / "result", rows)
+        assert [one.wait(30) for one in joined] == [0] * workers
+        assert "Traceback" not in done.stderr
+        return _read(tmp_path, done)
 
     return run
 
 
-def _command(directory: Path, scenario: str, ports: tuple[int, int]) -> list[str]:
+def _command(directory: Path, scenario: str, server: TritonServer) -> list[str]:
     (directory / "it.toml").write_text(scenario)
+    http, grpc = server.settings.http_port, server.settings.grpc_port
     command = [str(BIN / "locust"), "-f", "loadtest/locustfile.py", "--scenario", str(directory / "it.toml")]
-    return [*command, "--host", f"http://127.0.0.1:{ports[0]}", "--grpc-url", f"127.0.0.1:{ports[1]}"]
+    command += ["--users", "4", "--spawn-rate", "4"]
+    return [*command, "--host", f"http://127.0.0.1:{http}", "--grpc-url", f"127.0.0.1:{grpc}"]
 
 
-def _ports(server: TritonServer) -> tuple[int, int]:
-    return server.settings.http_port, server.settings.grpc_port
+def _read(directory: Path, done: subprocess.CompletedProcess[str]) -> Run:
+    rows = {(row["method"], row["name"]): row for row in json.loads((directory / "out.json").read_text())}
+    cpu = {row["Process"]: float(row["Share of one core"]) for row in _csv_rows(directory / "out_cpu.csv")}
+    lines = [line for path in sorted((directory / "records").iterdir()) for line in path.read_text().splitlines()]
+    records = [RequestRecord.from_json(json.loads(line)) for line in lines]
+    return Run(done.returncode, done.stdout + done.stderr, rows, cpu, records)
 
 
-def test_both_users_fire_every_event_and_leave_the_same_result(
-    server: TritonServer, locust: Callable[..., Run]
-) -> None:
-    run = locust(CLOSED, _ports(server))
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_grpc_and_http_users_fire_ttft_itl_and_tpot_of_every_stream(locust: Callable[..., Run], tmp_path: Path) -> None:
+    run = locust(CHAT, "--tags", "stream", "--seed", "7", "--html", str(tmp_path / "out.html"))
     assert run.code == 0, run.output[-2000:]
-    records = read_records(run.directory)
-    assert {one.outcome for one in records} == {"completed"}
-    for name in ("E2E", "TTFT", "queue"):
-        assert run.count(name, "gRPC") + run.count(name, "HTTP") == len(records)
-    assert run.count("ITL", "gRPC") + run.count("ITL", "HTTP") == sum(len(one.itl_s) for one in records)
-    assert run.count("chunk gap", "gRPC") + run.count("chunk gap", "HTTP") == sum(len(one.gaps_s) for one in records)
-    assert run.summary["transport"] == "grpc and http"
-    assert (run.directory / REPORT).stat().st_size > 10_000
-    cost = run.summary["swarm"]
-    assert cost["client_cpu_s"] > 0
-    assert cost["server_cpu_s"] > 0
-    assert "locust used" in run.output
+    assert run.count("gRPC") > 0
+    assert run.count("HTTP") > 0
+    assert run.count("gRPC") + run.count("HTTP") == run.count("TTFT") == len(run.records)
+    assert run.count("ITL") == sum(len(one.itl_s) for one in run.records)
+    longest = max(one.ttft_s or 0 for one in run.records)
+    assert run.rows["TTFT", "chat"]["max_response_time"] == pytest.approx(1000 * longest, abs=0.01)
+    several = [one.output_tokens for one in run.records if one.itl_s]  # of one response alone there is no such time
+    assert run.count("TPOT") == len(several)
+    assert run.rows["TPOT", "chat"]["total_content_length"] == sum(several)
+    assert 0 < run.cpu["locust"] <= 4
+    assert "of one core" in run.output
+    assert (tmp_path / "out.html").stat().st_size > 10_000
+    workload = Workload(load_scenario(tmp_path / "it.toml"), PromptWriter.of_checkpoint(DEMO / "model"), 7)
+    assert len({one.session for one in run.records}) == len(run.records)
+    for one in run.records:
+        assert one.outcome == "completed"
+        assert one.output_tokens == workload.session(one.session).turns[0].max_tokens
+        assert sum(arrival.tokens for arrival in one.arrivals) == one.output_tokens
+        assert one.e2e_s >= 0.85 * one.output_tokens * STEP_MS / 1000  # the engine is never faster
 
 
-@pytest.mark.alone
-def test_requests_and_figures_are_those_of_inflight_load(locust: Callable[..., Run], tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    command = [str(BIN / "inflight"), "load", "run", str(tmp_path / "it.toml"), "--output", str(other)]
-    with replay_server(DEMO / "model", STEP_MS) as slow:  # the engine's pace is nearly all that is measured
-        ours = locust(OPEN, _ports(slow), "GrpcUser")
-        url = f"127.0.0.1:{_ports(slow)[1]}"
-        subprocess.run([*command, "--url", url], check=True, timeout=120, capture_output=True)
-    seen, known = ({(one.session, one.turn): one for one in read_records(where)} for where in (ours.directory, other))
-    assert len(seen) == 24
-    assert seen.keys() == known.keys()
-    for records, figures in ((seen, ours.summary["figures"]), (known, read_summary(other)["figures"])):
-        # The engine is never faster. A machine that stands still adds to some requests, and not to the least of all.
-        paces = [1000 * one.e2e_s / one.output_tokens / STEP_MS for one in records.values()]
-        assert 0.85 < min(paces) < 1.5
-        counted = measure(list(records.values()), tuple(figures["window_s"]), {})
-        for name in FIGURES:
-            assert figures[name]["p50"] == pytest.approx(getattr(counted, name).p50, abs=0.01)
-    for key, one in seen.items():
-        assert (one.scheduled_s, one.input_tokens, one.output_tokens) == (
-            known[key].scheduled_s,
-            known[key].input_tokens,
-            known[key].output_tokens,
-        )
+@pytest.mark.proof
+def test_cancellations_are_no_failures_and_conversations_have_all_turns(locust: Callable[..., Run]) -> None:
+    run = locust(ALL_KINDS, "--tags", "stream")
+    assert run.code == 0
+    assert not any(row["num_failures"] for row in run.rows.values())
+    for name in ("tokens", "time"):
+        outcomes = [one.outcome for one in run.records if one.class_name == name]
+        assert set(outcomes) <= {"cancelled", "completed"}  # of a machine that stood still, the whole answer has come
+        assert run.count("cancelled", name) == outcomes.count("cancelled") > 0
+        assert run.count("TTFT", name) == outcomes.count("completed")
+    assert {one.turn for one in run.records if one.class_name == "talk"} == {0, 1}
 
 
-def test_cancelled_requests_are_no_failures(server: TritonServer, locust: Callable[..., Run]) -> None:
-    run = locust(CANCELLED, _ports(server), "GrpcUser")
+@pytest.mark.proof
+def test_unary_answers_have_no_time_to_the_first_token(locust: Callable[..., Run]) -> None:
+    run = locust(CHAT, "--tags", "unary")
+    assert run.rows.keys() == {("gRPC", "chat unary"), ("HTTP", "chat unary")}
+    assert run.count("gRPC", "chat unary") + run.count("HTTP", "chat unary") == len(run.records)
+
+
+def test_failures_bear_the_name_of_their_kind(server: TritonServer, tmp_path: Path) -> None:
+    long = CHAT.replace("min = 8, max = 40", "min = 4000, max = 4000")
+    gone = [f"127.0.0.1:{port}" for port in free_ports(3)[:2]]
+    nowhere = ["--host", f"http://{gone[0]}", "--grpc-url", gone[1]]
+    for kind, scenario, more in (("invalid", long, []), ("unreachable", CHAT, nowhere)):
+        command = [*_command(tmp_path, scenario, server), "--headless", "--tags", "stream", "--run-time", "3s", *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+        output = done.stdout + done.stderr
+        assert done.returncode == 1
+        assert f"gRPC chat: {kind}" in output
+        assert f"HTTP chat: {kind}" in output
+        assert f"the first failure of its kind: {kind}: " in output
+
+
+def test_master_and_two_workers_share_the_sessions(locust: Callable[..., Run]) -> None:
+    run = locust(CHAT, "--tags", "stream", "--run-time", "10s", workers=2)  # they report each 3 s
     assert run.code == 0, run.output[-2000:]
-    outcomes = [one.outcome for one in read_records(run.directory)]
-    assert run.count("cancelled") == outcomes.count("cancelled") > 0
-    assert run.count("E2E") == outcomes.count("completed") > 0
-    assert int(run.rows["", "Aggregated"]["Failure Count"]) == 0
+    sessions = [one.session for one in run.records]
+    assert len(sessions) == len(set(sessions))
+    assert {number % 1024 for number in sessions} == {0, 1}
+    assert 0 < run.count("TTFT") == run.count("gRPC") + run.count("HTTP") <= len(run.records)
+    assert run.cpu.keys() == {"worker 0", "worker 1", "master"}
+    assert min(run.cpu["worker 0"], run.cpu["worker 1"]) > 0
 
 
-@pytest.mark.alone  # a worker that is not heard of in time is taken for lost
-def test_two_workers_share_the_workload(server: TritonServer, locust: Callable[..., Run]) -> None:
-    master = str(free_ports(3)[0])
-    options = ["--processes", "2", "--master-bind-host", "127.0.0.1", "--master-bind-port", master]
-    run = locust(CLOSED, _ports(server), "GrpcUser", *options, "--master-port", master)
-    assert run.code == 0, run.output[-2000:]
-    sessions = [one.session for one in read_records(run.directory)]
-    assert len(sessions) == len(set(sessions)) == run.count("E2E")
-    assert {number % 2 for number in sessions} == {0, 1}
-    cost = run.summary["swarm"]
-    assert (cost["workers"], cost["lost_workers"]) == (2, 0)
-
-
-def test_files_that_locust_ends_with_are_written_to_until_it_is_gone(tmp_path: Path) -> None:
-    program = f"""
-import locust.stats
-from inflight.load.swarm.swarm import install
-install()
-from gevent import sleep, spawn
-from locust.env import Environment
-locust.stats.CSV_STATS_INTERVAL_SEC = 0.01
-writer = locust.stats.StatsCSVFileWriter(Environment(), [0.5], {str(tmp_path / "out")!r})
-writing = spawn(writer)
-for _ in range(50):  # each lets the writer run, however late both are
-    sleep(0.01)
-writer.close_files()
-assert open(writer.stats_history_file_name()).read().count("Aggregated") > 1
-sleep(0.05)
-assert not writing.dead
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_result_that_cannot_be_written_is_refused_before_the_load(tmp_path: Path) -> None:
-    command = [*_command(tmp_path, CLOSED, free_ports(3)[:2]), "--headless", "--result", str(tmp_path / "it.toml")]
+def test_options_that_cannot_be_used_end_locust_with_one_line(server: TritonServer, tmp_path: Path) -> None:
+    command = [*_command(tmp_path, CHAT, server), "--headless", "--scenario", "smok"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("it.toml: cannot be written: File exists")
+    assert done.stderr.splitlines()[-1].startswith("inflight: there is no scenario 'smok' (did you mean 'smoke'?)")
     assert "Traceback" not in done.stderr
 
 
-def test_a_dead_server_gives_failures(locust: Callable[..., Run]) -> None:
-    run = locust(CLOSED, free_ports(3)[:2])
-    assert run.code == 1
-    assert run.summary["figures"]["errors"].keys() == {"unreachable"}
-    assert int(run.rows["gRPC", "E2E"]["Failure Count"]) == run.count("E2E") > 0
-    assert "UNAVAILABLE unreachable" in run.output
+def test_a_process_that_uses_most_of_a_core_is_warned_of(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, "loadtest")
+import locust_report
+from argparse import Namespace
+from locust.env import Environment
+for locust_report.CPU_LIMIT in (0.0, 1000.0):
+    environment = Environment(parsed_options=Namespace(records="", csv_prefix={str(tmp_path / "out")!r}))
+    environment.create_local_runner()
+    locust_report.Report(environment)
+    environment.events.test_start.fire(environment=environment)
+    sum(range(100_000))
+    environment.events.test_stop.fire(environment=environment)
+    environment.events.quit.fire(exit_code=0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    first, warning, last = done.stderr.splitlines()
+    assert first.startswith("locust: ")
+    assert last.startswith("locust: ")
+    assert warning.startswith("WARNING: locust used more than 0% of one core")
+    (row,) = _csv_rows(tmp_path / "out_cpu.csv")
+    assert float(row["CPU s"]) > 0
 
 
-def test_the_page_has_a_tab_with_live_figures(server: TritonServer, tmp_path: Path) -> None:
-    port, endless = free_ports(3)[0], CLOSED.replace("duration_s = 4", "duration_s = 600")
-    command = [*_command(tmp_path, endless, _ports(server)), "GrpcUser", "--autostart"]
-    command += ["--web-host", "127.0.0.1", "--web-port", str(port), "--result", str(tmp_path / "result")]
+@pytest.mark.proof
+def test_the_page_starts_a_scenario_and_shows_its_figures(server: TritonServer, tmp_path: Path) -> None:
+    port = free_ports(3)[0]
+    command = [*_command(tmp_path, CHAT, server), "--web-host", "127.0.0.1", "--web-port", str(port)]
+    url = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process:
-        figures: dict[str, Any] = {}
         try:
-            deadline = time.monotonic() + 60
-            while "ITL per token, ms" not in figures and process.poll() is None and time.monotonic() < deadline:
-                figures = _figures(port)
-                time.sleep(0.2)
-            page = _get(f"http://127.0.0.1:{port}/")
+            _wait(lambda: bool(_get(f"{url}/")), process)
+            page = _get(f"{url}/")
+            assert '"grpc_url"' in page
+            assert '"records"' not in page  # whoever sees the page must not choose where files are written
+            form = {"user_count": 2, "spawn_rate": 2, "host": f"http://127.0.0.1:{server.settings.http_port}"}
+            urllib.request.urlopen(f"{url}/swarm", urllib.parse.urlencode(form | {"scenario": "smoke"}).encode())
+            _wait(lambda: {("TTFT", "short"), ("ITL", "short"), ("TPOT", "short")} <= _rows(url), process)
         finally:
             process.terminate()
             process.wait(30)
-    assert "extended_tabs" in page
-    assert figures["running requests"]["value"] <= 3
-    assert figures["TTFT, ms"]["samples"] > 0
-    assert read_summary(tmp_path / "result")["interrupted"] is True
+    assert "of one core" in (tmp_path / "log").read_text()
+
+
+def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert process.poll() is None, "locust has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
-
-
-def _figures(port: int) -> dict[str, Any]:
-    """Return the rows of the tab; none before the page is there and complete."""
+    """Return the page; nothing while there is no server yet."""
     try:
-        stats = json.loads(_get(f"http://127.0.0.1:{port}/stats/requests"))
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
     except OSError:
-        return {}
-    rows = {row["figure"]: row for one in stats.get("extended_stats", []) for row in one["data"]}
-    return rows if rows.get("ITL per token, ms", {}).get("samples") else {}
+        return ""
+
+
+def _rows(url: str) -> set[tuple[str, str]]:
+    return {(row["method"], row["name"]) for row in json.loads(_get(f"{url}/stats/requests"))["stats"]}

@@ -10,8 +10,8 @@ import tritonclient.grpc as grpc
 
 from inflight.client import Client, GenerateOptions
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.conftest import Running
-from tests.triton.tensors import grpc_inputs
+from tests.triton.support.servers import Running
+from tests.triton.support.tensors import grpc_inputs
 
 LONG = "hello wor " * 150_000
 """1.5 MB: it takes seconds."""
@@ -23,7 +23,7 @@ def _post(server: Running, text: str) -> httpx.Response:
 
 
 @pytest.mark.any_engine
-def test_short_prompts_do_not_wait_for_long_ones(server: Running) -> None:
+def test_tokenizer_answers_short_prompts_beside_long_ones(server: Running) -> None:
     """Without a way beside them, one short prompt is answered after each long one, and none before the first."""
     answered = 0
     with ThreadPoolExecutor(2) as pool, Client(server.grpc) as client:
@@ -37,7 +37,7 @@ def test_short_prompts_do_not_wait_for_long_ones(server: Running) -> None:
     assert answered > 5
 
 
-def test_a_long_prompt_has_the_same_tokens(unary_server: Running) -> None:
+def test_tokenizer_long_prompt_has_the_same_tokens(unary_server: Running) -> None:
     """Of a batch with short ones, in a deployment whose stages answer once."""
     text = "Füße 😀 and more of it. " * 3000
     tokenizer = Tokenizer.from_checkpoint(unary_server.server.deployment.model)

@@ -15,10 +15,11 @@ import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions
-from tests.triton.conftest import Running
-from tests.triton.tensors import grpc_inputs
+from tests.support.tables import each_row
+from tests.triton.support.servers import Running
+from tests.triton.support.tensors import grpc_inputs
 
-pytestmark = pytest.mark.any_engine
+pytestmark = [pytest.mark.any_engine, pytest.mark.each_engine]
 
 TEXT = {"text_input": "Hello", "max_tokens": 4}
 INVALID, UNSUPPORTED = "INVALID_ARGUMENT", "UNIMPLEMENTED"
@@ -229,9 +230,9 @@ def _expected(server: Running, values: dict[str, Any], status: str, said: str) -
     return status, said
 
 
-def _not_straight_to(server: Running, model: str) -> None:
-    if (server.engine, model) == ("tensorrtllm", "tensorrt_llm"):
-        pytest.skip("what goes straight to upstream's backend is refused in its own words, as INTERNAL")
+def _is_upstreams_own(server: Running, model: str) -> bool:
+    """Whether requests to a model go straight to upstream's backend, which refuses in its own words, as INTERNAL."""
+    return (server.engine, model) == ("tensorrtllm", "tensorrt_llm")
 
 
 def _check(message: str, status: str, said: str) -> None:
@@ -241,36 +242,43 @@ def _check(message: str, status: str, said: str) -> None:
     assert ".py" not in message
 
 
-@pytest.mark.parametrize(("fields", "status", "said"), ENSEMBLE, ids=lambda value: str(value)[:50])
-def test_each_is_refused_by_name_over_http(server: Running, fields: dict[str, Any], status: str, said: str) -> None:
+@each_row(("fields", "status", "said"), ENSEMBLE)
+def test_malformed_fields_are_refused_by_name_over_http(
+    server: Running, fields: dict[str, Any], status: str, said: str
+) -> None:
     reply = httpx.post(f"{server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
     assert reply.status_code in (400, 501), reply.text
     _check(reply.json()["error"], *_expected(server, fields, status, said))
 
 
-@pytest.mark.parametrize(("fields", "status", "said"), ENSEMBLE, ids=lambda value: str(value)[:50])
-def test_each_is_refused_by_name_over_grpc(server: Running, fields: dict[str, Any], status: str, said: str) -> None:
+@each_row(("fields", "status", "said"), ENSEMBLE)
+def test_malformed_fields_are_refused_by_name_over_grpc(
+    server: Running, fields: dict[str, Any], status: str, said: str
+) -> None:
     message = asyncio.run(_grpc_error(server.grpc, "ensemble", _body(fields)))
     _check(message, *_expected(server, fields, status, said))
 
 
-@pytest.mark.parametrize(("model", "values", "status", "said"), TENSORS, ids=lambda value: str(value)[:50])
-def test_bad_tensors_are_refused_by_name(
+@each_row(("model", "values", "status", "said"), TENSORS)
+def test_malformed_tensors_are_refused_by_name(
     server: Running, model: str, values: dict[str, Any], status: str, said: str
 ) -> None:
-    _not_straight_to(server, model)
+    if _is_upstreams_own(server, model):
+        return
     message = asyncio.run(_grpc_error(server.grpc, model, values))
     _check(message, *_expected(server, values, status, said))
 
 
-@pytest.mark.parametrize(("fields", "said"), PARAMETERS, ids=str)
-def test_a_misspelt_key_is_named_with_the_nearest_known(server: Running, fields: dict[str, Any], said: str) -> None:
+@each_row(("fields", "said"), PARAMETERS)
+def test_misspelt_parameters_are_named_with_the_nearest_known(
+    server: Running, fields: dict[str, Any], said: str
+) -> None:
     reply = httpx.post(f"{server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
     assert reply.status_code == 400
     _check(reply.json()["error"], INVALID, said)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "body"),
     [
         ("ensemble/generate", "{"),
@@ -283,19 +291,20 @@ def test_a_misspelt_key_is_named_with_the_nearest_known(server: Running, fields:
         ("ensemble/versions/9/generate", json.dumps(TEXT)),
     ],
 )
-def test_what_never_reaches_a_stage_is_tritons_own_refusal(server: Running, path: str, body: str) -> None:
+def test_malformed_json_is_tritons_own_refusal(server: Running, path: str, body: str) -> None:
     reply = httpx.post(f"{server.http}/v2/models/{path}", content=body, timeout=30)
     assert 400 <= reply.status_code < 600
     assert reply.json()["error"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "said"), [(b'"x\xff": 1', "parameter"), (b'"x": "\xff"', "parameter"), (b'"id": "\xff"', "parameter")]
 )
-@pytest.mark.parametrize("path", ["ensemble/generate", "ensemble/generate_stream", "tensorrt_llm/generate"])
-def test_bytes_that_are_no_utf8_are_refused_by_name(server: Running, path: str, field: bytes, said: str) -> None:
+@each_row("path", ["ensemble/generate", "ensemble/generate_stream", "tensorrt_llm/generate"])
+def test_invalid_utf8_is_refused_by_name(server: Running, path: str, field: bytes, said: str) -> None:
     """Not with the whole batch that they are in, nor with where they were read."""
-    _not_straight_to(server, path.partition("/")[0])
+    if _is_upstreams_own(server, path.partition("/")[0]):
+        return
     body = b'{"text_input": "x", "max_tokens": 2, "temperature": 0.5, %s}' % field
     reply = httpx.post(f"{server.http}/v2/models/{path}", content=body, timeout=30)
     _check(reply.text, INVALID, "is not valid UTF-8")
@@ -313,7 +322,7 @@ def test_wrong_types_and_shapes_are_tritons_own_refusal(server: Running) -> None
                 client.infer("ensemble", inputs)
 
 
-def test_neighbours_in_the_same_batch_are_unharmed(server: Running) -> None:
+def test_malformed_requests_leave_their_neighbours_unharmed(server: Running) -> None:
     """Good and bad requests in one burst: the tokenizer batches them together; each bad one fails alone."""
     with Client(server.grpc) as client:
         expected = client.generate("What is TTFT?", GenerateOptions(max_tokens=8)).text
@@ -332,14 +341,14 @@ def test_neighbours_in_the_same_batch_are_unharmed(server: Running) -> None:
             assert reply.json()["text_output"] == expected
 
 
-def test_the_table_is_long_enough_and_the_server_lives_on(server: Running) -> None:
+def test_malformed_tables_are_long_and_the_server_lives_on(server: Running) -> None:
     assert len(ENSEMBLE) + len(PARAMETERS) + len(TENSORS) >= 60
     with Client(server.grpc) as client:
         assert client.generate("Hello", GenerateOptions(max_tokens=2)).text
     assert "Traceback" not in server.log
 
 
-def test_unary_refuses_what_needs_streaming(unary_server: Running) -> None:
+def test_unary_server_refuses_stream_and_several_sequences(unary_server: Running) -> None:
     for fields in ({"stream": True}, {"num_return_sequences": 2}):
         reply = httpx.post(f"{unary_server.http}/v2/models/ensemble/generate", json=_body(fields), timeout=30)
         assert reply.status_code == 400

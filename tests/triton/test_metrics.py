@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import urllib.request
-from collections.abc import Iterator
 
 import pytest
 
 from inflight.client import Client, GenerateOptions
 from inflight.errors import InvalidRequest
-from tests.triton.conftest import Running, on_engine, run
-from tests.triton.metrics_page import read_metric, wait_until
+from tests.triton.support.metrics_page import read_metric, read_page, value_in, wait_until
+from tests.triton.support.servers import Running
 
 UPSTREAM = {
     "nv_trt_llm_request_metrics": ("request_type", "active max scheduled context waiting"),
@@ -26,18 +24,8 @@ UPSTREAM = {
 }
 
 
-@pytest.fixture(scope="module")
-def fresh_server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    yield from run(on_engine(engine, tmp_path_factory.mktemp(engine)))
-
-
-def _page(server: Running) -> str:
-    with urllib.request.urlopen(server.metrics, timeout=10) as response:
-        return str(response.read().decode())
-
-
-def test_upstreams_families_exist_before_any_request(fresh_server: Running) -> None:
-    page = _page(fresh_server)
+def test_upstream_metric_families_exist_before_any_request(server: Running) -> None:
+    page = server.first_page
     for family, (label, values) in UPSTREAM.items():
         found = re.findall(rf'^{family}\{{.*{label}="(\w+)".*\}}', page, re.MULTILINE)
         assert sorted(found) == sorted(values.split()), family
@@ -47,29 +35,35 @@ def test_upstreams_families_exist_before_any_request(fresh_server: Running) -> N
         assert sorted(bounds, key=float) == ["10", "50", "100", "500", "1000", "+Inf"]
 
 
-def test_figures_are_true(fresh_server: Running) -> None:
+def test_metrics_after_three_requests_are_true(server: Running) -> None:
+    metrics = server.metrics
+    assert wait_until(lambda: read_metric(metrics, "inflight_running_requests") == 0, 30), "the test before has ended"
+    before = read_page(metrics)
+
+    def added(name: str, **labels: str) -> float:
+        return read_metric(metrics, name, **labels) - value_in(before, name, **labels)
+
     options = GenerateOptions(max_tokens=20, ignore_eos=True, return_num_input_tokens=True)
-    prompt = "What is a paged KV cache, and which blocks does it share between requests with equal beginnings?"
-    with Client(fresh_server.grpc) as client:
+    prompt = "True figures: what is a paged KV cache, and which blocks do requests with equal beginnings share?"
+    with Client(server.grpc) as client:
         prompt_tokens = sum(client.generate(prompt, options).usage.input_tokens or 0 for _ in range(3))
         with pytest.raises(InvalidRequest):
             client.generate("x", GenerateOptions(temperature=-1.0))
-    metrics = fresh_server.metrics
-    assert wait_until(lambda: read_metric(metrics, "inflight_requests_total", outcome="length") == 3, 2)
-    assert read_metric(metrics, "inflight_requests_total", outcome="invalid", model="tensorrt_llm") == 1
-    assert read_metric(metrics, "inflight_generated_tokens_total") == 60
-    assert read_metric(metrics, "inflight_prompt_tokens_total") == prompt_tokens
-    cached = read_metric(metrics, "inflight_cached_tokens_total")
+    assert wait_until(lambda: added("inflight_requests_total", outcome="length") == 3, 30)
+    assert added("inflight_requests_total", outcome="invalid", model="tensorrt_llm") == 1
+    assert added("inflight_generated_tokens_total") == 60
+    assert added("inflight_prompt_tokens_total") == prompt_tokens
+    cached = added("inflight_cached_tokens_total")
     assert 0 < cached <= prompt_tokens * 2 / 3, "the second and third prompt are mostly cached"
-    assert read_metric(metrics, "inflight_time_to_first_token_seconds_count") == 3
-    assert read_metric(metrics, "inflight_inter_token_seconds_count") == 3 * 19
-    assert read_metric(metrics, "nv_llm_output_token_len_bucket", le="50") == 3
+    assert added("inflight_time_to_first_token_seconds_count") == 3
+    assert added("inflight_inter_token_seconds_count") == 3 * 19
+    assert added("nv_llm_output_token_len_bucket", le="50") == 3
     blocks = {
         state: read_metric(metrics, "inflight_kv_cache_blocks", state=state) for state in ("used", "cached", "free")
     }
     assert blocks["used"] == 0
     # TensorRT-LLM counts cached blocks among the free ones, and not apart.
-    assert (blocks["cached"] > 0) == (fresh_server.engine == "pytorch")
+    assert (blocks["cached"] > 0) == (server.engine == "pytorch")
     total = read_metric(metrics, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max")
     assert sum(blocks.values()) == total
     # Upstream's "free" is what can be had: cached blocks without an owner included.
@@ -77,8 +71,10 @@ def test_figures_are_true(fresh_server: Running) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
-def test_prometheus_accepts_the_page(fresh_server: Running) -> None:
-    done = subprocess.run(["promtool", "check", "metrics"], input=_page(fresh_server), capture_output=True, text=True)
+def test_promtool_accepts_the_metrics_page(server: Running) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=read_page(server.metrics), capture_output=True, text=True
+    )
     remarks = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("inflight_")]
     # Histograms are exported as the counters that they consist of: docs/decisions/0007.
     ours = [line for line in remarks if not re.match(r"inflight_\w+_seconds_(bucket|sum|count) ", line)]

@@ -16,11 +16,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions
-from inflight.deployment import load_deployment
 from inflight.errors import InvalidRequest
 from inflight.resources import DEMO
 from inflight.serve import shields
-from tests.triton.conftest import Running
+from inflight.settings.deployment import load_deployment
+from tests.triton.support.servers import Running
 
 pytestmark = pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")
 """What is tested is before the engine."""
@@ -46,7 +46,7 @@ def _still_serves(server: Running) -> None:
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'], ids=["lists", "objects"])
 @pytest.mark.parametrize("levels", [50_000, 1_000_000])
-def test_nesting_is_refused(server: Running, opening: str, levels: int) -> None:
+def test_deeply_nested_json_is_refused(server: Running, opening: str, levels: int) -> None:
     closing = {"[": "]", '{"a":': "}"}[opening]
     nested = opening * levels + ("1" if closing == "}" else "") + closing * levels
     status, _ = _post(server, f'{{"text_input":{nested},"max_tokens":1}}'.encode())

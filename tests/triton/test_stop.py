@@ -1,11 +1,10 @@
-"""The end of a real server: idle connections do not delay it, running streams are finished, and nothing is left."""
+"""The end of a real server: kept connections do not delay it, running streams are finished, and nothing is left."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,14 +18,18 @@ import httpx
 import psutil
 import pytest
 
+from inflight.client.request import GenerateOptions
+from inflight.client.sync import Client, HttpClient
 from inflight.serve.server import free_ports
-from tests.triton.conftest import Running, on_engine, run
+from tests.triton.support.servers import Running, on_engine, run
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 SHARED_MEMORY = Path("/dev/shm")
 EXIT_TIMEOUT_S = 120
-"""A server that waits for idle connections takes this long; a busy machine unloads the stages in less than half."""
-ASK = {"text_input": "What is in-flight batching?", "max_tokens": 200, "ignore_eos": True, "stream": True}
+"""A server that waits for kept connections takes this long; a busy machine unloads the stages in less than half."""
+QUESTION = "What is in-flight batching?"
+LONG = GenerateOptions(max_tokens=200, ignore_eos=True)
+ASK = {"text_input": QUESTION, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 REPLAY = {"kind": "replay", "replay_step_ms": 10}
@@ -46,11 +49,21 @@ def _keep_alive(port: int, path: str) -> http.client.HTTPConnection:
     return connection
 
 
+def _scrape(port: int, path: str) -> None:
+    """Ask again and again over one connection, as Prometheus does, until the server has gone."""
+    connection = _keep_alive(port, path)
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while True:
+            time.sleep(0.3)
+            connection.request("GET", path)
+            connection.getresponse().read()
+
+
 def _shared_memory(*processes: int) -> list[Path]:
     return [file for process in processes for file in SHARED_MEMORY.glob(f"*inflight_{process}_*")]
 
 
-def test_idle_connections_do_not_delay_it(tmp_path: Path) -> None:
+def test_kept_connections_do_not_delay_it(tmp_path: Path) -> None:
     http_port, grpc_port, metrics_port = free_ports(3)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
     patient = str(on_engine("replay", tmp_path, engine=REPLAY, server={"exit_timeout_s": EXIT_TIMEOUT_S}))
@@ -60,40 +73,39 @@ def test_idle_connections_do_not_delay_it(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert any("Ctrl-C stops it" in line for line in process.stderr)
     idle = [_keep_alive(http_port, "/v2/health/ready"), _keep_alive(metrics_port, "/metrics")]
+    scraper = threading.Thread(target=_scrape, args=(http_port, "/v2/health/ready"))
+    scraper.start()
     children = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(EXIT_TIMEOUT_S + 60) == 0
     assert time.monotonic() - began < EXIT_TIMEOUT_S / 2
     assert process.stderr.read() == "stopping\n"
-    assert not psutil.wait_procs(children, timeout=1)[1]
+    left = psutil.wait_procs(children, timeout=30)[1]
+    assert all(one.status() == psutil.STATUS_ZOMBIE for one in left), "a stage runs on"
     assert not _shared_memory(process.pid, *(child.pid for child in children))
     assert idle[0].sock.recv(1) == b""
+    scraper.join()
 
 
-def test_running_streams_are_finished(running: Running) -> None:
-    """Over connections that are shut down for reading while they stream."""
-    url = f"{running.http}/v2/models/ensemble/generate_stream"
-    whole = httpx.post(url, json=ASK, timeout=60).text
+@pytest.mark.parametrize("transport", [Client, pytest.param(HttpClient, marks=pytest.mark.proof)], ids=["grpc", "http"])
+def test_running_streams_are_finished(running: Running, transport: type[Client] | type[HttpClient]) -> None:
+    """The server is idle as soon as they have ended, and not before."""
     assert "--metrics-interval-ms=500" in cast(list[str], running.server.process.args), "it may wait so long at its end"
     codes: list[int | None] = []
     stop = threading.Thread(target=lambda: codes.append(running.server.stop()))
-    with httpx.Client(timeout=60) as client, client.stream("POST", url, json=ASK) as response:
-        chunks = response.iter_text()
-        text = next(chunks)
-        stop.start()
-        text += "".join(chunks)
+    with transport(running.grpc if transport is Client else running.http) as client:
+        whole = client.generate(QUESTION, LONG).text
+        with client.stream(QUESTION, LONG) as stream:
+            text = next(iter(stream)).text
+            stop.start()
+            text += "".join(chunk.text for chunk in stream)
     stop.join()
     assert codes in ([0], [-signal.SIGABRT]), "Triton aborts where the machine stands still while a stage unloads"
-    assert _events(text) == _events(whole)
+    assert text == whole
 
 
-def _events(text: str) -> list[object]:
-    said = [json.loads(line) for line in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
-    return ["".join(event["text_output"] for event in said)]
-
-
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.proof), True], ids=["idle", "busy"])
 def test_a_killed_server_leaves_no_stage(running: Running, busy: bool) -> None:
     server = running.server.process
     stages = psutil.Process(server.pid).children(recursive=True)

@@ -10,8 +10,8 @@ import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from inflight.client import Client, GenerateOptions, HttpClient
-from tests.triton.conftest import Running
-from tests.triton.tensors import grpc_inputs
+from tests.triton.support.servers import Running
+from tests.triton.support.tensors import grpc_inputs
 
 STREAMS, TOKENS = 100, 64
 OPTIONS = GenerateOptions(max_tokens=TOKENS, ignore_eos=True)
@@ -44,7 +44,7 @@ async def _one_stream(url: str, request_id: str, prompt: str) -> list[tuple[str,
 
 
 @pytest.mark.any_engine
-def test_a_hundred_streams_lose_nothing(server: Running) -> None:
+def test_hundred_streams_lose_no_token(server: Running) -> None:
     prompts = [f"Request {index}: what is {'in-flight batching' * (index % 4)}" for index in range(STREAMS)]
 
     async def all_streams() -> list[list[tuple[str, int, int, int, bool]]]:
@@ -71,7 +71,7 @@ def test_a_hundred_streams_lose_nothing(server: Running) -> None:
 
 
 @pytest.mark.any_engine
-def test_stop_strings_end_the_answer_and_never_leak(server: Running) -> None:
+def test_stop_words_end_the_answer_and_never_leak(server: Running) -> None:
     with Client(server.grpc) as client, HttpClient(server.http) as http:
         whole = client.generate("What is a paged KV cache?", GenerateOptions(max_tokens=40)).text
         for start in range(3, len(whole) - 6, 11):
@@ -86,7 +86,7 @@ def test_stop_strings_end_the_answer_and_never_leak(server: Running) -> None:
 
 
 @pytest.mark.any_engine
-def test_a_stop_string_ends_the_generation_within_one_step(server: Running) -> None:
+def test_stop_words_end_the_generation_within_one_step(server: Running) -> None:
     prompt = "What is a paged KV cache?"
     count = GenerateOptions(max_tokens=40, return_num_output_tokens=True)
     with Client(server.grpc) as client:
@@ -101,7 +101,7 @@ def test_a_stop_string_ends_the_generation_within_one_step(server: Running) -> N
 
 
 @pytest.mark.any_engine
-def test_chat_answers_alike_over_http_and_grpc(server: Running) -> None:
+def test_messages_answer_alike_over_http_and_grpc(server: Running) -> None:
     messages = [{"role": "user", "content": "What is TTFT?"}]
     with Client(server.grpc) as client, HttpClient(server.http) as http:
         answers = {one.generate(messages, GenerateOptions(max_tokens=48)).text for one in (client, http)}
@@ -110,7 +110,7 @@ def test_chat_answers_alike_over_http_and_grpc(server: Running) -> None:
 
 
 @pytest.mark.any_engine
-def test_batches_come_back_by_row(unary_server: Running) -> None:
+def test_unary_batches_come_back_by_row(unary_server: Running) -> None:
     """A batch of texts in one unary request: each row is what its text alone gives; upstream's backend takes none."""
     import tritonclient.http as http
 

@@ -22,25 +22,24 @@ import psutil
 import pytest
 
 from inflight.addresses import read_directly
-from inflight.client.aio import AsyncClient, AsyncHttpClient
+from inflight.client.aio import AsyncClient, AsyncHttpClient, Retry
 from inflight.client.errors import ServerUnreachable
-from inflight.client.patience import Retry
 from inflight.client.request import GenerateOptions
-from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError, InflightError
-from inflight.pulse import SHARED_MEMORY, read_pulses
-from inflight.serve import restarts
+from inflight.serve import server as serve_server
 from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 from inflight.serve.supervisor import Supervisor
 from inflight.serve.vitals import End
-from tests.triton.conftest import on_engine
+from inflight.settings.deployment import load_deployment
+from inflight.shared_counters import SHARED_MEMORY, read_pulses
+from tests.triton.support.servers import on_engine
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 _WITH_MANY_STARTS = """
 from inflight.cli import app
-from inflight.serve import restarts
-restarts.PAUSES_S = (0,) * 100
+from inflight.serve import server as serve_server
+serve_server.PAUSES_S = (0,) * 100
 app()
 """
 """`inflight` that starts a server again at once, as often as these tests end it in a row, and Triton by itself."""
@@ -185,15 +184,25 @@ async def _ask(command: Command) -> str | None:
 @pytest.mark.parametrize(
     ("hurt", "number", "said"),
     [
-        ("tokenizer", signal.SIGKILL, "the stage tokenizer ended on SIGKILL"),
+        pytest.param("tokenizer", signal.SIGKILL, "the stage tokenizer ended on SIGKILL", marks=pytest.mark.proof),
         ("tensorrt_llm", signal.SIGKILL, "the stage tensorrt_llm ended on SIGKILL"),
-        ("detokenizer", signal.SIGKILL, "the stage detokenizer ended on SIGKILL"),
-        ("tensorrt_llm", signal.SIGSTOP, r"the stage tensorrt_llm has shown no sign of life for 3 s \(it is stopped\)"),
+        pytest.param("detokenizer", signal.SIGKILL, "the stage detokenizer ended on SIGKILL", marks=pytest.mark.proof),
+        pytest.param(
+            "tensorrt_llm",
+            signal.SIGSTOP,
+            r"the stage tensorrt_llm has shown no sign of life for 3 s \(it is stopped\)",
+            marks=pytest.mark.proof,
+        ),
         ("server", signal.SIGSEGV, r"the server ended on SIGSEGV: its log does not say why"),
-        ("server", signal.SIGSTOP, r"the server has shown no sign of life for 3 s \(it is stopped\)"),
+        pytest.param(
+            "server",
+            signal.SIGSTOP,
+            r"the server has shown no sign of life for 3 s \(it is stopped\)",
+            marks=pytest.mark.proof,
+        ),
     ],
 )
-async def test_streams_end_with_a_typed_error_and_others_are_served(
+async def test_supervisor_restarts_what_is_hurt_and_streams_end_with_a_typed_error(
     command: Command, hurt: str, number: signal.Signals, said: str
 ) -> None:
     restarts = command.said.count("ready again in")
@@ -210,7 +219,7 @@ async def test_streams_end_with_a_typed_error_and_others_are_served(
     assert counted == len(re.findall(r"restarts in \d+ s", command.said)) >= restarts + 1
 
 
-def test_a_closed_terminal_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_serve_ends_with_its_terminal_and_leaves_nothing(tmp_path: Path) -> None:
     """The kernel sends SIGHUP then, and each word that is written fails."""
     ours, its = pty.openpty()
     command = _start(tmp_path, its)
@@ -223,8 +232,8 @@ def test_a_closed_terminal_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     _assert_nothing_left(command)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.proof), signal.SIGTERM])
+def test_serve_ended_at_its_start_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     command = _start(tmp_path)
     until = time.monotonic() + PATIENCE_S
     while not list(command.temporary.glob("inflight-*/triton.log")):
@@ -235,10 +244,11 @@ def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: 
     _assert_nothing_left(command)
 
 
-def test_a_row_of_crashes_is_given_up_with_its_cause(
+def test_supervisor_gives_up_after_a_row_of_crashes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(restarts, "PAUSES_S", (0, 0))  # one for a start that Triton ends, as it does at a standstill
+    # One pause is for a start that Triton ends, as it does at a standstill.
+    monkeypatch.setattr(serve_server, "PAUSES_S", (0, 0))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
     directory = on_engine("replay", tmp_path)

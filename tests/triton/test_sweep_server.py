@@ -14,7 +14,7 @@ from inflight.cli import app
 from inflight.load import overhead
 from inflight.resources import DEMO
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.proof
 
 PREFILL_MS, STEP_MS, TOKENS = 60, 20, 10
 REQUEST_S = (PREFILL_MS + (TOKENS - 1) * STEP_MS) / 1000
@@ -62,7 +62,6 @@ def _assert_near(answered: float, capacity: float) -> None:
     assert 0.5 * capacity < answered < 1.25 * capacity
 
 
-@pytest.mark.slow
 def test_an_open_loops_knee_is_the_servers_capacity(tmp_path: Path) -> None:
     # No load breaks this limit: the usable load is the highest that the server keeps up with, however slow it is.
     options = ("--from", "5", "--to", "40", "--tolerance", "0.5", "--repeats", "1", "--slo", "ttft=60000")
@@ -73,7 +72,6 @@ def test_an_open_loops_knee_is_the_servers_capacity(tmp_path: Path) -> None:
     assert findings["usable"]["attainment"] == 1.0
 
 
-@pytest.mark.slow
 def test_a_closed_loops_knee_is_where_all_places_are_taken(tmp_path: Path) -> None:
     record = _sweep(tmp_path, 3, "--kind", "concurrency", "--from", "1", "--to", "12", "--repeats", "1")
     _assert_near(record["findings"]["knee"]["requests_per_second"], 3 / REQUEST_S)

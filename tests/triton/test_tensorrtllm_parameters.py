@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 
 from inflight.contract import MAX_BATCH_SIZE
-from inflight.deployment import load_deployment
 from inflight.errors import DeploymentError
-from inflight.serve.cpp_backend import KINDS, engine_pbtxt, environment, parameters
+from inflight.resources import MODEL_REPOSITORY
+from inflight.serve.repository import KINDS, orchestrator_environment, parameters, prepare_repository
 from inflight.serve.server import TritonServer
-from tests.triton.conftest import write_engine
-from tests.triton.upstream_backend import write_deployment
+from inflight.settings.deployment import Deployment, load_deployment
+from tests.triton.support.servers import write_engine
+from tests.triton.support.upstream_backend import write_deployment
 
 FACTS = json.loads((Path(__file__).parents[1] / "facts/tensorrt_llm_model.json").read_text())
+
+
+def engine_pbtxt(deployment: Deployment, directory: Path) -> str:
+    """Return the pbtxt of the engine's model in the repository that would be served."""
+    repository = prepare_repository(MODEL_REPOSITORY, deployment, directory / "repository")
+    return (repository / "tensorrt_llm/config.pbtxt").read_text()
 
 
 def entries(text: str, kind: str) -> dict[str, str]:
@@ -27,7 +34,7 @@ def entries(text: str, kind: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["input", "output"])
 def test_tensors_are_exactly_upstreams(tmp_path: Path, kind: str) -> None:
-    found = entries(engine_pbtxt(load_deployment(write_deployment(tmp_path))), kind)
+    found = entries(engine_pbtxt(load_deployment(write_deployment(tmp_path)), tmp_path), kind)
     recorded = {tensor["name"]: tensor for tensor in FACTS[f"{kind}s"]}
     assert set(found) == set(recorded)
     for name, tensor in recorded.items():
@@ -81,7 +88,7 @@ def test_every_parameter_is_there_or_left_out_for_a_reason(tmp_path: Path) -> No
     assert set(values) | set(LEFT_OUT) == template
     assert not set(values) & set(LEFT_OUT)
     assert set(KINDS) == template | {"recv_poll_period_ms"}
-    assert "${" not in engine_pbtxt(load_deployment(tmp_path))
+    assert "${" not in engine_pbtxt(load_deployment(tmp_path), tmp_path)
     for name, fact in FACTS["parameters"].items():
         if isinstance(KINDS.get(name), tuple) and "choices" in fact and not fact.get("key_must_exist"):
             assert set(KINDS[name]) == set(fact["choices"])
@@ -115,8 +122,8 @@ def test_parameters_follow_the_deployment(tmp_path: Path) -> None:
     assert values["cuda_graph_mode"] == values["enable_chunked_context"] == "true"
     assert (values["decoding_mode"], values["lookahead_window_size"]) == ("lookahead", "3")
     assert values["gpu_device_ids"] == "0,1"
-    assert environment(deployment) == {"TRTLLM_ORCHESTRATOR": "1"}
-    text = engine_pbtxt(deployment)
+    assert orchestrator_environment(deployment) == {"TRTLLM_ORCHESTRATOR": "1"}
+    text = engine_pbtxt(deployment, tmp_path)
     assert "max_queue_size: 7" in text
     assert f"max_batch_size: {MAX_BATCH_SIZE}" in text
     assert "model_transaction_policy { decoupled: true }" in text
@@ -168,7 +175,7 @@ def test_a_deployment_that_the_engine_does_not_follow_is_refused(
     if not set(settings) & {"tensorrt_llm", "batching", "limits", "kv_cache", "engine", "speculation"}:
         settings = {"tensorrt_llm": {"engine_dir": "engine"} | settings}
     with pytest.raises(DeploymentError, match=reason) as caught:
-        engine_pbtxt(load_deployment(write_deployment(tmp_path, **settings)))
+        engine_pbtxt(load_deployment(write_deployment(tmp_path, **settings)), tmp_path)
     assert "\n" not in str(caught.value)
 
 

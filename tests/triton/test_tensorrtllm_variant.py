@@ -15,8 +15,8 @@ import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
 from inflight.errors import UnsupportedFeature
-from tests.triton.conftest import Running
-from tests.triton.conftest import run as serve_portable
+from tests.triton.support.servers import Running
+from tests.triton.support.servers import run as serve_portable
 
 PROMPTS = ["What is in-flight batching?", "What is a paged KV cache?", "Naïve café 🙂", "List three metrics."]
 
@@ -60,7 +60,7 @@ def test_whole_answers_are_the_portable_engines(upstream: Running, portable: Run
             assert texts.pop().startswith(prompt) is not exclude
 
 
-def test_many_streams_at_once_stay_apart(upstream: Running, portable: Running) -> None:
+def test_tensorrtllm_many_streams_stay_apart(upstream: Running, portable: Running) -> None:
     options = GenerateOptions(max_tokens=24, ignore_eos=True)
     prompts = [f"Request {index}: what is {PROMPTS[index % 3]}" for index in range(40)]
 
@@ -79,7 +79,7 @@ def test_many_streams_at_once_stay_apart(upstream: Running, portable: Running) -
             assert texts[index] == there.generate(prompts[index], options).text
 
 
-def test_streams_of_one_id_stay_apart(upstream: Running, portable: Running) -> None:
+def test_tensorrtllm_streams_of_one_id_stay_apart(upstream: Running, portable: Running) -> None:
     options = GenerateOptions(max_tokens=24)
 
     async def both() -> list[str]:
@@ -105,7 +105,7 @@ def test_a_stop_word_ends_the_answer_before_it(upstream: Running) -> None:
     assert answer.finish_reason == "stop"
 
 
-def test_counts_and_log_probs(upstream: Running) -> None:
+def test_tensorrtllm_counts_and_log_probs(upstream: Running) -> None:
     options = GenerateOptions(max_tokens=9, ignore_eos=True, return_num_output_tokens=True, return_log_probs=True)
     with Client(upstream.grpc) as client, client.stream(PROMPTS[0], options, request_id="counts") as stream:
         list(stream)
@@ -230,7 +230,7 @@ def _stop_inputs() -> list[grpc_aio.InferInput]:
     return inputs
 
 
-def test_unary(unary_server: Running, portable: Running) -> None:
+def test_tensorrtllm_unary_answers(unary_server: Running, portable: Running) -> None:
     url = f"{unary_server.http}/v2/models/ensemble/generate"
     body = {"text_input": PROMPTS[0], "max_tokens": 24}
     same = {

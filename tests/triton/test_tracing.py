@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,20 +10,16 @@ import httpx
 import pytest
 
 from inflight.client import AsyncClient, AsyncHttpClient, Client, GenerateOptions, HttpClient
-from tests.triton.draw_trace import draw
-from tests.triton.otlp_sink import Span
-from tests.triton.traced_server import PHASES, QUESTION, SHORT, Traced, context, serve_traced
-
-
-@pytest.fixture(scope="module")
-def traced(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
-    chunks = {"batching": {"max_tokens_per_step": 16}} if engine == "pytorch" else {}
-    yield from serve_traced(tmp_path_factory.mktemp(engine), engine, **chunks)
+from tests.support.tables import each_row
+from tests.triton.support.draw_trace import draw
+from tests.triton.support.otlp_sink import Span
+from tests.triton.support.servers import STEP_TOKENS
+from tests.triton.support.traced_server import PHASES, QUESTION, SHORT, Traced, context
 
 
 @pytest.mark.parametrize("client_type", [Client, HttpClient])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_request_is_a_child_of_its_clients_span(traced: Traced, client_type: type[Any], stream: bool) -> None:
+def test_server_span_is_a_child_of_the_traceparent(traced: Traced, client_type: type[Any], stream: bool) -> None:
     headers, trace_id, span_id = context()
     name = f"{client_type.__name__}-{stream}"
     server = traced.server
@@ -41,7 +36,7 @@ def test_a_request_is_a_child_of_its_clients_span(traced: Traced, client_type: t
     assert {name: len(spans) for name, spans in children.items()} == dict.fromkeys(PHASES, 1)
 
 
-def test_clients_send_the_span_that_they_run_in(traced: Traced) -> None:
+def test_clients_send_the_current_opentelemetry_span(traced: Traced) -> None:
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -66,7 +61,7 @@ def test_clients_send_the_span_that_they_run_in(traced: Traced) -> None:
     assert traced.trace_of("apart")[0].parent_id == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "given",
     [
         "00-" + "0" * 32 + "-00f067aa0ba902b7-01",
@@ -79,7 +74,7 @@ def test_clients_send_the_span_that_they_run_in(traced: Traced) -> None:
         7,
     ],
 )
-def test_an_invalid_context_begins_a_new_trace(traced: Traced, given: object) -> None:
+def test_invalid_traceparent_begins_a_new_trace(traced: Traced, given: object) -> None:
     name = f"invalid-{given}"[:60]
     body = {"text_input": QUESTION, "max_tokens": 2, "id": name, "traceparent": given}
     answer = httpx.post(f"{traced.server.http}/v2/models/ensemble/generate", json=body, timeout=60)
@@ -89,14 +84,14 @@ def test_an_invalid_context_begins_a_new_trace(traced: Traced, given: object) ->
     assert server.trace_id != "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def test_a_later_version_of_the_context_is_read_as_the_first(traced: Traced) -> None:
+def test_traceparent_of_a_later_version_is_read(traced: Traced) -> None:
     body = {"text_input": QUESTION, "max_tokens": 2, "id": "later"}
     body["traceparent"] = "cc-4bf92f3577b34da6a3ce929d0e0e4737-00f067aa0ba902b7-01-what-comes-then"
     httpx.post(f"{traced.server.http}/v2/models/ensemble/generate", json=body, timeout=60).raise_for_status()
     assert traced.trace_of("later", PHASES[:3])[0].trace_id == "4bf92f3577b34da6a3ce929d0e0e4737"
 
 
-def test_a_client_that_does_not_sample_is_not_traced(traced: Traced) -> None:
+def test_unsampled_traceparent_is_not_traced(traced: Traced) -> None:
     headers, trace_id, _ = context(sampled=False)
     with Client(traced.server.grpc) as client:
         client.generate(QUESTION, SHORT, request_id="unsampled", trace_context=headers)
@@ -105,7 +100,7 @@ def test_a_client_that_does_not_sample_is_not_traced(traced: Traced) -> None:
     assert trace_id not in {span.trace_id for span in traced.sink.spans}
 
 
-def test_times_are_the_requests_own(traced: Traced) -> None:
+def test_span_times_are_those_of_perf_metrics(traced: Traced) -> None:
     options = GenerateOptions(max_tokens=40, ignore_eos=True, return_perf_metrics=True)
     with Client(traced.server.grpc) as client:
         last = list(client.stream(QUESTION, options, request_id="times"))[-1].outputs
@@ -138,26 +133,26 @@ def test_times_are_the_requests_own(traced: Traced) -> None:
         assert (prefill.attributes["inflight.steps"], decode.attributes["inflight.steps"]) == (1, 39)
 
 
-def test_a_chat_is_named_so(traced: Traced) -> None:
+def test_server_span_of_messages_is_named_chat(traced: Traced) -> None:
     with Client(traced.server.grpc) as client:
         client.generate([{"role": "user", "content": "What is TTFT?"}], SHORT, request_id="chat")
     assert traced.trace_of("chat")[0].name == "chat model"
 
 
 @pytest.mark.parametrize("engine", ["pytorch"], indirect=True, scope="session")
-def test_chunks_of_a_prefill_and_cached_tokens(traced: Traced) -> None:
-    prompt = "in-flight batching " * 24  # no other test's begins so
+def test_prefill_span_counts_steps_and_cached_tokens(traced: Traced) -> None:
+    prompt = "chunks of a prefill " * 48  # no other test's begins so
     with Client(traced.server.grpc) as client:
         client.generate(prompt, SHORT, request_id="first")
         client.generate(prompt, SHORT, request_id="second")
     first, second = (traced.trace_of(name)[1]["prefill"][0].attributes for name in ("first", "second"))
     assert first["inflight.cached_tokens"] == 0
-    assert first["inflight.steps"] == -(-first["inflight.prompt_tokens"] // 16) > 2
-    assert second["inflight.cached_tokens"] > 16
+    assert first["inflight.steps"] == -(-first["inflight.prompt_tokens"] // STEP_TOKENS) > 2
+    assert second["inflight.cached_tokens"] > STEP_TOKENS
     assert second["inflight.steps"] < first["inflight.steps"]
 
 
-def test_the_picture_of_the_docs_is_drawn_from_spans() -> None:
+def test_draw_trace_draws_spans() -> None:
     def span(name: str, start: int, end: int, **attributes: object) -> Span:
         return Span("a<b", "1", "2", "", "", name, name == "server", start * 10**6, end * 10**6, attributes, None)
 

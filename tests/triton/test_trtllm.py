@@ -14,20 +14,20 @@ import pytest
 
 from inflight import errors
 from inflight.client import Client, GenerateOptions
-from inflight.deployment import load_deployment
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.errors import DeploymentError
 from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
+from inflight.settings.deployment import load_deployment
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.conftest import Running, on_engine, run
-from tests.triton.metrics_page import read_metric, wait_until
-from tests.trtllm.conftest import ask, deployment
-from tests.trtllm.conftest import run as generate
-from tests.trtllm.fake import InstallationWithFake
+from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.triton.support.servers import Running, on_engine, run
+from tests.trtllm.support.driving import ask, deployment
+from tests.trtllm.support.driving import run as generate
+from tests.trtllm.support.fake_package import InstallationWithFake
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 QUESTION = "What is a paged KV cache?"
 
@@ -42,7 +42,7 @@ def guided_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]
     yield from run(on_engine("trtllm", directory, tensorrt_llm=settings))
 
 
-def test_text_is_the_portable_engines(guided_server: Running) -> None:
+def test_trtllm_text_is_the_portable_engines(guided_server: Running) -> None:
     given = deployment()
     tokenizer = Tokenizer.from_checkpoint(given.model)
     portable = Engine.load(EngineConfig.of(given), tokenizer)
@@ -54,7 +54,7 @@ def test_text_is_the_portable_engines(guided_server: Running) -> None:
         assert [client.generate(text, GenerateOptions(max_tokens=40)).text for text in questions] == expected
 
 
-def test_guides_and_adapters(guided_server: Running) -> None:
+def test_trtllm_guided_decoding_and_lora(guided_server: Running) -> None:
     guide = GenerateOptions(guided_decoding_guide_type="ebnf_grammar", guided_decoding_guide='root ::= "yes, it is"')
     with Client(guided_server.grpc) as client:
         assert client.generate(QUESTION, guide).text.strip() == "yes, it is"
@@ -64,7 +64,7 @@ def test_guides_and_adapters(guided_server: Running) -> None:
             client.generate(QUESTION, GenerateOptions(lora_name="other"))
 
 
-def test_what_the_sampler_would_ignore_is_refused(guided_server: Running) -> None:
+def test_trtllm_refuses_what_its_sampler_would_ignore(guided_server: Running) -> None:
     with Client(guided_server.grpc) as client:
         with pytest.raises(errors.UnsupportedFeature, match=r"repetition_penalty .* `tensorrt_llm.sampler: trtllm`"):
             client.generate(QUESTION, GenerateOptions(repetition_penalty=1.2))
@@ -72,7 +72,7 @@ def test_what_the_sampler_would_ignore_is_refused(guided_server: Running) -> Non
         assert [len(row) for row in tops.top_log_probs] == [2, 2, 2]
 
 
-def test_a_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trtllm_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faults.json").write_text('{"version": "1.1.0"}')
     monkeypatch.setenv("FAKE_TENSORRT_LLM", str(tmp_path / "faults.json"))
     with pytest.raises(DeploymentError, match=r"TensorRT-LLM 1.1.0 is installed, 1.2.x is served") as said:
@@ -80,7 +80,7 @@ def test_a_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "model.py" not in str(said.value), "a traceback is for the log"
 
 
-def test_a_start_that_takes_too_long_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trtllm_start_beyond_start_timeout_s_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faults.json").write_text('{"start_s": 60}')
     monkeypatch.setenv("FAKE_TENSORRT_LLM", str(tmp_path / "faults.json"))
     http, grpc, metrics = free_ports(3)
@@ -95,13 +95,13 @@ def test_a_start_that_takes_too_long_names_the_setting(tmp_path: Path, monkeypat
         server.stop(at_once=True)
 
 
-def test_what_tensorrt_llm_refuses_late_is_an_invalid_request(guided_server: Running) -> None:
+def test_trtllm_late_refusal_is_an_invalid_request(guided_server: Running) -> None:
     guide = GenerateOptions(guided_decoding_guide_type="regex", guided_decoding_guide="(")
     with Client(guided_server.grpc) as client, pytest.raises(errors.InvalidRequest, match="TensorRT-LLM refuses the"):
         client.generate(QUESTION, guide)
 
 
-def test_a_hang_fails_the_requests_and_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trtllm_watchdog_fails_requests_and_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = tmp_path / "faults.json"
     faults.write_text("{}")
     monkeypatch.setenv("FAKE_TENSORRT_LLM", str(faults))
@@ -136,7 +136,7 @@ def _until(holds: Callable[[], bool], timeout_s: float) -> None:
         time.sleep(0.1)
 
 
-def test_shutdown_is_clean(tmp_path: Path) -> None:
+def test_trtllm_shutdown_is_clean(tmp_path: Path) -> None:
     serving = run(on_engine("trtllm", tmp_path))
     server = next(serving)
     with Client(server.grpc) as client:
@@ -150,7 +150,7 @@ def test_shutdown_is_clean(tmp_path: Path) -> None:
     serving.close()
 
 
-def test_without_the_settings_both_are_refused_by_name(server: Running) -> None:
+def test_trtllm_without_settings_refuses_guides_and_lora(server: Running) -> None:
     guide, adapter = GenerateOptions(guided_decoding_guide_type="json"), GenerateOptions(lora_name="answer")
     refusal, text = errors.UnsupportedFeature, "lora_name is not supported by this engine"
     if server.engine == "trtllm":

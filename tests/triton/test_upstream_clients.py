@@ -11,9 +11,9 @@ import tritonclient.http as http
 
 from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.conftest import Running
-from tests.triton.upstream_clients import PERF_OUTPUTS, TextClient, tensor
-from tests.triton.upstream_engine_client import EngineClient
+from tests.triton.support.servers import Running
+from tests.triton.support.upstream_clients import PERF_OUTPUTS, TextClient, tensor
+from tests.triton.support.upstream_engine_client import EngineClient
 
 pytestmark = pytest.mark.any_engine
 PROMPT = "What is a paged KV cache?"
@@ -26,7 +26,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def prompt(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode_words([PROMPT])[0]
+    return tokenizer.encode_batch([PROMPT])[0]
 
 
 @pytest.fixture(scope="module")

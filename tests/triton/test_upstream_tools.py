@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 
-from tests.triton.conftest import Running
-from tests.triton.upstream_clients import TextClient, fire_together, tensor
+from tests.triton.support.servers import Running
+from tests.triton.support.upstream_clients import TextClient, fire_together, tensor
 
 PROMPT = "What is a paged KV cache?"
 
 
-def test_text_output_is_a_flat_list(unary_server: Running) -> None:
+def test_upstream_tools_get_text_output_as_a_flat_list(unary_server: Running) -> None:
     """As upstream's postprocessing sends it: of a batch the rows one after another, without a dimension for them."""
     arrays = {
         "text_input": np.array([[PROMPT.encode()], [b"Hello"], [b"What is TTFT?"]], object),
@@ -30,7 +30,7 @@ def test_text_output_is_a_flat_list(unary_server: Running) -> None:
 
 
 @pytest.mark.any_engine
-def test_end_to_end_over_http(unary_server: Running) -> None:
+def test_upstream_end_to_end_test_over_http(unary_server: Running) -> None:
     """`end_to_end_test.py`: empty word lists mean none, and the scores have the ranks it checks."""
     arrays = {
         "text_input": np.array([[PROMPT.encode()]], object),
@@ -49,7 +49,7 @@ def test_end_to_end_over_http(unary_server: Running) -> None:
     assert result.as_numpy("cum_log_probs").item() == pytest.approx(result.as_numpy("output_log_probs").sum(), rel=1e-4)
 
 
-def test_max_queue_size_http(narrow_server: Running) -> None:
+def test_max_queue_size_over_http(narrow_server: Running) -> None:
     def call() -> str:
         body = {"text_input": PROMPT, "max_tokens": 60, "ignore_eos": True, "return_log_probs": True}
         reply = httpx.post(f"{narrow_server.http}/v2/models/ensemble/generate", json=body, timeout=60)
@@ -63,7 +63,7 @@ def test_max_queue_size_http(narrow_server: Running) -> None:
     assert len(refused) == sum(not one.startswith("200") for one in said)
 
 
-def test_max_queue_size_grpc(narrow_server: Running) -> None:
+def test_max_queue_size_over_grpc(narrow_server: Running) -> None:
     def call() -> str:
         try:
             return TextClient(narrow_server.grpc, PROMPT, output_len=60, return_log_probs=True).run()[0]

@@ -59,7 +59,7 @@ def _run(environment: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_it_is_what_runs(installed: Path, empty: Path) -> None:
+def test_wheel_is_what_runs(installed: Path, empty: Path) -> None:
     assert _run(installed, empty, "--version") == f"inflight {VERSION}\n"
     where = [str(installed / "bin/python"), "-c", "import inflight.resources as r; print(r.__file__, r.CHECKOUT)"]
     said = subprocess.run(where, cwd=empty, capture_output=True, text=True, check=True).stdout
@@ -67,19 +67,19 @@ def test_it_is_what_runs(installed: Path, empty: Path) -> None:
     assert _data(installed)
 
 
-def test_it_has_every_file_that_the_code_names(installed: Path) -> None:
+def test_wheel_has_every_resource(installed: Path) -> None:
     names = "BACKENDS MODEL_REPOSITORY DEMO SCENARIOS UPSTREAM_PREPROCESSING GPUS CALIBRATION_DATA HELD_OUT_DATA"
     program = f"import inflight.resources as r; print([n for n in {names.split()} if not getattr(r, n).exists()])"
     command = [str(installed / "bin/python"), "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_plan(installed: Path, empty: Path) -> None:
+def test_wheel_plans(installed: Path, empty: Path) -> None:
     plan = json.loads(_run(installed, empty, "plan", str(DEMO / "model"), "--gpu", "l4", "--json", "-"))
     assert plan["plans"]
 
 
-def test_serve(installed: Path, empty: Path) -> None:
+def test_wheel_serves_the_demo(installed: Path, empty: Path) -> None:
     before, (http, grpc, metrics) = _data(installed), map(str, free_ports(3))
     command = [str(installed / "bin/inflight"), "serve", "--http-port", http, "--grpc-port", grpc]
     command += ["--metrics-port", metrics]
@@ -101,7 +101,8 @@ def test_serve(installed: Path, empty: Path) -> None:
     assert _data(installed) == before
 
 
-def test_load(installed: Path, empty: Path) -> None:
+@pytest.mark.proof
+def test_wheel_runs_a_load_test(installed: Path, empty: Path) -> None:
     _run(installed, empty, *"load smoke --serve deployments/demo --duration-scale 0.2 --output result".split())
     assert (empty / "result/report.html").is_file()
     assert json.loads((empty / "result/summary.json").read_text())["commit"] == VERSION

@@ -13,16 +13,18 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
-from inflight.trtllm.api import classes
 from inflight.trtllm.arguments import (
+    check_adapters,
+    check_positions,
     llm_arguments,
     max_batch_size,
     max_open_requests,
     max_sequence_length,
     sizes_in_words,
 )
-from inflight.trtllm.checks import check_adapters, check_positions
-from tests.trtllm.conftest import checkpoint, deployment
+from inflight.trtllm.factory import classes
+from tests.support.tables import each_row
+from tests.trtllm.support.driving import checkpoint, deployment
 
 FULL: dict[str, Any] = {
     "kv_cache": {"tokens": 8192, "block_size": 64, "dtype": "fp8", "prefix_reuse": False},
@@ -92,7 +94,7 @@ def test_drafts_in_the_pytorch_flow(
     assert arguments["sampler_type"] == "TorchSampler"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "said"),
     [
         (
@@ -108,7 +110,7 @@ def test_what_the_pytorch_flow_lacks_is_refused_by_name(settings: dict[str, Any]
         llm_arguments(deployment(**settings))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "said"),
     [
         ({"tensorrt_llm": {"engine_dir": "engine"}}, "`tensorrt_llm.engine_dir` needs another kind than trtllm: {}"),
@@ -230,7 +232,7 @@ def test_adapters_that_cannot_be_served(tmp_path: Path, configs: list[dict[str, 
 
 def test_the_arguments_need_nothing_heavy() -> None:
     program = (
-        "import sys; from pathlib import Path; from inflight.deployment import resolve\n"
+        "import sys; from pathlib import Path; from inflight.settings.deployment import resolve\n"
         "from inflight.trtllm.arguments import llm_arguments\n"
         f"data = {{'model': {str(DEMO / 'model')!r}, 'engine': {{'kind': 'trtllm'}}}}\n"
         "llm_arguments(resolve(data, Path('.'), 'x'))\n"
@@ -244,7 +246,7 @@ def test_a_rank_of_adapters_needs_adapters() -> None:
         deployment(tensorrt_llm={"max_lora_rank": 8})
 
 
-@pytest.mark.parametrize(
+@each_row(
     "settings",
     [
         {"tensorrt_llm": {"watchdog_s": 5}},

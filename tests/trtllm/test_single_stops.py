@@ -14,13 +14,13 @@ from inflight.sampling import SamplingParams
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
-from inflight.trtllm.stops import single_stop_tokens
-from tests.tokenizers_for_tests import FAMILIES, LETTERS, letters, make_tokenizer
-from tests.trtllm.conftest import ask, deployment, run
+from inflight.trtllm.request_arguments import single_stop_tokens
+from tests.support.tokenizers import FAMILIES, LETTERS, letters, make_tokenizer
+from tests.trtllm.support.driving import ask, deployment, run
 
 
 def test_words_of_one_token_are_told_and_others_are_not(tokenizer: Tokenizer) -> None:
-    [[token], several] = tokenizer.encode_words([" and", "and so forth"])
+    [[token], several] = tokenizer.encode_batch([" and", "and so forth"])
     assert len(several) > 1
     asked = SamplingParams(16, stop_strings=(" and", "and so forth"), stop_sequences=((7,), (8, 9)))
     assert single_stop_tokens(asked, tokenizer) == {token, 7}
@@ -47,7 +47,7 @@ def test_a_token_that_is_told_ends_the_text_wherever_it_comes(family: str) -> No
             continue
         for stop in single_stop_tokens(SamplingParams(1, stop_strings=(text,)), tokenizer):
             told += 1
-            for before in ([], *tokenizer.encode_words(["The", "日", "a 😀"])):
+            for before in ([], *tokenizer.encode_batch(["The", "日", "a 😀"])):
                 limit = StopTextLimit(tokenizer, [text])
                 for one in before:
                     limit.push(one)
@@ -66,7 +66,7 @@ def test_the_text_is_the_portable_engines_and_nothing_is_aborted(
     words = [
         tokenizer.decode([token]) for output in run(portable, *map(_long, prompts)) for token in output.tokens[4:9]
     ]
-    stops = [word for word in words if len(tokenizer.encode_words([word])[0]) == 1]
+    stops = [word for word in words if len(tokenizer.encode_batch([word])[0]) == 1]
 
     def requests() -> list[Request]:
         return [_long(prompt, stop_strings=(stop,)) for prompt in prompts for stop in stops[:6]]

@@ -19,7 +19,7 @@ from inflight.errors import DeadlineExceeded, InvalidRequest, UnsupportedFeature
 from inflight.sampling import Guide
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
-from tests.trtllm.conftest import ask, deployment, run
+from tests.trtllm.support.driving import ask, deployment, run
 
 Start = Callable[..., TrtLlmEngine]
 QUESTIONS = [f"What is {what}?" for what in ("a paged KV cache", "TTFT", "FP8", "in-flight batching", "a prefix cache")]
@@ -40,7 +40,7 @@ def _told(output: Output) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("sampler", ["trtllm", "torch"])
-def test_the_same_tokens_as_the_portable_engine(
+def test_trtllm_engine_tokens_are_the_portable_engines(
     start: Start, tokenizer: Tokenizer, portable: Engine, sampler: str
 ) -> None:
     prompts = tokenizer.encode_batch([text for text in QUESTIONS for _ in range(4)], add_special_tokens=True)
@@ -64,7 +64,7 @@ def test_the_same_tokens_as_the_portable_engine(
     assert {output.finish_reason for output in ours} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_scores(start: Start, portable: Engine, prompt: list[int]) -> None:
+def test_trtllm_engine_log_probs_and_logits(start: Start, portable: Engine, prompt: list[int]) -> None:
     def request() -> Request:
         return ask(prompt, max_tokens=6, log_probs=True, top_log_probs=3, context_logits=True, generation_logits=True)
 
@@ -104,7 +104,9 @@ def test_metrics_of_a_request_and_reuse(start: Start, tokenizer: Tokenizer) -> N
     assert (engine.stats.iterations or 0) > 16
 
 
-def test_priorities_deadlines_and_cancels(start: Start, prompt: list[int], set_fault: Callable[..., None]) -> None:
+def test_trtllm_engine_priorities_deadlines_and_cancels(
+    start: Start, prompt: list[int], set_fault: Callable[..., None]
+) -> None:
     set_fault(step_delay_s=0.005)
     engine = start(deployment(batching={"max_batch_size": 1}))
     first, late, hopeless = (ask(prompt, max_tokens=40) for _ in range(3))
@@ -130,22 +132,48 @@ def test_priorities_deadlines_and_cancels(start: Start, prompt: list[int], set_f
     assert ended[late.key].finish_reason is FinishReason.LENGTH
 
 
-def test_a_deadline_after_the_first_token(start: Start, prompt: list[int], set_fault: Callable[..., None]) -> None:
+def test_trtllm_engine_fairness_client(start: Start, prompt: list[int]) -> None:
+    engine = start(deployment(batching={"max_batch_size": 1, "fairness": "client"}))
+    flood = [ask(prompt, max_tokens=8, ignore_eos=True) for _ in range(4)]
+    quiet = ask(prompt, max_tokens=8, ignore_eos=True)
+    for request in flood:
+        request.client_id = "flood"
+    quiet.client_id = "quiet"
+    for request in (*flood, quiet):
+        engine.validate(request)
+        engine.submit(request)
+    ended = []
+    while engine.busy:
+        ended += [output.key for output in engine.step() if output.finished]
+    assert ended.index(quiet.key) == 1, "after the one that runs, whatever else came before"
+
+
+def test_a_client_id_where_nobody_takes_turns_is_refused(start: Start, prompt: list[int]) -> None:
+    request = ask(prompt)
+    request.client_id = "somebody"
+    with pytest.raises(UnsupportedFeature, match="set `batching.fairness: client`"):
+        start(deployment()).validate(request)
+
+
+def test_a_deadline_after_the_first_token(
+    start: Start, prompt: list[int], set_fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_fault(step_delay_s=0.02)
     engine = start(deployment())
     request = ask(prompt, max_tokens=500)
     request.deadline_ns = time.time_ns() + 3600 * 10**9
     engine.submit(request)
     outputs: list[Output] = []
+    take_expired = engine._queue.take_expired
     while engine.busy:
         outputs += engine.step()
         if outputs:
-            request.deadline_ns = time.time_ns()
+            monkeypatch.setattr(engine._queue, "take_expired", lambda now_ns: take_expired(now_ns + 3601 * 10**9))
     assert outputs[-1].finish_reason is FinishReason.DEADLINE
     assert 0 < sum(len(output.tokens) for output in outputs) < 100
 
 
-def test_guided_decoding(start: Start, tokenizer: Tokenizer, prompt: list[int]) -> None:
+def test_trtllm_engine_guided_decoding(start: Start, tokenizer: Tokenizer, prompt: list[int]) -> None:
     engine = start(deployment(tensorrt_llm={"guided_decoding": "xgrammar"}))
     [output] = run(engine, ask(prompt, guide=Guide("regex", "yes or no")))
     assert tokenizer.decode(output.tokens).strip() == "yes or no"
@@ -163,7 +191,7 @@ def test_engines_that_serve_neither_refuse_guides_and_adapters(portable: Engine,
             engine.validate(adapted)
 
 
-def test_lora_by_name(start: Start, tmp_path: Path, prompt: list[int]) -> None:
+def test_trtllm_engine_lora_by_name(start: Start, tmp_path: Path, prompt: list[int]) -> None:
     (tmp_path / "adapter").mkdir()
     config = {"r": 8, "target_modules": ["q_proj"], "fake_bias": {"42": 1000.0}}
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))

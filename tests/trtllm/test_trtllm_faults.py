@@ -15,9 +15,7 @@ from inflight.sampling import Guide
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import runtime, watchdog
 from inflight.trtllm.engine import TrtLlmEngine
-from tests.trtllm.conftest import ask, deployment, run
-
-pytestmark = pytest.mark.alone
+from tests.trtllm.support.driving import ask, deployment, run
 
 Start = Callable[..., TrtLlmEngine]
 SetFault = Callable[..., None]

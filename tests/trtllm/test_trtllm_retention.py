@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from inflight.engine.kv.retention import Retention, RetentionRange, retention_of
+from inflight.engine.kvcache.retention import Retention, RetentionRange, retention_of
 from inflight.engine.request import Request
 from inflight.errors import UnsupportedFeature
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.engine import TrtLlmEngine
 from inflight.trtllm.factory import RequestArguments
-from tests.trtllm.conftest import ask, deployment, run
+from tests.trtllm.support.driving import ask, deployment, run
 
 RECORDED = json.loads((Path(__file__).parents[1] / "facts/llm_api.json").read_text())["KvCacheRetentionConfig"]
 KEPT = list(range(100, 164))

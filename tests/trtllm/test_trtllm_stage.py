@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from inflight.text.tokenizer import Tokenizer
-from tests.trtllm.conftest import deployment
+from tests.trtllm.support.driving import deployment
 
 MODEL = Path(__file__).parents[2] / "backends/trtllm_engine/model.py"
 
@@ -63,7 +63,7 @@ def test_only_the_server_of_the_start_is_ended(
     parent = [4711]
     monkeypatch.setattr(os, "getppid", lambda: parent[0])
     monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
-    end = backend.adapter.server_ender()
+    end = backend.process.server_ender()
     with caplog.at_level(logging.ERROR, "inflight"):
         end()
         assert sent == [(4711, signal.SIGTERM)]

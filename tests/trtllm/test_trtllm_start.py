@@ -12,9 +12,9 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.errors import DeploymentError
 from inflight.text.tokenizer import Tokenizer
-from inflight.trtllm.api import leave_mpi_job
 from inflight.trtllm.engine import TrtLlmEngine
-from tests.trtllm.conftest import ask, checkpoint, deployment, run
+from inflight.trtllm.factory import leave_mpi_job
+from tests.trtllm.support.driving import ask, checkpoint, deployment, run
 
 Start = Callable[..., TrtLlmEngine]
 NEWER = {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}, "rope_theta": None}

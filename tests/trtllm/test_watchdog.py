@@ -35,7 +35,7 @@ def kennel(monkeypatch: pytest.MonkeyPatch) -> Kennel:
     return Kennel()
 
 
-def test_it_bites_without_progress_and_calls_once(kennel: Kennel) -> None:
+def test_watchdog_bites_without_progress_and_calls_once(kennel: Kennel) -> None:
     kennel.watchdog.arm()
     assert not kennel.bites_at(10)
     kennel.watchdog.progress()
@@ -51,7 +51,7 @@ def test_it_bites_without_progress_and_calls_once(kennel: Kennel) -> None:
     assert "no progress" in kennel.watchdog.message, "the first reason is the reason"
 
 
-def test_before_it_is_armed_it_is_patient_and_calls_nobody(kennel: Kennel) -> None:
+def test_watchdog_before_arm_is_patient_and_calls_nobody(kennel: Kennel) -> None:
     assert not kennel.bites_at(70)
     assert kennel.bites_at(71)
     assert "no progress for 70 s, server.start_timeout_s;" in kennel.watchdog.message
@@ -59,14 +59,14 @@ def test_before_it_is_armed_it_is_patient_and_calls_nobody(kennel: Kennel) -> No
 
 
 @pytest.mark.parametrize("act", [Watchdog.arm, Watchdog.progress])
-def test_waiting_begins_anew(kennel: Kennel, act: Callable[[Watchdog], None]) -> None:
+def test_watchdog_waits_anew_after_progress(kennel: Kennel, act: Callable[[Watchdog], None]) -> None:
     kennel.watchdog.arm()
     kennel.now = 9
     act(kennel.watchdog)
     assert not kennel.bites_at(19)
 
 
-def test_a_condemned_engine_is_dead_at_once(kennel: Kennel) -> None:
+def test_watchdog_condemn_is_dead_at_once(kennel: Kennel) -> None:
     kennel.watchdog.arm()
     kennel.watchdog.condemn("TensorRT-LLM has failed")
     assert kennel.watchdog.dead

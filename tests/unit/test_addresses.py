@@ -14,9 +14,9 @@ from inflight.addresses import is_loopback, nearest_of, read_directly, tls_conte
 from inflight.client import Client, GenerateOptions, HttpClient, Retry, Timeouts
 from inflight.client.http_transport import HttpTransport
 from inflight.errors import InflightError
-from inflight.monitoring.prometheus import Prometheus, PrometheusError
-from inflight.observe.source import Source
-from tests.fake_server import PIECES, FakeServer
+from inflight.top.poller import ServerPoller
+from tests.support.fake_server import PIECES, FakeServer
+from tests.support.tables import each_row
 
 VARIABLES = ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")
 KINDS = {"grpc": Client, "http": HttpClient}
@@ -45,8 +45,8 @@ def _asked(listening: socket.socket) -> bytes:
         return connection.recv(1000)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("host", ["127.0.0.1", "localhost"])
+@each_row("kind", KINDS)
 def test_a_client_reaches_this_machine_directly(kind: str, host: str) -> None:
     with FakeServer() as fake, KINDS[kind](f"{host}:{getattr(fake, f'{kind}_port')}", retry=Retry(1)) as client:
         assert client.generate("Hi", GenerateOptions(max_tokens=5)).text == "".join(PIECES)
@@ -65,11 +65,9 @@ def test_a_client_reaches_other_machines_by_the_proxy(kind: str, proxy: socket.s
 
 async def test_what_looks_at_a_server_reaches_this_machine_directly() -> None:
     with FakeServer() as fake:
-        source = Source("127.0.0.1:1", f"127.0.0.1:{fake.http_port}")
-        assert "answers 400" in str((await source.look()).page), "the server's own answer"
-        await source.close()
-        with pytest.raises(PrometheusError, match="refuses the query"):
-            Prometheus(f"http://127.0.0.1:{fake.http_port}").get("query", query="up")
+        poller = ServerPoller("127.0.0.1:1", f"127.0.0.1:{fake.http_port}")
+        assert "answers 400" in str((await poller.poll()).page), "the server's own answer"
+        await poller.close()
 
 
 def test_a_probe_reaches_this_machine_directly() -> None:
@@ -77,7 +75,7 @@ def test_a_probe_reaches_this_machine_directly() -> None:
         read_directly(f"http://127.0.0.1:{fake.http_port}/nothing")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("address", "here"),
     [
         ("localhost:8001", True),
@@ -94,7 +92,7 @@ def test_what_is_on_this_machine(address: str, here: bool) -> None:
     assert is_loopback(address) is here
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host", "reached"),
     [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("[::]", "[::1]"), ("example.com", "example.com")],
 )
@@ -102,7 +100,7 @@ def test_where_a_server_is_reached(host: str, reached: str) -> None:
     assert nearest_of(host) == reached
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "value"),
     [
         ({}, "localhost,127.0.0.1,::1"),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inflight.batching import BatchingSettings
-from inflight.deployment import LimitSettings, validate
 from inflight.engine.config import EngineConfig
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature
-from inflight.triton.engine_inputs import read_request
+from inflight.settings.batching import BatchingSettings
+from inflight.settings.deployment import LimitSettings, validate
+from inflight.triton.request_reader import read_request
+from tests.support.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "says"),
     [
         ({"mode": "inflght"}, "`batching.mode` is 'inflght'.*'inflight', 'dynamic' or 'static'"),
@@ -33,14 +35,13 @@ def test_wrong_settings_stop_the_start(settings: dict[str, Any], says: str) -> N
         validate({"model": ".", "batching": settings}, "deployment.yaml")
 
 
-@pytest.mark.parametrize("kind", ["trtllm", "tensorrtllm", "replay"])
-@pytest.mark.parametrize(
+@each_row("kind", ["trtllm", "tensorrtllm", "replay"])
+@each_row(
     "settings",
     [
         {"mode": "static"},
         {"mode": "dynamic", "max_queue_delay_ms": 5},
         {"prefill_chunk_tokens": 8},
-        {"fairness": "none"},
     ],
 )
 def test_other_engines_refuse_what_only_the_portable_one_reads(kind: str, settings: dict[str, Any]) -> None:
@@ -48,13 +49,14 @@ def test_other_engines_refuse_what_only_the_portable_one_reads(kind: str, settin
         validate({"model": ".", "engine": {"kind": kind}, "batching": settings}, "deployment.yaml")
 
 
-@pytest.mark.parametrize(("kind", "reads"), [("pytorch", True), ("trtllm", True), ("replay", False)])
-def test_priorities_age_where_there_are_any(kind: str, reads: bool) -> None:
-    data = {"model": ".", "engine": {"kind": kind}, "batching": {"priority_aging_s": 5}}
+@each_row(("kind", "reads"), [("pytorch", True), ("trtllm", True), ("replay", False)])
+def test_the_order_of_the_queue_is_set_where_there_is_one(kind: str, reads: bool) -> None:
+    data = {"model": ".", "engine": {"kind": kind}, "batching": {"priority_aging_s": 5, "fairness": "client"}}
     if reads:
-        assert validate(data, "deployment.yaml").batching.priority_aging_ns == 5_000_000_000
+        batching = validate(data, "deployment.yaml").batching
+        assert (batching.priority_aging_ns, batching.fairness) == (5_000_000_000, "client")
         return
-    with pytest.raises(DeploymentError, match="`batching.priority_aging_s` needs `engine.kind:` pytorch or trtllm"):
+    with pytest.raises(DeploymentError, match="`batching.fairness` needs `engine.kind:` pytorch or trtllm"):
         validate(data, "deployment.yaml")
 
 
@@ -80,8 +82,7 @@ def test_every_setting_reaches_the_engine() -> None:
 def test_the_defaults_are_one() -> None:
     """An engine without a deployment has those of a deployment."""
     bare, deployed = EngineConfig(Path()), EngineConfig.of(validate({"model": "."}, "deployment.yaml"))
-    for name in ("mode", "max_queue_delay_ms", "prefill_chunk_tokens", "fairness", "priority_aging_ns"):
-        assert getattr(bare, name) == getattr(deployed, name)
+    assert replace(deployed, model=bare.model) == bare
 
 
 def _read(client: object, engine: str = "pytorch") -> list[str]:
@@ -101,8 +102,9 @@ def test_the_client_of_each_row_is_read() -> None:
         _read([b"", b"x" * 257])
     with pytest.raises(InvalidRequest, match="client_id is not valid UTF-8"):
         _read([b"\xff", b""])
+    assert _read([b"one", b"two"], engine="trtllm") == ["one", "two"]
     with pytest.raises(UnsupportedFeature, match="client_id is not supported by this engine"):
-        _read([b"one", b"two"], engine="trtllm")
+        _read([b"one", b"two"], engine="replay")
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(10, 1), (100, 7), (96, 6)])

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams
-from inflight.triton.engine_inputs import read_request
+from inflight.settings.deployment import LimitSettings
+from inflight.triton.request_reader import read_request
 
 
 def read(engine: str = "pytorch", rows: int = 1, **more: Any) -> list[SamplingParams]:

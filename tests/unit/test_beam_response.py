@@ -9,11 +9,11 @@ import pytest
 
 from inflight.engine.request import Beam, FinishReason, Output, Request
 from inflight.sampling import SamplingParams
-from inflight.text.assemble import TextAssembler
+from inflight.text.postprocess import Postprocessor
 from inflight.text.tokenizer import Tokenizer
-from inflight.triton.engine_inputs import Delivery, Part
-from inflight.triton.responses import Arrays, stack, write
-from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
+from inflight.triton.request_reader import OutputOptions, SubRequest
+from inflight.triton.response_writer import Arrays, stack, write
+from tests.support.tokenizers import FAMILIES, make_tokenizer
 
 TEXTS = ("a quick brown fox", "naïve 😀", "")
 
@@ -23,9 +23,14 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return make_tokenizer(request.param)
 
 
-def respond(tokenizer: Tokenizer, key: int = 0, texts: tuple[str, ...] = TEXTS, **delivery: Any) -> Arrays:
+def respond(tokenizer: Tokenizer, key: int = 0, texts: tuple[str, ...] = TEXTS, **options: Any) -> Arrays:
     """Return the engine's response with a beam for each text."""
-    usual = dict.fromkeys(Delivery.__slots__, False) | {"pad_id": 7, "vocab_size": 16, "batch_size": 1, "sequences": 1}
+    usual = dict.fromkeys(OutputOptions.__slots__, False) | {
+        "pad_id": 7,
+        "vocab_size": 16,
+        "batch_size": 1,
+        "sequences": 1,
+    }
     beams = []
     for place, text in enumerate(texts):
         [ids] = tokenizer.encode_batch([text], False) if text else [[]]
@@ -33,13 +38,13 @@ def respond(tokenizer: Tokenizer, key: int = 0, texts: tuple[str, ...] = TEXTS, 
         beams.append(Beam(tuple(ids), log_probs, sum(log_probs) - 0.25, -float(place), FinishReason.STOP))
     [prompt] = tokenizer.encode_batch(["say a"], True)
     output = Output(key, beams=beams, finish_reason=FinishReason.STOP)
-    part = Part(Request(prompt, SamplingParams(8, beam_width=len(texts))), key, 0)
-    return write(output, part, Delivery(**(usual | delivery)), output.num_tokens, 0.0)
+    subrequest = SubRequest(Request(prompt, SamplingParams(8, beam_width=len(texts))), key, 0)
+    return write(output, subrequest, OutputOptions(**(usual | options)), output.num_tokens, 0.0)
 
 
 def texts_of(tokenizer: Tokenizer, arrays: Arrays) -> list[str]:
     """Return `text_output`, which upstream's clients read as a flat list of bytes."""
-    assembled = TextAssembler(tokenizer).assemble(arrays)
+    assembled = Postprocessor(tokenizer).postprocess(arrays)
     assert assembled is not None
     return [text.decode() for text in assembled["text_output"]]
 

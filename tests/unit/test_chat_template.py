@@ -53,8 +53,8 @@ def test_options_reach_the_template() -> None:
         ("{{ ''.__class__.__mro__ }}", {}, "unsafe"),
         ("{{ range(10000000) | list }}", {}, "Range too big"),
         ("{{ 1 / 0 }}", {}, "division"),
-        ("x", {"messages": []}, "'messages' is not an option of this chat template"),
-        ("x", {"bos_token": "y"}, "'bos_token' is not an option of this chat template"),
+        ("{{ messages }}", {"messages": []}, "'messages' is not an option of this chat template"),
+        ("{{ bos_token }}", {"bos_token": "y"}, "'bos_token' is not an option of this chat template"),
     ],
 )
 def test_what_a_template_refuses_is_the_requests_fault(template: str, options: dict[str, object], reason: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from tests.fake_server import FakeServer, Faults
+from tests.support.fake_server import FakeServer, Faults
 
 PROGRAM = Path(sys.executable).with_name("inflight")
 ANSWER = "The engine decides after every single step which requests run in the next one, and nobody waits for long."

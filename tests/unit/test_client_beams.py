@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from inflight.client import GenerateOptions
 from inflight.client.answer import Beam, Collector, read_chunk
-from inflight.client.bulk import Result
-from inflight.client.generate_command import generate
+from inflight.client.commands import Result, generate
 from inflight.client.request import build_request
-from tests.fake_server import FakeServer
+from tests.support.fake_server import FakeServer
 
 OUTPUTS: dict[str, list[Any]] = {
     "text_output": ["ab", "a", ""],

@@ -10,24 +10,25 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from inflight import contract, errors
+from inflight.client.aio import Retry
 from inflight.client.answer import Chunk, Collector, Usage, read_chunk
 from inflight.client.errors import RequestTimeout, ServerUnreachable, from_wire, http_status
 from inflight.client.grpc_transport import decode_response, encode_request
 from inflight.client.http_transport import body
-from inflight.client.patience import Retry
 from inflight.client.request import INPUTS, GenerateOptions, build_request
+from tests.support.tables import each_row
 
 
 def test_every_option_is_a_supported_tensor_of_the_contract() -> None:
     for option in fields(GenerateOptions):
         assert option.name in INPUTS
-        assert INPUTS[option.name].supported
+        assert INPUTS[option.name].served_by != ()
 
 
 def test_every_supported_input_of_ours_can_be_sent() -> None:
     offered = {option.name for option in fields(GenerateOptions)} | {"text_input", "messages", "stream"}
     logits = {"return_context_logits", "return_generation_logits"}  # the core model's business: too large for text
-    assert {tensor.name for tensor in contract.ENSEMBLE_INPUTS if tensor.supported} - logits == offered
+    assert {tensor.name for tensor in contract.ENSEMBLE_INPUTS if tensor.served_by != ()} - logits == offered
 
 
 def test_what_is_not_set_is_not_sent() -> None:
@@ -44,7 +45,7 @@ def test_chat_and_mappings_travel_as_json() -> None:
     assert json.loads(inputs["chat_template_kwargs"][0]) == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("option", "value", "word"),
     [
         ("max_tokens", 2**31, "32 bits"),
@@ -64,7 +65,7 @@ def test_values_that_no_tensor_carries_are_refused_by_name(option: str, value: o
         build_request("Hi", GenerateOptions(**{option: value}), stream=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompt", [b"Hi", 3, ["Hi"], None])
+@each_row("prompt", [b"Hi", 3, ["Hi"], None])
 def test_a_prompt_is_text_or_messages(prompt: object) -> None:
     with pytest.raises(errors.InvalidRequest, match="text or a list of chat messages"):
         build_request(prompt, GenerateOptions(), stream=True)  # type: ignore[arg-type]
@@ -97,7 +98,7 @@ def test_response_without_its_raw_contents_is_not_taken_for_an_empty_one() -> No
         decode_response(response)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "status", "kind", "text"),
     [
         ("INVALID_ARGUMENT: top_p is 2; it must be at most 1", "INTERNAL", errors.InvalidRequest, "top_p is 2"),
@@ -172,6 +173,14 @@ def test_collector_notices_a_gap() -> None:
     collector.add(Chunk("ab", start=0, end=2))
     with pytest.raises(errors.EngineFailure, match="up to 2, then from 3"):
         collector.add(Chunk("d", start=3, end=4))
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_collector_refuses_a_sequence_that_was_not_asked_for(sequences: int) -> None:
+    collector = Collector(sequences)
+    collector.add(Chunk("a", index=sequences - 1))
+    with pytest.raises(errors.EngineFailure, match=f"sequence_index is {sequences}; {sequences} sequences were asked"):
+        collector.add(Chunk("b", index=sequences))
 
 
 def test_pauses_grow_and_end() -> None:

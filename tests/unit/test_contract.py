@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import pytest
-
 from inflight import contract
-from inflight.serve import pbtxt
+from inflight.serve.repository import variant_name
+from scripts import write_pbtxt as pbtxt
+from tests.support.tables import each_row
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
-@pytest.mark.parametrize("name", pbtxt.files())
+@each_row("name", pbtxt.files())
 def test_committed_file_equals_the_contract(name: str) -> None:
     assert (REPOSITORY / name).read_text() == pbtxt.files()[name]
 
@@ -20,7 +20,18 @@ def test_repository_has_no_other_files() -> None:
     assert found == set(pbtxt.files())
 
 
-@pytest.mark.parametrize("model", contract.STAGES)
+def test_each_engine_has_a_variant_of_the_repository() -> None:
+    backends = {"pytorch": "inflight_engine", "replay": "inflight_engine", "trtllm": "trtllm_engine"}
+    backends |= {"tensorrtllm": "tensorrtllm"}
+    found = {
+        variant_name(kind, decoupled): pbtxt.Variant(backend, decoupled)
+        for kind, backend in backends.items()
+        for decoupled in (True, False)
+    }
+    assert found == pbtxt.VARIANTS
+
+
+@each_row("model", contract.STAGES)
 def test_names_are_unique(model: str) -> None:
     for side in contract.STAGES[model]:
         names = [tensor.name for tensor in side]

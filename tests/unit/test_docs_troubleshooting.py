@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each_row
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"
 QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -24,7 +26,7 @@ def test_there_are_some() -> None:
     assert len(QUOTED) > 15
 
 
-@pytest.mark.parametrize("message", QUOTED)
+@each_row("message", QUOTED)
 def test_a_quoted_message_is_in_the_code(message: str, sources: str) -> None:
     known = {"(Address already in use)": "({error.strerror})", "Permission denied": "{error.strerror"}
     for words, code in known.items():

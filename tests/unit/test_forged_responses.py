@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.deployment import validate
 from inflight.errors import InvalidRequest
-from inflight.text.assemble import TextAssembler
-from inflight.text.upstream_answers import UpstreamAssembler
-from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
+from inflight.settings.deployment import validate
+from inflight.text import postprocess
+from inflight.text.postprocess import Postprocessor
+from inflight.text.upstream_answers import UpstreamPostprocessor
+from tests.support.tokenizers import FAMILIES, make_tokenizer
 
 SOUND = {
     "output_ids": np.array([[[5, 6]]], np.int32),
@@ -35,19 +36,39 @@ FORGED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), FORGED)
 def test_each_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    assembler = TextAssembler(make_tokenizer(FAMILIES[0]))
+    postprocessor = Postprocessor(make_tokenizer(FAMILIES[0]))
     arrays = {name: array for name, array in (SOUND | changes).items() if array is not None}
     with pytest.raises(InvalidRequest, match=said):
-        assembler.assemble(arrays)
-    assert len(assembler) == 0
+        postprocessor.postprocess(arrays)
+    assert len(postprocessor) == 0
 
 
 def test_more_ids_than_a_sequence_has_are_refused_before_they_are_decoded() -> None:
-    assembler = TextAssembler(make_tokenizer(FAMILIES[0]), max_length=4)
+    postprocessor = Postprocessor(make_tokenizer(FAMILIES[0]), max_length=4)
     long = {"output_ids": np.full((1, 1, 5), 5, np.int32), "sequence_length": np.array([[5]], np.int32)}
     with pytest.raises(InvalidRequest, match="output_ids has rows of 5 ids; the limit is 4"):
-        assembler.assemble(SOUND | long)
-    assert len(assembler) == 0
+        postprocessor.postprocess(SOUND | long)
+    assert len(postprocessor) == 0
+
+
+def test_of_too_many_streams_the_oldest_state_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a character of four bytes the first two have come: only who keeps the state gets the character."""
+    monkeypatch.setattr(postprocess, "MAX_STREAMS", 2)
+    tokenizer = make_tokenizer(FAMILIES[0])
+    [ids] = tokenizer.encode_batch(["\N{CJK UNIFIED IDEOGRAPH-9F98}"], add_special_tokens=False)
+    stage = Postprocessor(tokenizer)
+
+    def text(key: int, ids: list[int]) -> str:
+        shape = {"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}
+        outputs = stage.postprocess(shape | {"stream_key": np.array([[key]], np.int64)})
+        assert outputs is not None
+        return str(outputs["text_output"].item().decode())
+
+    for key in (1, 2, 3):
+        assert text(key, ids[:1]) == ""
+    assert len(stage) == 2
+    assert [text(key, ids[1:]) for key in (2, 3)] == ["\N{CJK UNIFIED IDEOGRAPH-9F98}"] * 2
+    assert "\N{REPLACEMENT CHARACTER}" in text(1, ids[1:])
 
 
 @pytest.mark.parametrize(
@@ -66,9 +87,9 @@ def test_how_many_ids_a_sequence_has(engine: str, limits: dict[str, int], longes
 
 
 def test_what_upstreams_engine_always_sends_is_asked_for_by_name() -> None:
-    assembler = UpstreamAssembler(make_tokenizer(FAMILIES[0]))
+    postprocessor = UpstreamPostprocessor(make_tokenizer(FAMILIES[0]))
     with pytest.raises(InvalidRequest, match="num_input_tokens is missing"):
-        assembler.assemble(SOUND, "a")
+        postprocessor.postprocess(SOUND, "a")
     counted = {"last_token_time_ns": np.array([[0]], np.int64), "num_output_tokens": np.array([[2]], np.int32)}
     with pytest.raises(InvalidRequest, match="num_input_tokens is missing"):
-        assembler.assemble(SOUND | counted, "a")
+        postprocessor.postprocess(SOUND | counted, "a")

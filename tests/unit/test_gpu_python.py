@@ -35,7 +35,8 @@ def test_what_is_missing_is_named_and_how_it_is_brought() -> None:
 
 def test_nothing_is_asked_for_that_the_tests_do_without() -> None:
     pytest.importorskip("triton")
-    names = [f"tests.gpu.{path.stem}" for path in (ROOT / "tests/gpu").glob("*.py")]
+    folders = {"tests.gpu": ROOT / "tests/gpu", "tests.gpu.support": ROOT / "tests/gpu/support"}
+    names = [f"{package}.{path.stem}" for package, folder in folders.items() for path in folder.glob("*.py")]
     code = f"import importlib, sys; [importlib.import_module(name) for name in {['tests.conftest', *names]}]"
     found = subprocess.run(
         [sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True, check=True, cwd=ROOT

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
-from inflight.deployment import resolve
 from inflight.engine.request import RequestMetrics
-from inflight.engine.stats import EngineStats
+from inflight.engine.stats import EngineState, EngineStats, StepCounts
 from inflight.errors import QueueFull
 from inflight.metrics import FAMILIES, SECONDS
-from inflight.observability import METRICS_VARIABLE
+from inflight.settings.deployment import resolve
+from inflight.settings.observability import METRICS_VARIABLE
 
 OWN = "inflight_metrics_export_cpu_seconds_total", "inflight_metrics_export_calls_total"
 DEMO = Path(__file__).parents[2] / "deployments/demo"
@@ -70,14 +70,14 @@ def api(triton_api: Callable[[ModuleType], None]) -> FakeApi:
 
 
 def _until(holds: Any) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(holds())
 
 
 def _stage(model: str, **observability: object) -> Any:
-    from inflight.triton.stage_metrics import StageMetrics
+    from inflight.triton.metrics import StageMetrics
 
     deployment = resolve({"model": str(DEMO / "model"), "observability": observability}, DEMO, "test")
     return StageMetrics(deployment, {"model_name": model, "model_version": "1"})
@@ -97,10 +97,10 @@ def test_off_makes_no_family(api: FakeApi, monkeypatch: pytest.MonkeyPatch, sett
 def test_every_family_of_a_kind_of_engine_can_be_filled(api: FakeApi) -> None:
     from inflight.triton.metrics import Exporter
 
-    sources = [_stage(ENGINE), EngineStats()]
+    owners = _owners(EngineStats(), _stage(ENGINE))
     for engine in ("pytorch", "replay", "trtllm"):
         api.values.clear()
-        Exporter(ENGINE, "1", engine, lambda: sources)._round()
+        Exporter(ENGINE, "1", engine, owners)._round()
         made = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name, _ in api.values}
         wanted = {family.name for family in FAMILIES.values() if family.exported_by(ENGINE, engine)}
         assert made == wanted
@@ -116,18 +116,25 @@ def test_gauges_are_moved_to_the_last_bit(api: FakeApi) -> None:
         assert gauge.show(value) == 0
 
 
-def test_what_nothing_counts_is_said_by_name(api: FakeApi) -> None:
+@pytest.mark.parametrize("stage", [TOKENIZER, ENGINE, DETOKENIZER])
+def test_every_source_of_the_table_is_an_attribute_of_its_owner(api: FakeApi, stage: str) -> None:
     from inflight.triton.metrics import Exporter
+    from inflight.triton.streams import ResponseStreams
 
-    with pytest.raises(AttributeError, match="nothing counts 'requests'"):
-        Exporter(ENGINE, "1", "pytorch", lambda: [SimpleNamespace()])._round()
+    owners = _owners(EngineStats(), _stage(stage))
+    owners["streams"] = ResponseStreams(owners["stage"], decoupled=True)
+    owners["exporter"] = Exporter(stage, "1", "pytorch", owners)
+    sources = [family.source for family in FAMILIES.values() if stage in family.stages]
+    missing = [source for source in sources if not hasattr(owners[source.split(".")[0]], source.split(".")[1])]
+    assert sources
+    assert not missing
 
 
 def test_only_what_has_changed_is_sent(api: FakeApi) -> None:
     from inflight.triton.metrics import Exporter
 
     stats = EngineStats()
-    exporter = Exporter(ENGINE, "1", "pytorch", lambda: [_STAGE, stats])
+    exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats))
     exporter._round()
     exporter._round()
     api.calls.clear()
@@ -153,9 +160,9 @@ def test_it_counts_its_own_calls_and_time(api: FakeApi) -> None:
     from inflight.triton.metrics import Exporter
 
     stats = EngineStats()
-    exporter = Exporter(ENGINE, "1", "pytorch", lambda: [_STAGE, stats])
+    exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats))
     for _ in range(2):
-        stats.count_step(3, 5, 0, 0.002)
+        stats.count_step(StepCounts(3, 3, 0, 5), 0.002)
         exporter._round()
         made = api.calls.total()
         exporter._round()  # shows what the round before it has made
@@ -168,10 +175,11 @@ def test_while_it_works_what_it_does_at_the_moment_goes_first(api: FakeApi) -> N
 
     assert all(FAMILIES[name].kind == "gauge" for name in LIVE)
 
-    stats = EngineStats(waiting=0, active=0)
-    exporter = Exporter(ENGINE, "1", "pytorch", lambda: [_STAGE, stats])
+    now = EngineState()
+    stats = EngineStats(lambda: now)
+    exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats))
     exporter._round()
-    stats.waiting = stats.active = 5
+    now = EngineState(active=5, waiting=5)
     stats.steps, stats.generated_tokens = 1, 3
     exporter._round()
     assert api.value("nv_trt_llm_request_metrics", model=ENGINE, request_type="waiting") == 5
@@ -187,10 +195,11 @@ def test_an_idle_engine_is_shown_with_all_that_it_has_counted(api: FakeApi) -> N
     def active() -> float:
         return api.value("nv_trt_llm_request_metrics", model=ENGINE, request_type="active")
 
-    stats = EngineStats(active=1)
-    exporter = Exporter(ENGINE, "1", "pytorch", lambda: [_STAGE, stats])
+    now = EngineState(active=1)
+    stats = EngineStats(lambda: now)
+    exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats))
     exporter._round()
-    stats.active, stats.steps, stats.generated_tokens = 0, 1, 3
+    now, stats.steps, stats.generated_tokens = EngineState(), 1, 3
     exporter._round()
     assert (active(), api.value("inflight_generated_tokens_total", model=ENGINE)) == (1, 0)
     exporter._round()
@@ -203,10 +212,11 @@ def test_whatever_a_step_counts_is_shown_when_it_rests(api: FakeApi) -> None:
 
     assert all(name in FAMILIES for name in PULSE)
     stats, stage = EngineStats(), _stage(ENGINE)
-    exporter = Exporter(ENGINE, "1", "pytorch", lambda: [stage, stats])
+    owners = _owners(stats, stage)
+    exporter = Exporter(ENGINE, "1", "pytorch", owners)
     pulses = (
-        stage.count_response,
-        lambda: stats.count_step(1, 1, 0, 0.001),
+        lambda: setattr(owners["streams"], "responses", 1),
+        lambda: stats.count_step(StepCounts(1, 1, 0, 1), 0.001),
         lambda: stage.count_refusal(QueueFull("full")),
     )
     for count, pulse in enumerate(pulses, 1):
@@ -222,24 +232,25 @@ def test_whatever_a_step_counts_is_shown_when_it_rests(api: FakeApi) -> None:
 def test_a_fault_in_one_round_does_not_end_the_thread(api: FakeApi, caplog: pytest.LogCaptureFixture) -> None:
     from inflight.triton.metrics import Exporter
 
-    stats, sources = EngineStats(), [[_STAGE]]
-    sources[0].append(stats)
-    exporter = Exporter(ENGINE, "1", "pytorch", lambda: sources[0])
+    stats, stage = EngineStats(), _Stage()
+    exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats, stage))
     exporter.start()
-    sources[0] = []
+    outcomes, stage.requests = stage.requests, None  # type: ignore[assignment]
     assert _until(lambda: "the metrics could not be exported" in caplog.text)
-    stats.generated_tokens = 9
-    sources[0] = [_STAGE, stats]
+    stats.generated_tokens, stage.requests = 9, outcomes
     assert _until(lambda: api.value("inflight_generated_tokens_total", model=ENGINE) == 9)
     exporter.close()
 
 
-def test_a_running_batch_is_never_less_than_nothing_in_between(api: FakeApi) -> None:
-    stats = EngineStats()
-    stats.set_open(running=0, waiting=48)
+def test_the_state_is_asked_for_when_it_is_read() -> None:
+    now = EngineState(active=48, waiting=48)
+    stats = EngineStats(lambda: now)
     assert (stats.running_requests, stats.active, stats.waiting_requests) == (0, 48, 48)
-    stats.active = 0  # what another thread sees between two assignments
-    assert stats.running_requests == 0
+    now = EngineState(active=48, running=32, waiting=16, step=StepCounts(32, 2, 30, 64), kv_blocks_max=9)
+    assert (stats.running_requests, stats.active, stats.waiting_requests) == (32, 48, 16)
+    assert stats.request_metrics == {"active": 48, "max": 0, "scheduled": 32, "context": 2, "waiting": 16}
+    assert stats.inflight_batcher_metrics["generation_requests"] == 30
+    assert stats.kv_cache_blocks == {"used": 0, "free": 9, "cached": 0}
 
 
 def test_outcomes_are_read_before_what_else_is_counted_of_a_request(api: FakeApi) -> None:
@@ -253,7 +264,7 @@ def test_outcomes_are_read_before_what_else_is_counted_of_a_request(api: FakeApi
             stats.generated_tokens += 1  # a request ends while the figures are read
             return {"length": stats.generated_tokens - 1}
 
-    values = Exporter(ENGINE, "1", "pytorch", lambda: [Ending(), stats])._read(
+    values = Exporter(ENGINE, "1", "pytorch", _owners(stats, Ending()))._read(
         ["inflight_generated_tokens_total", "inflight_requests_total"]
     )
     assert values["inflight_requests_total"]["length"] < values["inflight_generated_tokens_total"]
@@ -271,7 +282,7 @@ def test_what_the_detokenizer_fails_is_counted(api: FakeApi, monkeypatch: pytest
     model, failed = module.TritonPythonModel(), []
     model._metrics = _stage(DETOKENIZER)
     request = SimpleNamespace(inputs=list, request_id=lambda: "mine", is_cancelled=lambda: False)
-    model._answer(request, SimpleNamespace(fail=failed.append))  # without an assembler it cannot be answered
+    model._answer(request, SimpleNamespace(fail=failed.append))  # without a postprocessor it cannot be answered
     assert len(failed) == 1
     monkeypatch.setattr(module.adapter, "error_response", lambda error, request_id: failed.append(error))
     model._answer_once(request)
@@ -284,7 +295,7 @@ def test_what_the_detokenizer_fails_is_counted(api: FakeApi, monkeypatch: pytest
 def test_a_long_request_whose_answer_cannot_be_sent_ends_with_the_error(api: FakeApi) -> None:
     """Shared memory may be used up; in a thread of the stage's own nobody else would tell the client."""
     model, failed = _backend(TOKENIZER).TritonPythonModel(), []
-    model._prepare = lambda raw: [{}]
+    model._preprocess = lambda raw: [{}]
 
     def send(arrays: object, final: bool) -> None:
         raise error
@@ -304,9 +315,10 @@ def _backend(stage: str) -> Any:
     return module
 
 
+def _owners(stats: EngineStats, stage: object = None) -> dict[str, Any]:
+    return {"engine": stats, "stage": stage or _Stage(), "streams": SimpleNamespace(responses=0)}
+
+
 class _Stage:
-    requests, responses, queue_limit, startup = {"length": 0}, 0, 8, {"import": 1.0}
+    requests, queue_limit, startup = {"length": 0}, 8, {"import": 1.0}
     start_time, heartbeat_time, build_info = 1.0, 1.0, {("0", "pytorch", "model"): 1}
-
-
-_STAGE = _Stage()

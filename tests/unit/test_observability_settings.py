@@ -10,9 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from inflight.cli import app
-from inflight.deployment import Deployment, validate
 from inflight.errors import DeploymentError
 from inflight.serve import command
+from inflight.settings.deployment import Deployment, validate
 
 ENDPOINT = "http://127.0.0.1:4318/v1/traces"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_server import PIECES, FakeServer, Faults
+from tests.support.fake_server import PIECES, FakeServer, Faults
 
 PROGRAM = Path(sys.executable).with_name("inflight")
 INTERRUPTED = """
@@ -36,7 +36,7 @@ def _run(*arguments: str, closed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, **given)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("module", ["inflight.cli", "inflight.client.chat_command"])
+@pytest.mark.parametrize("module", ["inflight.cli", "inflight.client.commands"])
 def test_ctrl_c_while_it_loads_ends_it_quietly(module: str) -> None:
     command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, "chat", module]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -49,8 +49,8 @@ def test_a_command_does_not_load_what_only_others_need() -> None:
     )
     command = [sys.executable, "-c", code, "generate", "--help"]
     loaded = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.split()
-    assert "inflight.client.generate_command" in loaded
-    others = tuple(f"inflight.{part}" for part in ("bench", "export", "load", "monitoring", "observe", "serve"))
+    assert "inflight.client.commands" in loaded
+    others = tuple(f"inflight.{part}" for part in ("export", "load", "top", "serve"))
     assert [name for name in loaded if name.startswith(others)] == []
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest
-from inflight.sampling import SamplingParams
-from inflight.text.prepare import Arrays, PromptPreparer, RawRequest
-from inflight.triton.engine_inputs import read_request
-from tests.tokenizers_for_tests import make_tokenizer
+from inflight.sampling import MAX_SEED, SamplingParams
+from inflight.settings.deployment import LimitSettings
+from inflight.text.preprocess import Arrays, Preprocessor, RawRequest
+from inflight.triton.request_reader import read_request
+from tests.support.tokenizers import make_tokenizer
 
 LIMITS = LimitSettings(max_words=3, max_words_bytes=10, max_prompt_bytes=100)
 
@@ -21,9 +21,9 @@ def _strings(*texts: str) -> np.ndarray:
     return np.array([[text.encode() for text in texts]], object)
 
 
-def _prepare(**more: np.ndarray) -> Arrays | Exception:
-    preparer = PromptPreparer(make_tokenizer("byte level"), LIMITS)
-    [outcome] = preparer.prepare([RawRequest({"text_input": _strings("x")} | more, {})])
+def _preprocess(**more: np.ndarray) -> Arrays | Exception:
+    preprocessor = Preprocessor(make_tokenizer("byte level"), LIMITS)
+    [outcome] = preprocessor.preprocess([RawRequest({"text_input": _strings("x")} | more, {})])
     return outcome
 
 
@@ -35,6 +35,11 @@ def _read(sequences: int = 1, **more: Any) -> list[SamplingParams]:
     return [part.request.sampling for part in parts]
 
 
+def test_seeds_of_return_sequences_go_on_from_the_largest_to_zero() -> None:
+    seed = np.array([[MAX_SEED]], np.uint64)
+    assert [sampling.seed for sampling in _read(sequences=2, seed=seed)] == [MAX_SEED, 0]
+
+
 def _list(ids: int, ends: list[int]) -> np.ndarray:
     return np.array([[[5] * ids, [*ends, *([-1] * (ids - len(ends)))]]], np.int32)
 
@@ -42,14 +47,16 @@ def _list(ids: int, ends: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("name", ["stop_words", "bad_words", "embedding_bias_words"])
 def test_words_at_the_tokenizer(name: str) -> None:
     more = {"embedding_bias_weights": np.ones((1, 3), np.float32)} if name.startswith("embedding") else {}
-    assert isinstance(_prepare(**{name: _strings("the", "qu", "é")}, **more), dict)
-    assert str(_prepare(**{name: _strings(*"abcd")})) == f"{name} has 4 words; the limit is 3"
-    assert str(_prepare(**{name: _strings("the", "quick", "é😀")})) == f"{name} has 14 bytes of words; the limit is 10"
+    assert isinstance(_preprocess(**{name: _strings("the", "qu", "é")}, **more), dict)
+    assert str(_preprocess(**{name: _strings(*"abcd")})) == f"{name} has 4 words; the limit is 3"
+    assert (
+        str(_preprocess(**{name: _strings("the", "quick", "é😀")})) == f"{name} has 14 bytes of words; the limit is 10"
+    )
 
 
 def test_what_else_has_a_limit_at_the_tokenizer() -> None:
     weights = np.ones((1, 4), np.float32)
-    assert str(_prepare(embedding_bias_weights=weights)) == "embedding_bias_weights has 4 elements; the limit is 3"
+    assert str(_preprocess(embedding_bias_weights=weights)) == "embedding_bias_weights has 4 elements; the limit is 3"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,7 @@ def test_what_is_within_the_limits_is_read() -> None:
 
 def test_the_tokenizers_own_lists_are_within_the_engines_limits() -> None:
     """The longest words that are taken, in tokens of one byte each, spelt alone and after a space."""
-    outcome = _prepare(bad_words=_strings("\x01\x02\x03", "\x04\x05\x06", "\x07\x08\x0e\x0f"))
+    outcome = _preprocess(bad_words=_strings("\x01\x02\x03", "\x04\x05\x06", "\x07\x08\x0e\x0f"))
     assert isinstance(outcome, dict), outcome
     [sampling] = _read(bad_words_list=outcome["bad_words_list"])
     assert len(sampling.bad_sequences) == 6

@@ -12,47 +12,16 @@ import numpy as np
 import pytest
 
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
-from inflight.errors import DeadlineExceeded, EngineFailure, InflightError, QueueFull, ShuttingDown
+from inflight.errors import DeadlineExceeded, EngineFailure, QueueFull, ShuttingDown
 from inflight.sampling import SamplingParams
-from inflight.triton.engine_inputs import Delivery, Part
-from inflight.triton.pace import RESPONSES_PER_SECOND
-from inflight.triton.responses import Arrays
+from inflight.triton.request_reader import OutputOptions, SubRequest
+from inflight.triton.response_writer import Arrays
+from inflight.triton.send_limiter import RESPONSES_PER_SECOND, SendLimiter
 from inflight.triton.streams import HEARTBEAT_S, ResponseStreams
+from tests.unit.support.senders import FakeSender
 
 
-class FakeSender:
-    """Remembers what is sent; refuses what Triton would refuse."""
-
-    def __init__(self, *, cancelled: bool = False, broken: bool = False) -> None:
-        self.cancelled, self.broken = cancelled, broken
-        self.sent: list[tuple[float, Arrays]] = []
-        self.error: Exception | None = None
-        self.failed_key: int | None = None
-        self.ended = threading.Event()
-
-    def send(self, arrays: Arrays, final: bool) -> None:
-        assert not self.ended.is_set(), "a response after the last one"
-        assert all(isinstance(array, np.ndarray) for array in arrays.values())
-        if self.broken:
-            raise RuntimeError("the sender is broken")
-        self.sent.append((time.monotonic(), arrays))
-        if final:
-            self.ended.set()
-
-    def fail(self, error: InflightError, stream_key: int | None = None) -> None:
-        assert not self.ended.is_set(), "an error after the last response"
-        self.error, self.failed_key = error, stream_key
-        self.ended.set()
-
-    def is_cancelled(self) -> bool:
-        return self.cancelled
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for _, arrays in self.sent for token in arrays["output_ids"].reshape(-1).tolist()]
-
-
-def _delivery(**more: Any) -> Delivery:
+def _options(**more: Any) -> OutputOptions:
     usual: dict[str, Any] = {
         "streaming": True,
         "exclude_input": False,
@@ -67,22 +36,38 @@ def _delivery(**more: Any) -> Delivery:
         "batch_size": 1,
         "sequences": 1,
     }
-    return Delivery(**(usual | more))
+    return OutputOptions(**(usual | more))
 
 
-def _parts(count: int = 1, rows: bool = False, **sampling: Any) -> list[Part]:
+def _subrequests(count: int = 1, rows: bool = False, **sampling: Any) -> list[SubRequest]:
     requests = [Request([1, 2], SamplingParams(8, **sampling), request_id="me") for _ in range(count)]
-    return [Part(one, index if rows else 0, 0 if rows else index) for index, one in enumerate(requests)]
+    return [SubRequest(one, index if rows else 0, 0 if rows else index) for index, one in enumerate(requests)]
+
+
+class Stage:
+    """The engine's loop and the stage's metrics, as far as the streams know them."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[int] = []
+        self.ends: list[Output] = []
+        self.refusals: list[Exception] = []
+        self.cancel, self.count_end, self.count_refusal = self.cancelled.append, self.ends.append, self.refusals.append
+
+
+def _start(stage: Stage, decoupled: bool = True) -> ResponseStreams:
+    streams = ResponseStreams(stage, decoupled)
+    streams.start(stage, SendLimiter(None))
+    return streams
 
 
 @pytest.fixture
-def cancelled() -> list[int]:
-    return []
+def stage() -> Stage:
+    return Stage()
 
 
 @pytest.fixture
-def streams(cancelled: list[int]) -> Any:
-    made = ResponseStreams(cancelled.append, decoupled=True)
+def streams(stage: Stage) -> Any:
+    made = _start(stage)
     yield made
     made.close()
 
@@ -92,11 +77,11 @@ def _end(key: int, *tokens: int) -> Output:
 
 
 def test_tokens_arrive_in_order_and_the_last_response_is_final(streams: ResponseStreams) -> None:
-    sender, [part] = FakeSender(), _parts()
-    streams.open(sender, _delivery(), [part])
+    sender, [subrequest] = FakeSender(), _subrequests()
+    streams.open(sender, _options(), [subrequest])
     for token in range(100):
-        streams.deliver(Output(part.request.key, [token]))
-    streams.deliver(_end(part.request.key, 100))
+        streams.deliver(Output(subrequest.request.key, [token]))
+    streams.deliver(_end(subrequest.request.key, 100))
     assert sender.ended.wait(30)
     assert sender.tokens == list(range(101))
     assert [int(arrays["num_output_tokens"].item()) for _, arrays in sender.sent][-1] == 101
@@ -104,17 +89,17 @@ def test_tokens_arrive_in_order_and_the_last_response_is_final(streams: Response
 
 
 def test_many_streams_are_coalesced_and_none_starves(streams: ResponseStreams) -> None:
-    senders, parts = [FakeSender() for _ in range(40)], [_parts()[0] for _ in range(40)]
-    for sender, part in zip(senders, parts, strict=True):
-        streams.open(sender, _delivery(), [part])
+    senders, subrequests = [FakeSender() for _ in range(40)], [_subrequests()[0] for _ in range(40)]
+    for sender, subrequest in zip(senders, subrequests, strict=True):
+        streams.open(sender, _options(), [subrequest])
     started = time.monotonic()
     for token in range(150):
-        for part in parts:
-            streams.deliver(Output(part.request.key, [token]))
+        for subrequest in subrequests:
+            streams.deliver(Output(subrequest.request.key, [token]))
         time.sleep(0.002)
     elapsed = time.monotonic() - started
-    for part in parts:
-        streams.deliver(_end(part.request.key))
+    for subrequest in subrequests:
+        streams.deliver(_end(subrequest.request.key))
     assert all(sender.ended.wait(30) for sender in senders)
     assert all(sender.tokens == list(range(150)) for sender in senders)
     responses = sum(len(sender.sent) for sender in senders)
@@ -124,16 +109,16 @@ def test_many_streams_are_coalesced_and_none_starves(streams: ResponseStreams) -
 
 
 def test_the_first_token_does_not_wait(streams: ResponseStreams) -> None:
-    busy = [(FakeSender(), _parts()[0]) for _ in range(60)]
-    for other, part in busy:
-        streams.open(other, _delivery(), [part])
-        streams.deliver(Output(part.request.key, [1]))
+    busy = [(FakeSender(), _subrequests()[0]) for _ in range(60)]
+    for other, subrequest in busy:
+        streams.open(other, _options(), [subrequest])
+        streams.deliver(Output(subrequest.request.key, [1]))
     _wait_until(lambda: all(len(other.sent) == 1 for other, _ in busy))
-    sender, [new] = FakeSender(), _parts()
+    sender, [new] = FakeSender(), _subrequests()
     with streams._changed:  # nothing is sent meanwhile
-        for _, part in busy:
-            streams.deliver(Output(part.request.key, [2]))
-        streams.open(sender, _delivery(), [new])
+        for _, subrequest in busy:
+            streams.deliver(Output(subrequest.request.key, [2]))
+        streams.open(sender, _options(), [new])
         streams.deliver(Output(new.request.key, [5]))
     _wait_until(lambda: all(len(other.sent) == 2 for other, _ in busy))
     assert sender.sent[0][0] <= min(other.sent[1][0] for other, _ in busy)
@@ -147,21 +132,21 @@ def _wait_until(holds: Callable[[], bool]) -> None:
 
 
 def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> None:
-    sender, parts = FakeSender(), _parts(3)
-    streams.open(sender, _delivery(sequences=3), parts)
-    for part in parts:
-        streams.deliver(_end(part.request.key, 7))
+    sender, subrequests = FakeSender(), _subrequests(3)
+    streams.open(sender, _options(sequences=3), subrequests)
+    for subrequest in subrequests:
+        streams.deliver(_end(subrequest.request.key, 7))
     assert sender.ended.wait(30)
     assert sorted(int(arrays["sequence_index"].item()) for _, arrays in sender.sent) == [0, 1, 2]
 
 
 def test_the_sequences_of_a_stream_end_with_one_token_each_where_scores_come_with_it(streams: ResponseStreams) -> None:
     """Upstream's client stacks what came last of each sequence; without scores no token waits for the next."""
-    sender, parts = FakeSender(), _parts(2, log_probs=True)
-    streams.open(sender, _delivery(sequences=2, log_probs=True), parts)
-    for part, tokens in zip(parts, ([1, 2, 3], [4]), strict=True):
-        streams.deliver(Output(part.request.key, tokens, log_probs=[-float(token) for token in tokens]))
-    first, second = (part.request.key for part in parts)
+    sender, subrequests = FakeSender(), _subrequests(2, log_probs=True)
+    streams.open(sender, _options(sequences=2, log_probs=True), subrequests)
+    for subrequest, tokens in zip(subrequests, ([1, 2, 3], [4]), strict=True):
+        streams.deliver(Output(subrequest.request.key, tokens, log_probs=[-float(token) for token in tokens]))
+    first, second = (subrequest.request.key for subrequest in subrequests)
     streams.deliver(Output(first, finish_reason=FinishReason.STOP))
     streams.deliver(Output(second, [5, 6], log_probs=[-5.0, -6.0], finish_reason=FinishReason.LENGTH))
     assert sender.ended.wait(30)
@@ -176,14 +161,14 @@ def test_the_sequences_of_a_stream_end_with_one_token_each_where_scores_come_wit
 def test_context_logits_come_with_the_last_response(streams: ResponseStreams) -> None:
     """Upstream's client keeps what the last one has, and requires what it asked for in each."""
     logits = np.ones((2, 16), np.float32)
-    sender, [part] = FakeSender(), _parts(context_logits=True, generation_logits=True)
-    streams.open(sender, _delivery(), [part])
-    streams.deliver(Output(part.request.key, [1], context_logits=logits, generation_logits=[logits[0]]))
+    sender, [subrequest] = FakeSender(), _subrequests(context_logits=True, generation_logits=True)
+    streams.open(sender, _options(), [subrequest])
+    streams.deliver(Output(subrequest.request.key, [1], context_logits=logits, generation_logits=[logits[0]]))
     before = time.monotonic()
     while not sender.sent:
-        assert time.monotonic() < before + 5
+        assert time.monotonic() < before + 30
         time.sleep(0.001)
-    streams.deliver(Output(part.request.key, finish_reason=FinishReason.STOP))
+    streams.deliver(Output(subrequest.request.key, finish_reason=FinishReason.STOP))
     assert sender.ended.wait(30)
     shapes = [(arrays["context_logits"].shape, arrays["generation_logits"].shape) for _, arrays in sender.sent]
     assert shapes == [((1, 0, 16), (1, 1, 1, 16)), ((1, 2, 16), (1, 1, 0, 16))]
@@ -193,41 +178,43 @@ def test_context_logits_come_with_the_last_response(streams: ResponseStreams) ->
 def test_figures_come_with_every_response_or_with_the_last(
     streams: ResponseStreams, asked: str, expected: list[bool]
 ) -> None:
-    sender, [part] = FakeSender(), _parts()
+    sender, [subrequest] = FakeSender(), _subrequests()
     metrics = RequestMetrics(arrival_ns=7)
-    streams.open(sender, _delivery(**{asked: True}), [part])
-    streams.deliver(Output(part.request.key, [1], metrics=metrics))
+    streams.open(sender, _options(**{asked: True}), [subrequest])
+    streams.deliver(Output(subrequest.request.key, [1], metrics=metrics))
     before = time.monotonic()
     while not sender.sent:
-        assert time.monotonic() < before + 5
+        assert time.monotonic() < before + 30
         time.sleep(0.001)
-    streams.deliver(Output(part.request.key, [2], metrics=metrics, finish_reason=FinishReason.LENGTH))
+    streams.deliver(Output(subrequest.request.key, [2], metrics=metrics, finish_reason=FinishReason.LENGTH))
     assert sender.ended.wait(30)
     assert ["arrival_time_ns" in arrays for _, arrays in sender.sent] == expected
 
 
-def test_one_failed_sequence_fails_its_request_and_cancels_the_others(
-    streams: ResponseStreams, cancelled: list[int]
-) -> None:
-    sender, parts = FakeSender(), _parts(3)
-    streams.open(sender, _delivery(sequences=3), parts)
-    streams.deliver(Output(parts[1].request.key, error=QueueFull("full")))
+def test_one_failed_sequence_fails_its_request_and_cancels_the_others(streams: ResponseStreams, stage: Stage) -> None:
+    sender, subrequests = FakeSender(), _subrequests(3)
+    streams.open(sender, _options(sequences=3), subrequests)
+    streams.deliver(Output(subrequests[1].request.key, error=QueueFull("full")))
     assert sender.ended.wait(30)
     assert isinstance(sender.error, QueueFull)
-    assert sorted(cancelled) == sorted(part.request.key for part in (parts[0], parts[2]))
-    for part in parts:
-        streams.deliver(_end(part.request.key, 7))  # what the engine says afterwards reaches nobody
+    assert sorted(stage.cancelled) == sorted(subrequest.request.key for subrequest in (subrequests[0], subrequests[2]))
+    for subrequest in subrequests:
+        streams.deliver(_end(subrequest.request.key, 7))  # what the engine says afterwards reaches nobody
     assert len(streams) == 0
 
 
 def test_a_request_that_the_engine_refused_is_forgotten(streams: ResponseStreams) -> None:
-    sender, parts = FakeSender(), _parts(2)
-    streams.open(sender, _delivery(sequences=2, heartbeat=True), parts)
-    assert set(streams.keys_beside([parts[0].request.key])) == {part.request.key for part in parts}
-    request = streams._streams[parts[0].request.key]
-    streams.forget(parts)
+    sender, subrequests = FakeSender(), _subrequests(2)
+    streams.open(sender, _options(sequences=2, heartbeat=True), subrequests)
+    assert set(streams.keys_beside([subrequests[0].request.key])) == {
+        subrequest.request.key for subrequest in subrequests
+    }
+    request = streams._streams[subrequests[0].request.key]
+    streams.forget(subrequests)
     assert len(streams) == 0
-    streams._poll_one(parts[0].request.key, request, time.monotonic(), interval=0)  # of a round that had begun before
+    streams._poll_one(
+        subrequests[0].request.key, request, time.monotonic(), interval=0
+    )  # of a round that had begun before
     assert not sender.sent
     assert not sender.ended.is_set()
 
@@ -242,11 +229,11 @@ def test_a_refusal_waits_for_a_heartbeat_that_is_being_sent(streams: ResponseStr
             assert goes_on.wait(30)
             super().send(arrays, final)
 
-    sender, parts = Slow(), _parts(2)
-    streams.open(sender, _delivery(sequences=2, heartbeat=True), parts)
+    sender, subrequests = Slow(), _subrequests(2)
+    streams.open(sender, _options(sequences=2, heartbeat=True), subrequests)
     assert sending.wait(30)
     with ThreadPoolExecutor(1) as pool:
-        forgotten = pool.submit(streams.forget, parts)
+        forgotten = pool.submit(streams.forget, subrequests)
         with pytest.raises(TimeoutError):
             forgotten.result(0.3)
         goes_on.set()
@@ -254,71 +241,71 @@ def test_a_refusal_waits_for_a_heartbeat_that_is_being_sent(streams: ResponseStr
     assert len(sender.sent) == 1
 
 
-def test_a_request_whose_response_cannot_be_written_is_told_of() -> None:
-    told: list[Exception] = []
-    streams, sender = ResponseStreams(lambda key: None, True, on_unsent=told.append), FakeSender(broken=True)
-    [part] = _parts()
-    streams.open(sender, _delivery(), [part])
-    streams.deliver(Output(part.request.key, [5], finish_reason=FinishReason.LENGTH))
-    assert sender.ended.wait(10)
+def test_a_request_whose_response_cannot_be_written_is_told_of(streams: ResponseStreams, stage: Stage) -> None:
+    sender = FakeSender(broken=True)
+    [subrequest] = _subrequests()
+    streams.open(sender, _options(), [subrequest])
+    streams.deliver(Output(subrequest.request.key, [5], finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(30)
     streams.close()
-    assert [type(error) for error in told] == [EngineFailure]
+    assert [type(error) for error in stage.refusals] == [EngineFailure]
 
 
-def test_nothing_follows_a_response_that_could_not_be_written() -> None:
+def test_nothing_follows_a_response_that_could_not_be_written(streams: ResponseStreams, stage: Stage) -> None:
     """Of sequences with scores the last token comes alone: there are two responses to send at once."""
-    told: list[Exception] = []
-    streams, sender = ResponseStreams(lambda key: None, True, on_unsent=told.append), FakeSender(broken=True)
-    parts = _parts(2, log_probs=True)
-    streams.open(sender, _delivery(sequences=2, log_probs=True), parts)
-    streams.deliver(Output(parts[0].request.key, [5, 6], log_probs=[-5.0, -6.0], finish_reason=FinishReason.LENGTH))
-    assert sender.ended.wait(10)
+    sender = FakeSender(broken=True)
+    subrequests = _subrequests(2, log_probs=True)
+    streams.open(sender, _options(sequences=2, log_probs=True), subrequests)
+    streams.deliver(
+        Output(subrequests[0].request.key, [5, 6], log_probs=[-5.0, -6.0], finish_reason=FinishReason.LENGTH)
+    )
+    assert sender.ended.wait(30)
     streams.close()
-    assert [type(error) for error in told] == [EngineFailure]
+    assert [type(error) for error in stage.refusals] == [EngineFailure]
 
 
 def test_a_broken_sender_harms_nobody_else(streams: ResponseStreams) -> None:
     broken, sender = FakeSender(broken=True), FakeSender()
-    [bad], [good] = _parts(), _parts()
-    streams.open(broken, _delivery(), [bad])
-    streams.open(sender, _delivery(), [good])
-    for part in (bad, good):
-        streams.deliver(Output(part.request.key, [1]))
-        streams.deliver(_end(part.request.key, 2))
+    [bad], [good] = _subrequests(), _subrequests()
+    streams.open(broken, _options(), [bad])
+    streams.open(sender, _options(), [good])
+    for subrequest in (bad, good):
+        streams.deliver(Output(subrequest.request.key, [1]))
+        streams.deliver(_end(subrequest.request.key, 2))
     assert sender.ended.wait(30)
     assert sender.tokens == [1, 2]
     assert isinstance(broken.error, EngineFailure)
 
 
-def test_a_gone_client_is_noticed(streams: ResponseStreams, cancelled: list[int]) -> None:
-    [part] = _parts()
-    streams.open(FakeSender(cancelled=True), _delivery(), [part])
+def test_a_gone_client_is_noticed(streams: ResponseStreams, stage: Stage) -> None:
+    [subrequest] = _subrequests()
+    streams.open(FakeSender(cancelled=True), _options(), [subrequest])
     deadline = time.monotonic() + 30
-    while part.request.key not in cancelled:
+    while subrequest.request.key not in stage.cancelled:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_a_silent_request_shows_that_it_lives(streams: ResponseStreams) -> None:
-    (sender, [part]), began = (FakeSender(), _parts()), time.monotonic()
-    streams.open(sender, _delivery(streaming=False, heartbeat=True), [part])
+    (sender, [subrequest]), began = (FakeSender(), _subrequests()), time.monotonic()
+    streams.open(sender, _options(streaming=False, heartbeat=True), [subrequest])
     deadline = time.monotonic() + 30
     while len(sender.sent) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    streams.deliver(_end(part.request.key, 3))
+    streams.deliver(_end(subrequest.request.key, 3))
     assert sender.ended.wait(30)
     assert sender.sent[1][0] - began >= 2 * HEARTBEAT_S, "each costs the stages a response"
     assert all(arrays["output_ids"].size == 0 for _, arrays in sender.sent[:-1])
     assert sender.sent[-1][1]["output_ids"].reshape(-1).tolist() == [1, 2, 3]
 
 
-def test_unary_rows_come_as_one_response(cancelled: list[int]) -> None:
-    streams = ResponseStreams(cancelled.append, decoupled=False)
-    sender, parts = FakeSender(), _parts(2, rows=True)
-    streams.open(sender, _delivery(streaming=False, exclude_input=True, batch_size=2, pad_id=9), parts)
-    streams.deliver(_end(parts[1].request.key, 5))
-    streams.deliver(_end(parts[0].request.key, 3, 4))
+def test_unary_rows_come_as_one_response(stage: Stage) -> None:
+    streams = _start(stage, decoupled=False)
+    sender, subrequests = FakeSender(), _subrequests(2, rows=True)
+    streams.open(sender, _options(streaming=False, exclude_input=True, batch_size=2, pad_id=9), subrequests)
+    streams.deliver(_end(subrequests[1].request.key, 5))
+    streams.deliver(_end(subrequests[0].request.key, 3, 4))
     assert sender.ended.wait(30)
     [(_, arrays)] = sender.sent
     assert arrays["output_ids"].tolist() == [[[3, 4]], [[5, 9]]]
@@ -326,21 +313,47 @@ def test_unary_rows_come_as_one_response(cancelled: list[int]) -> None:
     streams.close()
 
 
+def test_rows_of_a_unary_batch_are_padded_by_what_each_tensor_means(stage: Stage) -> None:
+    streams = _start(stage, decoupled=False)
+    sender, subrequests = FakeSender(), _subrequests(2, rows=True, log_probs=True)
+    streams.open(sender, _options(streaming=False, exclude_input=True, batch_size=2, log_probs=True), subrequests)
+    keys = [one.request.key for one in subrequests]
+    streams.deliver(Output(keys[0], [3, 4], [-0.5, -0.25], text_limit=2, finish_reason=FinishReason.STOP))
+    streams.deliver(Output(keys[1], [5], [-0.125], finish_reason=FinishReason.LENGTH))
+    assert sender.ended.wait(30)
+    [(_, arrays)] = sender.sent
+    assert arrays["output_log_probs"].tolist() == [[[-0.5, -0.25]], [[-0.125, -1]]]
+    assert arrays["text_limit"].tolist() == [[2], [2**31 - 1]], "all text of the row without stop strings is shown"
+    streams.close()
+
+
+def test_closing_fails_a_request_of_several_sequences_once(stage: Stage) -> None:
+    streams, failures = _start(stage), []
+
+    class Counting(FakeSender):
+        def fail(self, error: Exception, stream_key: int | None = None) -> None:
+            failures.append(error)
+
+    streams.open(Counting(), _options(sequences=3), _subrequests(3))
+    streams.close()
+    assert [type(error) for error in failures] == [ShuttingDown]
+
+
 def test_ids_find_their_streams(streams: ResponseStreams) -> None:
-    first, second = _parts(2), _parts()
-    streams.open(FakeSender(), _delivery(sequences=2), first)
-    streams.open(FakeSender(), _delivery(), second)
-    assert streams.keys_of("me") == [part.request.key for part in first + second]
+    first, second = _subrequests(2), _subrequests()
+    streams.open(FakeSender(), _options(sequences=2), first)
+    streams.open(FakeSender(), _options(), second)
+    assert streams.keys_of("me") == [subrequest.request.key for subrequest in first + second]
     assert streams.keys_of("other") == []
 
 
-def test_closing_fails_what_runs(cancelled: list[int]) -> None:
-    streams = ResponseStreams(cancelled.append, decoupled=True)
+def test_closing_fails_what_runs(stage: Stage) -> None:
+    streams = _start(stage)
     sender = FakeSender()
-    streams.open(sender, _delivery(), _parts())
-    done, [part] = FakeSender(), _parts()
-    streams.open(done, _delivery(), [part])
-    streams.deliver(_end(part.request.key, 4))
+    streams.open(sender, _options(), _subrequests())
+    done, [subrequest] = FakeSender(), _subrequests()
+    streams.open(done, _options(), [subrequest])
+    streams.deliver(_end(subrequest.request.key, 4))
     streams.close()
     assert isinstance(sender.error, ShuttingDown)
     assert done.tokens == [4], "what was finished is sent all the same"
@@ -349,9 +362,9 @@ def test_closing_fails_what_runs(cancelled: list[int]) -> None:
 @pytest.mark.parametrize("heartbeat", [True, False])
 def test_only_the_detokenizer_is_left_to_tell_a_failure(streams: ResponseStreams, heartbeat: bool) -> None:
     """It alone knows whether the client is there; who asks the engine itself is told by the engine."""
-    sender, [part] = FakeSender(), _parts()
-    key = part.request.key
-    streams.open(sender, _delivery(heartbeat=heartbeat), [part])
+    sender, [subrequest] = FakeSender(), _subrequests()
+    key = subrequest.request.key
+    streams.open(sender, _options(heartbeat=heartbeat), [subrequest])
     streams.deliver(Output(key, [], error=DeadlineExceeded("late")))
     assert sender.ended.wait(30)
     assert isinstance(sender.error, DeadlineExceeded)

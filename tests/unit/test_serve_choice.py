@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from inflight import resources
 from inflight.cli import app
-from inflight.deployment import Deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.serve import command, installation
+from inflight.settings.deployment import Deployment
 
 
 @pytest.fixture

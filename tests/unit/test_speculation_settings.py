@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inflight.deployment import load_deployment, validate
 from inflight.errors import DeploymentError
+from inflight.settings.deployment import load_deployment, validate
 
 ROOT = Path(__file__).parents[2]
 

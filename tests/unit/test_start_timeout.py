@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from inflight.deployment import resolve
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.serve.installation import TritonInstallation
 from inflight.serve.server import TritonServer, free_ports
+from inflight.settings.deployment import resolve
 
 
 def test_a_server_that_is_not_ready_in_time_names_the_setting() -> None:

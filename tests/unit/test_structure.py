@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inflight"
@@ -20,64 +21,39 @@ LAYERS: dict[str, set[str]] = {
     "resources": set(),
     "sampling": {"errors"},
     "contract": set(),
-    "inputs": {"contract", "errors"},
-    "speculation": {"errors"},
-    "explain": {"errors"},
+    "inputs": {"contract", "errors", "settings"},
     "metrics": {"contract"},
-    "sizes": set(),
-    "batching": {"sizes"},
-    "kv_cache": {"sizes"},
-    "observability": set(),
-    "deployment": {"batching", "errors", "explain", "kv_cache", "observability", "speculation"},
-    "tracing": {"observability"},
-    "compiled_engine": {"deployment", "errors", "speculation"},
+    "settings": {"errors"},
     "machine": set(),
-    "pulse": set(),
-    "manifest": {"deployment", "errors", "machine"},
-    "limits": {"deployment", "errors", "inputs"},
-    "text": {"contract", "deployment", "errors", "inputs", "limits", "sampling"},
-    "engine": {"deployment", "errors", "metrics", "sampling", "sizes", "speculation", "text"},
+    "shared_counters": set(),
+    "manifest": {"errors", "machine", "settings"},
+    "text": {"contract", "errors", "inputs", "sampling", "settings"},
+    "engine": {"errors", "metrics", "sampling", "settings", "text"},
     "triton": {
         "contract",
-        "deployment",
         "engine",
         "errors",
         "inputs",
-        "limits",
         "metrics",
-        "observability",
-        "pulse",
         "sampling",
+        "settings",
+        "shared_counters",
         "text",
-        "tracing",
     },
     "serve": {
         "addresses",
-        "compiled_engine",
         "contract",
-        "deployment",
         "errors",
         "manifest",
         "metrics",
-        "observability",
-        "pulse",
         "resources",
-        "speculation",
+        "settings",
+        "shared_counters",
     },
-    "trtllm": {
-        "contract",
-        "deployment",
-        "engine",
-        "errors",
-        "manifest",
-        "sampling",
-        "sizes",
-        "text",
-    },
+    "trtllm": {"contract", "engine", "errors", "manifest", "sampling", "settings", "text"},
     "client": {"addresses", "contract", "errors"},
-    "report": {"errors", "resources", "serve"},
+    "report": {"errors", "resources"},
     "export": {
-        "deployment",
         "engine",
         "errors",
         "machine",
@@ -86,66 +62,23 @@ LAYERS: dict[str, set[str]] = {
         "resources",
         "sampling",
         "serve",
-        "speculation",
+        "settings",
         "text",
         "trtllm",
     },
-    "bench": {
-        "addresses",
-        "client",
-        "contract",
-        "deployment",
-        "engine",
-        "errors",
-        "export",
-        "load",
-        "observe",
-        "pulse",
-        "report",
-        "resources",
-        "sampling",
-        "serve",
-        "speculation",
-        "text",
-    },
-    "load": {
-        "addresses",
-        "client",
-        "deployment",
-        "errors",
-        "explain",
-        "machine",
-        "metrics",
-        "report",
-        "resources",
-        "serve",
-    },
-    "monitoring": {"addresses", "contract", "errors", "metrics", "report", "serve"},
-    "observe": {
-        "addresses",
-        "client",
-        "contract",
-        "deployment",
-        "engine",
-        "errors",
-        "load",
-        "metrics",
-        "report",
-        "resources",
-        "sampling",
-        "serve",
-    },
-    "cli": {"bench", "client", "export", "load", "monitoring", "observe", "resources", "serve"},
+    "load": {"client", "errors", "report", "resources", "serve", "settings"},
+    "top": {"addresses", "client", "contract", "engine", "errors", "metrics", "report"},
+    "cli": {"client", "export", "load", "resources", "serve", "top"},
     "__main__": {"cli"},
 }
 THIRD_PARTY: dict[str, set[str]] = {
     "addresses": {"httpx"},
     "machine": {"pydantic", "pynvml"},
     "engine": {"numpy", "torch", "triton", "safetensors"},
-    "triton": {"numpy", "triton_python_backend_utils"},
+    "triton": {"numpy", "opentelemetry", "pydantic", "triton_python_backend_utils"},
     "serve": {"typer", "rich", "yaml", "pydantic"},
     "trtllm": {"numpy", "tensorrt_llm"},
-    "report": {"jinja2", "matplotlib", "rich", "typer"},
+    "report": {"jinja2", "matplotlib", "numpy", "rich", "typer"},
     "export": {
         "jinja2",
         "matplotlib",
@@ -156,6 +89,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "pynvml",
         "rich",
         "safetensors",
+        "scipy",
         "tensorrt",
         "tensorrt_llm",
         "torch",
@@ -174,40 +108,8 @@ THIRD_PARTY: dict[str, set[str]] = {
         "prompt_toolkit",
         "wcwidth",
     },
-    "tracing": {"opentelemetry"},
-    "bench": {
-        "grpc",
-        "httpx",
-        "matplotlib",
-        "numpy",
-        "psutil",
-        "rich",
-        "safetensors",
-        "torch",
-        "transformers",
-        "triton",
-        "tritonclient",
-        "typer",
-    },
-    "load": {
-        "flask",
-        "gevent",
-        "grpc",
-        "httpx",
-        "locust",
-        "matplotlib",
-        "numpy",
-        "prometheus_client",
-        "psutil",
-        "pydantic",
-        "rich",
-        "tokenizers",
-        "tritonclient",
-        "typer",
-        "yaml",
-    },
-    "monitoring": {"grafana_foundation_sdk", "httpx", "matplotlib", "prometheus_client", "rich", "typer", "yaml"},
-    "observe": {"httpx", "numpy", "prometheus_client", "rich", "torch", "typer"},
+    "load": {"matplotlib", "numpy", "pydantic", "rich", "tokenizers", "typer"},
+    "top": {"httpx", "prometheus_client", "rich", "typer"},
     "cli": {"typer"},
     "__main__": set(),
 }
@@ -216,12 +118,17 @@ LONG_FILES: dict[str, str] = {}
 """Files over the budget, each with the reason."""
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -235,7 +142,7 @@ def _part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", _files("inflight"), ids=lambda path: str(path.relative_to(ROOT)))
+@each_row("path", _files("inflight"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_arrows_point_down_only(path: Path) -> None:
     part = _part(path)
     if part == "__init__":
@@ -247,6 +154,59 @@ def test_arrows_point_down_only(path: Path) -> None:
             assert not rest or rest[0] == part or rest[0] in LAYERS[part], f"{part} must not import {name}"
         elif top not in sys.stdlib_module_names:
             assert top in THIRD_PARTY.get(part, PURE), f"{part} must not import {name}"
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Between files, imports for type checking too: of a circle of files none can be read, or changed, alone."""
+    found = {frozenset(circle): " -> ".join([*circle, circle[0]]) for circle in _circles(_import_graph())}
+    assert not list(found.values())
+
+
+def _import_graph() -> dict[str, set[str]]:
+    """Return which of our modules each of our modules imports."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in _files("inflight", "benchmarks")
+    }
+    return {
+        name: {imported for imported in _imported(path) if imported in paths and imported != name}
+        for name, path in paths.items()
+    }
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Yield the modules that a file may import: of ``from package import name`` both."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Yield circles by a search in depth: at least one where there is any."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> Iterator[list[str]]:
+        path.append(name)
+        for imported in sorted(graph[name]):
+            if imported in path:
+                yield path[path.index(imported) :]
+            elif imported not in done:
+                yield from visit(imported)
+        path.pop()
+        done.add(name)
+
+    for name in sorted(graph):
+        if name not in done:
+            yield from visit(name)
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"e2"}, "e2": {"e"}}
+    assert list(_circles(graph)) == [["a", "b", "c"], ["e", "e2"]]
 
 
 def test_only_the_adapters_speak_tritons_python_api() -> None:
@@ -263,11 +223,13 @@ def _speaks_triton(path: Path) -> bool:
 def test_scripts_are_not_imported() -> None:
     for path in _files("inflight", "backends"):
         tops = {name.split(".")[0] for name in _imports(path)}
-        assert not tops & {"build", "client", "loadtest", "tests"}, path
+        assert not tops & {"benchmarks", "build", "client", "loadtest", "monitoring", "scripts", "tests"}, path
 
 
 def test_files_stay_within_their_budgets() -> None:
-    for path in _files("inflight", "build", "client", "loadtest", "scripts", "tests", "backends"):
+    for path in _files(
+        "inflight", "benchmarks", "build", "client", "loadtest", "monitoring", "scripts", "tests", "backends"
+    ):
         limit = MAX_BACKEND_LINES if "backends" in path.parts[len(ROOT.parts) : -1][:1] else MAX_FILE_LINES
         lines = len(path.read_text().splitlines())
         name = str(path.relative_to(ROOT))
@@ -276,8 +238,8 @@ def test_files_stay_within_their_budgets() -> None:
 
 def test_functions_stay_within_their_budgets() -> None:
     sizes = []
-    for path in _files("inflight", "backends", "build", "scripts"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in _files("inflight", "benchmarks", "backends", "build", "monitoring", "scripts"):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
                 assert size <= MAX_FUNCTION_LINES, f"{path.name}: {node.name} has {size} lines"
@@ -289,11 +251,11 @@ def test_functions_stay_within_their_budgets() -> None:
 def test_public_things_have_docstrings_and_types() -> None:
     missing = []
     for path in _files("inflight"):
-        tree = ast.parse(path.read_text())
+        tree = _tree(path)
         if path.name != "__init__.py" and not ast.get_docstring(tree):
             missing.append(str(path))
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node not in tree.body:
+        for node in tree.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             if not node.name.startswith("_") and not ast.get_docstring(node):
                 missing.append(f"{path.name}: {node.name}")

@@ -16,18 +16,18 @@ from unittest.mock import MagicMock
 import pytest
 from rich.console import Console
 
-from inflight.deployment import ServerSettings, load_deployment
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.serve import command
 from inflight.serve import supervisor as module
+from inflight.serve.command import StopSignals
 from inflight.serve.log import UNKNOWN
-from inflight.serve.restarts import PAUSES_S, WELL_S, Restarts
-from inflight.serve.signals import StopSignals
+from inflight.serve.server import PAUSES_S, WELL_S, Restarts
 from inflight.serve.supervisor import Supervisor
 from inflight.serve.vitals import End
+from inflight.settings.deployment import ServerSettings, load_deployment
 
-DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL")
+DIED = End("stage_died", "the stage tensorrt_llm ended on SIGKILL", killed=True)
 
 _Life = End | int | str | bytes | OSError
 

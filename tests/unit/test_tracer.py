@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from inflight.tracing import tracer as module
-from inflight.tracing.record import SpanEnd
-from inflight.tracing.tracer import Tracer
-from tests.triton.otlp_sink import OtlpSink
+from inflight.triton.tracing import tracer as module
+from inflight.triton.tracing.record import SpanEnd
+from inflight.triton.tracing.tracer import Tracer
+from tests.triton.support.otlp_sink import OtlpSink
 
 PARENT = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "a=1,b=2"}
 DONE = SpanEnd({"inflight.outcome": "stop"})

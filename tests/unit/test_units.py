@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inflight.report.units import duration, quantity
+from inflight.report.units import duration, quantity, significant
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_durations(seconds: float, expected: str) -> None:
 )  # fmt: skip
 def test_quantities(value: float, expected: str) -> None:
     assert quantity(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, None), (0.0123456, 0.01235), (999.96, 1000.0), (1234.5, 1234.0), (98765.4, 98765.0), (-1234.6, -1235.0)],
+)
+def test_significant_digits(value: float | None, expected: float | None) -> None:
+    assert significant(value) == expected

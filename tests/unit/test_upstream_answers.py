@@ -11,12 +11,13 @@ import pytest
 
 from inflight.contract import EXPECTATION
 from inflight.errors import InvalidRequest
-from inflight.text import expect
-from inflight.text.expect import Announcement, Expectations
+from inflight.text import upstream_answers
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream_answers import UpstreamAssembler
-from tests.tokenizers_for_tests import FAMILIES, make_tokenizer
-from tests.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, text_of, with_ends
+from inflight.text.upstream import ANNOUNCEMENTS, Announcement, Expected
+from inflight.text.upstream_answers import Expectations, UpstreamPostprocessor
+from tests.support.tables import each_row
+from tests.support.tokenizers import FAMILIES, make_tokenizer
+from tests.support.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, text_of, with_ends
 
 TEXT = "naïve 😀 done"
 
@@ -26,12 +27,12 @@ def tokenizer() -> Tokenizer:
     return with_ends(make_tokenizer("byte level"), 2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_row("family", FAMILIES)
 def test_streams_of_one_id_join_to_their_texts(family: str) -> None:
     """Token by token, in turns: rows, sequences and arrival times keep the streams apart; nothing held back is lost."""
     tokenizer = with_ends(make_tokenizer(family))
     stages = Stages(tokenizer)
-    asked = stages.prepare("same", stream=True, max_tokens=40, return_num_output_tokens=True)
+    asked = stages.preprocess("same", stream=True, max_tokens=40, return_num_output_tokens=True)
     ids = encode(tokenizer, TEXT)
     streams = [{"arrival": 1}, {"arrival": 2}, {"arrival": 1, "sequence_index": 1}]
     texts = [""] * len(streams)
@@ -45,19 +46,19 @@ def test_streams_of_one_id_join_to_their_texts(family: str) -> None:
             assert ("finish_reason" in outputs) is last
             assert "arrival_time_ns" not in outputs, "the client has not asked for it"
     assert texts == [tokenizer.decode(ids)] * len(streams)
-    assert len(stages.assembler) == 0
+    assert len(stages.postprocessor) == 0
 
 
 def test_an_end_without_a_token_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer, "😀")
     stages = Stages(tokenizer)
-    asked = stages.prepare("a", stream=True)
+    asked = stages.preprocess("a", stream=True)
     assert text_of(stages.answer(response(asked, ids[:-1]), "a")) == ""
     outputs = stages.answer(response(asked, [], last=True), "a")
     assert (text_of(outputs), reason_of(outputs)) == ("\N{REPLACEMENT CHARACTER}", "stop")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ids", "asked", "last", "reason"),
     [
         ([50, 51], {"max_tokens": 2}, True, "length"),
@@ -69,14 +70,13 @@ def test_an_end_without_a_token_shows_what_was_held_back(tokenizer: Tokenizer) -
         ([], {"max_tokens": 3}, False, "cancelled"),
         ([50], {"max_tokens": 3}, False, None),
     ],
-    ids=str,
 )
 def test_why_a_stream_ended_is_found_out(
     tokenizer: Tokenizer, ids: list[int], asked: dict[str, Any], last: bool, reason: str | None
 ) -> None:
     """Upstream leaves out the first end id, 2; the second, 7, is a stop word to it, which it sends."""
     stages = Stages(with_ends(tokenizer, 2, 7))
-    outputs = stages.answer(response(stages.prepare("a", stream=True, **asked), ids, last), "a")
+    outputs = stages.answer(response(stages.preprocess("a", stream=True, **asked), ids, last), "a")
     assert reason_of(outputs) == reason
     if 7 in ids:
         assert text_of(outputs) == tokenizer.decode(ids[:1]), "an end id has no text"
@@ -84,15 +84,15 @@ def test_why_a_stream_ended_is_found_out(
 
 def test_the_contexts_limit_is_a_length(tokenizer: Tokenizer) -> None:
     stages = Stages(tokenizer)
-    asked = stages.prepare(max_tokens=1000)
+    asked = stages.preprocess(max_tokens=1000)
     room = LENGTH - asked["input_lengths"].item()
     assert reason_of(stages.answer(response(asked, [50] * room))) == "length"
-    asked = stages.prepare(max_tokens=1000)
+    asked = stages.preprocess(max_tokens=1000)
     assert reason_of(stages.answer(response(asked, [50] * (room - 1)))) == "stop"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("step", [1, 2, 5])
+@each_row("family", FAMILIES)
+@each_row("step", [1, 2, 5])
 def test_stop_strings_are_found_across_tokens_and_never_shown(family: str, step: int) -> None:
     """Every part of a text, tokenized in any context: nothing of it is shown, and the engine is stopped once."""
     tokenizer = with_ends(make_tokenizer(family))
@@ -102,7 +102,7 @@ def test_stop_strings_are_found_across_tokens_and_never_shown(family: str, step:
     for start in range(0, len(whole) - 4, 3):
         stop = whole[start : start + 4]
         stages = Stages(tokenizer)
-        asked = stages.prepare("a", stream=True, max_tokens=60, stop_words=[stop, "never in it"])
+        asked = stages.preprocess("a", stream=True, max_tokens=60, stop_words=[stop, "never in it"])
         shown, reasons = "", []
         for place in range(0, len(ids), step):  # the engine goes on for a while after it was stopped
             outputs = stages.answer(response(asked, ids[place : place + step]), "a")
@@ -113,13 +113,13 @@ def test_stop_strings_are_found_across_tokens_and_never_shown(family: str, step:
         assert shown == whole[: whole.index(stop)]
         assert reasons == ["stop"]
         assert stages.stops == 1
-        assert len(stages.assembler) == 0
+        assert len(stages.postprocessor) == 0
 
 
 def test_stop_strings_count_from_min_tokens_on(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer, "fox and fox and fox")
     stages = Stages(tokenizer)
-    asked = stages.prepare("a", stream=True, max_tokens=60, min_tokens=2, stop_words=["fox"])
+    asked = stages.preprocess("a", stream=True, max_tokens=60, min_tokens=2, stop_words=["fox"])
     text = "".join(text_of(outputs) for token in ids if (outputs := stages.answer(response(asked, [token]), "a")))
     assert text.startswith("fox and ")
     assert text.count("fox") == 1
@@ -129,7 +129,7 @@ def test_a_whole_answer_is_cut_before_its_stop_string(tokenizer: Tokenizer) -> N
     ids = encode(tokenizer, " jumps over the lazy dog")
     stages = Stages(tokenizer)
     for echo in (True, False):
-        asked = stages.prepare(stop_words=["y d"], exclude_input_in_output=not echo, return_num_output_tokens=True)
+        asked = stages.preprocess(stop_words=["y d"], exclude_input_in_output=not echo, return_num_output_tokens=True)
         outputs = stages.answer(response(asked, ids))
         assert text_of(outputs) == (PROMPT if echo else "") + " jumps over the laz"
         assert reason_of(outputs) == "stop"
@@ -143,7 +143,7 @@ def test_an_id_that_two_requests_share_stops_neither(tokenizer: Tokenizer) -> No
     """Upstream's stop ends the newest request of an id, which may be the other."""
     ids = encode(tokenizer, "fox")
     stages = Stages(tokenizer)
-    asked = [stages.prepare("same", stream=True, stop_words=["fox"]) for _ in range(2)]
+    asked = [stages.preprocess("same", stream=True, stop_words=["fox"]) for _ in range(2)]
     assert reason_of(stages.answer(response(asked[0], ids, arrival=1), "same")) == "stop"
     assert stages.stops == 0
     assert stages.answer(response(asked[0], [], last=True, arrival=1), "same") is None
@@ -154,22 +154,22 @@ def test_an_id_that_two_requests_share_stops_neither(tokenizer: Tokenizer) -> No
 def test_requests_without_an_id_that_end_otherwise_are_told_apart(tokenizer: Tokenizer) -> None:
     """The same prompt at the same time: each answer has the end of its own request, in whichever order they come."""
     stages = Stages(tokenizer)
-    asked = {most: stages.prepare(max_tokens=most) for most in (2, 3, 4)}
+    asked = {most: stages.preprocess(max_tokens=most) for most in (2, 3, 4)}
     with pytest.raises(InvalidRequest, match="give each an id of its own"):
-        stages.prepare(max_tokens=6)
+        stages.preprocess(max_tokens=6)
     for most in (4, 2, 3):
         assert reason_of(stages.answer(response(asked[most], [50] * most))) == "length"
-        assert reason_of(stages.answer(response(stages.prepare(max_tokens=9), [50] * most))) == "stop"
-    assert [stages.prepare(max_tokens=2)["return_perf_metrics"].item() for _ in range(9)] == [False] * 9, "all alike"
+        assert reason_of(stages.answer(response(stages.preprocess(max_tokens=9), [50] * most))) == "stop"
+    assert [stages.preprocess(max_tokens=2)["return_perf_metrics"].item() for _ in range(9)] == [False] * 9, "all alike"
 
 
 def test_a_request_of_which_nothing_was_told_has_no_known_end(tokenizer: Tokenizer) -> None:
-    asked = Stages(tokenizer).prepare("a", stream=True)
+    asked = Stages(tokenizer).preprocess("a", stream=True)
     outputs = Stages(tokenizer).answer(response(asked, [50], last=True), "a")
     assert reason_of(outputs) == "unknown"
 
 
-SOUND = expect.Expected(5, 0, (), (), 3, True, 1, ())
+SOUND = Expected(5, 0, (), (), 3, True, 1, ())
 
 
 def test_an_expectation_that_is_none_is_refused(tokenizer: Tokenizer) -> None:
@@ -181,33 +181,33 @@ def test_an_expectation_that_is_none_is_refused(tokenizer: Tokenizer) -> None:
         replace(SOUND, prompt_tokens=-1),
         replace(SOUND, stops=("",)),
     ]
-    told = [expect.write([Announcement("a", ("3",), (one,), (2,))]) for one in odd]
-    told.append(expect.write([Announcement("a", ("3", "4"), (SOUND,), (2,))]))
+    told = [ANNOUNCEMENTS.dump_json([Announcement("a", ("3",), (one,), (2,))]) for one in odd]
+    told.append(ANNOUNCEMENTS.dump_json([Announcement("a", ("3", "4"), (SOUND,), (2,))]))
     for data in (b"", b"[1]", b'[{"request_id": "a"}]', b"\xff", *told):
         with pytest.raises(InvalidRequest, match="expectation is not what"):
-            UpstreamAssembler(tokenizer).assemble({EXPECTATION: np.array([[data]], object)})
-    sound = expect.write([Announcement("a", ("3",), (SOUND,), (2,))])
+            UpstreamPostprocessor(tokenizer).postprocess({EXPECTATION: np.array([[data]], object)})
+    sound = ANNOUNCEMENTS.dump_json([Announcement("a", ("3",), (SOUND,), (2,))])
     for count in (0, 2):
         with pytest.raises(InvalidRequest, match="expectation is not what"):
-            UpstreamAssembler(tokenizer).assemble({EXPECTATION: np.array([[sound] * count], object)})
+            UpstreamPostprocessor(tokenizer).postprocess({EXPECTATION: np.array([[sound] * count], object)})
 
 
 def test_a_client_that_goes_away_stops_no_other_of_its_id(tokenizer: Tokenizer) -> None:
     """Upstream's stop ends the newest request of an id: the sequences of one request, but not those of two."""
     stages = Stages(tokenizer)
-    several = stages.prepare("same", rows=2, stream=True, num_return_sequences=2)
+    several = stages.preprocess("same", rows=2, stream=True, num_return_sequences=2)
     first = response(several, [50], sequence_index=1)
     stages.answer(first, "same")
-    assert len(stages.assembler.stops(first)) == 1, "all that runs is its own"
-    other = stages.prepare("same", stream=True, max_tokens=7, text="Another prompt")
+    assert len(stages.postprocessor.stops(first)) == 1, "all that runs is its own"
+    other = stages.preprocess("same", stream=True, max_tokens=7, text="Another prompt")
     stages.answer(first, "same")
-    assert not stages.assembler.stops(first), "it would end the other"
+    assert not stages.postprocessor.stops(first), "it would end the other"
     stages.answer(response(other, [], last=True, arrival=2), "same")
     stages.answer(first, "same")
-    assert len(stages.assembler.stops(first)) == 1
-    stages.prepare("same", rows=2, stream=True, num_return_sequences=2)
+    assert len(stages.postprocessor.stops(first)) == 1
+    stages.preprocess("same", rows=2, stream=True, num_return_sequences=2)
     stages.answer(first, "same")
-    assert not stages.assembler.stops(first), "it would end the other, which is alike"
+    assert not stages.postprocessor.stops(first), "it would end the other, which is alike"
 
 
 def test_what_runs_for_long_keeps_its_end_while_marks_are_left(
@@ -216,34 +216,34 @@ def test_what_runs_for_long_keeps_its_end_while_marks_are_left(
     """A whole answer gives no sign while it runs; a stream does."""
     stages = Stages(tokenizer)
     ids = encode(tokenizer, " jumps over the lazy dog")
-    whole = stages.prepare(max_tokens=30, exclude_input_in_output=True)
-    stream = stages.prepare("a", stream=True, max_tokens=30)
+    whole = stages.preprocess(max_tokens=30, exclude_input_in_output=True)
+    stream = stages.preprocess("a", stream=True, max_tokens=30)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 100)
     stages.answer(response(stream, ids[:1]), "a")
     monkeypatch.setattr(time, "monotonic", lambda: now + 200)
-    stages.prepare(max_tokens=29, stop_words=["jumps"])
+    stages.preprocess(max_tokens=29, stop_words=["jumps"])
     assert text_of(stages.answer(response(whole, ids))) == " jumps over the lazy dog"
     with pytest.raises(InvalidRequest, match="give each an id of its own"):
-        stages.prepare("a", stream=True, max_tokens=29)
+        stages.preprocess("a", stream=True, max_tokens=29)
     monkeypatch.setattr(time, "monotonic", lambda: now + 221)
-    stages.prepare("a", stream=True, max_tokens=29)
+    stages.preprocess("a", stream=True, max_tokens=29)
 
 
 def test_a_request_that_failed_unseen_does_not_keep_its_id_from_being_stopped(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = Stages(tokenizer)
-    stages.prepare("a", stream=True, text="It fails in the engine")
+    stages.preprocess("a", stream=True, text="It fails in the engine")
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 130)
-    asked = stages.prepare("a", stream=True, stop_words=["fox"])
+    asked = stages.preprocess("a", stream=True, stop_words=["fox"])
     assert reason_of(stages.answer(response(asked, encode(tokenizer, "fox")), "a")) == "stop"
     assert stages.stops == 1
 
 
 def test_what_never_ends_gives_its_place_to_what_is_newer(tokenizer: Tokenizer, monkeypatch: Any) -> None:
-    monkeypatch.setattr(expect, "_MOST", 3)
+    monkeypatch.setattr(upstream_answers, "_MOST", 3)
     known = Expectations()
     one = SOUND
     for index in range(9):
@@ -255,7 +255,7 @@ def test_what_never_ends_gives_its_place_to_what_is_newer(tokenizer: Tokenizer, 
 
 
 def test_what_never_ends_takes_little_memory(monkeypatch: Any) -> None:
-    monkeypatch.setattr(expect, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(upstream_answers, "_MOST_CHARACTERS", 1000)
     known = Expectations()
     for index in range(20):
         one = replace(SOUND, stops=("x" * 300,), asked=("y" * 10,))
@@ -272,9 +272,9 @@ def test_what_never_ends_takes_little_memory(monkeypatch: Any) -> None:
 def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer) -> None:
     stages = Stages(tokenizer)
     for request_id in ("", "a"):
-        answered = response(stages.prepare(request_id, stream=True), [1])
+        answered = response(stages.preprocess(request_id, stream=True), [1])
         stages.answer(answered, request_id)
-        stops = stages.assembler.stops(answered)
+        stops = stages.postprocessor.stops(answered)
         assert len(stops) == bool(request_id), "without an id upstream calls it an error"
     [stop] = stops
     assert set(stop) == {"stop", "input_lengths", "request_output_len"}
@@ -284,7 +284,7 @@ def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer
 def test_a_stream_has_the_log_probs_and_the_logits_of_its_new_tokens(tokenizer: Tokenizer) -> None:
     """Upstream sends the log-probs of all tokens so far each time, and the beams of a stream's logits behind tokens."""
     stages = Stages(tokenizer)
-    asked = stages.prepare("a", stream=True, return_log_probs=True, return_generation_logits=True)
+    asked = stages.preprocess("a", stream=True, return_log_probs=True, return_generation_logits=True)
     scores = -np.arange(6, dtype=np.float32)
     logits = np.arange(6 * 3, dtype=np.float32).reshape(6, 3)
     seen: dict[str, list[np.ndarray]] = {"output_log_probs": [], "generation_logits": []}
@@ -303,19 +303,19 @@ def test_a_stream_has_the_log_probs_and_the_logits_of_its_new_tokens(tokenizer: 
 def test_a_whole_answer_has_logits_for_its_own_tokens_alone(tokenizer: Tokenizer) -> None:
     """Upstream's have a row for each of ``max_tokens``."""
     stages = Stages(tokenizer)
-    asked = stages.prepare("a", max_tokens=5, return_generation_logits=True)
+    asked = stages.preprocess("a", max_tokens=5, return_generation_logits=True)
     logits = np.arange(5 * 3, dtype=np.float32).reshape(1, 1, 5, 3)
     outputs = stages.answer(response(asked, [50, 51]) | {"generation_logits": logits}, "a")
     assert outputs is not None
     assert np.array_equal(outputs["generation_logits"], logits[:, :, :2])
 
 
-@pytest.mark.parametrize(("asked", "reason"), [({"return_perf_metrics": True}, "cancelled"), ({}, "stop")])
+@each_row(("asked", "reason"), [({"return_perf_metrics": True}, "cancelled"), ({}, "stop")])
 def test_a_whole_answer_that_was_stopped_is_known_by_its_times_alone(
     tokenizer: Tokenizer, asked: dict[str, Any], reason: str
 ) -> None:
     stages = Stages(tokenizer)
-    arrays = response(stages.prepare("a", max_tokens=9, **asked), [50, 51])
+    arrays = response(stages.preprocess("a", max_tokens=9, **asked), [50, 51])
     if "last_token_time_ns" in arrays:
         arrays["last_token_time_ns"] = np.array([[0]], np.int64)  # upstream has not set it
     assert reason_of(stages.answer(arrays, "a")) == reason

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from inflight.contract import ENSEMBLE_INPUTS, UPSTREAM_TOKENIZER_OUTPUTS
-from inflight.deployment import LimitSettings
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.text.expect import Announcement
-from inflight.text.prepare import RawRequest
-from inflight.text.stop_tokens import MOST, StopTokens
+from inflight.settings.deployment import LimitSettings
+from inflight.text.preprocess import RawRequest
+from inflight.text.stops import MAX_STOP_SEQUENCES, StopTokens
 from inflight.text.tokenizer import Tokenizer
-from inflight.text.upstream import UpstreamPreparer
-from tests.tokenizers_for_tests import FAMILIES, letters, make_tokenizer
-from tests.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, with_ends
+from inflight.text.upstream import UpstreamPreprocessor
+from tests.support.tables import each_row
+from tests.support.tokenizers import FAMILIES, letters, make_tokenizer
+from tests.support.upstream_stages import LENGTH, PROMPT, Stages, encode, reason_of, response, with_ends
 
 
 def words(outputs: dict[str, np.ndarray], row: int = 0) -> list[list[int]]:
@@ -33,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_one_end_id_goes_and_the_others_are_stop_words(tokenizer: Tokenizer) -> None:
-    outputs = Stages(with_ends(tokenizer, 2, 7, 9)).prepare(rows=2)
+    outputs = Stages(with_ends(tokenizer, 2, 7, 9)).preprocess(rows=2)
     assert outputs["end_id"].tolist() == [[2], [2]]
     assert words(outputs) == words(outputs, 1) == [[7], [9]]
     assert set(outputs) <= {tensor.name for tensor in UPSTREAM_TOKENIZER_OUTPUTS}
@@ -42,12 +41,12 @@ def test_one_end_id_goes_and_the_others_are_stop_words(tokenizer: Tokenizer) -> 
 def test_what_the_request_says_of_its_end_wins(tokenizer: Tokenizer) -> None:
     stages = Stages(with_ends(tokenizer, 2, 7))
     for more, end in (({"end_id": 5}, 5), ({"end_id": -1}, -1), ({"ignore_eos": True}, -1)):
-        outputs = stages.prepare(**more)
+        outputs = stages.preprocess(**more)
         assert outputs["end_id"].tolist() == [[end]]
         assert "stop_words_list" not in outputs
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_row("family", FAMILIES)
 def test_token_sequences_of_a_stop_string_have_it_in_their_text(family: str) -> None:
     """Whatever stands before them: the engine ends there, and the detokenizer must find the match."""
     tokenizer = make_tokenizer(family)
@@ -59,53 +58,53 @@ def test_token_sequences_of_a_stop_string_have_it_in_their_text(family: str) -> 
     assert StopTokens(tokenizer).sequences("o")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_row("family", FAMILIES)
 def test_stop_strings_that_are_in_most_tokens_share_what_the_engine_gets(family: str) -> None:
     """The engine compares with each at each step; the string as it is usually spelled goes before longer tokens."""
     tokenizer = make_tokenizer(family)
     letters = list(string.ascii_letters + " .,")
     for asked in (letters, [*letters, *(one + other for one in "aeio" for other in letters)][:256]):
-        told = words(Stages(with_ends(tokenizer, 2, 7)).prepare(stop_words=asked))
-        assert len(told) <= MOST
+        told = words(Stages(with_ends(tokenizer, 2, 7)).preprocess(stop_words=asked))
+        assert len(told) <= MAX_STOP_SEQUENCES
         assert told[0] == [7], "an end id, which is not cut"
-        for spelled in tokenizer.encode_words(list("aeiou")):
+        for spelled in tokenizer.encode_batch(list("aeiou")):
             assert spelled in told or len(spelled) > 1
     assert len(StopTokens(tokenizer).sequences("e", 3)) == 3
 
 
 def test_a_stop_word_that_names_a_special_token_is_an_end_id(tokenizer: Tokenizer) -> None:
-    special = next(iter(tokenizer.pieces._special))
+    special = next(iter(tokenizer.token_bytes._special))
     name = tokenizer._backend.id_to_token(special)
     stages = Stages(with_ends(tokenizer, 1 if special != 1 else 2))
-    asked = stages.prepare("a", stream=True, stop_words=name)
+    asked = stages.preprocess("a", stream=True, stop_words=name)
     assert [special] in words(asked)
     assert reason_of(stages.answer(response(asked, [special]), "a")) == "stop"
 
 
 def test_a_stop_word_that_the_vocabulary_cannot_spell_is_matched_on_text_alone() -> None:
-    outputs = Stages(letters()).prepare(text="ab", stop_words=["?", "b"])
+    outputs = Stages(letters()).preprocess(text="ab", stop_words=["?", "b"])
     assert words(outputs) == [[2], [4, 2]]
 
 
 def test_stop_words_and_further_end_ids_do_not_go_beside_min_tokens(tokenizer: Tokenizer) -> None:
     """Upstream's engine would end at them before."""
-    assert "stop_words_list" not in Stages(tokenizer).prepare(stop_words="fox", min_tokens=5)
+    assert "stop_words_list" not in Stages(tokenizer).preprocess(stop_words="fox", min_tokens=5)
     with pytest.raises(UnsupportedFeature, match="min_tokens is not supported .* beside several end ids"):
-        Stages(with_ends(tokenizer, 2, 7)).prepare(min_tokens=5)
+        Stages(with_ends(tokenizer, 2, 7)).preprocess(min_tokens=5)
     with pytest.raises(InvalidRequest, match=r"min_tokens is 5; it must be between 0 and max_tokens \(4\)"):
-        Stages(with_ends(tokenizer, 2, 7)).prepare(min_tokens=5, max_tokens=4)
+        Stages(with_ends(tokenizer, 2, 7)).preprocess(min_tokens=5, max_tokens=4)
 
 
 def test_flags_say_whether_the_prompt_comes_back(tokenizer: Tokenizer) -> None:
     stages = Stages(tokenizer)
     for more, unary in (({}, True), ({"exclude_input_in_output": True}, True), ({"stream": True}, False)):
-        outputs = stages.prepare("id", **more)
+        outputs = stages.preprocess("id", **more)
         assert not outputs["exclude_input_in_output"].any(), "its tokens say whose the answer is"
         assert outputs["return_num_input_tokens"].all()
         assert outputs["return_perf_metrics"].item() is not unary
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "top_k", "top_p", "temperature"),
     [
         ({}, 1, 1.0, 1.0),
@@ -120,14 +119,14 @@ def test_sampling_is_said_in_full(
 ) -> None:
     """Upstream's own defaults are others: greedy without top_k, and one seed for all."""
     stages = Stages(tokenizer)
-    outputs, again = stages.prepare(**asked), stages.prepare(**asked)
+    outputs, again = stages.preprocess(**asked), stages.preprocess(**asked)
     assert outputs["runtime_top_k"].item() == top_k
     assert outputs["runtime_top_p"].item() == top_p
     assert outputs["temperature"].item() == temperature
     assert (outputs["seed"].item() == again["seed"].item()) == ("seed" in asked)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "named"),
     [
         ({"temperature": -1.0}, "temperature is -1"),
@@ -141,17 +140,17 @@ def test_what_upstream_would_call_an_internal_error_is_refused_by_name(
     tokenizer: Tokenizer, asked: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=named):
-        Stages(tokenizer).prepare(**asked)
+        Stages(tokenizer).preprocess(**asked)
 
 
 def test_a_prompt_that_the_engine_has_no_room_for_is_refused(tokenizer: Tokenizer) -> None:
     length = len(encode(tokenizer, PROMPT))
-    Stages(tokenizer, draft_length=LENGTH - length - 1).prepare()
+    Stages(tokenizer, max_length=length + 1).preprocess()
     with pytest.raises(InvalidRequest, match="the prompt length .* exceeds the limit"):
-        Stages(tokenizer, draft_length=LENGTH - length).prepare()
+        Stages(tokenizer, max_length=length).preprocess()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "named"),
     [
         ({"stream": True}, "streaming"),
@@ -163,28 +162,28 @@ def test_what_needs_several_responses_needs_a_decoupled_deployment(
     tokenizer: Tokenizer, asked: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"{named} needs a decoupled deployment"):
-        Stages(tokenizer, decoupled=False).prepare("id", **asked)
+        Stages(tokenizer, decoupled=False).preprocess("id", **asked)
 
 
 REFUSED = [tensor for tensor in ENSEMBLE_INPUTS if not tensor.served("tensorrtllm")]
 
 
-@pytest.mark.parametrize("tensor", REFUSED, ids=lambda tensor: tensor.name)
+@each_row("tensor", REFUSED, ids=lambda tensor: tensor.name)
 def test_every_tensor_that_upstream_is_not_given_is_refused_by_name(tokenizer: Tokenizer, tensor: Any) -> None:
     value: Any = b"x" if tensor.dtype == "BYTES" else 3
     with pytest.raises(UnsupportedFeature, match=tensor.name):
-        Stages(tokenizer).prepare("id", **{tensor.name: value})
+        Stages(tokenizer).preprocess("id", **{tensor.name: value})
 
 
 def test_a_neutral_value_asks_for_nothing(tokenizer: Tokenizer) -> None:
-    Stages(tokenizer).prepare("id", min_p=0.0, priority=0, beam_width=1, length_penalty=1.0)
+    Stages(tokenizer).preprocess("id", min_p=0.0, priority=0, beam_width=1, length_penalty=1.0)
 
 
 def test_a_detokenizer_that_does_not_answer_fails_the_requests_alone(tokenizer: Tokenizer) -> None:
-    def fail(announcements: Sequence[Announcement]) -> list[int | None]:
+    def fail(announcements: bytes) -> list[int | None]:
         raise ConnectionError("gone")
 
-    preparer = UpstreamPreparer(tokenizer, LimitSettings(), fail, LENGTH)
+    preprocessor = UpstreamPreprocessor(tokenizer, LimitSettings(), fail, LENGTH)
     bad, good = RawRequest({}, {}), RawRequest({"text_input": np.array([[b"Hi"]], object)}, {})
-    results = preparer.prepare([bad, good])
+    results = preprocessor.preprocess([bad, good])
     assert [type(one) for one in results] == [InvalidRequest, ConnectionError]

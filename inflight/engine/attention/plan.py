@@ -1,16 +1,22 @@
-"""How the work of one attention launch is dealt out among programs, on the device.
+"""How large the tiles are that attention works on, and how the work of a launch is dealt out among programs.
 
-A unit is what one program does for one head of keys: a tile of rows of one span, and a run of tiles of keys. A span
-whose tiles are more than its share of all that there are is split into several runs, so a long sequence among short
-ones is spread over the card, and a full batch is not split at all. The tables and lengths are on the device, where a
+Keys come in the same tiles wherever they are read: a token's result is added up tile by tile, so their size is part of
+the result. Rows come in two sizes, since a tile of few rows reads keys as fast as memory gives them, and a tile of many
+multiplies as fast as tensor cores do. The sizes are the largest at which the compiler keeps all in registers (a test
+compiles them), in blocks of less than 99 KiB of shared memory, which the smallest GPUs with FP8 have.
+
+A unit is what one program does for one head of keys: a tile of rows of one query range, and a run of tiles of keys. A
+range that has more tiles than its share of the whole is split into several runs, so a long sequence among short ones is
+spread over the card, and a full batch is not split at all. The block tables and lengths are on the device, where a
 captured graph finds them changed at each replay, so the plan is made there as well, once for all layers of a step.
 
-It decides nothing about the result: tiles are added up one by one in the order of their positions, whichever programs
-have seen them (``kernels``).
+The plan does not change the result: tiles are added up one by one in the order of their positions, whichever programs
+have computed them (``triton_kernels``).
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +24,74 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inflight.engine.attention.tiles import Tile
-
 HEADER = tl.constexpr(3)
-"""Columns of a span before its blocks: its first row in the packed tokens, its start in the sequence, its tokens."""
+"""Columns of a range before its blocks: its first row in the packed tokens, its start in the sequence, its tokens."""
 UNIT = tl.constexpr(8)
-"""Columns of a unit: its span (-1: none), first row, first tile of keys, the tile after its last, and where the first
+"""Columns of a unit: its range (-1: none), first row, first tile of keys, the tile after its last, and where the first
 tile's part goes (-1: the unit has all tiles of its rows); the others are for alignment."""
 _UNITS, _MEMBERS = 32, 128
-_VARYING = ["spans", "members", "span_stride", "count", "shares", "slots"]
+_VARYING = ["ranges", "members", "range_stride", "count", "shares", "slots"]
+LONGEST_SHORT = 32
+"""Ranges of no more tokens take the tile of few rows: a decoded token, drafts that are verified, a prompt's end."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the choice depends on."""
+
+    capability: int
+    """Compute capability, such as 90."""
+    processors: int
+    """Streaming multiprocessors."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The sizes of an attention kernel."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    """Of the pipeline that loads keys and values."""
+
+
+@functools.cache
+def card_of(device: torch.device) -> Card:
+    """Return what ``device`` is; a small card where there is none, for the interpreter."""
+    if device.type != "cuda":
+        return Card(80, 4)
+    properties = torch.cuda.get_device_properties(device)
+    return Card(10 * properties.major + properties.minor, properties.multi_processor_count)
+
+
+def short_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
+    """Return the tile for query ranges of one token and other short ones; ``group``: heads that share keys."""
+    return Tile(_least(group), _keys(dtype, head_dim), 8 if dtype == torch.float32 else 4, 2)
+
+
+def long_tile(card: Card, dtype: torch.dtype, head_dim: int, group: int) -> Tile:
+    """Return the tile for the chunks of prompts."""
+    if 90 <= card.capability < 120 and dtype != torch.float32 and head_dim <= 128:
+        return Tile(128, _keys(dtype, head_dim), 8, 2)  # what is multiplied comes from shared memory there
+    return common_tile(dtype, head_dim, group)
+
+
+def common_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
+    """Return the tile for all query ranges where a token's bits must not depend on which tile it is in.
+
+    In 16 bits it is slower than the others: too many rows for one token, and on some cards too few for a long prompt.
+    """
+    return Tile(max(_least(group), 16 if dtype == torch.float32 else 64), _keys(dtype, head_dim), 8, 2)
+
+
+def _least(group: int) -> int:
+    """Return the rows of the smallest tile that can be multiplied and has all heads of a token."""
+    return max(16, triton.next_power_of_2(group))
+
+
+def _keys(dtype: torch.dtype, head_dim: int) -> int:
+    return 32 if dtype == torch.float32 or head_dim > 128 else 64
 
 
 @dataclass(frozen=True)
@@ -38,7 +103,7 @@ class Plan:
     bases: Tensor
     """int32 ``[members]``: where the parts of a member's first tile of rows begin; -1: it is not split."""
     members: Tensor
-    """int32 ``[members]``: which of the step's spans they are."""
+    """int32 ``[members]``: which of the step's query ranges they are."""
     longest: int
     """Tokens of the longest of them."""
     slots: int
@@ -49,22 +114,22 @@ class Plan:
 
 @triton.jit
 def _work_of(
-    spans, members, span_stride, which, count,
+    ranges, members, range_stride, which, count,
     WINDOW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return of some members the span, its tiles of rows, and the first and the number of its tiles of keys."""
+    """Return of some members the query range, its tiles of rows, and the first and the number of its tiles of keys."""
     there = (which >= 0) & (which < count)
     index = tl.load(members + which, mask=there, other=0)
-    span = spans + index.to(tl.int64) * span_stride
-    start = tl.load(span + 1, mask=there, other=-1)
-    tokens = tl.load(span + 2, mask=there, other=0)
+    entry = ranges + index.to(tl.int64) * range_stride
+    start = tl.load(entry + 1, mask=there, other=-1)
+    tokens = tl.load(entry + 2, mask=there, other=0)
     first = tl.maximum(start - WINDOW + 1, 0) // KEYS if WINDOW else start * 0
     return index, tl.cdiv(tokens * GROUP, ROWS), first, tl.cdiv(start + tokens, KEYS) - first
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _plan_kernel(
-    units, bases, spans, members, span_stride, count, shares, slots,
+    units, bases, ranges, members, range_stride, count, shares, slots,
     WINDOW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     UNITS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +137,7 @@ def _plan_kernel(
     total = 0
     for at in range(0, count, MEMBERS):
         _, row_tiles, _, tiles = _work_of(
-            spans, members, span_stride, at + tl.arange(0, MEMBERS), count, WINDOW, GROUP, ROWS, KEYS
+            ranges, members, range_stride, at + tl.arange(0, MEMBERS), count, WINDOW, GROUP, ROWS, KEYS
         )
         total += tl.sum(row_tiles * tiles, 0)
     share = tl.maximum(tl.cdiv(total, shares), 1)
@@ -82,7 +147,7 @@ def _plan_kernel(
     before, used = 0, 0
     for at in range(0, count, MEMBERS):
         which = at + tl.arange(0, MEMBERS)
-        _, row_tiles, _, tiles = _work_of(spans, members, span_stride, which, count, WINDOW, GROUP, ROWS, KEYS)
+        _, row_tiles, _, tiles = _work_of(ranges, members, range_stride, which, count, WINDOW, GROUP, ROWS, KEYS)
         wanted = tl.where(tiles > share, row_tiles * tiles, 0)
         ends = used + tl.cumsum(wanted, 0)
         split = (wanted > 0) & (ends <= slots)
@@ -98,9 +163,9 @@ def _plan_kernel(
         runs += tl.sum(tl.where(mine, parts[None, :], 0), 1)
         before += tl.sum(row_tiles * parts, 0)
         used += tl.sum(wanted, 0)
-    index, row_tiles, first, tiles = _work_of(spans, members, span_stride, member, count, WINDOW, GROUP, ROWS, KEYS)
+    index, row_tiles, first, tiles = _work_of(ranges, members, range_stride, member, count, WINDOW, GROUP, ROWS, KEYS)
     runs = tl.maximum(runs, 1)
-    row_tile = row_tiles - 1 - rank // runs  # the last rows see the most keys: they go first
+    row_tile = row_tiles - 1 - rank // runs  # the last rows have the most keys: they go first
     size = tl.cdiv(tiles, runs)
     begin = rank % runs * size
     place = units + unit * UNIT
@@ -112,14 +177,14 @@ def _plan_kernel(
 
 
 def plan(
-    spans: Tensor, members: Tensor, longest: int, tile: Tile, group: int, window: int | None, shares: int = 1,
+    ranges: Tensor, members: Tensor, longest: int, tile: Tile, group: int, window: int | None, shares: int = 1,
     slots: int = 0,
 ) -> Plan:  # fmt: skip
     """Deal the work out.
 
     Args:
-        spans: int32 ``[spans, HEADER + blocks]``.
-        members: int32 ``[members]``, which of the spans.
+        ranges: int32 ``[ranges, HEADER + blocks]``.
+        members: int32 ``[members]``, which of the query ranges.
         longest: tokens of the longest of them.
         tile: of the kernel.
         group: heads that share keys.
@@ -130,10 +195,10 @@ def plan(
     count = len(members)
     most = count * triton.cdiv(longest * group, tile.rows) + (shares if slots else 0)
     programs = triton.cdiv(most, _UNITS)
-    units = torch.empty((programs * _UNITS, UNIT.value), dtype=torch.int32, device=spans.device)
-    bases = torch.empty(count, dtype=torch.int32, device=spans.device)
+    units = torch.empty((programs * _UNITS, UNIT.value), dtype=torch.int32, device=ranges.device)
+    bases = torch.empty(count, dtype=torch.int32, device=ranges.device)
     _plan_kernel[(programs,)](
-        units, bases, spans, members, spans.stride(0), count, shares, slots,
+        units, bases, ranges, members, ranges.stride(0), count, shares, slots,
         WINDOW=window or 0, GROUP=group, ROWS=tile.rows, KEYS=tile.keys, UNITS=_UNITS, MEMBERS=_MEMBERS, num_warps=4,
     )  # fmt: skip
     return Plan(units[:most], bases, members, longest, slots, tile, window)

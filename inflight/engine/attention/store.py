@@ -1,7 +1,7 @@
 """Storing keys and values in the paged cache, in the Triton language; and the types that they are stored in.
 
-The kernel knows slots and strides, not sequences; ``kernel_attention`` prepares both. What it stores is, bit for bit,
-what ``paged`` stores.
+The kernel takes slots and strides, not sequences; ``triton_backend`` prepares both. It stores, bit for bit, what
+``kvcache.pool`` stores.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _steps_of(x, scale):
 
 @triton.jit
 def _largest_of(x):
-    """Return the largest absolute value of each row; no number where the row has what is none, or is not finite."""
-    return tl.max(tl.abs(x), 1) + tl.sum(x * 0.0, 1)  # a maximum passes over what is no number
+    """Return the largest absolute value of each row; NaN where the row has NaN or infinity."""
+    return tl.max(tl.abs(x), 1) + tl.sum(x * 0.0, 1)  # a maximum ignores NaN
 
 
 @triton.jit

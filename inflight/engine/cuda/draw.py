@@ -3,7 +3,7 @@
 A token is drawn among the likeliest, in the order of their logits and then of their ids. Where it is one of the first
 ``CANDIDATES``, these are all that must be known, and the sum over the others where no ``top_k`` cuts them off. Where it
 may not be, a kernel looks for its place in the order, digit by digit of the logit's bits, in a few passes over the row;
-for all other rows it returns at once. Which rows these are is decided on the device: nobody waits.
+for all other rows it returns at once. The device decides which rows these are, so that the host does not wait.
 """
 
 from __future__ import annotations

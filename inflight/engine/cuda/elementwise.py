@@ -35,11 +35,7 @@ class FusedRmsNorm(nn.Module):
     """``layers.RmsNorm``, or Gemma's, with the residual's sum before it and the rounding to FP8 behind it."""
 
     def __init__(self, norm: RmsNorm, scale: Tensor | None = None) -> None:
-        """
-        Args:
-            norm: whose place it takes.
-            scale: of the FP8 product that takes the result; None: it takes the result as it is.
-        """
+        """``scale``: of the FP8 product that takes the result; None: it takes the result as it is."""
         super().__init__()
         self.weight, self.eps = norm.weight, norm.eps
         self.offset = isinstance(norm, GemmaRmsNorm)
@@ -61,10 +57,7 @@ class FusedRmsNorm(nn.Module):
 def gate(x: Tensor, gelu: bool, scale: Tensor | None = None) -> Tensor:
     """Return the activation of the first half of ``x [tokens, 2 * inner]`` times the second: ``layers.gated``.
 
-    Args:
-        x: ``[tokens, 2 * inner]``.
-        gelu: the activation is GELU, else SiLU.
-        scale: of the FP8 product that takes the result; None: it takes the result as it is.
+    ``scale``: as in ``FusedRmsNorm``.
     """
     tokens, inner = len(x), x.shape[-1] // 2
     out = torch.empty((tokens, inner), dtype=x.dtype if scale is None else torch.float8_e4m3fn, device=x.device)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from inflight.engine.attention.store import quantized
-from inflight.engine.models.modules import each_of
+from inflight.engine.models.layers import each_of
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.linears import Fp8Linear
 
@@ -29,10 +29,7 @@ class ScaledMmLinear(nn.Module):
     """A linear, or several of one input and equal scales, as one FP8 product."""
 
     def __init__(self, parts: list[Fp8Linear]) -> None:
-        """
-        Args:
-            parts: linears that ``_agree``.
-        """
+        """``parts``: linears that ``_suit``."""
         super().__init__()
         bits = torch.cat([part.weight.view(torch.uint8) for part in parts])
         self.weight = nn.Parameter(bits.view(torch.float8_e4m3fn), requires_grad=False)
@@ -58,18 +55,12 @@ def use_scaled_mm(model: nn.Module) -> int:
     count = 0
     for kind in (LinearParts, Fp8Linear):
         for name, module in each_of(model, kind):
-            parts = _parts_of(module)
-            if parts and _suits(parts):
+            children = list(module.children()) if isinstance(module, LinearParts) else [module]
+            parts = [part for part in children if isinstance(part, Fp8Linear)]
+            if len(parts) == len(children) and _suit(parts):
                 model.set_submodule(name, ScaledMmLinear(parts))
                 count += 1
     return count
-
-
-def _parts_of(module: nn.Module) -> list[Fp8Linear]:
-    """Return the FP8 linears that a module is made of, if they can be one; else none."""
-    children = list(module.children()) if isinstance(module, LinearParts) else [module]
-    parts = [part for part in children if isinstance(part, Fp8Linear)]
-    return parts if len(parts) == len(children) and _agree(parts) else []
 
 
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
@@ -87,19 +78,12 @@ def _quantize_kernel(x, out, scale, count, BLOCK: tl.constexpr):
     tl.store(out + place, quantized(value, tl.load(scale), out.dtype.element_ty), mask=place < count)
 
 
-def _agree(parts: list[Fp8Linear]) -> bool:
-    """Whether linears of one input can be one: equal scales, and all have a bias or none has."""
-    first = parts[0]
+def _suit(parts: list[Fp8Linear]) -> bool:
+    """Whether linears of one input can be one FP8 product: equal scales, no smoothing, and suitable sizes."""
     return all(
-        torch.equal(part.input_scale, first.input_scale)
-        and torch.equal(part.weight_scale, first.weight_scale)
-        and (part.bias is None) == (first.bias is None)
-        for part in parts[1:]
-    )
-
-
-def _suits(parts: list[Fp8Linear]) -> bool:
-    """Whether ``torch._scaled_mm`` takes them: no smoothing, and suitable sizes."""
-    return all(
-        part.pre_quant_scale is None and not any(size % _MULTIPLE for size in part.weight.shape) for part in parts
+        parts[0].takes_inputs_as(part)
+        and torch.equal(part.weight_scale, parts[0].weight_scale)
+        and part.pre_quant_scale is None
+        and not any(size % _MULTIPLE for size in part.weight.shape)
+        for part in parts
     )

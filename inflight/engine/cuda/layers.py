@@ -10,16 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.attention.kernel_attention import KernelAttention
 from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store
+from inflight.engine.attention.triton_backend import TritonAttention
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
 from inflight.engine.cuda.fp8 import ScaledMmLinear
 from inflight.engine.models.decoder import DecoderLayer, DecoderModel, GemmaDecoderLayer
-from inflight.engine.models.layers import Attend, Attention, GatedMlp, RmsNorm, Rotation
-from inflight.engine.models.rope import RotaryEmbedding
+from inflight.engine.models.layers import Attend, Attention, GatedMlp, RmsNorm, RotaryEmbedding, Rotation
 
 _POSITIONS = 8192
-"""Whose angles are computed at once."""
+"""How many positions' angles are computed at once."""
 
 
 def fuse_layers(model: DecoderModel) -> None:
@@ -35,12 +34,7 @@ class RotaryTable(RotaryEmbedding):
     """Cosines and sines of all positions, computed once: a step's kernels look up those that they need."""
 
     def __init__(self, rope: RotaryEmbedding, dtype: torch.dtype, device: torch.device) -> None:
-        """
-        Args:
-            rope: what computes them, whatever its scaling; it settled that for the served length.
-            dtype: of the computation.
-            device: where the model is.
-        """
+        """``rope`` computes them, whatever its scaling, which it settled for the served length."""
         self.dim, self.length = rope.dim, rope.length
         half = rope.dim // 2
         self._table = torch.empty(rope.length, rope.dim, dtype=dtype, device=device)
@@ -108,20 +102,20 @@ class FusedAttention(nn.Module):
         """Return ``[tokens, hidden]``."""
         shape = self._attention
         heads = self.qkv_proj(x).view(len(x), -1, shape.head_dim)
-        if isinstance(attend, KernelAttention):
-            slots, stored = attend.place(shape.layer)
+        if isinstance(attend, TritonAttention):
+            slots, stored = attend.target(shape.layer)
             query = rotate_and_store(heads, rotation, slots, stored, self._norms)
-            seen = attend.attend(shape.layer, query, shape.window, shape.scale)
-        else:  # which has memory of its own for keys and values, and wants them as they are
+            out = attend.attend(shape.layer, query, shape.window, shape.scale)
+        else:  # another attention stores keys and values itself
             key, value = heads.new_empty(2, shape.kv_heads, len(x), shape.head_dim)
             ones = torch.ones((), device=x.device).expand(key.shape[:2])
             slots = torch.arange(len(x), dtype=torch.int32, device=x.device)
             query = rotate_and_store(heads, rotation, slots, StoredKv(key, value, ones, ones), self._norms)
             parts = (query, key.transpose(0, 1), value.transpose(0, 1))
-            seen = attend(shape.layer, *parts, shape.window, shape.scale)
-        return self.o_proj(seen.reshape(len(x), -1))
+            out = attend(shape.layer, *parts, shape.window, shape.scale)
+        return self.o_proj(out.reshape(len(x), -1))
 
 
 def _input_scale(linear: nn.Module) -> Tensor | None:
-    """Return the scale in which a linear takes its input as FP8; None: it takes no FP8."""
+    """Return the scale of a linear's input in FP8; None: it does not take FP8."""
     return linear.input_scale if isinstance(linear, ScaledMmLinear) else None

@@ -48,6 +48,13 @@ class ModelConfig:
 
 
 _ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}
+_UNSUPPORTED = {
+    "use_bidirectional_attention": False,  # an engine that generates cannot attend to later tokens
+    "is_causal": True,
+    "attn_logit_softcapping": 0,
+    "final_logit_softcapping": 0,
+}
+"""Options, each with the value, beside null, that says that it is not used."""
 _ATTENTION_BIAS = {"Qwen2ForCausalLM": (True, False)}
 """(q, k and v; output) where the architecture fixes it; else ``attention_bias`` says it for all four."""
 _QK_NORM = {"Qwen3ForCausalLM", "Gemma3ForCausalLM"}
@@ -75,7 +82,12 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
             f"config.json: architecture {architecture} is not supported; supported: {', '.join(SUPPORTED)}"
             f"{nearest(architecture, SUPPORTED)}"
         )
-    _check_causal(data)
+    for name, harmless in _UNSUPPORTED.items():
+        if data.get(name) not in (None, harmless):
+            raise DeploymentError(f"config.json: {name} is {data[name]}; it is not supported")
+    activation = data.get("hidden_activation") or data.get("hidden_act") or "silu"
+    if activation not in _ACTIVATIONS:
+        raise DeploymentError(f"config.json: activation {activation!r} is not one of {sorted(_ACTIVATIONS)}")
     bias = bool(data.get("attention_bias", False))
     qkv_bias, output_bias = _ATTENTION_BIAS.get(architecture, (bias, bias))
     heads = _required(data, "num_attention_heads")
@@ -92,7 +104,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=_required(data, "max_position_embeddings"),
         rms_norm_eps=data.get("rms_norm_eps", 1e-6),
-        activation=_activation(data),
+        activation=activation,
         tie_word_embeddings=bool(data.get("tie_word_embeddings", architecture == _GEMMA)),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
@@ -110,23 +122,6 @@ def _required(data: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise DeploymentError(f"config.json: {name} is {value!r}; it must be a positive integer")
     return value
-
-
-def _check_causal(data: Mapping[str, Any]) -> None:
-    """Refuse a model whose tokens see what follows them: an engine that generates cannot serve it."""
-    for name, causal in (("use_bidirectional_attention", False), ("is_causal", True)):
-        if data.get(name) not in (None, causal):
-            raise DeploymentError(f"config.json: {name} is {data[name]}; it is not supported")
-
-
-def _activation(data: Mapping[str, Any]) -> str:
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if data.get(name):
-            raise DeploymentError(f"config.json: {name} is {data[name]}; it is not supported")
-    activation = data.get("hidden_activation") or data.get("hidden_act") or "silu"
-    if activation not in _ACTIVATIONS:
-        raise DeploymentError(f"config.json: activation {activation!r} is not one of {sorted(_ACTIVATIONS)}")
-    return str(activation)
 
 
 def _layer_kinds(architecture: str, data: Mapping[str, Any]) -> list[str]:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.layers import Attend, Attention, GatedMlp, GemmaRmsNorm, RmsNorm, Rotation
-from inflight.engine.models.rope import RotaryEmbedding
+from inflight.engine.models.layers import Attend, Attention, GatedMlp, GemmaRmsNorm, RmsNorm, RotaryEmbedding, Rotation
 
 
 class DecoderLayer(nn.Module):
@@ -63,11 +62,7 @@ class DecoderModel(nn.Module):
     norm_type: type[RmsNorm] = RmsNorm
 
     def __init__(self, config: ModelConfig, served_length: int) -> None:
-        """
-        Args:
-            config: of the checkpoint.
-            served_length: the longest sequence that will be served.
-        """
+        """``served_length``: the longest sequence that will be served."""
         super().__init__()
         self.config = config
         with torch.device("meta"):  # the checkpoint brings the weights

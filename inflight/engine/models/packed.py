@@ -1,8 +1,8 @@
 """Linears on a CPU, their weights laid out once as oneDNN's matrix product reads them.
 
-Few rows, as decoding has them, are where it counts: there a general product spends its time on bringing the weight into
-order. And each row is added up in the same order however many there are: what a request gets does not depend on what
-else is in the batch, to the last bit. Not so bfloat16 with AMX, whose order goes by the number of rows.
+This counts where rows are few, as in decoding: there a general product spends its time on reordering the weight. Each
+row is also added up in the same order however many rows there are, so that a request's result does not depend on the
+batch, to the last bit. In bfloat16 with AMX it does: there the order depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inflight.engine.models.modules import each_of
+from inflight.engine.models.layers import each_of
 
 _ROWS = 32
-"""What oneDNN is told to expect; the layout is the same for any number."""
+"""The number of rows that oneDNN is told to expect; the layout is the same for any number."""
 _FEW_ROWS = 4
-"""As which a lone row is computed where oneDNN has another product for it."""
+"""The number of rows that a lone row is padded to where oneDNN has another product for a single row."""
 _SHORT_COLUMNS = 1024
-"""Up to so many, with AVX2 or newer, oneDNN adds up a lone row in the same order as a row among others."""
+"""Up to so many columns, with AVX2 or newer, oneDNN adds up a lone row in the same order as a row among others."""
 _SMALL_WEIGHT = 1 << 19
-"""Elements; above, oneDNN takes longer for a lone row than for few."""
+"""Elements of a weight; above, oneDNN takes longer for a lone row than for a few rows."""
 
 
 class PackedLinear(nn.Module):
-    """Computes what the ``nn.Linear`` computes that it was made of."""
+    """Computes what the ``nn.Linear`` does that it is made from."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class PackedLinear(nn.Module):
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Return ``x [rows, ...]`` with zeros behind it, up to one of the numbers of rows that models are run with.
+    """Return ``x [rows, ...]`` padded with zero rows to one of the numbers of rows that models are run with.
 
     Those are all up to 16, and eight from there to each double: at most an eighth more than there are. oneDNN compiles
-    a product for each number of rows that it meets, and keeps the last 1,024, of half a megabyte each. They lie on the
-    heap between the activations of the steps that brought them, and the gaps which those leave are lost to longer ones:
-    with a number for each length of a prompt, a process grows to gigabytes.
+    a product for each number of rows, and keeps the last 1,024, of half a megabyte each. They lie on the heap between
+    activations, and the gaps that those leave are too small for longer ones: with a number of rows for each length of a
+    prompt, a process grows to gigabytes.
     """
     rows = len(x)
     step = 1 << max(0, (rows - 1).bit_length() - 4)
@@ -67,11 +67,8 @@ def pack_linears(model: nn.Module) -> None:
     """
     if not torch.backends.mkldnn.is_available():
         return
+    # What oneDNN has no instructions for it would emulate.
+    kinds = {torch.float32, *([torch.bfloat16] if torch.cpu._is_avx512_bf16_supported() else [])}
     for name, module in each_of(model, nn.Linear):
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and _pays(module.weight.dtype):
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in kinds:
             model.set_submodule(name, PackedLinear(module))
-
-
-def _pays(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has instructions for products of a type; what it has none for it would emulate."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())

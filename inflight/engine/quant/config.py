@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from inflight.engine.quant.formats import NVFP4_BLOCK
 from inflight.engine.quant.linears import SCHEMES
 from inflight.errors import DeploymentError, nearest
 from inflight.text.checkpoint import read_json
@@ -19,8 +20,6 @@ from inflight.text.checkpoint import read_json
 FILE_NAME = "hf_quant_config.json"
 MIXED = "MIXED_PRECISION"
 _FLOAT_8 = {"num_bits": 8, "type": "float"}
-_DEFAULT_GROUP_SIZE = {"NVFP4": 16}
-_OTHER_DEFAULT_GROUP_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -68,21 +67,16 @@ def load_quantization(directory: Path) -> Quantization | None:
         DeploymentError: it is quantized in a way that is not supported.
     """
     foreign = read_json(directory / "config.json").get("quantization_config")
-    if foreign is not None:
-        _check_method(foreign)
-    own = read_json(directory / FILE_NAME, optional=True)
-    if own:
-        return _read(own.get("quantization"), FILE_NAME)
-    return None if foreign is None else _read(_translated(foreign), "config.json: quantization_config")
-
-
-def _check_method(data: Any) -> None:
-    method = data.get("quant_method") if isinstance(data, dict) else data
-    if method != "modelopt":
+    method = foreign.get("quant_method") if isinstance(foreign, dict) else foreign
+    if foreign is not None and method != "modelopt":
         raise DeploymentError(
             f"config.json: quantization_config.quant_method is {method!r}; only checkpoints quantized by ModelOpt "
             f"(quant_method 'modelopt') are served: {', '.join(SCHEMES)}; `inflight build` makes them"
         )
+    own = read_json(directory / FILE_NAME, optional=True)
+    if own:
+        return _read(own.get("quantization"), FILE_NAME)
+    return None if foreign is None else _read(_translated(foreign), "config.json: quantization_config")
 
 
 def _translated(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +120,7 @@ def _read_layer(data: Any, source: str) -> LayerQuantization:
         )
     if data.get("has_zero_point"):
         raise DeploymentError(f"{source}: has_zero_point is true; weights with zero points are not supported")
-    size = data.get("group_size") or _DEFAULT_GROUP_SIZE.get(algorithm, _OTHER_DEFAULT_GROUP_SIZE)
+    size = data.get("group_size") or (NVFP4_BLOCK if algorithm == "NVFP4" else 128)
     if not isinstance(size, int) or size < 1:
         raise DeploymentError(f"{source}: group_size is {size!r}; it must be a positive integer")
     return LayerQuantization(algorithm, size)

@@ -1,7 +1,7 @@
 """The number formats of quantized checkpoints: decoding them, and rounding to them.
 
 ``fake_*`` rounds a tensor to a format and back ("fake quantization"): what comes out has the values that hardware with
-this arithmetic would see, in the type that went in. Products of a decoded weight and a rounded input are then those of
+this arithmetic would have, in the type that went in. Products of a decoded weight and a rounded input are then those of
 such hardware, but for the order of summation.
 
 E4M3 and E2M1: OCP 8-bit floating point (arXiv:2209.05433) and OCP microscaling formats 1.0. NVFP4 is E2M1 in blocks of
@@ -22,7 +22,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def to_e4m3(x: Tensor, scale: Tensor) -> Tensor:
-    """Return ``x / scale`` as float8_e4m3fn: nearest, ties to even, saturating; what is no number stays none."""
+    """Return ``x / scale`` as float8_e4m3fn: nearest, ties to even, saturating; NaN stays NaN."""
     return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
 
@@ -40,7 +40,7 @@ def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``x [..., n]`` as int8 and bfloat16 scales ``[..., 1]``, by the largest value of each row.
 
     The values are rounded with the scale as it is stored, so that its own rounding costs next to nothing. A row with a
-    value that is no finite number has no finite scale, and what is read of it is no number either.
+    value that is not finite has no finite scale, and all values read from it are NaN.
     """
     wide = x.float()
     scale = (wide.abs().amax(-1, keepdim=True) / INT8_MAX).bfloat16()
@@ -49,17 +49,18 @@ def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
-    """Round ``x [..., n * 16]`` to NVFP4; each block's scale follows from its largest value.
+    """Round ``x [..., n * 16]`` to NVFP4; each block's scale is a multiple of ``scale``, by its largest value.
 
-    Args:
-        x: values.
-        scale: the tensor's scale, of the blocks' scales.
+    E2M1 rounds to the nearest, ties to even, saturating: steps are 1/2 below 2, 1 below 4, then 2.
     """
     blocks = x.float().unflatten(-1, (-1, NVFP4_BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True)
     scales = to_e4m3(largest / E2M1_MAX, scale).float() * scale
+    steps = blocks / scales
+    step = torch.where(steps.abs() < 2, 0.5, torch.where(steps.abs() < 4, 1.0, 2.0))
+    values = ((steps / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)
     # Where a block's scale rounds to zero, so does the block.
-    rounded = torch.where(scales > 0, _round_e2m1(blocks / scales) * scales, 0.0)
+    rounded = torch.where(scales > 0, values * scales, 0.0)
     return rounded.flatten(-2).to(x.dtype)
 
 
@@ -80,10 +81,3 @@ def unpack_e2m1(packed: Tensor) -> Tensor:
     """
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=packed.device)
     return table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()]
-
-
-def _round_e2m1(x: Tensor) -> Tensor:
-    """Round to the nearest value of E2M1, ties to even, saturating: steps are 1/2 below 2, 1 below 4, then 2."""
-    size = x.abs()
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return ((x / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)

@@ -1,14 +1,14 @@
 """Linears whose weight stays as a quantized checkpoint holds it: one class per scheme, found by ModelOpt's name for it.
 
 The weight is decoded to the type of the computation for each call, and the input is rounded to what the scheme's
-arithmetic sees. Both are done as ModelOpt's simulation does them (``modelopt.torch.quantization``), so that what is
+arithmetic has. Both are done as ModelOpt's simulation does them (``modelopt.torch.quantization``), so that what is
 measured here is what hardware with that arithmetic would show. Tensors have the names they have in checkpoints.
 
 Rounding magnifies: a sum that differs in its last bit, because it was added up in another order, may round to the next
 value, and a few layers later nothing is left of the small difference. So that a request's tokens do not depend on what
 else is in its batch, a model that rounds inputs or keys and values adds up in float64 (``exact``): there the order does
 not show in what is left after rounding to the type of the computation. What has one order only needs no float64:
-integers, and attention row by row (``attention.rows``).
+integers, and attention row by row (``attention.torch_backend``).
 """
 
 from __future__ import annotations
@@ -98,11 +98,6 @@ class QuantizedLinear(nn.Module, ABC):
         )
 
     @property
-    def weight_count(self) -> int:
-        """Weights."""
-        return self.weight.numel() * self.per_element
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights and their scales."""
         return sum(parameter.nbytes for name, parameter in self.named_parameters() if name not in _OF_CALLS)
@@ -119,7 +114,7 @@ class QuantizedLinear(nn.Module, ABC):
         """Return the weight ``[rows, columns]``."""
 
     def round_input(self, x: Tensor) -> Tensor:
-        """Return ``x`` as the scheme's arithmetic sees it; schemes that quantize weights only leave it as it is."""
+        """Round ``x`` as the scheme's arithmetic does; schemes that quantize weights only leave it as it is."""
         return x
 
     def _hold(self, name: str, size: tuple[int, ...] | None, dtype: torch.dtype) -> None:
@@ -143,11 +138,9 @@ class Fp8Linear(QuantizedLinear):
         self._hold_scales("weight_scale", "input_scale")
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        """Return ``weight * weight_scale``."""
         return (self.weight.float() * self.weight_scale).to(dtype)
 
     def round_input(self, x: Tensor) -> Tensor:
-        """Round to E4M3."""
         return fake_e4m3(x, self.input_scale)
 
 
@@ -162,7 +155,6 @@ class Int8WeightLinear(QuantizedLinear):
         self._hold("weight_scale", (shape.rows,), torch.float32)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        """Return ``weight * weight_scale`` row by row."""
         return (self.weight.float() * self.weight_scale[:, None]).to(dtype)
 
 
@@ -210,7 +202,6 @@ class Int8Linear(Int8WeightLinear):
         return product if self.bias is None else product.add_(self.bias)
 
     def round_input(self, x: Tensor) -> Tensor:
-        """Round to INT8."""
         return fake_int8(x, self.input_scale)
 
 
@@ -228,7 +219,6 @@ class Int4WeightLinear(QuantizedLinear):
         self._hold("weight_scale", (shape.rows, shape.columns // shape.group_size), torch.float32)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        """Return ``weight * weight_scale`` group by group."""
         groups = unpack_int4(self.weight).float().unflatten(-1, (self.weight_scale.shape[1], -1))
         return (groups * self.weight_scale[..., None]).flatten(-2).to(dtype)
 
@@ -248,7 +238,6 @@ class Int4Fp8Linear(Int4WeightLinear):
         return fake_e4m3(super().decode(dtype), self.weight_scale_2)
 
     def round_input(self, x: Tensor) -> Tensor:
-        """Round to E4M3."""
         return fake_e4m3(x, self.input_scale)
 
 
@@ -269,13 +258,11 @@ class NvFp4Linear(QuantizedLinear):
         self._hold_scales("weight_scale_2", "input_scale")
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        """Return ``weight * weight_scale * weight_scale_2`` block by block."""
         scales = self.weight_scale.float() * self.weight_scale_2
         blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, NVFP4_BLOCK))
         return (blocks * scales[..., None]).flatten(-2).to(dtype)
 
     def round_input(self, x: Tensor) -> Tensor:
-        """Round to NVFP4."""
         return fake_nvfp4(x, self.input_scale)
 
 

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import BlockTable, KvCache
+from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.model_runner import ModelRunner
-from inflight.engine.sampler import Choice, choose, needs_tokens
-from inflight.engine.sequence import Sequence
+from inflight.engine.sampler import PendingSample, needs_tokens, sample_async
+from inflight.engine.sequence import Chunk, Sequence
 from inflight.engine.speculate.verification import Continuation
 from inflight.engine.transfer import ToHost
 from inflight.errors import DeploymentError
-from inflight.speculation import SpeculationSettings
+from inflight.settings.speculation import SpeculationSettings
 
 _FEW_TOKENS = 8
 """As many as one pass computes at hardly more than the cost of one: what a twin lacks after some steps' drafts."""
@@ -110,13 +109,12 @@ class DraftModel:
         """Give the twin's blocks back; what is known to be the sequence's stays in the prefix cache."""
         twin = self._twins.pop(sequence, None)
         if twin is not None:
-            twin.agree(sequence.tokens)
-            self._cache.commit(twin.table, twin.sequence.tokens, twin.sequence.computed)
+            self._agree(twin, sequence.tokens)
             self._cache.close(twin.table)
 
     def reset(self) -> None:
         """Begin with new books."""
-        self._cache = KvCache(self._config.num_blocks, self._config.block_size, self._config.prefix_reuse)
+        self._cache = KvCacheManager(self._config.num_blocks, self._config.block_size, self._config.prefix_reuse)
         self._twins = {}
 
     def check_idle(self) -> None:
@@ -134,8 +132,17 @@ class DraftModel:
             if table is None:
                 return
             twin = self._twins[sequence] = _Twin(_same(sequence, table), table, 0)
-        twin.agree(sequence.tokens)
-        self._cache.commit(twin.table, twin.sequence.tokens, twin.sequence.computed)
+        self._agree(twin, sequence.tokens)
+
+    def _agree(self, twin: _Twin, tokens: list[int]) -> None:
+        """Take over the target's tokens, and drop the drafts that were not accepted."""
+        own = twin.sequence.tokens
+        same, most = twin.agreed, min(len(tokens), len(own))
+        while same < most and tokens[same] == own[same]:
+            same += 1
+        own[same:] = tokens[same:]
+        twin.agreed = len(tokens)
+        self._cache.commit(twin.table, own, min(twin.table.num_computed, same))
 
     def _can_decode(self, sequence: Sequence, unread: int) -> bool:
         """Whether a twin can decode behind as many passes that were not read."""
@@ -148,7 +155,7 @@ class DraftModel:
         assert twin.table is not None
         return self._cache.grow(twin.table, num_tokens)
 
-    def _decode(self, drafted: list[Sequence], unread: Rows[_Pass]) -> _Pass:
+    def _decode(self, drafted: list[Sequence], unread: list[_Pass]) -> _Pass:
         """Launch a pass that decodes a token with the twin of each, behind passes that were not read."""
         twins, chosen = [self._twins[one].sequence for one in drafted], None
         if unread:
@@ -156,12 +163,12 @@ class DraftModel:
             chosen = unread[-1].choice.of([last[one] for one in drafted]).clamp(min=0)  # below: no number, see _read
         chunks = [Chunk(twin, twin.computed, 1 if unread else twin.remaining, awaits=bool(unread)) for twin in twins]
         logits = self._run(chunks, chosen)
-        choice = choose(logits, [Continuation(twin, (-1,) * len(unread)) if unread else twin for twin in twins])
+        choice = sample_async(logits, [Continuation(twin, (-1,) * len(unread)) if unread else twin for twin in twins])
         likely = ToHost([logits.topk(self._candidates).indices]) if self._candidates > 1 else None
         return _Pass(drafted, choice, likely)
 
     def _read(
-        self, passes: Rows[_Pass], drafts: dict[Sequence, list[int]], others: dict[Sequence, list[list[int]]]
+        self, passes: list[_Pass], drafts: dict[Sequence, list[int]], others: dict[Sequence, list[list[int]]]
     ) -> set[Sequence]:
         """Wait for passes and book what they drafted; return the sequences of which logits are not numbers."""
         ended = set[Sequence]()
@@ -175,15 +182,17 @@ class DraftModel:
                     others[one] += [[*drafts[one], token] for token in other]
                     drafts[one].append(sampled.token)
                     self._twins[one].sequence.tokens.append(sampled.token)
-        for twin in (self._twins[one].sequence for one in ended):
-            twin.computed = min(twin.computed, len(twin.tokens))
+        for twin in (self._twins[one] for one in ended):
+            known = len(twin.sequence.tokens)
+            self._cache.mark_computed(twin.table, min(twin.table.num_computed, known))
         return ended
 
     def _run(self, chunks: list[Chunk], chosen: Tensor | None = None) -> Tensor:
         """Compute chunks of twins; return the logits ``[n, vocab]`` of those that sample."""
         logits, _ = self._runner.run(chunks, self._cache.take_copies(), chosen)
         for chunk in chunks:
-            chunk.sequence.computed += chunk.size
+            assert chunk.sequence.table is not None
+            self._cache.mark_computed(chunk.sequence.table, chunk.start + chunk.size)
         return logits
 
 
@@ -191,7 +200,7 @@ class _Pass(NamedTuple):
     """A pass of drafting, which may still be computed."""
 
     drafted: list[Sequence]
-    choice: Choice
+    choice: PendingSample
     likely: ToHost | None
     """The likeliest tokens ``[n, candidates]``, where others than the first are asked for."""
 
@@ -205,16 +214,6 @@ class _Twin:
     agreed: int
     """How many of its tokens are the target's for certain; what follows is drafted."""
 
-    def agree(self, tokens: list[int]) -> None:
-        """Take over the target's tokens, and drop the drafts that were not accepted."""
-        own = self.sequence
-        same, most = self.agreed, min(len(tokens), len(own.tokens))
-        while same < most and tokens[same] == own.tokens[same]:
-            same += 1
-        own.computed = min(own.computed, same)
-        own.tokens[same:] = tokens[same:]
-        self.agreed = len(tokens)
-
 
 def _same(sequence: Sequence, table: BlockTable) -> Sequence:
     """Return a sequence of the same request that is asked for nothing but tokens."""
@@ -223,6 +222,5 @@ def _same(sequence: Sequence, table: BlockTable) -> Sequence:
     )
     request = dataclasses.replace(sequence.request, sampling=plain)
     twin = Sequence(request, sequence.order, sequence.seed, sequence.max_length, None)
-    twin.tokens = list(sequence.tokens)
-    twin.table, twin.computed = table, table.cached_tokens
+    twin.go_on_as(table, list(sequence.tokens))
     return twin

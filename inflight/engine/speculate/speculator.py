@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence as Rows
 
-from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
-from inflight.engine.kv_cache import KvCache
+from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.request import Output
-from inflight.engine.sequence import Sequence
+from inflight.engine.sequence import Chunk, Sequence
 from inflight.engine.speculate.controller import Controller
 from inflight.engine.speculate.draft_model import DraftModel
 from inflight.engine.speculate.drafter import Drafter
@@ -22,15 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Speculator:
-    """Drafts for the sequences that decode. What it adds takes of a step only what the scheduler has left over.
-
-    Without a method of speculation it adds nothing.
-    """
+    """Drafts for the sequences that decode. What it adds takes of a step only what the scheduler has left over."""
 
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         """
         Args:
-            config: settings.
+            config: settings, with a method of speculation.
             runner: the target's.
 
         Raises:
@@ -38,8 +33,8 @@ class Speculator:
         """
         self._settings, self._runner = config.speculation, runner
         self._max_tokens = config.max_tokens_per_step
-        self._drafter = _drafter(config, runner)
-        """None: nothing is drafted, or no more since it has failed."""
+        self._drafter: Drafter | None = _drafter(config, runner)
+        """None: it has failed, and nothing is drafted any more."""
         self.begin()
 
     def draft_with(self, drafter: Drafter) -> None:
@@ -52,7 +47,7 @@ class Speculator:
         settings = self._settings
         self.controller = Controller(settings.max_draft_tokens, settings.adaptive, settings.candidates)
 
-    def extend(self, chunks: list[Chunk], cache: KvCache) -> list[Chunk]:
+    def extend(self, chunks: list[Chunk], cache: KvCacheManager) -> list[Chunk]:
         """Return a step's chunks with drafts. Where drafting fails, the requests go on without speculation."""
         if self._drafter is None:
             return chunks
@@ -66,7 +61,7 @@ class Speculator:
             for chunk in chunks
         ]
 
-    def _draft(self, drafter: Drafter, chunks: Rows[Chunk]) -> dict[Sequence, list[list[int]]]:
+    def _draft(self, drafter: Drafter, chunks: list[Chunk]) -> dict[Sequence, list[list[int]]]:
         limits = {chunk.sequence: _limit(chunk) for chunk in chunks if _decodes(chunk)}
         tokens = sum(chunk.size for chunk in chunks)
         wanted = self.controller.lengths(limits, tokens, sum(chunk.samples for chunk in chunks))
@@ -80,7 +75,7 @@ class Speculator:
         self.controller.observe_drafting(lengths, time.perf_counter() - started)
         return drafts
 
-    def _extended(self, chunk: Chunk, guesses: Rows[Rows[int]], cache: KvCache) -> Chunk:
+    def _extended(self, chunk: Chunk, guesses: list[list[int]], cache: KvCacheManager) -> Chunk:
         """Return the chunk with as many of the drafts as there are blocks for; no sequence gives way to them."""
         table, end = chunk.sequence.table, chunk.start + chunk.size
         assert table is not None
@@ -91,12 +86,12 @@ class Speculator:
         size = len(drafts)
         return chunk._replace(size=chunk.size + size, drafts=tuple(drafts), parents=tuple(parents[:size]))
 
-    def observe(self, chunks: Rows[Chunk], seconds: float) -> None:
+    def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """Learn from how long the target took for a step; one that prefills has other costs per token."""
         if self._drafter is not None and not any(chunk.prefills for chunk in chunks):
             self.controller.step_time.observe(sum(chunk.size for chunk in chunks), seconds)
 
-    def book(self, chunk: Chunk, output: Output, cache: KvCache) -> None:
+    def book(self, chunk: Chunk, output: Output, cache: KvCacheManager) -> None:
         """Book what came of a chunk's drafts, whose sequence has the output's tokens already.
 
         Rejected drafts are computed too; they are no tokens of the sequence, and are written over.
@@ -106,11 +101,9 @@ class Speculator:
         moves = [(first + node, first + place) for place, node in enumerate(path) if node != place]
         if moves and sequence.table is not None:
             self._runner.move(sequence.table, moves)
-        sequence.computed += accepted
         if output.error is None and sequence.table is not None:
-            cache.commit(sequence.table, sequence.tokens, sequence.computed)
-        sequence.metrics.draft_tokens += len(chunk.drafts)
-        sequence.metrics.accepted_draft_tokens += accepted
+            cache.commit(sequence.table, sequence.tokens, first + accepted)
+        sequence.count_drafts(len(chunk.drafts), accepted)
         self.controller.count(sequence, _depth(chunk), accepted)
 
     def forget(self, sequence: Sequence) -> None:
@@ -135,10 +128,8 @@ class Speculator:
             self._drafter.check_idle()
 
 
-def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter | None:
+def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter:
     settings = config.speculation
-    if settings.method is None:
-        return None
     if settings.method == "ngram":
         return NgramDrafter(settings.max_ngram_size, settings.candidates)
     assert settings.method == "draft_target"
@@ -153,7 +144,7 @@ def _depth(chunk: Chunk) -> int:
 
 def _decodes(chunk: Chunk) -> bool:
     """Whether it may have drafts: beams are no guess of what comes, but all of it."""
-    return chunk.samples and chunk.size == 1 and chunk.sequence.group is None
+    return chunk.samples and chunk.size == 1 and chunk.sequence.request.sampling.beam_width == 1
 
 
 def _limit(chunk: Chunk) -> int:

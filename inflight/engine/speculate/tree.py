@@ -6,14 +6,13 @@ tokens lie where they stay if they are right (arXiv:2305.09781).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Iterable, Sequence
 
 ROOT = -1
 """The parent of a first token: the last token of the sequence."""
 
 
-def merge(guesses: Iterable[Rows[int]], most: int) -> tuple[list[int], list[int]]:
+def merge(guesses: Iterable[Sequence[int]], most: int) -> tuple[list[int], list[int]]:
     """Return the tree of guesses, the likeliest first: its tokens, and of each the index of its parent.
 
     Args:
@@ -36,13 +35,13 @@ def merge(guesses: Iterable[Rows[int]], most: int) -> tuple[list[int], list[int]
     return tokens, parents
 
 
-def child(tokens: Rows[int], parents: Rows[int], node: int, token: int) -> int | None:
+def child(tokens: Sequence[int], parents: Sequence[int], node: int, token: int) -> int | None:
     """Return the node behind ``node`` that is ``token``, or None."""
     both = enumerate(zip(parents, tokens, strict=True))
     return next((index for index, found in both if found == (node, token)), None)
 
 
-def walk(tokens: Rows[int], parents: Rows[int], made: Iterable[int]) -> list[int]:
+def walk(tokens: Sequence[int], parents: Sequence[int], made: Iterable[int]) -> list[int]:
     """Return the nodes that are the first of the tokens ``made``, from the root on."""
     path: list[int] = []
     node: int | None = ROOT
@@ -54,7 +53,7 @@ def walk(tokens: Rows[int], parents: Rows[int], made: Iterable[int]) -> list[int
     return path
 
 
-def ancestry(parents: Rows[int], node: int) -> list[int]:
+def ancestry(parents: Sequence[int], node: int) -> list[int]:
     """Return the nodes from the root to ``node``, itself included."""
     path: list[int] = []
     while node != ROOT:

@@ -12,15 +12,13 @@ transform at one number, mostly give the same token (coupling by common random n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from inflight.engine.chunk import Chunk
 from inflight.engine.request import Request
-from inflight.engine.sampler import Row, Sampled
-from inflight.engine.sequence import Sequence
+from inflight.engine.sampler import SamplingRow
+from inflight.engine.sequence import Chunk, Sampled, Sequence
 from inflight.engine.speculate.tree import ROOT, ancestry, child
 
 
@@ -33,12 +31,12 @@ class Continuation:
 
     @property
     def request(self) -> Request:
-        """The sequence's."""
+        """The sequence's request."""
         return self.sequence.request
 
     @property
     def seed(self) -> int:
-        """The sequence's."""
+        """The sequence's seed."""
         return self.sequence.seed
 
     @property
@@ -52,17 +50,17 @@ class Continuation:
         return [*self.sequence.tokens, *self.drafts]
 
 
-def rows(chunks: Rows[Chunk]) -> list[Row]:
+def verify_positions(chunks: Iterable[Chunk]) -> list[SamplingRow]:
     """Return what each row of a step's logits is sampled for."""
     return [row for chunk in chunks if chunk.samples for row in _rows_of(chunk)]
 
 
-def accept(chunks: Rows[Chunk], sampled: Rows[Sampled]) -> list[list[Sampled]]:
+def accepted_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[list[Sampled]]:
     """Return, for each chunk, the tokens that it has made: one more than the drafts accepted; none if it samples none.
 
     Args:
         chunks: the step's.
-        sampled: one for each of ``rows(chunks)``.
+        sampled: one for each of ``verify_positions(chunks)``.
     """
     made, first = [], 0
     for chunk in chunks:
@@ -72,7 +70,7 @@ def accept(chunks: Rows[Chunk], sampled: Rows[Sampled]) -> list[list[Sampled]]:
     return made
 
 
-def _follow(chunk: Chunk, sampled: Rows[Sampled]) -> list[Sampled]:
+def _follow(chunk: Chunk, sampled: list[Sampled]) -> list[Sampled]:
     """Return the tokens on the path through a chunk's drafts that its own samples take."""
     made, node = [sampled[0]], child(chunk.drafts, chunk.parents, ROOT, sampled[0].token)
     while node is not None:
@@ -81,7 +79,7 @@ def _follow(chunk: Chunk, sampled: Rows[Sampled]) -> list[Sampled]:
     return made
 
 
-def _rows_of(chunk: Chunk) -> Iterator[Row]:
+def _rows_of(chunk: Chunk) -> Iterator[SamplingRow]:
     yield chunk.sequence
     for node in range(len(chunk.drafts)):
         path = ancestry(chunk.parents, node)

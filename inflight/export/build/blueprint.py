@@ -8,91 +8,63 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from inflight.deployment import Deployment, QualitySettings, validate
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
-from inflight.export.build.settings import deployment_settings, own_settings
 from inflight.export.checkpoint import Checkpoint
-from inflight.export.compile.flows import Flow as TensorRtLlmFlow
-from inflight.export.compile.flows import choose_flow
-from inflight.export.compile.request import CompileRequest
+from inflight.export.compile.run import Command
+from inflight.export.compile.steps import CompileRequest, choose_flow, compile_steps
+from inflight.export.compile.steps import Flow as TensorRtLlmFlow
 from inflight.export.interpreters import TensorRtLlm, find_tensorrt_llm
 from inflight.export.plan.gpus import Gpu
-from inflight.export.plan.plan import Plan, make_plan
+from inflight.export.plan.plan import Plan
+from inflight.export.plan.planner import make_plan
 from inflight.export.plan.shape import linears
 from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
-from inflight.export.quantize.modelopt import Recipe, fused_group
-from inflight.export.quantize.schemes import SCHEMES
+from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
+from inflight.settings.deployment import Deployment, QualitySettings, read_settings, validate
 from inflight.text.checkpoint import read_json
-from inflight.trtllm.checks import check_positions_of
+from inflight.trtllm.arguments import check_positions_of
 
+MODEL, ENGINE = "model", "engine"
+"""Directories within a deployment."""
 READABLE = "readable"
 """Directory, beside the engine, of the checkpoint as TensorRT-LLM's tools read it, where they do not as it is."""
+_DTYPES = {"float32": "float32", "bf16": "bfloat16"}
+_DECIDED = {
+    ("engine", "kind"): "--engine",
+    ("tensorrt_llm", "tensor_parallel_size"): "--tensor-parallel",
+    ("tensorrt_llm", "pipeline_parallel_size"): "--gpus",
+    ("tensorrt_llm", "engine_dir"): "--flow",
+    ("kv_cache", "dtype"): "--kv-cache",
+}
+"""Settings that the plan and the engine follow from: the option that says them."""
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Everything that follows from a request, its checkpoint and its GPU."""
+    """Everything that follows from a request and its checkpoint."""
 
     request: BuildRequest
     checkpoint: Checkpoint
-    gpu: Gpu
     plan: Plan
     recipe: Recipe
     engine: str
     """``engine.kind`` of the deployment."""
     flow: Flow
     settings: Mapping[str, Any]
-    """Of the deployment, as they will be written."""
+    """The settings of the deployment, as they will be written."""
     deployment: Deployment
     """The same, validated; its paths are relative."""
     reasons: tuple[str, ...]
     """Why, where something was chosen."""
-    tools: TensorRtLlm | None = None
+    tools: TensorRtLlm | None
     """TensorRT-LLM's interpreter; None: a dry run, or the portable engine's build, which needs none."""
 
     @property
     def quantizes(self) -> bool:
         """Whether weights or the KV cache change their type."""
         return self.recipe.precision in SCHEMES or self.recipe.fp8_kv_cache
-
-    @property
-    def companions(self) -> tuple[Path, ...]:
-        """Other checkpoints that go into an engine: of drafts, and adapters."""
-        draft, adapters = self.deployment.speculation.draft_model, self.deployment.tensorrt_llm.lora.values()
-        return (*([draft] if draft else []), *adapters)
-
-    @property
-    def quality(self) -> QualitySettings:
-        """The thresholds."""
-        return self.deployment.quality
-
-    def compile_request(self, checkpoint: Path, output: Path, calibration: Path | None) -> CompileRequest | None:
-        """Return what is to be compiled; None: nothing is."""
-        if self.flow != "tensorrt":
-            return None
-        plan, settings = self.plan, self.deployment
-        return CompileRequest(
-            checkpoint=checkpoint,
-            output_dir=output,
-            precision=plan.precision,
-            compute_capability=self.gpu.capability,
-            max_batch_size=settings.batching.max_batch_size,
-            max_tokens_per_step=settings.batching.max_tokens_per_step,
-            max_sequence_length=settings.limits.max_sequence_length or plan.max_sequence_length,
-            kv_dtype="fp8" if plan.kv_cache == "fp8" else "auto",
-            tensor_parallel_size=plan.tensor_parallel_size,
-            pipeline_parallel_size=plan.pipeline_parallel_size,
-            speculation=settings.speculation,
-            calibration=calibration,
-            flow="tensorrt",
-            workers=plan.tensor_parallel_size * plan.pipeline_parallel_size,
-            examples=self.request.examples,
-            python=self.python,
-            trtllm_build=self.tools.program("trtllm-build") if self.tools else "trtllm-build",
-            model_dir=checkpoint if self.is_readable else output.with_name(READABLE),
-        )
 
     @property
     def is_readable(self) -> bool:
@@ -104,15 +76,33 @@ class Blueprint:
         """The interpreter that runs TensorRT-LLM's scripts."""
         return str(self.tools.python if self.tools else self.request.tensorrt_llm_python or "python3")
 
+    def commands(self, out: Path) -> list[Command]:
+        """Return the commands that compile the engine into ``out``; none where the checkpoint itself is served."""
+        if self.flow != "tensorrt":
+            return []
+        plan, settings, checkpoint = self.plan, self.deployment, self.checkpoint.directory
+        request = CompileRequest(
+            checkpoint=checkpoint,
+            model_dir=checkpoint if self.is_readable else out / READABLE,
+            output_dir=out / ENGINE,
+            precision=plan.precision,
+            max_batch_size=settings.batching.max_batch_size,
+            max_tokens_per_step=settings.batching.max_tokens_per_step,
+            max_sequence_length=settings.limits.max_sequence_length or plan.max_sequence_length,
+            kv_dtype="fp8" if plan.kv_cache == "fp8" else "auto",
+            tensor_parallel_size=plan.tensor_parallel_size,
+            pipeline_parallel_size=plan.pipeline_parallel_size,
+            speculation=settings.speculation,
+            calibration=out / "calibration" / "calibration.jsonl",
+            examples=self.request.examples,
+            python=self.python,
+            trtllm_build=self.tools.program("trtllm-build") if self.tools else "trtllm-build",
+        )
+        return compile_steps(request)
 
-def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool = False) -> Blueprint:
-    """Decide what to build.
 
-    Args:
-        request: what is asked for.
-        checkpoint: that it is made from.
-        gpu: that it is for.
-        dry_run: nothing will run here: what is not installed does not matter.
+def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool = False) -> Blueprint:
+    """Decide what to build; in a dry run, what is not installed here does not matter.
 
     Raises:
         DeploymentError: it cannot be built, by name.
@@ -125,9 +115,8 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
     engine, reasons = _engine(request, gpu, dry_run or tools is not None)
     flow: Flow = "portable"
     if engine != "pytorch":
-        _require_readable(checkpoint)
         flow = choose_flow(plan.precision, gpu.capability, _wanted_flow(request))
-        engine = _ENGINE_OF_FLOW[flow]
+        engine = "trtllm" if flow == "pytorch" else "tensorrtllm"
     elif request.flow is not None:
         why = "the portable engine has none" if gpu.is_cpu or request.engine == "pytorch" else "no Python here has it"
         raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; {why}")
@@ -135,31 +124,25 @@ def draw(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_run: bool 
         raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
     if request.kl_budget is not None and recipe.precision not in SCHEMES:
         raise DeploymentError(f"--kl-budget: {recipe.precision} quantizes no layer")
-    settings = deployment_settings(checkpoint, plan, engine, flow, own_settings(request.settings))
+    settings = _deployment_settings(checkpoint, plan, engine, flow, _own_settings(request.settings))
     deployment = validate(settings, "settings")
     if flow == "tensorrt" and deployment.speculation.method == "draft_target":
         raise DeploymentError(
             "speculation.method draft_target: no compiled engine drafts for itself; use --flow pytorch"
         )
-    _require_readable_draft(deployment, engine)
-    return Blueprint(request, checkpoint, gpu, plan, recipe, engine, flow, settings, deployment, tuple(reasons), tools)
+    if flow != "portable":
+        _require_readable(checkpoint, deployment.speculation.draft_model)
+    return Blueprint(request, checkpoint, plan, recipe, engine, flow, settings, deployment, reasons, tools)
 
 
-def _require_readable_draft(deployment: Deployment, engine: str) -> None:
-    """Refuse now what the compilation or the start would stumble over: a build writes no checkpoint of drafts."""
-    draft = deployment.speculation.draft_model
-    if engine in _ENGINE_OF_FLOW.values() and draft is not None and (draft / NAME).is_file():
-        check_positions_of(draft)
-
-
-def _require_readable(checkpoint: Checkpoint) -> None:
+def _require_readable(checkpoint: Checkpoint, draft: Path | None) -> None:
+    """Refuse now what the compilation or the start would stumble over."""
     if not has_older_rope(with_older_rope(read_json(checkpoint.directory / NAME))):
         raise DeploymentError(
             "config.json: rope_parameters differ between kinds of layers; TensorRT-LLM 1.2 cannot read them"
         )
-
-
-_ENGINE_OF_FLOW: dict[Flow, str] = {"pytorch": "trtllm", "tensorrt": "tensorrtllm"}
+    if draft is not None and (draft / NAME).is_file():  # a build writes no checkpoint of drafts
+        check_positions_of(draft)
 
 
 def _wanted_flow(request: BuildRequest) -> TensorRtLlmFlow | None:
@@ -181,17 +164,114 @@ def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if fused_group(name) in groups)
 
 
-def _engine(request: BuildRequest, gpu: Gpu, has_tensorrt_llm: bool) -> tuple[str, list[str]]:
+def _engine(request: BuildRequest, gpu: Gpu, has_tensorrt_llm: bool) -> tuple[str, tuple[str, ...]]:
     """Return the deployment's engine, and why where it was chosen here."""
     if request.engine != "auto":
         if gpu.is_cpu and request.engine != "pytorch":
             raise DeploymentError(f"--engine {request.engine} needs a GPU; on cpu the engine is pytorch")
-        return request.engine, []
+        return request.engine, ()
     if gpu.is_cpu:
-        return "pytorch", ["engine pytorch: the portable engine, because the deployment is for a CPU"]
+        return "pytorch", ("engine pytorch: the portable engine, because the deployment is for a CPU",)
     if has_tensorrt_llm:
-        return "trtllm", [
+        return "trtllm", (
             f"engine TensorRT-LLM: {gpu.name} is one of NVIDIA's GPUs; it needs TensorRT-LLM 1.2, which "
-            f"{TENSORRT_LLM_IMAGE} has; where it is missing, the same command builds for the portable engine"
-        ]
-    return "pytorch", ["engine pytorch: the portable engine, because TensorRT-LLM is not installed here"]
+            f"{TENSORRT_LLM_IMAGE} has; where it is missing, the same command builds for the portable engine",
+        )
+    return "pytorch", ("engine pytorch: the portable engine, because TensorRT-LLM is not installed here",)
+
+
+def _own_settings(path: Path | None) -> dict[str, Any]:
+    """Read the user's settings; their paths become absolute, because they go into another directory.
+
+    Raises:
+        DeploymentError: the file cannot be read, or what it names is not there.
+    """
+    if path is None:
+        return {}
+
+    def absolute(place: str) -> str:
+        found = (path.parent / place).resolve()
+        if not found.is_dir():
+            raise DeploymentError(f"{path}: {place} is not a directory beside it")
+        return str(found)
+
+    data = read_settings(path)
+    data.pop("model", None)  # a whole deployment.yaml may serve as the settings of another build
+    if isinstance(draft := _section(data, "speculation").get("draft_model"), str):
+        data["speculation"]["draft_model"] = absolute(draft)
+    if isinstance(adapters := _section(data, "tensorrt_llm").get("lora"), dict):
+        data["tensorrt_llm"]["lora"] = {name: absolute(str(place)) for name, place in adapters.items()}
+    return data
+
+
+def _deployment_settings(
+    checkpoint: Checkpoint, plan: Plan, engine: str, flow: Flow, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what deployment.yaml will say: the plan's, and over it the user's own.
+
+    Raises:
+        DeploymentError: a setting of the user's contradicts what is built.
+    """
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "engine": {"kind": engine},
+        "batching": {"max_batch_size": plan.max_batch_size, "max_tokens_per_step": plan.max_tokens_per_step},
+        "limits": {"max_sequence_length": plan.max_sequence_length},
+        "quality": QualitySettings().model_dump(),
+    }
+    if flow != "tensorrt":  # whose converter has an option of its own for the type
+        dtype = checkpoint.config.dtype
+        if plan.precision == "fp16" and (engine == "pytorch" or dtype != "float16"):
+            raise DeploymentError(
+                f"precision fp16: the checkpoint is {dtype}, and {engine} does not convert it; use bf16"
+            )
+        if plan.precision in _DTYPES:  # quantized, it is the checkpoint's own
+            settings["engine"]["dtype"] = _DTYPES[plan.precision]
+    if engine == "pytorch":
+        settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
+    else:
+        settings["tensorrt_llm"] = {
+            "tensor_parallel_size": plan.tensor_parallel_size,
+            "pipeline_parallel_size": plan.pipeline_parallel_size,
+            "free_gpu_memory_fraction": plan.free_gpu_memory_fraction,
+        }
+        if flow == "tensorrt":
+            settings["tensorrt_llm"]["engine_dir"] = ENGINE
+        elif not _section(own, "tensorrt_llm").get("lora"):  # beside adapters there are no CUDA graphs
+            settings["tensorrt_llm"]["cuda_graph_batch_sizes"] = _graph_sizes(plan.max_batch_size)
+    _refuse_contradictions(plan, settings, own)
+    length, limit = _section(own, "limits").get("max_sequence_length"), checkpoint.config.max_position_embeddings
+    if isinstance(length, int) and length > limit:
+        raise DeploymentError(f"settings: limits.max_sequence_length is {length}; the model's own limit is {limit}")
+    return settings | {
+        key: {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in own.items()
+    }
+
+
+def _refuse_contradictions(plan: Plan, settings: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse settings of the user's that say otherwise than what the rest of the build is made for."""
+    for (section, key), option in _DECIDED.items():
+        if key not in _section(own, section):
+            continue
+        value, decided = own[section][key], _section(settings, section).get(key)
+        if key == "dtype":
+            decided = "fp8" if plan.kv_cache == "fp8" else "auto"
+        if value not in (decided, "auto"):
+            raise DeploymentError(
+                f"settings: {section}.{key} is {value!r}; the build is for {decided!r}: say it with {option}"
+            )
+
+
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section; nothing where it is none, which the validation will tell."""
+    section = settings.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _graph_sizes(largest: int) -> list[int]:
+    """Return the decode batches that get a CUDA graph: close together where they are small, up to the largest.
+
+    As TensorRT-LLM chooses them when it pads batches; but its own choice ends at 128.
+    """
+    sizes = {1, 2, 4, *range(8, 129, 8), *(2**power for power in range(8, 13)), largest}
+    return sorted(size for size in sizes if size <= largest)

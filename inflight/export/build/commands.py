@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,23 +15,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
 
-from inflight.deployment import model_name
-from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice, FlowChoice
-from inflight.export.compile.request import EXAMPLES
+from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice
+from inflight.export.compile.steps import EXAMPLES
+from inflight.export.compile.steps import Flow as FlowChoice
 from inflight.export.data import Source
 from inflight.export.interpreters import ENVIRONMENT_VARIABLE
 from inflight.export.plan.commands import KvCache, Precision
-from inflight.export.plan.detect import gpu_here, measure_cpu
-from inflight.export.plan.gpus import CPU, find_gpu
+from inflight.export.plan.gpus import CPU, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
-from inflight.export.progress import Progress
+from inflight.export.stages import Progress
 from inflight.machine import Machine
 from inflight.report.failures import one_line_errors
 from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
+from inflight.settings.deployment import model_name
 
 _console = Console(stderr=True, highlight=False)
 _ARTIFACTS = Path("artifacts")
-_LOAD, _DATA, _LAYERS = "Load to plan for", "Calibration and held-out data", "Precision of single layers"
+_load = partial(typer.Option, rich_help_panel="Load to plan for")
+_data = partial(typer.Option, rich_help_panel="Calibration and held-out data")
+_layers = partial(typer.Option, rich_help_panel="Precision of single layers")
 
 Model = Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")]
 GpuName = Annotated[str, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine.")]
@@ -44,39 +47,25 @@ Settings = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="With --dry-run: every figure, command and setting, as YAML.")]
-Calibration = Annotated[
-    list[str] | None, typer.Option(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.", rich_help_panel=_DATA)
-]
-CalibrationRows = Annotated[int, typer.Option(min=1, help="Rows to calibrate with.", rich_help_panel=_DATA)]
-HeldOut = Annotated[
-    list[str] | None, typer.Option(help="FILE or FILE:WEIGHT to measure with; repeat.", rich_help_panel=_DATA)
-]
-HeldOutRows = Annotated[int, typer.Option(min=1, help="Rows to measure with.", rich_help_panel=_DATA)]
-RecallPrompts = Annotated[
-    int, typer.Option(min=0, help="Long prompts from which a fact is recalled.", rich_help_panel=_DATA)
-]
-MaxLength = Annotated[int, typer.Option(min=16, help="Tokens of the longest row or prompt.", rich_help_panel=_DATA)]
+Calibration = Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.")]
+CalibrationRows = Annotated[int, _data(min=1, help="Rows to calibrate with.")]
+HeldOut = Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT to measure with; repeat.")]
+HeldOutRows = Annotated[int, _data(min=1, help="Rows to measure with.")]
+RecallPrompts = Annotated[int, _data(min=0, help="Long prompts from which a fact is recalled.")]
+MaxLength = Annotated[int, _data(min=16, help="Tokens of the longest row or prompt.")]
 Keep = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Linear layers that stay at 16 bits, by a pattern of their names; repeat.", rich_help_panel=_LAYERS
-    ),
+    _layers(help="Linear layers that stay at 16 bits, by a pattern of their names; repeat."),
 ]
 KlBudget = Annotated[
     float | None,
-    typer.Option(
-        min=0,
-        help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats).",
-        rich_help_panel=_LAYERS,
-    ),
+    _layers(min=0, help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats)."),
 ]
-InputTokens = Annotated[int, typer.Option(min=1, help="Mean length of a prompt.", rich_help_panel=_LOAD)]
-OutputTokens = Annotated[int, typer.Option(min=1, help="Mean length of an answer.", rich_help_panel=_LOAD)]
-Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)]
-Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs at hand.", rich_help_panel=_LOAD)]
-TensorParallel = Annotated[
-    int | None, typer.Option(min=1, help="GPUs that share each layer; by default chosen.", rich_help_panel=_LOAD)
-]
+InputTokens = Annotated[int, _load(min=1, help="Mean length of a prompt.")]
+OutputTokens = Annotated[int, _load(min=1, help="Mean length of an answer.")]
+Rate = Annotated[float | None, _load(help="Requests per second.")]
+Gpus = Annotated[int | None, _load(min=1, help="GPUs at hand.")]
+TensorParallel = Annotated[int | None, _load(min=1, help="GPUs that share each layer; by default chosen.")]
 Device = Annotated[str, typer.Option(help="Where to quantize and measure: auto, cpu or cuda.")]
 Examples = Annotated[Path, typer.Option(help="TensorRT-LLM's example scripts, for its TensorRT flow.")]
 TrtLlmPython = Annotated[
@@ -147,13 +136,13 @@ def build(
 
 
 def _print_dry_run(request: BuildRequest, verbose: bool) -> None:
-    from inflight.export.build.blueprint import draw  # PyTorch comes with it, which takes seconds
+    from inflight.export.build.blueprint import make_blueprint  # PyTorch comes with it, which takes seconds
     from inflight.export.build.dry_run import as_summary, as_text
     from inflight.export.build.pipeline import known_cpu
     from inflight.export.checkpoint import inspect
 
-    gpu = known_cpu(request.work) or measure_cpu() if request.gpu == CPU else find_gpu(request.gpu)
-    blueprint = draw(request, inspect(request.model), gpu, dry_run=True)
+    gpu = (known_cpu(request.work) if request.gpu == CPU else None) or find_gpu(request.gpu)
+    blueprint = make_blueprint(request, inspect(request.model), gpu, dry_run=True)
     print(as_text(blueprint) if verbose else as_summary(blueprint), end="")
 
 

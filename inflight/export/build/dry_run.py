@@ -6,31 +6,31 @@ Nothing runs and nothing is written.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from inflight.export.build import steps
 from inflight.export.build.blueprint import Blueprint
-from inflight.export.build.request import DataRequest
+from inflight.export.data import Source
 from inflight.export.interpreters import ENVIRONMENT_VARIABLE as VARIABLE
-from inflight.export.plan.rows import summary
-from inflight.export.quantize.schemes import SCHEMES
+from inflight.export.plan.report import summary
+from inflight.export.quantize.modelopt import SCHEMES
 from inflight.trtllm.arguments import llm_arguments
 
 _SHOWN = ("parameters", "one replica", "KV cache", "sequences that fit", "max_batch_size", "one replica, full")
-"""Of what the plan says."""
+"""The lines of the plan that the summary shows."""
 
 
-def describe(blueprint: Blueprint) -> dict[str, Any]:
-    """Return the plan, and each stage with its commands and its configuration; equal builds, equal documents."""
+def as_text(blueprint: Blueprint) -> str:
+    """Return the plan, and each stage with its commands and its configuration, as YAML; equal builds, equal texts."""
     checkpoint, recipe = blueprint.checkpoint, blueprint.recipe
-    return {
+    document = {
         "build": {
             "model": checkpoint.name,
             "weights": f"{checkpoint.size / 1e9:.2f} GB" if checkpoint.weights else "not here: a build needs them",
-            "gpu": blueprint.gpu.title,
+            "gpu": blueprint.plan.gpu.title,
             "precision": recipe.precision,
             "engine": blueprint.engine,
             "flow": blueprint.flow,
@@ -43,22 +43,20 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
         "verify": _verify(blueprint),
         "write": {"to": str(blueprint.request.output), "deployment.yaml": dict(blueprint.settings)},
     }
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
 
 
 def as_summary(blueprint: Blueprint) -> str:
     """Return a screen: what is built, for what, how large it is, and what each stage does."""
     checkpoint, plan = blueprint.checkpoint, blueprint.plan
-    replica = plan.tensor_parallel_size * plan.pipeline_parallel_size
     before = _size(checkpoint.size) if checkpoint.weights else "not here, which a build needs"
+    flow = "" if blueprint.flow == "portable" else f", {blueprint.flow} flow"
     lines = [
-        f"{checkpoint.name} for {replica} x {blueprint.gpu.title}",
+        f"{checkpoint.name} for {plan.gpus_per_replica} x {blueprint.plan.gpu.title}",
         *_pairs(
-            (
-                "engine",
-                blueprint.engine if blueprint.flow == "portable" else f"{blueprint.engine}, {blueprint.flow} flow",
-            ),
+            ("engine", f"{blueprint.engine}{flow}"),
             ("checkpoint", f"weights {before}"),
-            *((name, text) for name, text in summary(plan) if name in _SHOWN),
+            *((name, text) for name, text in summary(plan).items() if name in _SHOWN),
         ),
         "stages",
         *_pairs(*_stage_lines(blueprint)),
@@ -75,13 +73,12 @@ def _interpreters(blueprint: Blueprint, own: str) -> dict[str, str]:
     """Return which Python runs which stage."""
     if blueprint.flow != "tensorrt":
         return {"all stages": own}
-    named = blueprint.request.tensorrt_llm_python
-    found = (
-        str(named)
-        if named
-        else f"the first python3 that has TensorRT-LLM; --tensorrt-llm-python or {VARIABLE} names it"
-    )
-    return {"plan, quantize": own, "compile": found, "verify, write": own}
+    found = f"the first python3 that has TensorRT-LLM; --tensorrt-llm-python or {VARIABLE} names it"
+    return {
+        "plan, quantize": own,
+        "compile": str(blueprint.request.tensorrt_llm_python or found),
+        "verify, write": own,
+    }
 
 
 def _size(size: int) -> str:
@@ -104,7 +101,7 @@ def _stage_lines(blueprint: Blueprint) -> list[tuple[str, str]]:
     if not isinstance(verify, str):
         verify = (
             f"{data.held_out_rows:,} rows and {data.recall_prompts} long prompts against the original; fails where "
-            f"perplexity rises by {blueprint.quality.max_perplexity_increase:.2%}"
+            f"perplexity rises by {blueprint.deployment.quality.max_perplexity_increase:.2%}"
         )
     return [
         ("quantize", str(quantize)),
@@ -114,16 +111,12 @@ def _stage_lines(blueprint: Blueprint) -> list[tuple[str, str]]:
     ]
 
 
-def as_text(blueprint: Blueprint) -> str:
-    """Return the document as YAML."""
-    return yaml.safe_dump(describe(blueprint), sort_keys=False, allow_unicode=True, width=120)
-
-
 def _quantize(blueprint: Blueprint) -> dict[str, Any] | str:
-    recipe, data = blueprint.recipe, blueprint.request.data
+    recipe, data, budget = blueprint.recipe, blueprint.request.data, blueprint.request.kl_budget
     if not blueprint.quantizes:
         return "nothing to do: the checkpoint is served as it is"
     scheme = SCHEMES.get(recipe.precision)
+    mixed = f"the most sensitive layers stay in 16 bit until the others lose at most {budget or 0:g} nats"
     return {
         "with": "nvidia-modelopt, to its unified Hugging Face checkpoint",
         "weights": scheme.meaning if scheme else "as they are",
@@ -131,42 +124,32 @@ def _quantize(blueprint: Blueprint) -> dict[str, Any] | str:
         "quant_algo": scheme.algorithm if scheme else None,
         "kv_cache_quant_algo": "FP8" if recipe.fp8_kv_cache else None,
         "kept in 16 bit": list(recipe.keep) or "embedding, norms and lm_head alone",
-        "mixed precision": _mixed(blueprint),
+        "mixed precision": None if budget is None else mixed,
         "calibration": _sources(data.calibration, data.calibration_rows),
     }
-
-
-def _mixed(blueprint: Blueprint) -> str | None:
-    budget = blueprint.request.kl_budget
-    return (
-        None
-        if budget is None
-        else f"the most sensitive layers stay in 16 bit until the others lose at most {budget:g} nats"
-    )
 
 
 def _compile(blueprint: Blueprint) -> dict[str, Any] | str:
     if blueprint.engine == "pytorch":
         return "nothing to do: the portable engine runs the checkpoint as it is"
     if blueprint.flow == "tensorrt":
-        commands = steps.commands(blueprint, Path("OUTPUT"))
-        return {"commands": [{command.purpose: str(command)} for command in commands]}
+        return {"commands": [{command.purpose: str(command)} for command in blueprint.commands(Path("OUTPUT"))]}
     # The quantized checkpoint is not there yet; its shape is the original's.
     deployment = blueprint.deployment.model_copy(update={"model": blueprint.checkpoint.directory})
     return {"commands": [], "LLM": llm_arguments(deployment) | {"model": blueprint.settings["model"]}}
 
 
 def _verify(blueprint: Blueprint) -> dict[str, Any] | str:
-    data: DataRequest = blueprint.request.data
+    data = blueprint.request.data
     if not blueprint.quantizes:
         return "nothing to do: nothing is quantized"
     return {
         "against": "the original checkpoint, both on the portable engine",
         "held out": _sources(data.held_out, data.held_out_rows),
         "recall prompts": data.recall_prompts,
-        "thresholds": blueprint.quality.model_dump(),
+        "thresholds": blueprint.deployment.quality.model_dump(),
     }
 
 
-def _sources(sources: Any, rows: int) -> dict[str, Any]:
+def _sources(sources: Sequence[Source], rows: int) -> dict[str, Any]:
     return {"rows": rows, "mix": {source.path.name: source.weight for source in sources}}

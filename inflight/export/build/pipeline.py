@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
+from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
-from inflight.export.build import steps
-from inflight.export.build.blueprint import draw
+from inflight.export.build.blueprint import ENGINE, MODEL, READABLE, make_blueprint
 from inflight.export.build.request import BuildRequest
-from inflight.export.build.write import Parts, require_replaceable, write_deployment
+from inflight.export.build.write import PAGE, PLAN, QUALITY, Parts, require_replaceable, write_deployment
 from inflight.export.checkpoint import fingerprint, inspect
-from inflight.export.compile.run import require_tools
-from inflight.export.data import DEFAULT_DESCRIPTION, DataSet
+from inflight.export.compile.run import require_tools, run_commands
+from inflight.export.data import DEFAULT_DESCRIPTION, DataSet, Example
 from inflight.export.interpreters import detect_machine
-from inflight.export.plan.detect import cpu_threads
-from inflight.export.plan.gpus import CPU, Gpu, find_gpu
-from inflight.export.progress import Progress
-from inflight.export.quantize.sensitivity import choose_kept, read_sensitivities
-from inflight.export.stages import Stages, require_writable
-from inflight.manifest import record_files
+from inflight.export.plan.gpus import CPU, Gpu, cpu_threads, find_gpu, measure_cpu
+from inflight.export.quantize.config_file import write_config
+from inflight.export.quantize.modelopt import (
+    PROBES,
+    QuantizedModel,
+    Sensitivity,
+    choose_kept,
+    copy_text_files,
+    measure_sensitivity,
+    quiet,
+)
+from inflight.export.stages import Progress, Stages, link_files, link_or_copy, require_writable
+from inflight.export.verify.measures import LayerCost, Quality, layer_costs, measure, recall_examples
+from inflight.export.verify.report import Check, check, failure, quality_page
+from inflight.manifest import Inputs, Manifest, record_files
+from inflight.report.provenance import cpu_model, provenance
 from inflight.text.tokenizer import Tokenizer
+
+_MACHINE, _SENSITIVITIES = "machine.json", "sensitivity.json"
 
 
 @dataclass(frozen=True)
@@ -40,32 +56,28 @@ class Build:
     """One build; ``run`` carries it out."""
 
     def __init__(self, request: BuildRequest, show: Callable[[str, str], object], progress: Progress) -> None:
-        """
-        Args:
-            request: what is asked for.
-            show: told each stage's name and one line about it.
-            progress: told how far a stage is.
+        """Prepare it; ``show`` is told each stage's name and one line about it.
 
         Raises:
             DeploymentError: it cannot be built, by name; nothing has run yet.
         """
-        self._show, self._progress = show, progress
+        self._request, self._show, self._progress = request, show, progress
         torch.set_num_threads(cpu_threads())  # a thread that waits for a busy core would stall every layer
         self._stages = Stages(request.work, show)
         self._source = inspect(request.model)
         self._source.require_weights()
         for directory in (request.work, request.output.absolute().parent):
             require_writable(directory)
-        self._gpu = self._find_gpu(request.gpu)
-        self._blueprint = draw(request, self._source, self._gpu)
+        self._gpu = self._measure_machine() if request.gpu == CPU else find_gpu(request.gpu)
+        self._blueprint = make_blueprint(request, self._source, self._gpu)
         self._machine = detect_machine(self._blueprint.tools)
         self._require_compiler()
         require_replaceable(request.output)
-        tokenizer = Tokenizer.from_checkpoint(self._source.directory)
-        data = request.data
-        calibration = DataSet(data.calibration, data.calibration_rows)
-        held_out = DataSet(data.held_out, data.held_out_rows)
-        self._materials = steps.Materials(tokenizer, calibration, held_out, data, _device(request.device))
+        self._tokenizer = Tokenizer.from_checkpoint(self._source.directory)
+        self._data = data = request.data
+        self._calibration = DataSet(data.calibration, data.calibration_rows)
+        self._held_out = DataSet(data.held_out, data.held_out_rows)
+        self._device = _device(request.device)
         for reason in self._blueprint.reasons:
             show("plan", reason)
         if self._blueprint.flow == "tensorrt":
@@ -80,32 +92,40 @@ class Build:
             DeploymentError: a stage failed, the quality falls short, or there is no room; nothing half-made is left.
         """
         files = sorted(path for path in self._source.directory.iterdir() if path.is_file())
-        known = self._blueprint.request.work / "fingerprints.json"
         versions = self._machine.versions
         self._inputs: dict[str, Any] = {
             "versions": {"inflight": versions.inflight, "torch": versions.torch},
-            "checkpoint": fingerprint(files, known, self._progress),
+            "checkpoint": fingerprint(files, self._request.work / "fingerprints.json", self._progress),
         }
         try:
-            return self._run_stages()
+            self._choose_kept()
+            planned = self._plan()
+            quantized = self._quantize()
+            compiled = self._compile()
+            verified, checks = self._verify(quantized)
         except (MemoryError, torch.OutOfMemoryError):
-            device = self._materials.device
-            raise DeploymentError(f"out of memory on {device}; give the build more, or use --device cpu") from None
-
-    def _run_stages(self) -> Built:
-        self._choose_kept()
-        planned = self._plan()
-        quantized = self._quantize()
-        compiled = self._compile()
-        verified = self._verify(quantized)
+            raise DeploymentError(
+                f"out of memory on {self._device}; give the build more, or use --device cpu"
+            ) from None
         parts = Parts(planned, quantized, compiled, verified)
-        directory, line = write_deployment(self._blueprint, parts, self._inputs, self._materials)
+        directory, line = write_deployment(self._blueprint, parts, self._manifest(parts, checks))
         self._show("write", line)
         return Built(directory, tuple(self._stages.ran))
 
+    def _measure_machine(self) -> Gpu:
+        """Return this machine as a GPU. It is measured once: the next build must find the same figures."""
+
+        def work(out: Path) -> str:
+            gpu = measure_cpu()
+            (out / _MACHINE).write_text(gpu.model_dump_json(indent=1) + "\n")
+            return f"{gpu.title}: {gpu.memory_mib / 1024:.1f} GiB free, {gpu.bandwidth_gb_s:.1f} GB/s"
+
+        measured = self._stages.run("machine", _machine_inputs(), work)
+        return Gpu.model_validate_json((measured / _MACHINE).read_text())
+
     def _require_compiler(self) -> None:
         """Look for what will compile, before hours of work: the tools, and the GPU that the engine is for."""
-        needed = steps.commands(self._blueprint, Path("OUTPUT"))
+        needed = self._blueprint.commands(Path("OUTPUT"))
         for command in needed:
             require_tools(command)
         here = self._machine.compute_capabilities
@@ -116,103 +136,222 @@ class Build:
                 f"here is {chip}. --flow pytorch needs no engine"
             )
 
-    def _find_gpu(self, name: str) -> Gpu:
-        """Return what to build for. A CPU is measured once: the next build must find the same figures."""
-        if name != CPU:
-            return find_gpu(name)
-        return steps.read_machine(self._stages.run("machine", steps.machine_inputs(), steps.measure_machine))
-
     def _choose_kept(self) -> None:
-        """With a budget: measure what each layer loses, and draw the plan again with those that hurt in 16 bit."""
-        request, recipe = self._blueprint.request, self._blueprint.recipe
+        """With a budget: measure what each layer loses, and plan again with the most sensitive ones in 16 bit."""
+        request, recipe = self._request, self._blueprint.recipe
         if request.kl_budget is None:
             return
-        inputs = self._calibrated({"recipe": asdict(recipe), "probes": steps.PROBES})
-        found = self._stages.run(
-            "sensitivity",
-            inputs,
-            lambda out: steps.measure_layers(self._blueprint, self._materials, out, self._progress),
-        )
-        sensitivities = read_sensitivities(found)
+
+        def work(out: Path) -> str:
+            with quiet(out / "modelopt.log"):
+                found = measure_sensitivity(
+                    self._source.directory, recipe, self._examples(), self._device, self._progress
+                )
+            (out / _SENSITIVITIES).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+            return f"{len(found)} groups of linears; the most sensitive is {found[0].linears[0]}"
+
+        inputs = self._calibrated({"recipe": asdict(recipe), "probes": PROBES})
+        rows = json.loads((self._stages.run("sensitivity", inputs, work) / _SENSITIVITIES).read_text())
+        sensitivities = [Sensitivity(tuple(row["linears"]), row["kl_divergence"]) for row in rows]
         kept = choose_kept(sensitivities, request.kl_budget)
         self._show("sensitivity", f"{len(kept)} linears stay in 16 bit, for a budget of {request.kl_budget:g} nats")
         if len(kept) == sum(len(one.linears) for one in sensitivities):
             raise DeploymentError(
                 f"--kl-budget {request.kl_budget:g}: every layer loses more; nothing is left to quantize"
             )
-        self._blueprint = draw(replace(request, keep=(*request.keep, *kept)), self._source, self._gpu)
+        self._blueprint = make_blueprint(replace(request, keep=(*request.keep, *kept)), self._source, self._gpu)
 
     def _plan(self) -> Path:
         plan = self._blueprint.plan
-        return self._stages.run("plan", {"plan": plan.as_dict()}, lambda out: steps.write_plan(plan, out))
+
+        def work(out: Path) -> str:
+            (out / PLAN).write_text(json.dumps(plan.as_dict(), indent=1) + "\n")
+            gpus = f"{plan.gpus_per_replica} x {plan.gpu.name}"
+            return f"{plan.precision} on {gpus}, KV cache {plan.kv_cache}, batches of {plan.max_batch_size}"
+
+        return self._stages.run("plan", {"plan": plan.as_dict()}, work)
 
     def _quantize(self) -> Path:
-        blueprint = self._blueprint
+        """Quantize, or take the checkpoint as it is."""
+        source, blueprint = self._source, self._blueprint
+
+        def work(out: Path) -> str:
+            target = out / MODEL
+            target.mkdir()
+            if blueprint.quantizes:
+                with quiet(out / "modelopt.log"):
+                    model = QuantizedModel(
+                        source.directory, blueprint.recipe, self._examples(), self._device, self._progress
+                    )
+                    self._progress("writing the quantized checkpoint", 0, 0)
+                    model.save(target)
+                sizes = f"{_megabytes(source.size)} to {_megabytes(weight_bytes(target))}"
+                return f"{sizes}, calibrated with {self._calibration.describe()}"
+            copy_text_files(source.directory, target)
+            for file in (*source.weights, *source.directory.glob("*.json")):
+                if not (target / file.name).exists():
+                    link_or_copy(file, target / file.name)
+            write_config(source.directory, target)
+            return f"the checkpoint as it is, {_megabytes(source.size)}"
+
         written = {"config.json": "with both forms of the rotary embedding"}  # results of before had the newer alone
         inputs = self._inputs | written
         if blueprint.quantizes:
             inputs = self._calibrated({"recipe": asdict(blueprint.recipe)} | written)
-        return self._stages.run(
-            "quantize",
-            inputs,
-            lambda out: steps.quantize(blueprint, self._materials, out, self._progress),
-            needed_bytes=self._source.size,
-        )
+        return self._stages.run("quantize", inputs, work, needed_bytes=source.size)
 
     def _compile(self) -> Path | None:
-        blueprint = self._blueprint
+        """Compile the engine with upstream's tools, where the flow has one."""
+        source, blueprint = self._source, self._blueprint
         if blueprint.flow != "tensorrt":
             why = "the portable engine runs" if blueprint.flow == "portable" else "TensorRT-LLM's PyTorch flow runs"
             self._show("compile", f"nothing to do: {why} the checkpoint as it is")
             return None
-        inputs = self._calibrated(
-            {
-                "commands": [str(command) for command in steps.commands(blueprint, Path("OUTPUT"))],
-                "machine": asdict(self._machine) | {"versions": self._machine.versions.model_dump()},
-                "drafts and adapters": [
-                    {name: record.sha256 for name, record in record_files(path).items()}
-                    for path in blueprint.companions
-                ],
-            }
-        )
-        return self._stages.run(
-            "compile",
-            inputs,
-            lambda out: steps.compile_engine(blueprint, self._materials, out, self._progress),
-            needed_bytes=2 * self._source.size,
-        )
 
-    def _verify(self, quantized: Path) -> Path | None:
-        blueprint, materials = self._blueprint, self._materials
-        if not blueprint.quantizes:
+        def work(out: Path) -> str:
+            texts = (self._tokenizer.decode(example.tokens) for example in self._examples())
+            rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+            (out / "calibration").mkdir()
+            (out / "calibration" / "calibration.jsonl").write_text(rows)
+            if not blueprint.is_readable:
+                link_files(sorted(path for path in source.directory.iterdir() if path.is_file()), out / READABLE)
+                write_config(source.directory, out / READABLE)
+            run_commands(blueprint.commands(out), out / "logs", lambda line: self._progress(line, 0, 0))
+            size = sum(file.stat().st_size for file in (out / ENGINE).iterdir())
+            return f"{_megabytes(size)} for compute capability {self._gpu.compute_capability}"
+
+        draft, adapters = blueprint.deployment.speculation.draft_model, blueprint.deployment.tensorrt_llm.lora.values()
+        inputs = {
+            "commands": [str(command) for command in blueprint.commands(Path("OUTPUT"))],
+            "machine": asdict(self._machine) | {"versions": self._machine.versions.model_dump()},
+            "drafts and adapters": [
+                {name: record.sha256 for name, record in record_files(path).items()}
+                for path in (*([draft] if draft else []), *adapters)
+            ],
+        }
+        return self._stages.run("compile", self._calibrated(inputs), work, needed_bytes=2 * source.size)
+
+    def _verify(self, quantized: Path) -> tuple[Path | None, list[Check]]:
+        """Measure the quantized checkpoint beside the original, on the portable engine, and hold it to the thresholds.
+
+        Raises:
+            DeploymentError: what falls short, the layers that cost most, and where the report is.
+        """
+        if not self._blueprint.quantizes:
             self._show("verify", "nothing to do: nothing was quantized")
-            return None
+            return None, []
+        settings = self._blueprint.deployment
         inputs = {
             "quantized": quantized.name,
-            "held out": materials.held_out.sha256,
-            "recall prompts": materials.request.recall_prompts,
-            "max length": materials.request.max_length,
-            "dtype": blueprint.deployment.engine.dtype,
-            "kv cache": blueprint.deployment.kv_cache.dtype,
+            "held out": self._held_out.sha256,
+            "recall prompts": self._data.recall_prompts,
+            "max length": self._data.max_length,
+            "dtype": settings.engine.dtype,
+            "kv cache": settings.kv_cache.dtype,
         }
-        measured = self._stages.run(
-            "verify", inputs, lambda out: steps.verify(blueprint, materials, quantized, out, self._progress)
+        measured = self._stages.run("verify", inputs, lambda out: self._measure_quality(quantized / MODEL, out))
+        return measured, self._check_quality(quantized / MODEL, measured)
+
+    def _measure_quality(self, quantized: Path, out: Path) -> str:
+        settings, data, tokenizer = self._blueprint.deployment, self._data, self._tokenizer
+        original = Scorer(self._source.directory, settings.engine.dtype, device=self._device)
+        other = Scorer(quantized, settings.engine.dtype, settings.kv_cache.dtype, self._device)
+        length = min(data.max_length, original.max_length)
+        examples = self._held_out.examples(tokenizer, length)
+        recall = recall_examples(self._held_out, tokenizer, length, data.recall_prompts)
+        quality = measure(original, other, examples, recall, tokenizer.config.end_ids, self._progress)
+        record: dict[str, Any] = {
+            **provenance(),
+            "command": self._request.command,
+            "precision": self._blueprint.recipe.precision,
+            "bytes": {"original": self._source.size, "quantized": weight_bytes(quantized)},
+            "quality": asdict(quality),
+            "costs": [asdict(cost) for cost in layer_costs(original, other, examples, self._progress)],
+        }
+        (out / QUALITY).write_text(json.dumps(record, indent=1) + "\n")
+        (before, after), (right, still), (recalled, again) = quality.perplexity, quality.exact, quality.recalled
+        return (
+            f"perplexity {before:.4f} to {after:.4f}, KL divergence {quality.kl_divergence:.5f} nats; "
+            f"{right} to {still} exact answers, {recalled} to {again} recalled from long prompts"
         )
-        steps.require_quality(blueprint, materials, quantized, measured)
-        return measured
+
+    def _check_quality(self, quantized: Path, measured: Path) -> list[Check]:
+        """Return the checks of what was measured, and write the report beside it."""
+        record = json.loads((measured / QUALITY).read_text())
+        pairs = {name: tuple(record["quality"][name]) for name in ("perplexity", "exact", "recalled")}
+        quality, costs = Quality(**record["quality"] | pairs), [LayerCost(**cost) for cost in record["costs"]]
+        checks = check(quality, costs, self._blueprint.deployment.quality)
+        precision = self._blueprint.recipe.precision
+        page = quality_page(
+            f"{self._source.name} in {precision}",
+            {
+                "held-out data": self._held_out.describe(),
+                "calibration data": self._calibration.describe(),
+                "KV cache": self._blueprint.plan.kv_cache,
+                "kept in 16 bit": ", ".join(self._blueprint.recipe.keep) or "embedding, norms and lm_head alone",
+                "computed in": f"{self._blueprint.deployment.engine.dtype}, by the portable engine",
+            },
+            {"original": self._source.size, precision: weight_bytes(quantized)},
+            quality,
+            checks,
+            costs,
+            f"{record['command']}; commit {record['commit']}, {record['machine']}, {record['date']}",
+        )
+        (measured / PAGE).write_text(page, encoding="utf-8")
+        if short := failure(checks, costs):
+            raise DeploymentError(f"{short}. The report: {measured / PAGE}")
+        return checks
+
+    def _manifest(self, parts: Parts, checks: list[Check]) -> Manifest:
+        """Return what was built, but for the files."""
+        blueprint, plan = self._blueprint, self._blueprint.plan
+        return Manifest(
+            created=datetime.now(UTC).replace(microsecond=0),
+            command=self._request.command,
+            engine=blueprint.engine,
+            flow=blueprint.flow,
+            model=self._source.name,
+            precision=plan.precision,
+            inputs=Inputs(
+                checkpoint=_digest(self._inputs["checkpoint"]),
+                calibration=self._calibration.sha256 if blueprint.quantizes else None,
+                settings=_digest([blueprint.settings, [part and part.name for part in vars(parts).values()]]),
+            ),
+            versions=self._machine.versions,
+            gpu=self._gpu.name,
+            compute_capability=self._gpu.capability if blueprint.flow == "tensorrt" else None,
+            gpu_count=0 if self._gpu.is_cpu else plan.gpus_per_replica,
+            plan=plan.as_dict(),
+            quality={one.name: one.value for one in checks if one.value is not None},
+        )
+
+    def _examples(self) -> list[Example]:
+        return self._calibration.examples(self._tokenizer, self._data.calibration_length)
 
     def _calibrated(self, more: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of a stage that uses the calibration data."""
-        data = self._materials
-        length, modelopt = data.request.calibration_length, self._machine.versions.modelopt
-        own = {"calibration": data.calibration.sha256, "length": length, "modelopt": modelopt}
+        own = {
+            "calibration": self._calibration.sha256,
+            "length": self._data.calibration_length,
+            "modelopt": self._machine.versions.modelopt,
+        }
         return self._inputs | own | more
 
 
 def known_cpu(work: Path) -> Gpu | None:
     """Return what an earlier build in ``work`` measured of this machine, if one did."""
-    measured = Stages(work, lambda *_: None).directory("machine", steps.machine_inputs())
-    return steps.read_machine(measured) if measured.is_dir() else None
+    measured = Stages(work, lambda *_: None).directory("machine", _machine_inputs()) / _MACHINE
+    return Gpu.model_validate_json(measured.read_text()) if measured.is_file() else None
+
+
+def _machine_inputs() -> dict[str, Any]:
+    """Return what tells this machine from another."""
+    return {"cpu": cpu_model(), "threads": cpu_threads(), "GiB": round(psutil.virtual_memory().total / 2**30)}
+
+
+def weight_bytes(directory: Path) -> int:
+    """Return the bytes of a checkpoint's safetensors files."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _device(name: str) -> str:
@@ -221,3 +360,11 @@ def _device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise DeploymentError("--device cuda: PyTorch finds no CUDA device")
     return name
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.2f} MB"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

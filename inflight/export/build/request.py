@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from inflight.export.compile.request import EXAMPLES
+from inflight.export.compile.steps import EXAMPLES, Flow
 from inflight.export.data import Source
 from inflight.export.plan.plan import PlanRequest
 from inflight.resources import CALIBRATION_DATA, HELD_OUT_DATA
 
 EngineChoice = Literal["auto", "pytorch", "trtllm", "tensorrtllm"]
-FlowChoice = Literal["pytorch", "tensorrt"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class BuildRequest:
     work: Path
     """Where the stages keep their results."""
     engine: EngineChoice = "auto"
-    flow: FlowChoice | None = None
-    """Of TensorRT-LLM; None: the precision's first."""
+    flow: Flow | None = None
+    """TensorRT-LLM's flow; None: the first that the precision has."""
     plan: PlanRequest = field(default_factory=PlanRequest)
     data: DataRequest = field(default_factory=DataRequest)
     settings: Path | None = None

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from inflight.deployment import FILE_NAME, load_deployment
 from inflight.errors import DeploymentError
-from inflight.export.build import steps
-from inflight.export.build.blueprint import Blueprint
-from inflight.export.build.settings import ENGINE, MODEL
-from inflight.export.interpreters import detect_machine
-from inflight.export.stages import fresh_directory, require_space
-from inflight.export.verify.checks import check
+from inflight.export.build.blueprint import ENGINE, MODEL, Blueprint
+from inflight.export.stages import fresh_directory, is_linked, link_files, require_space
 from inflight.manifest import FILE_NAME as MANIFEST
-from inflight.manifest import Inputs, Manifest, read_manifest, record_files, require_files, write_manifest
+from inflight.manifest import Manifest, read_manifest, record_files, require_files, write_manifest
+from inflight.settings.deployment import FILE_NAME, load_deployment
+
+PLAN, QUALITY, PAGE = "plan.json", "quality.json", "quality.html"
+"""Names within stages and deployments."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +29,8 @@ class Parts:
     verified: Path | None
 
 
-def write_deployment(
-    blueprint: Blueprint, parts: Parts, inputs: Mapping[str, Any], materials: steps.Materials
-) -> tuple[Path, str]:
-    """Put the deployment together, unless it is there already.
+def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> tuple[Path, str]:
+    """Put the deployment together, unless it is there already; the manifest has all but the files.
 
     Returns:
         Its directory, and a line about it.
@@ -47,25 +39,27 @@ def write_deployment(
         DeploymentError: something else is in its place, or the disk is full; what was there before is still there.
     """
     output = blueprint.request.output.absolute()
-    settings = _digest([blueprint.settings, [part and part.name for part in vars(parts).values()]])
-    if _is_current(output, settings):
+    if _is_current(output, manifest.inputs.settings):
         return output, f"nothing to do: {output} is up to date"
     model = sorted(path for path in (parts.quantized / MODEL).iterdir() if path.is_file())
     engine = sorted((parts.compiled / ENGINE).iterdir()) if parts.compiled is not None else []
     output.parent.mkdir(parents=True, exist_ok=True)
     device = output.parent.stat().st_dev
-    require_space(output, sum(path.stat().st_size for path in model + engine if not steps.is_linked(path, device)))
+    require_space(output, sum(path.stat().st_size for path in model + engine if not is_linked(path, device)))
+    what = f"{manifest.model} in {manifest.precision} for {manifest.gpu}"
+    settings = yaml.safe_dump(dict(blueprint.settings), sort_keys=False)
     with fresh_directory(output) as partial:
-        steps.link_files(model, partial / MODEL)
+        link_files(model, partial / MODEL)
         if engine:
-            steps.link_files(engine, partial / ENGINE)
-        shutil.copyfile(parts.planned / steps.PLAN, partial / steps.PLAN)
+            link_files(engine, partial / ENGINE)
+        shutil.copyfile(parts.planned / PLAN, partial / PLAN)
         if parts.verified is not None:
-            for name in (steps.QUALITY, steps.PAGE):
+            for name in (QUALITY, PAGE):
                 shutil.copyfile(parts.verified / name, partial / name)
-        (partial / FILE_NAME).write_text(_yaml(blueprint), encoding="utf-8")
+        text = f"# {what}; written by:\n#   {manifest.command}\n{settings}"
+        (partial / FILE_NAME).write_text(text, encoding="utf-8")
         load_deployment(partial)
-        write_manifest(_manifest(blueprint, parts, inputs, materials, settings, partial), partial)
+        write_manifest(manifest.model_copy(update={"files": record_files(partial)}), partial)
     return output, f"{output}; serve it with: inflight serve {blueprint.request.output}"
 
 
@@ -83,62 +77,12 @@ def require_replaceable(output: Path) -> bool:
 
 
 def _is_current(output: Path, settings: str) -> bool:
-    """Return whether ``output`` is what would be written."""
+    """Return whether ``output`` is what would be written: its settings have this digest, and its files are whole."""
     if not require_replaceable(output):
         return False
     manifest = read_manifest(output)
-    if manifest.inputs.settings != settings:
-        return False
     try:
         require_files(manifest, output)
     except DeploymentError:
         return False
-    return True
-
-
-def _yaml(blueprint: Blueprint) -> str:
-    what = f"{blueprint.checkpoint.name} in {blueprint.plan.precision} for {blueprint.gpu.name}"
-    head = f"# {what}; written by:\n#   {blueprint.request.command}\n"
-    return head + yaml.safe_dump(dict(blueprint.settings), sort_keys=False)
-
-
-def _manifest(
-    blueprint: Blueprint,
-    parts: Parts,
-    inputs: Mapping[str, Any],
-    materials: steps.Materials,
-    settings: str,
-    directory: Path,
-) -> Manifest:
-    machine, plan, compiled = detect_machine(blueprint.tools), blueprint.plan, blueprint.flow == "tensorrt"
-    return Manifest(
-        created=datetime.now(UTC).replace(microsecond=0),
-        command=blueprint.request.command,
-        engine=blueprint.engine,
-        flow=blueprint.flow,
-        model=blueprint.checkpoint.name,
-        precision=plan.precision,
-        inputs=Inputs(
-            checkpoint=_digest(inputs["checkpoint"]),
-            calibration=materials.calibration.sha256 if blueprint.quantizes else None,
-            settings=settings,
-        ),
-        versions=machine.versions,
-        gpu=blueprint.gpu.name,
-        compute_capability=blueprint.gpu.capability if compiled else None,
-        gpu_count=0 if blueprint.gpu.is_cpu else plan.tensor_parallel_size * plan.pipeline_parallel_size,
-        plan=plan.as_dict(),
-        quality=_measured(blueprint, parts),
-        files=record_files(directory),
-    )
-
-
-def _measured(blueprint: Blueprint, parts: Parts) -> dict[str, float]:
-    if parts.verified is None:
-        return {}
-    quality, costs, _ = steps.read_quality(parts.verified)
-    return {one.name: one.value for one in check(quality, costs, blueprint.quality) if one.value is not None}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return manifest.inputs.settings == settings

@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from inflight.errors import DeploymentError
@@ -35,13 +34,8 @@ class Command:
         return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.argv])
 
 
-def run_commands(commands: Sequence[Command], log_dir: Path, progress: Callable[[str], None]) -> None:
-    """Run commands one after the other, each with its log in ``log_dir``.
-
-    Args:
-        commands: what ``compile_steps`` returns.
-        log_dir: made if it is not there.
-        progress: called with a line for each line that a tool writes.
+def run_commands(commands: Sequence[Command], log_dir: Path, progress: Callable[[str], object]) -> None:
+    """Run commands one after the other, each with its log in ``log_dir``, and tell ``progress`` each line they write.
 
     Raises:
         DeploymentError: a tool is missing, before anything has run; a command failed, or did not write what it
@@ -54,11 +48,7 @@ def run_commands(commands: Sequence[Command], log_dir: Path, progress: Callable[
         log = log_dir / f"{number}-{Path(_tool(command)).stem}.log"
         for path in command.produces:  # else those of an earlier run would pass for this one's
             path.unlink(missing_ok=True)
-        _run(command, log, partial(_tell, progress, f"{number}/{len(commands)} {command.purpose}"))
-
-
-def _tell(progress: Callable[[str], None], step: str, line: str) -> None:
-    progress(f"{step}: {line}")
+        _run(command, log, f"{number}/{len(commands)} {command.purpose}", progress)
 
 
 def _tool(command: Command) -> str:
@@ -76,7 +66,7 @@ def require_tools(command: Command) -> None:
         raise DeploymentError(f"{missing} is not here, to {command.purpose}; the image {TENSORRT_LLM_IMAGE} has it")
 
 
-def _run(command: Command, log: Path, progress: Callable[[str], None]) -> None:
+def _run(command: Command, log: Path, step: str, progress: Callable[[str], object]) -> None:
     with log.open("w") as file:
         file.write(f"{command}\n")
         process = subprocess.Popen(
@@ -94,7 +84,7 @@ def _run(command: Command, log: Path, progress: Callable[[str], None]) -> None:
             for line in process.stdout:
                 file.write(line)
                 if line.strip():
-                    progress(line.strip())
+                    progress(f"{step}: {line.strip()}")
             code = process.wait()
         finally:
             _end(process)

@@ -1,19 +1,27 @@
 """The commands that compile an engine: first a TensorRT-LLM checkpoint, then ``trtllm-build``.
 
-Pure: nothing runs here, and nothing of TensorRT-LLM is needed, so that any machine can print them.
+TensorRT-LLM has two flows. The PyTorch flow serves a Hugging Face checkpoint as it is: the plain one, or one that Model
+Optimizer has quantized. The TensorRT flow compiles an engine, from the plain checkpoint always: upstream's own scripts
+quantize on the way. Nothing runs here, and nothing of TensorRT-LLM is needed: any machine can print the commands.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from inflight.errors import DeploymentError
-from inflight.export.compile.flags import allows_reduce_fusion, make_flags
-from inflight.export.compile.request import CompileRequest
+from inflight.errors import DeploymentError, nearest
 from inflight.export.compile.run import Command
-from inflight.speculation import draft_length, draft_tree
+from inflight.machine import ComputeCapability
+from inflight.manifest import require_precision
+from inflight.settings.speculation import SpeculationSettings, draft_length, draft_tree
 from inflight.text.checkpoint import read_json
 
+Flow = Literal["pytorch", "tensorrt"]
+EXAMPLES = Path("/app/examples")
+"""Where the image has TensorRT-LLM's example scripts."""
 _CONVERTERS = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -27,24 +35,104 @@ _SPECULATIVE_MODE = {
     "medusa": "medusa",
     "lookahead": "lookahead_decoding",
 }
+_REDUCE_FUSION = ("LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM")
+"""Architectures in which an all-reduce and the norm after it can be one kernel."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
+@dataclass(frozen=True)
+class Precision:
+    """One precision of the weights, as TensorRT-LLM's tools know it."""
+
+    flows: tuple[Flow, ...]
+    """The flows that serve it; the first is the default."""
+    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    """The type of what is not quantized."""
+    qformat: str = "full_prec"
+    """What quantize.py calls it."""
+    gemm_plugin: str = "auto"
+
+
+PRECISIONS: dict[str, Precision] = {
+    "bf16": Precision(("pytorch", "tensorrt"), dtype="bfloat16"),
+    "fp16": Precision(("pytorch", "tensorrt"), dtype="float16"),
+    "fp8": Precision(("pytorch", "tensorrt"), qformat="fp8", gemm_plugin="fp8"),
+    # SmoothQuant has kernels in TensorRT engines only.
+    "int8": Precision(("tensorrt",), qformat="int8_sq"),
+    "int4-awq": Precision(("pytorch", "tensorrt"), qformat="int4_awq"),
+    "w4a8-awq": Precision(("pytorch", "tensorrt"), qformat="w4a8_awq"),
+    "nvfp4": Precision(("pytorch", "tensorrt"), qformat="nvfp4", gemm_plugin="nvfp4"),
+}
+
+
+def choose_flow(precision: str, compute_capability: ComputeCapability, wanted: Flow | None = None) -> Flow:
+    """Return the flow for a precision on a GPU: the wanted one, or the first that serves it.
+
+    Raises:
+        DeploymentError: the precision is unknown, not in the wanted flow, or not in the chip.
+    """
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise DeploymentError(
+            f"precision {precision!r} is not one of TensorRT-LLM's: {known}{nearest(precision, PRECISIONS)}"
+        )
+    require_precision(precision, compute_capability)
+    flows = PRECISIONS[precision].flows
+    if wanted is not None and wanted not in flows:
+        raise DeploymentError(f"precision {precision} is not served by the {wanted} flow; use the {flows[0]} flow")
+    return wanted or flows[0]
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """One engine to compile."""
+
+    checkpoint: Path
+    """The plain Hugging Face checkpoint."""
+    model_dir: Path
+    """What the tools read in its place, once it is there: the same, perhaps with another ``config.json``."""
+    output_dir: Path
+    """Where the engine goes."""
+    precision: str
+    """A key of ``PRECISIONS``."""
+    max_batch_size: int
+    max_tokens_per_step: int
+    max_sequence_length: int
+    kv_dtype: Literal["auto", "fp8"]
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    speculation: SpeculationSettings
+    calibration: Path
+    """JSON lines with a ``text`` each, alone in its directory."""
+    examples: Path
+    python: str
+    """TensorRT-LLM's interpreter, which runs the scripts."""
+    trtllm_build: str
+
+    @property
+    def converted_dir(self) -> Path:
+        """The directory, beside the engine's, of the TensorRT-LLM checkpoint that lies between the two."""
+        return self.output_dir.with_name(f"{self.output_dir.name}.checkpoint")
+
+    @property
+    def format(self) -> Precision:
+        """What the tools call the precision."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that the engine is for."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
 def compile_steps(request: CompileRequest) -> list[Command]:
-    """Return the commands that make the engine; none for the PyTorch flow, which serves the checkpoint as it is.
+    """Return the commands that make the engine.
 
     Raises:
         DeploymentError: the checkpoint cannot be read, or what is asked for cannot be compiled; one line.
     """
-    if request.flow == "pytorch":
-        return []
     config = read_json(request.checkpoint / "config.json")
     architecture = str((config.get("architectures") or ["unnamed"])[0])
-    if "quantization_config" in config or (request.checkpoint / "hf_quant_config.json").is_file():
-        raise DeploymentError(
-            f"{request.checkpoint} is quantized; an engine is compiled from the plain checkpoint, "
-            "or serve this one with the PyTorch flow"
-        )
     _require_draftable(request, architecture)
     return [_convert(request, architecture), _build(request, architecture)]
 
@@ -67,106 +155,97 @@ def _require_draftable(request: CompileRequest, architecture: str) -> None:
 
 
 def _convert(request: CompileRequest, architecture: str) -> Command:
-    """Return the step to a TensorRT-LLM checkpoint."""
-    plain = request.format.qformat == "full_prec"
-    if request.speculation.method == "eagle":
-        script, flags = "eagle", _converter_flags(request) | _eagle_flags(request)
-    elif plain and request.speculation.method != "medusa" and architecture in _CONVERTERS:
-        script, flags = f"models/core/{_CONVERTERS[architecture]}", _converter_flags(request)
+    """Return the step to a TensorRT-LLM checkpoint, by one of upstream's scripts."""
+    drafts, precision = request.speculation, request.format
+    plain = precision.qformat == "full_prec"
+    purpose, environment = "convert the checkpoint", {}
+    if drafts.method == "eagle":
+        tree = draft_tree(drafts)
+        script = "eagle/convert_checkpoint.py"
+        flags = _script_flags(request) | {
+            "workers": request.ranks,
+            "eagle_model_dir": drafts.draft_model,
+            "max_draft_len": tree.tokens,
+            "num_eagle_layers": tree.depth,
+            "max_non_leaves_per_layer": tree.most_inner_nodes_of_a_layer,
+        }
+    elif plain and drafts.method != "medusa" and architecture in _CONVERTERS:
+        script = f"models/core/{_CONVERTERS[architecture]}/convert_checkpoint.py"
+        flags = _script_flags(request) | {"workers": request.ranks}
         if request.kv_dtype == "fp8":
-            if script != "models/core/llama":
+            if _CONVERTERS[architecture] != "llama":
                 raise DeploymentError(f"{architecture} in {request.precision} has no FP8 KV cache; quantize to fp8")
             flags["fp8_kv_cache"] = True
     else:
-        return _quantize(request)
-    path = request.examples / script / "convert_checkpoint.py"
-    return _script(request, "convert the checkpoint", str(path), flags)
+        if not plain:
+            purpose = f"quantize to {request.precision}"
+        script, environment, flags = "quantization/quantize.py", _OFFLINE, _quantize_flags(request)
+    directory = request.converted_dir
+    weights = (directory / f"rank{rank}.safetensors" for rank in range(request.ranks))
+    argv = (request.python, str(request.examples / script), *_words(flags))
+    return Command(purpose, argv, (directory / "config.json", *weights), environment)
 
 
-def _converter_flags(request: CompileRequest) -> dict[str, Any]:
+def _script_flags(request: CompileRequest, **own: object) -> dict[str, object]:
+    """Return the flags that all of upstream's scripts have, and ``own`` among them."""
     return {
         "model_dir": request.model_dir,
         "output_dir": request.converted_dir,
         "dtype": request.format.dtype,
-        "tp_size": request.tensor_parallel_size,
-        "pp_size": request.pipeline_parallel_size,
-        "workers": request.workers,
-    }
-
-
-def _eagle_flags(request: CompileRequest) -> dict[str, Any]:
-    tree = draft_tree(request.speculation)
-    return {
-        "eagle_model_dir": request.speculation.draft_model,
-        "max_draft_len": tree.tokens,
-        "num_eagle_layers": tree.depth,
-        "max_non_leaves_per_layer": tree.most_inner_nodes_of_a_layer,
-    }
-
-
-def _quantize(request: CompileRequest) -> Command:
-    if request.format.qformat == "full_prec" and request.kv_dtype == "fp8":
-        raise DeploymentError(f"kv_dtype fp8 needs a quantized precision here, not {request.precision}")
-    flags: dict[str, Any] = {
-        "model_dir": request.model_dir,
-        "output_dir": request.converted_dir,
-        "dtype": request.format.dtype,
-        "qformat": request.format.qformat,
+        **own,
         "tp_size": request.tensor_parallel_size,
         "pp_size": request.pipeline_parallel_size,
     }
+
+
+def _quantize_flags(request: CompileRequest) -> dict[str, object]:
+    flags = _script_flags(request, qformat=request.format.qformat)
     if request.kv_dtype == "fp8":
+        if request.format.qformat == "full_prec":
+            raise DeploymentError(f"kv_dtype fp8 needs a quantized precision here, not {request.precision}")
         flags["kv_cache_dtype"] = "fp8"
-    if request.calibration is not None:
-        flags["calib_dataset"] = request.calibration.parent
+    flags["calib_dataset"] = request.calibration.parent
     if request.speculation.method == "medusa":
         flags |= {
             "medusa_model_dir": request.speculation.draft_model,
             "num_medusa_heads": request.speculation.medusa_heads,
             "max_draft_len": draft_length(request.speculation),
         }
-    script = str(request.examples / "quantization/quantize.py")
-    purpose = "convert the checkpoint" if request.format.qformat == "full_prec" else f"quantize to {request.precision}"
-    return _script(request, purpose, script, flags, {} if request.calibration is None else _OFFLINE)
-
-
-def _script(
-    request: CompileRequest, purpose: str, script: str, flags: dict[str, Any], environment: dict[str, str] | None = None
-) -> Command:
-    words = [word for name, value in flags.items() for word in _words(name, value)]
-    directory = request.converted_dir
-    ranks = (directory / f"rank{rank}.safetensors" for rank in range(request.ranks))
-    return Command(
-        purpose, (request.python, script, *words), (directory / "config.json", *ranks), environment=environment or {}
-    )
-
-
-def _words(name: str, value: Any) -> tuple[str, ...]:
-    return (f"--{name}",) if value is True else (f"--{name}", str(value))
+    return flags
 
 
 def _build(request: CompileRequest, architecture: str) -> Command:
+    """Return the step to the engine. Every flag is one of ``trtllm-build`` of TensorRT-LLM 1.2."""
     method = request.speculation.method
-    values: dict[str, Any] = {
+    fuses = method is None and request.tensor_parallel_size > 1 and architecture in _REDUCE_FUSION
+    flags: dict[str, object] = {
         "checkpoint_dir": request.converted_dir,
         "output_dir": request.output_dir,
         "max_batch_size": request.max_batch_size,
         "max_num_tokens": request.max_tokens_per_step,
         "max_seq_len": request.max_sequence_length,
-        "max_beam_width": request.max_beam_width,
-        "workers": request.workers,
-        "gemm_plugin": request.format.gemm_plugin,
-        "use_fp8_context_fmha": "enable" if request.kv_dtype == "fp8" else "disable",
+        "max_beam_width": 1,
+        "kv_cache_type": "paged",
+        "workers": request.ranks,
     }
-    if method is None and allows_reduce_fusion(architecture, request.tensor_parallel_size):
-        values["reduce_fusion"] = "enable"
     if method is not None:
-        values |= {
-            "speculative_decoding_mode": _SPECULATIVE_MODE[method],
-            "max_draft_len": draft_length(request.speculation),
-        }
-    flags = make_flags(values | request.build_flags)
-    flags.check(architecture, request.precision, request.tensor_parallel_size, request.compute_capability)
+        flags["speculative_decoding_mode"] = _SPECULATIVE_MODE[method]
+        flags["max_draft_len"] = draft_length(request.speculation)
+    flags |= {
+        "gpt_attention_plugin": "auto",
+        "gemm_plugin": request.format.gemm_plugin,
+        "remove_input_padding": "enable",
+        "use_paged_context_fmha": "enable",
+        "use_fp8_context_fmha": "enable" if request.kv_dtype == "fp8" else "disable",
+        "multiple_profiles": "enable",
+        "reduce_fusion": "enable" if fuses else "disable",
+    }
     engines = (request.output_dir / f"rank{rank}.engine" for rank in range(request.ranks))
     produces = (request.output_dir / "config.json", *engines)
-    return Command("compile the engine", (request.trtllm_build, *flags.arguments()), produces)
+    return Command("compile the engine", (request.trtllm_build, *_words(flags)), produces)
+
+
+def _words(flags: Mapping[str, object]) -> list[str]:
+    """Return flags as words of a command line; one that is true has no value."""
+    pairs = ([f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in flags.items())
+    return [word for pair in pairs for word in pair]

@@ -23,16 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from inflight.engine.models.config import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu
-from inflight.export.plan.placement import Parallel, Shape
 from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
 from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency, Roofline, Step
+from inflight.export.plan.shape import Parallel, Shape
 
 FITTED = ("step_overhead_s", "sequence_overhead_s", "bandwidth", "kv_bandwidth", "compute")
-_ITERATIONS = 100
-_NUDGE = 1e-4
-"""Of a parameter's logarithm, for its derivative."""
 _LOWER = np.log(1e-9)
-"""Of a parameter's logarithm: below, it is as good as none."""
+"""The lowest logarithm of a parameter; a parameter below is as good as none."""
 _UPPER = np.array([np.inf, np.inf, 0.0, 0.0, 0.0])
 """Shares are at most 1: a small model's weights may come out of a cache, faster than memory, but a larger one's will
 not."""
@@ -48,7 +45,7 @@ class Measured(BaseModel):
     context: int = Field(ge=0)
     """Mean tokens of each."""
     prompt_tokens: int = Field(ge=0)
-    """Of a prompt that is computed meanwhile."""
+    """The length of a prompt that is computed meanwhile; 0: there is none."""
     prompt_steps: int = Field(ge=0)
     """Steps that it takes; the time is their mean."""
     step_ms: Annotated[float, Field(gt=0)]
@@ -68,7 +65,7 @@ class Measured(BaseModel):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all streams together; for a prompt alone, prompt tokens."""
+        """The tokens per second of all streams together; for a prompt alone, its own tokens."""
         tokens = self.streams or self.prompt_tokens / self.prompt_steps
         return tokens / self.step_ms * 1000
 
@@ -87,7 +84,7 @@ class Measurement(BaseModel):
     """The model's ``config.json``."""
     precision: str
     gpu: Gpu
-    """With the peaks that the shares refer to."""
+    """The GPU, with the peaks that the shares refer to."""
     rows: tuple[Measured, ...] = Field(min_length=len(FITTED))
 
     @property
@@ -118,40 +115,29 @@ def read_measurement(path: Path) -> Measurement:
 def fit(measurement: Measurement) -> Efficiency:
     """Return the efficiencies with which the rooflines come closest to a measurement.
 
-    It is Gauss-Newton on the parameters' logarithms, damped as Levenberg and Marquardt do (Marquardt, J.
-    SIAM 11(2), 1963).
+    The unknowns are the parameters' logarithms.
+
+    Raises:
+        ModuleNotFoundError: SciPy is not installed.
     """
+    from scipy.optimize import least_squares  # takes longer than the rest of a plan
+
     shape = measurement.shape
     steps = [row.step for row in measurement.rows]
     measured = np.array([row.step_ms / 1000 for row in measurement.rows])
     start = ASSUMED_CPU if measurement.gpu.is_cpu else ASSUMED_GPU
-    logs = np.log([getattr(start, name) for name in FITTED])
 
     def errors(logs: np.ndarray) -> np.ndarray:
         return predicted_seconds(_efficiency(start, logs), measurement.gpu, shape, steps) / measured - 1
 
-    damping, current = 1e-2, errors(logs)
-    for _ in range(_ITERATIONS):
-        nudged = [errors(logs + _NUDGE * unit) for unit in np.eye(len(logs))]
-        slopes = np.stack([(one - current) / _NUDGE for one in nudged], axis=1)
-        downhill = -slopes.T @ current
-        free = ~((logs >= _UPPER) & (downhill > 0))  # a share that is 1 and wants more stays where it is
-        normal = slopes.T @ slopes + damping * np.diag(np.sum(slopes**2, axis=0) + 1e-9)
-        move = np.zeros_like(logs)
-        move[free] = np.linalg.solve(normal[np.ix_(free, free)], downhill[free])
-        trial = np.clip(logs + np.clip(move, -1, 1), _LOWER, _UPPER)
-        tried = errors(trial)
-        if tried @ tried < current @ current:
-            logs, current, damping = trial, tried, damping / 3
-        else:
-            damping *= 4
-    return _efficiency(start, logs)
+    logs = np.log([getattr(start, name) for name in FITTED])
+    found = least_squares(errors, logs, bounds=(_LOWER, _UPPER), method="dogbox", x_scale="jac")
+    return _efficiency(start, found.x)
 
 
 def predicted_seconds(efficiency: Efficiency, gpu: Gpu, shape: Shape, steps: Sequence[Step]) -> np.ndarray:
     """Return the seconds of steps on one GPU."""
-    hidden_bytes = shape.config.hidden_size * shape.precision.base
-    roofline = Roofline(shape.stages(Parallel()), gpu, Parallel(), efficiency, hidden_bytes)
+    roofline = Roofline(shape.stages(Parallel()), gpu, Parallel(), efficiency)
     return np.array([roofline.time(step).total for step in steps])
 
 
@@ -168,7 +154,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the predicted throughput, as a fraction of the measured one: above 0 is too fast."""
+        """The error of the predicted throughput, as a fraction of the measured one; above 0, it is too fast."""
         return self.row.step_ms / self.predicted_ms - 1
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,21 +16,21 @@ from rich.progress import Progress
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.calibration import Comparison, Measurement, compare, fit, read_measurement
-from inflight.export.plan.detect import find_or_measure, gpu_here
-from inflight.export.plan.gpus import CPU, Gpu, known_gpus
-from inflight.export.plan.plan import Plan, PlanRequest, make_plan
+from inflight.export.plan.gpus import CPU, Gpu, find_gpu, gpu_here, known_gpus
+from inflight.export.plan.plan import PlanRequest
+from inflight.export.plan.planner import make_plan, rank
 from inflight.export.plan.precision import resolve_precision
-from inflight.export.plan.ranking import Ranking, rank
+from inflight.export.plan.report import Answer, plan_page, show_plans
 from inflight.export.plan.roofline import Efficiency
-from inflight.export.plan.show import show_comparison, show_plan, show_ranking
 from inflight.report.failures import one_line_errors
-from inflight.report.results import provenance
+from inflight.report.provenance import provenance
 from inflight.resources import bundled
 from inflight.text.checkpoint import read_json
 
 _errors = Console(stderr=True, highlight=False)
-_LOAD, _MEASURE, _OUTPUT = "Load and objectives", "Measuring", "Output"
-
+_load = partial(typer.Option, rich_help_panel="Load and objectives")
+_measuring = partial(typer.Option, rich_help_panel="Measuring")
+_output = partial(typer.Option, rich_help_panel="Output")
 
 Model = Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")]
 GpuNames = Annotated[
@@ -49,32 +49,21 @@ FreeWindows = Annotated[
         "--free-windows", help="Plan for an engine that frees KV blocks beyond a sliding window; none here does."
     ),
 ]
-InputTokens = Annotated[int, typer.Option(help="Mean length of a prompt.", rich_help_panel=_LOAD)]
-OutputTokens = Annotated[int, typer.Option(help="Mean length of an answer.", rich_help_panel=_LOAD)]
-P95Input = Annotated[
-    int | None, typer.Option(help="P95 length of a prompt; by default the mean.", rich_help_panel=_LOAD)
-]
-P95Output = Annotated[
-    int | None, typer.Option(help="P95 length of an answer; by default the mean.", rich_help_panel=_LOAD)
-]
-Rate = Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)]
-HitRate = Annotated[float, typer.Option(help="Share of prompt tokens in the prefix cache.", rich_help_panel=_LOAD)]
-SloTtft = Annotated[float | None, typer.Option(help="Time to first token, at most.", rich_help_panel=_LOAD)]
-SloItl = Annotated[float | None, typer.Option(help="Mean time between tokens, at most.", rich_help_panel=_LOAD)]
-Price = Annotated[
-    float | None,
-    typer.Option(help="USD per hour of one of the GPUs named, in place of the table's.", rich_help_panel=_LOAD),
-]
-Measure = Annotated[
-    Path | None, typer.Option(help="Measure the portable engine here, into this file.", rich_help_panel=_MEASURE)
-]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds of --measure.", rich_help_panel=_MEASURE)]
-Calibrate = Annotated[
-    Path | None, typer.Option(help="Fit the efficiencies to this measurement.", rich_help_panel=_MEASURE)
-]
-Check = Annotated[Path | None, typer.Option(help="Compare the plan with this measurement.", rich_help_panel=_MEASURE)]
-Json = Annotated[str | None, typer.Option("--json", help="FILE, or - for stdout.", rich_help_panel=_OUTPUT)]
-Html = Annotated[Path | None, typer.Option(help="Write a page.", rich_help_panel=_OUTPUT)]
+InputTokens = Annotated[int, _load(help="Mean length of a prompt.")]
+OutputTokens = Annotated[int, _load(help="Mean length of an answer.")]
+P95Input = Annotated[int | None, _load(help="P95 length of a prompt; by default the mean.")]
+P95Output = Annotated[int | None, _load(help="P95 length of an answer; by default the mean.")]
+Rate = Annotated[float | None, _load(help="Requests per second.")]
+HitRate = Annotated[float, _load(help="Share of prompt tokens in the prefix cache.")]
+SloTtft = Annotated[float | None, _load(help="Time to first token, at most.")]
+SloItl = Annotated[float | None, _load(help="Mean time between tokens, at most.")]
+Price = Annotated[float | None, _load(help="USD per hour of one of the GPUs named, in place of the table's.")]
+Measure = Annotated[Path | None, _measuring(help="Measure the portable engine here, into this file.")]
+Rounds = Annotated[int, _measuring(min=1, help="Rounds of --measure.")]
+Calibrate = Annotated[Path | None, _measuring(help="Fit the efficiencies to this measurement.")]
+Check = Annotated[Path | None, _measuring(help="Compare the plan with this measurement.")]
+Json = Annotated[str | None, _output("--json", help="FILE, or - for stdout.")]
+Html = Annotated[Path | None, _output(help="Write a page.")]
 
 
 def plan(
@@ -125,55 +114,34 @@ def plan(
         names = [gpu_here() if name == "auto" else name for name in gpu or ["auto"]]
         if measure is not None:
             _measure(model, names, precision, rounds, measure)
-        _report(model, _plan(model, names, request, calibrate, check), as_json, html)
+        _report(_answer(model, names, request, calibrate, check), as_json, html)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    plans: tuple[Plan, ...]
-    ranking: Ranking
-    comparisons: tuple[Comparison, ...]
-    measurements: tuple[Measurement, ...]
-
-    def as_dict(self, model: str) -> dict[str, Any]:
-        """Return it for JSON."""
-        return {
-            "model": model,
-            "plans": [plan.as_dict() for plan in self.plans],
-            "ranking": [plan.as_dict() for plan in self.ranking.plans],
-            "refused": dict(self.ranking.refused),
-            "check": [
-                one.row.model_dump() | {"predicted_ms": round(one.predicted_ms, 4), "error": round(one.error, 4)}
-                for one in self.comparisons
-            ],
-        }
-
-
-def _plan(
+def _answer(
     model: Path, names: Sequence[str], request: PlanRequest, calibrate: Path | None, check: Path | None
-) -> _Answer:
-    config = _read_config(model)
-    fitted = read_measurement(calibrate) if calibrate else None
-    checked = read_measurement(check) if check else None
+) -> Answer:
+    config = read_model_config(read_json(model / "config.json"))
+    fitted, checked = (read_measurement(path) if path else None for path in (calibrate, check))
+    measurements = [one for one in (fitted, checked) if one is not None]
     found = [_calibrated(name, fitted, config, request) for name in names]
-    for measurement in (fitted, checked):
-        if measurement is not None and measurement.gpu.name not in [gpu.name for gpu, _ in found]:
+    for measurement in measurements:
+        if measurement.gpu.name not in [gpu.name for gpu, _ in found]:
             raise DeploymentError(f"the measurement is of {measurement.gpu.name}; plan for it too, with --gpu")
-    plans = tuple(make_plan(config, gpu, request, efficiency) for gpu, efficiency in found)
+    plans = [make_plan(config, gpu, request, efficiency) for gpu, efficiency in found]
     comparisons: list[Comparison] = []
     if checked is not None:
         planned = next(plan for plan in plans if plan.gpu.name == checked.gpu.name)
         comparisons = compare(checked, planned.efficiency, planned.gpu)
     ranking = rank(config, known_gpus().values(), request, plans)
-    measurements = tuple(one for one in (fitted, checked) if one is not None)
-    return _Answer(plans, ranking, tuple(comparisons), measurements)
+    sources = [f"measured: {one.command} (commit {one.commit}, {one.machine}, {one.date})" for one in measurements]
+    return Answer(_name(model), plans, ranking, comparisons, "; ".join(sources))
 
 
 def _calibrated(
     name: str, measurement: Measurement | None, config: ModelConfig, request: PlanRequest
 ) -> tuple[Gpu, Efficiency | None]:
     """Return the GPU of a name, and its efficiencies where the measurement is of it."""
-    gpu = find_or_measure(name)
+    gpu = find_gpu(name)
     if measurement is None or measurement.gpu.name != gpu.name:
         return gpu, None
     precision = resolve_precision(request.precision, gpu, config.dtype).name
@@ -190,15 +158,11 @@ def _name(model: Path) -> str:
     return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
 
 
-def _read_config(model: Path) -> ModelConfig:
-    return read_model_config(read_json(model / "config.json"))
-
-
 def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, path: Path) -> None:
     """Measure the portable engine on this machine's CPU, with progress, and write the file."""
     if CPU not in names:
         raise DeploymentError("--measure runs the portable engine on this machine's processor: add --gpu cpu")
-    gpu = find_or_measure(CPU)  # says what is missing where PyTorch is
+    gpu = find_gpu(CPU)  # says what is missing where PyTorch is
     from inflight.engine.quant.config import load_quantization
     from inflight.export.plan.measure import measure
 
@@ -206,7 +170,7 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     if quantization is not None:
         raise DeploymentError(
             f"--measure: the checkpoint is quantized ({', '.join(quantization.schemes)}), and no roofline describes "
-            "how the portable engine computes with it; use `inflight bench`, or measure the original"
+            "how the portable engine computes with it; use `make bench ARGS=engine`, or measure the original"
         )
     config = read_json(model / "config.json")
     resolved = resolve_precision(precision, gpu, read_model_config(config).dtype).name
@@ -225,17 +189,16 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     _write(path, measurement.model_dump_json(indent=1) + "\n")
 
 
-def _report(model: Path, answer: _Answer, as_json: str | None, html: Path | None) -> None:
-    name = _name(model)
-    text = json.dumps(answer.as_dict(name), indent=1) + "\n"
+def _report(answer: Answer, as_json: str | None, html: Path | None) -> None:
+    text = json.dumps(answer.as_dict(), indent=1) + "\n"
     if as_json == "-":
         sys.stdout.write(text)
     else:
-        _show(answer)
-    if as_json is not None and as_json != "-":
-        _write(Path(as_json), text)
+        show_plans(answer)
+        if as_json is not None:
+            _write(Path(as_json), text)
     if html is not None:
-        _write(html, _page(name, answer))
+        _write(html, plan_page(answer))
 
 
 def _write(path: Path, text: str, mode: str = "w") -> None:
@@ -244,22 +207,3 @@ def _write(path: Path, text: str, mode: str = "w") -> None:
             file.write(text)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _show(answer: _Answer) -> None:
-    console = Console()
-    console = Console(width=max(console.width, 110), highlight=False)
-    for plan in answer.plans:
-        show_plan(console, plan)
-    if answer.comparisons:
-        show_comparison(console, answer.comparisons)
-    show_ranking(console, answer.ranking)
-
-
-def _page(name: str, answer: _Answer) -> str:
-    from inflight.export.plan.page import plan_page
-
-    footer = "; ".join(
-        f"measured: {one.command} (commit {one.commit}, {one.machine}, {one.date})" for one in answer.measurements
-    )
-    return plan_page(name, answer.plans, answer.ranking, answer.comparisons, footer)

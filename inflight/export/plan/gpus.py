@@ -1,4 +1,4 @@
-"""The table of GPUs, ``build/gpus.toml``: what a chip can hold, move and compute.
+"""What a chip can hold, move and compute: by the table of GPUs, ``build/gpus.toml``, or measured on this machine.
 
 It knows datasheets; not what a model needs of them.
 """
@@ -6,16 +6,20 @@ It knows datasheets; not what a model needs of them.
 from __future__ import annotations
 
 import functools
+import os
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from inflight.errors import DeploymentError, nearest
+from inflight.machine import Machine
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
-from inflight.resources import GPUS
+from inflight.resources import GPUS, how_to_install
 
 CPU = "cpu"
 """Name of the machine at hand, on which the portable engine runs."""
@@ -23,6 +27,11 @@ CPU = "cpu"
 Arithmetic = Literal["float32", "fp16", "fp8", "int8", "nvfp4"]
 """What a matrix product is computed in; ``fp16`` stands for bfloat16 too."""
 Positive = Annotated[float, Field(gt=0)]
+_COPIED_BYTES = 128 << 20
+"""Far beyond any cache."""
+_MATRIX_SIZE = 768
+_MEASURED_SECONDS = 0.3
+"""Each of three measurements."""
 
 
 class Gpu(BaseModel):
@@ -38,12 +47,12 @@ class Gpu(BaseModel):
     memory_mib: Positive
     """MiB that the driver reports: what plans count with."""
     bandwidth_gb_s: Positive
-    """Of the memory, GB/s (1e9 bytes)."""
+    """The memory's bandwidth in GB/s (1e9 bytes)."""
     dense_tflops: Mapping[Arithmetic, Positive]
     """TFLOP/s without sparsity; a precision that the chip cannot compute is absent."""
     interconnect: str
     interconnect_gb_s: Annotated[float, Field(ge=0)]
-    """Between two GPUs of one machine, GB/s in one direction."""
+    """The bandwidth between two GPUs of one machine, in GB/s in one direction."""
     usd_per_hour: Annotated[float, Field(ge=0)]
     """An assumption; see the table."""
     sources: Mapping[Literal["memory", "dense_tflops", "interconnect", "price"], str]
@@ -77,8 +86,9 @@ class Gpu(BaseModel):
         return self.name == CPU
 
 
-def load_gpus(path: Path = GPUS) -> dict[str, Gpu]:
-    """Read the table.
+@functools.cache
+def known_gpus(path: Path = GPUS) -> Mapping[str, Gpu]:
+    """Return the GPUs of the table, by name.
 
     Raises:
         DeploymentError: it cannot be read, or an entry is wrong; the entry, the key and the fault are named.
@@ -99,21 +109,124 @@ def load_gpus(path: Path = GPUS) -> dict[str, Gpu]:
         raise DeploymentError(f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-@functools.cache
-def known_gpus() -> Mapping[str, Gpu]:
-    """Return the table in the repository, by name."""
-    return load_gpus()
-
-
 def find_gpu(name: str) -> Gpu:
-    """Return a GPU of the table.
+    """Return a GPU of the table; ``cpu`` is this machine's processor, measured.
 
     Raises:
         DeploymentError: no such GPU; the nearest one is named.
     """
+    if name == CPU:
+        return measure_cpu()
     gpus = known_gpus()
     if name not in gpus:
         raise DeploymentError(
             f"GPU {name!r} is not in {GPUS.name}{nearest(name.lower(), [*gpus, CPU])}; known: {', '.join(gpus)}, {CPU}"
         )
     return gpus[name]
+
+
+class Stopwatch:
+    """Measures the seconds since it was made, without those in which the machine ran something else.
+
+    With one thread, the processor time of this process is what the work would take on an idle machine; with several it
+    adds up over the threads, and the clock on the wall is the smaller one.
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._processor = time.perf_counter(), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return min(time.perf_counter() - self._wall, time.process_time() - self._processor)
+
+
+def gpu_here() -> str:
+    """Return the name of the table's entry for this machine's GPU; ``cpu`` where there is no NVIDIA driver.
+
+    Raises:
+        DeploymentError: there is a GPU, and the table does not have it.
+    """
+    machine = Machine.detect()
+    return gpu_of_driver(machine.gpus[0]).name if machine.gpus else CPU
+
+
+def gpu_of_driver(name: str) -> Gpu:
+    """Return the table's entry for a GPU that the driver calls ``name``.
+
+    Raises:
+        DeploymentError: the table does not have it.
+    """
+    for gpu in known_gpus().values():
+        if name in gpu.nvml_names:
+            return gpu
+    raise DeploymentError(f"this machine's GPU, {name!r}, is not in gpus.toml; name a similar one with --gpu")
+
+
+def cpu_threads() -> int:
+    """Return the threads of the portable engine: all cores but one, which is for the server."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def measure_cpu() -> Gpu:
+    """Return this machine as a GPU: memory that is free, bandwidth of a copy and FLOP/s of a matrix product.
+
+    Takes about a second. The measurements are of one moment; a calibration carries its own.
+
+    Raises:
+        DeploymentError: PyTorch is missing.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise DeploymentError(
+            f"cpu: its speed is measured with PyTorch, which comes with: {how_to_install('engine')}"
+        ) from None
+    before = torch.get_num_threads()
+    torch.set_num_threads(cpu_threads())
+    try:
+        source = torch.ones(_COPIED_BYTES // 4)
+        target = torch.empty_like(source)
+        copies = _fastest(lambda: target.copy_(source))
+        flops: dict[Arithmetic, float] = {}
+        kinds: tuple[tuple[Arithmetic, torch.dtype], ...] = (("float32", torch.float32), ("fp16", torch.bfloat16))
+        for kind, dtype in kinds:
+            left = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE, dtype=dtype)
+            flops[kind] = 2 * _MATRIX_SIZE**3 / _fastest(lambda left=left: left @ left) / 1e12  # type: ignore[misc]
+    finally:
+        torch.set_num_threads(before)
+    # A copy reads and writes each byte.
+    return cpu_gpu(psutil.virtual_memory().available / 2**20, 2 * _COPIED_BYTES / copies / 1e9, flops)
+
+
+def cpu_gpu(memory_mib: float, bandwidth_gb_s: float, tflops: Mapping[Arithmetic, float]) -> Gpu:
+    """Return the machine at hand with these figures."""
+    return Gpu(
+        name=CPU,
+        title=f"this machine, {cpu_threads()} thread{'s' * (cpu_threads() > 1)} of the portable engine",
+        marketed_gb=memory_mib * 2**20 / 1e9,
+        memory_mib=memory_mib,
+        bandwidth_gb_s=bandwidth_gb_s,
+        dense_tflops=dict(tflops),
+        interconnect="none",
+        interconnect_gb_s=0,
+        usd_per_hour=0,
+        sources={
+            "memory": "free now; bandwidth of a copy, measured",
+            "dense_tflops": "a matrix product, measured",
+            "interconnect": "one machine",
+            "price": "unknown; give one with --price",
+        },
+    )
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Return the seconds of the fastest run: what disturbs a machine only ever makes it slower."""
+    work()
+    times: list[float] = []
+    end = time.monotonic() + _MEASURED_SECONDS
+    while not times or time.monotonic() < end:
+        watch = Stopwatch()
+        work()
+        times.append(watch.seconds)
+    return min(times)

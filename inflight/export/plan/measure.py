@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight.engine.checkpoint import load_config
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.request import Request
 from inflight.errors import EngineFailure
 from inflight.export.plan.calibration import Measured
-from inflight.export.plan.clock import Stopwatch
+from inflight.export.plan.gpus import Stopwatch
 from inflight.sampling import SamplingParams
 
 STREAMS = (1, 2, 4, 8, 16, 32)
@@ -50,45 +51,18 @@ def loads(max_length: int) -> list[Load]:
 
 
 def measure(
-    model: Path, dtype: str, rounds: int, on_load: Callable[[int, int], None] = lambda _done, _all: None
+    model: Path, dtype: str, rounds: int, on_load: Callable[[int, int], object] = lambda _done, _all: None
 ) -> list[Measured]:
-    """Measure the engine with the checkpoint in ``model``.
+    """Measure the engine with the checkpoint in ``model``, computing in ``float32`` or ``bfloat16``.
 
-    Args:
-        model: checkpoint directory.
-        dtype: ``float32`` or ``bfloat16``.
-        rounds: how often each load is measured.
-        on_load: called with the loads done and their number.
+    Each load is measured ``rounds`` times; ``on_load`` is called with the loads done and their number.
 
     Raises:
         DeploymentError: the checkpoint cannot be served.
     """
-    engine = _load_engine(model, dtype)
-    todo = loads(engine.max_length)
-    seconds: dict[Load, list[float]] = {load: [] for load in todo}
-    driver = _Driver(engine.engine, engine.vocab_size)
-    for round_number in range(rounds + 1):
-        for index, load in enumerate(todo):
-            times = driver.times(load)
-            if round_number:  # the first one warms up
-                seconds[load] += times
-            on_load(round_number * len(todo) + index + 1, (rounds + 1) * len(todo))
-    return [_measured(load, times) for load, times in seconds.items()]
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    engine: Engine
-    max_length: int
-    vocab_size: int
-
-
-def _load_engine(model: Path, dtype: str) -> _Loaded:
-    from inflight.engine.checkpoint import load_config
-
     config = load_config(model)
-    longest = max(load.context + _GENERATED for load in loads(config.max_position_embeddings))
-    tokens = max(max(STREAMS) * longest, config.max_position_embeddings)
+    todo = loads(config.max_position_embeddings)
+    tokens = max(max(STREAMS) * max(load.context + _GENERATED for load in todo), config.max_position_embeddings)
     settings = EngineConfig(
         model,
         device="cpu",
@@ -99,7 +73,24 @@ def _load_engine(model: Path, dtype: str) -> _Loaded:
         max_tokens_per_step=_TOKENS_PER_STEP,
         max_batch_size=max(STREAMS) + 1,
     )
-    return _Loaded(Engine.load(settings), config.max_position_embeddings, config.vocab_size)
+    driver = _Driver(Engine.load(settings), config.vocab_size)
+    seconds: dict[Load, list[float]] = {load: [] for load in todo}
+    for round_number in range(rounds + 1):
+        for index, load in enumerate(todo):
+            times = driver.times(load)
+            if round_number:  # the first one warms up
+                seconds[load] += times
+            on_load(round_number * len(todo) + index + 1, (rounds + 1) * len(todo))
+    return [
+        Measured(
+            streams=load.streams,
+            context=load.context + _DECODED // 2 if load.streams and not load.prompt else load.context,
+            prompt_tokens=load.prompt,
+            prompt_steps=-(-load.prompt // (_TOKENS_PER_STEP - load.streams)),
+            step_ms=round(1000 * statistics.median(times), 4),
+        )
+        for load, times in seconds.items()
+    ]
 
 
 class _Driver:
@@ -115,41 +106,31 @@ class _Driver:
             self._engine.step()
             if self._engine.stats.active < load.streams:
                 raise EngineFailure(f"of {load.streams} streams, some ended before all decoded")
-        times = self._prefill(load.prompt) if load.prompt else [self._step() for _ in range(_DECODED)]
+        times = []
+        if load.prompt:
+            times.append(self._prefill(load.prompt))
+        else:
+            for _ in range(_DECODED):
+                watch = Stopwatch()
+                self._engine.step()
+                times.append(watch.seconds)
         for request in requests:
             self._engine.cancel(request.key)
         while self._engine.busy:
             self._engine.step()
         return times
 
-    def _prefill(self, prompt: int) -> list[float]:
+    def _prefill(self, prompt: int) -> float:
         """Return the mean step until the prompt has its first token."""
         key = self._submit(prompt, max_tokens=1).key
         watch, steps, ended = Stopwatch(), 0, False
         while not ended:
             ended = any(output.key == key and output.finished for output in self._engine.step())
             steps += 1
-        return [watch.seconds / steps]
-
-    def _step(self) -> float:
-        watch = Stopwatch()
-        self._engine.step()
-        return watch.seconds
+        return watch.seconds / steps
 
     def _submit(self, tokens: int, max_tokens: int = _GENERATED) -> Request:
         prompt = [self._random.randrange(self._vocab_size) for _ in range(tokens)]
         request = Request(prompt, SamplingParams(max_tokens, ignore_eos=True))
         self._engine.submit(request)
         return request
-
-
-def _measured(load: Load, times: Iterable[float]) -> Measured:
-    """Return the row of a load: what its steps do, and their median."""
-    chunks = -(-load.prompt // (_TOKENS_PER_STEP - load.streams))
-    return Measured(
-        streams=load.streams,
-        context=load.context + _DECODED // 2 if load.streams and not load.prompt else load.context,
-        prompt_tokens=load.prompt,
-        prompt_steps=chunks,
-        step_ms=round(1000 * statistics.median(times), 4),
-    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.engine.models.config import ModelConfig
 from inflight.export.plan.gpus import Gpu
-from inflight.export.plan.placement import Parallel, Shape, Stage
+from inflight.export.plan.shape import Parallel, Shape, Stage
 
+LARGEST_BATCH = 1024
 FREE_MEMORY_FRACTION = 0.9
-"""Of the memory that weights, activations and runtime leave, for the KV cache: the deployment's own default. The rest
-is for fragmentation, and for kernels that ask for scratch memory later."""
+"""The share for the KV cache of the memory that weights, activations and runtime leave: the deployment's own default.
+The rest is for fragmentation, and for kernels that ask for scratch memory later."""
 RUNTIME_BYTES = 1 << 30
 """Assumed: CUDA context and libraries (about 0.5 GiB), cuBLAS and attention workspaces, captured CUDA graphs."""
 COMMUNICATION_BYTES = 256 << 20
@@ -35,7 +35,7 @@ class Memory:
     free: int
     """Unused: the KV cache's capacity is limited by choice."""
     kv_bytes_per_token: int
-    """Of the sequences' tokens in this GPU's cache, without windows."""
+    """The bytes that a token of a sequence takes in this GPU's cache, without windows."""
     kv_tokens: int
     """Capacity of the KV cache, whole blocks."""
 
@@ -50,12 +50,8 @@ def activation_bytes(config: ModelConfig, tensor: int, tokens: int, samples: int
     - the feed-forward layer: gate and up projection, and their product,
     - the logits of the tokens that sample: in the type of the computation, in float32, and a float32 copy to sort.
 
-    Args:
-        config: the model.
-        tensor: GPUs that share each layer; all but the residual stream is split. Logits are gathered on each.
-        tokens: of the step.
-        samples: sequences that sample in it.
-        number_bytes: of an activation.
+    A group of ``tensor`` GPUs splits all but the residual stream; logits are gathered on each. Of a step's ``tokens``,
+    ``samples`` are sampled for.
     """
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     residual = 2 * config.hidden_size * tokens
@@ -72,63 +68,52 @@ class MemoryPlanner:
         self._shape, self._gpu, self._parallel, self._block_size = shape, gpu, parallel, block_size
         self.stages = shape.stages(parallel)
 
-    def fixed(self, stage: Stage, tokens: int, samples: int) -> tuple[int, int, int]:
-        """Return the bytes of weights, activations and runtime, for steps of ``tokens``."""
-        shape, parallel = self._shape, self._parallel
-        activations = activation_bytes(shape.config, parallel.tensor, tokens, samples, shape.precision.base)
-        runtime = CPU_RUNTIME_BYTES if self._gpu.is_cpu else RUNTIME_BYTES
-        return stage.weight_bytes, activations, runtime + COMMUNICATION_BYTES * (parallel.gpus > 1)
-
-    def pool(self, stage: Stage, tokens: int, samples: int) -> int:
-        """Return the bytes that the KV cache may have; 0 where nothing is left."""
-        left = self._gpu.memory_bytes - sum(self.fixed(stage, tokens, samples))
-        return max(0, int(left * FREE_MEMORY_FRACTION))
-
-    def sequences(self, length: int, tokens: int, samples: int) -> int:
-        """Return how many sequences of ``length`` tokens fit, each in whole blocks."""
+    def sequences(self, length: int, tokens: int) -> int:
+        """Return how many sequences of ``length`` tokens fit beside steps of ``tokens``, each in whole blocks."""
         return min(
-            int(self.pool(stage, tokens, samples) // stage.kv_bytes(self.whole_blocks(length))) for stage in self.stages
+            int(self._pool(stage, tokens)[0] // stage.kv_bytes(self._whole_blocks(length))) for stage in self.stages
         )
 
-    def whole_blocks(self, tokens: int) -> int:
-        """Return ``tokens``, rounded up to whole blocks."""
-        return -(-tokens // self._block_size) * self._block_size
+    def layout(self, tokens: int, wanted_tokens: int | None) -> Memory:
+        """Return the memory of the GPU that holds the fewest tokens, with steps of ``tokens``.
 
-    def layout(self, tokens: int, samples: int, wanted_tokens: int | None) -> Memory:
-        """Return the memory of the GPU that holds the fewest tokens.
-
-        Args:
-            tokens: of a step.
-            samples: sequences of a step.
-            wanted_tokens: capacity to give the KV cache; None: all that fits.
+        The KV cache is given ``wanted_tokens``; None: all that fit.
         """
-        return min(
-            (self._layout(stage, tokens, samples, wanted_tokens) for stage in self.stages),
-            key=lambda memory: (memory.kv_tokens, -memory.weights),
-        )
+        layouts = []
+        for stage in self.stages:
+            pool, activations, runtime = self._pool(stage, tokens)
+            per_token = stage.kv_layer_bytes * len(stage.windows)
+            kv_tokens = int(pool // (per_token * self._block_size)) * self._block_size
+            kv_cache = pool
+            if wanted_tokens is not None:
+                kv_tokens = min(kv_tokens, self._whole_blocks(wanted_tokens))
+                kv_cache = math.ceil(kv_tokens * per_token)
+            memory = Memory(
+                total=self._gpu.memory_bytes,
+                weights=stage.weight_bytes,
+                activations=activations,
+                runtime=runtime,
+                kv_cache=kv_cache,
+                reserve=self._gpu.memory_bytes - stage.weight_bytes - activations - runtime - pool,
+                free=pool - kv_cache,
+                kv_bytes_per_token=round(per_token),
+                kv_tokens=kv_tokens,
+            )
+            layouts.append(memory)
+        return min(layouts, key=lambda memory: (memory.kv_tokens, -memory.weights))
 
-    def _layout(self, stage: Stage, tokens: int, samples: int, wanted_tokens: int | None) -> Memory:
-        weights, activations, runtime = self.fixed(stage, tokens, samples)
-        pool = self.pool(stage, tokens, samples)
-        per_token = stage.kv_layer_bytes * len(stage.windows)
-        fitting = int(pool // (per_token * self._block_size)) * self._block_size
-        kv_tokens = fitting if wanted_tokens is None else min(fitting, self.whole_blocks(wanted_tokens))
-        kv_cache = pool if wanted_tokens is None else math.ceil(kv_tokens * per_token)
-        total = self._gpu.memory_bytes
-        reserve = total - weights - activations - runtime - pool
-        return Memory(
-            total=total,
-            weights=weights,
-            activations=activations,
-            runtime=runtime,
-            kv_cache=kv_cache,
-            reserve=reserve,
-            free=pool - kv_cache,
-            kv_bytes_per_token=round(per_token),
-            kv_tokens=kv_tokens,
-        )
+    def _pool(self, stage: Stage, tokens: int) -> tuple[int, int, int]:
+        """Return the bytes that the KV cache may have, 0 where nothing is left; of activations; and of the runtime.
 
+        A step samples for each of its ``tokens``, up to the largest batch.
+        """
+        config, number_bytes = self._shape.config, self._shape.precision.base
+        samples = min(LARGEST_BATCH, tokens)
+        activations = activation_bytes(config, self._parallel.tensor, tokens, samples, number_bytes)
+        runtime = CPU_RUNTIME_BYTES if self._gpu.is_cpu else RUNTIME_BYTES
+        runtime += COMMUNICATION_BYTES * (self._parallel.gpus > 1)
+        left = self._gpu.memory_bytes - stage.weight_bytes - activations - runtime
+        return max(0, int(left * FREE_MEMORY_FRACTION)), activations, runtime
 
-def group_weight_bytes(stages: Sequence[Stage], parallel: Parallel) -> int:
-    """Return the bytes of the weights on all GPUs of a group."""
-    return parallel.tensor * sum(stage.weight_bytes for stage in stages)
+    def _whole_blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_size) * self._block_size

@@ -1,103 +1,209 @@
-"""Plans: how to serve a model on a GPU, from its ``config.json`` and the GPU's datasheet alone.
-
-    plan = make_plan(model_config, find_gpu("h100"), PlanRequest(precision="fp8"))
-
-It knows shapes and rooflines; not how a checkpoint is quantized or an engine compiled.
-"""
+"""What a plan is asked for, and the answer, as values and as JSON."""
 
 from __future__ import annotations
 
-from inflight.engine.models.config import ModelConfig
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
 from inflight.errors import DeploymentError
-from inflight.export.plan.candidate import Candidate
 from inflight.export.plan.gpus import Gpu
-from inflight.export.plan.memory import group_weight_bytes
-from inflight.export.plan.placement import MAX_GPUS, Parallel, Shape
-from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
-from inflight.export.plan.request import PlanRequest
-from inflight.export.plan.result import Plan, is_predicted
+from inflight.export.plan.memory import Memory
+from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.roofline import Efficiency
+from inflight.export.plan.shape import Parameters
 
-__all__ = ["Plan", "PlanRequest", "make_plan"]
+UNPREDICTED = (
+    "not predicted: the portable engine decodes quantized weights for each call and adds up in float64 where it rounds "
+    "inputs or the KV cache, several times slower than bf16; batch and step are those of bf16"
+)
+_SPEEDS = ("unloaded", "capacity", "load", "curve", "fleet", "efficiency")
+"""The parts of a plan that follow from its rooflines."""
 
 
-def make_plan(model_config: ModelConfig, gpu: Gpu, request: PlanRequest, efficiency: Efficiency | None = None) -> Plan:
-    """Plan a model on a GPU.
+def is_predicted(gpu: Gpu, precision: str, kv_cache: str) -> bool:
+    """Return whether rooflines know the arithmetic: on a CPU, not that of quantized weights or an FP8 cache."""
+    return not (gpu.is_cpu and (PRECISIONS[precision].quantized or kv_cache == "fp8"))
 
-    Without a rate or objectives, the group is the smallest that fits. With them, it is the one that serves the rate
-    with the fewest GPUs, or makes the most of each. Pipeline parallelism is for what tensor parallelism cannot hold.
 
-    Args:
-        model_config: of the checkpoint.
-        gpu: the kind of GPU.
-        request: precision, load and objectives.
-        efficiency: from a calibration; None: assumed.
+@dataclass(frozen=True)
+class PlanRequest:
+    """Precision, load and objectives.
 
     Raises:
-        DeploymentError: the chip cannot compute the precision, the model does not fit, or an objective cannot be met
-            even by a request alone; the message says which.
+        DeploymentError: on construction, naming the field, its value and the limit.
     """
-    request.check(model_config)
-    shape = _shape(model_config, gpu, request)
-    limit = 1 if gpu.is_cpu else min(request.gpus or MAX_GPUS, MAX_GPUS)
-    sizes = _tensor_parallel_sizes(shape, request, limit)
-    fitted = False
-    for pipeline in range(1, min(limit, model_config.num_layers) + 1):
-        groups = [Parallel(tensor, pipeline) for tensor in sizes if tensor * pipeline <= limit]
-        candidates = [Candidate(shape, gpu, parallel, request, efficiency) for parallel in groups]
-        fitting = [candidate for candidate in candidates if candidate.fits]
-        fitted = fitted or bool(fitting)
-        if not request.has_load:
-            fitting = fitting[:1]
-        plans = [plan for plan in (candidate.plan() for candidate in fitting) if plan is not None]
-        if plans:
-            return min(plans, key=_merit)
-    raise DeploymentError(_why_not(shape, gpu, request, limit, fitted))
+
+    precision: str = "auto"
+    """auto: the checkpoint's 16-bit type, float32 on cpu; or a name of ``precision.PRECISIONS``."""
+    kv_cache: str = "auto"
+    """auto: FP8 with precisions that are calibrated with activations in FP8, else 16 bits."""
+    input_tokens: int = 1024
+    """Mean length of a prompt."""
+    output_tokens: int = 256
+    """Mean length of an answer."""
+    p95_input_tokens: int | None = None
+    """95 % of the prompts are no longer; None: all have the mean length."""
+    p95_output_tokens: int | None = None
+    rate: float | None = None
+    """Requests per second to serve; None: as many as the GPUs can."""
+    cache_hit_rate: float = 0.0
+    """Share of the prompts' tokens that the prefix cache has."""
+    slo_ttft_ms: float | None = None
+    """Time to first token, of a prompt of P95 length."""
+    slo_itl_ms: float | None = None
+    """Mean time between two tokens of a stream."""
+    price: float | None = None
+    """USD per GPU hour; None: the table's assumption."""
+    gpus: int | None = None
+    """GPUs at hand; None: as many as are needed."""
+    tensor_parallel_size: int | None = None
+    """GPUs that share each layer; None: chosen."""
+    excluded: tuple[str, ...] = ()
+    """Patterns of the names of linear layers that stay at 16 bits."""
+    block_size: int = 16
+    """Tokens per block of the KV cache."""
+    free_windows: bool = False
+    """Whether the engine lets go of KV that has left a layer's window. The portable engine does not, nor does
+    TensorRT-LLM as it is set up here, without ``max_attention_window``."""
+
+    def __post_init__(self) -> None:
+        def require(names: str, holds: Callable[[float], bool], limit: str) -> None:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not holds(value):
+                    raise DeploymentError(f"{name} is {value}; it must be {limit}")
+
+        mean_input, mean_output = self.input_tokens, self.output_tokens
+        require("input_tokens output_tokens block_size", lambda value: value >= 1, "at least 1")
+        require("rate slo_ttft_ms slo_itl_ms", lambda value: value > 0, "above 0")
+        require("price", lambda value: value >= 0, "at least 0")
+        require("gpus tensor_parallel_size", lambda value: value >= 1, "at least 1")
+        require("cache_hit_rate", lambda value: 0 <= value < 1, "at least 0 and below 1")
+        require("p95_input_tokens", lambda value: value >= mean_input, f"at least the mean, {mean_input}")
+        require("p95_output_tokens", lambda value: value >= mean_output, f"at least the mean, {mean_output}")
+
+    @property
+    def longest_input(self) -> int:
+        """Tokens of a prompt of P95 length."""
+        return self.p95_input_tokens or self.input_tokens
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and answer, both of P95 length."""
+        return self.longest_input + (self.p95_output_tokens or self.output_tokens)
+
+    @property
+    def uncached_input(self) -> float:
+        """Mean prompt tokens to compute."""
+        return self.input_tokens * (1 - self.cache_hit_rate)
+
+    @property
+    def has_load(self) -> bool:
+        """Whether there is a rate to hold or an objective to meet."""
+        return any(value is not None for value in (self.rate, self.slo_ttft_ms, self.slo_itl_ms))
 
 
-def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest) -> Shape:
-    precision = resolve_precision(request.precision, gpu, config.dtype)
-    kv_cache, kv_bytes = resolve_kv_cache(request.kv_cache, gpu, precision)
-    if request.excluded and not precision.quantized:
-        raise DeploymentError(f"exclude: precision {precision.name} quantizes nothing")
-    if request.free_windows and gpu.is_cpu:
-        raise DeploymentError("free_windows: the portable engine keeps all blocks of a sequence; leave it out for cpu")
-    if request.has_load and not is_predicted(gpu, precision.name, kv_cache):
-        raise DeploymentError(
-            f"{gpu.name}: the speed of {precision.name} with a {kv_cache} KV cache is not predicted, so no rate or "
-            "objective can be planned for; leave them out"
-        )
-    return Shape(config, precision, kv_cache, kv_bytes, request.excluded, request.free_windows)
+@dataclass(frozen=True)
+class Point:
+    """A steady state of one copy of the model."""
+
+    batch: float
+    """Mean sequences that decode."""
+    requests_per_second: float
+    tokens_per_second: float
+    """Generated."""
+    ttft_ms: float
+    """The time to the first token of a prompt of P95 length."""
+    itl_ms: float
+    """Mean time between two tokens of a stream."""
+    binds: str
+    """What most of a step's time goes to: bandwidth, compute, overhead or communication."""
 
 
-def _tensor_parallel_sizes(shape: Shape, request: PlanRequest, limit: int) -> list[int]:
-    known, wanted = shape.tensor_parallel_sizes(limit), request.tensor_parallel_size
-    if wanted is None:
-        return known
-    if wanted not in known:
-        raise DeploymentError(
-            f"tensor_parallel_size is {wanted}; this model in {shape.precision.name} on up to {limit} GPUs can be "
-            f"shared by {', '.join(map(str, known))}"
-        )
-    return [wanted]
+@dataclass(frozen=True)
+class Fleet:
+    """The GPUs for the load that was asked for."""
+
+    replicas: int
+    gpus: int
+    """The number of GPUs of all replicas."""
+    saturated: bool
+    """Whether the GPUs at hand cannot hold the rate."""
+    usd_per_hour: float
+    usd_per_million_tokens: float | None
+    """Generated tokens; None where they cost nothing or nothing is served."""
 
 
-def _merit(plan: Plan) -> tuple[bool, float, int]:
-    """What makes a plan better than another, smallest first: it holds the rate, with the fewest GPUs; without a rate,
-    it makes more of each GPU."""
-    size = plan.tensor_parallel_size * plan.pipeline_parallel_size
-    cost = plan.fleet.gpus if plan.request.rate is not None else -plan.capacity.tokens_per_second / size
-    return plan.fleet.saturated, cost, size
+@dataclass(frozen=True)
+class Plan:
+    """How to serve a model on a kind of GPU. Sizes in bytes."""
+
+    gpu: Gpu
+    request: PlanRequest
+    precision: str
+    kv_cache: str
+    """Type of the KV cache's numbers."""
+    parameters: Parameters
+    weight_bytes: int
+    """On all GPUs of a group."""
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    max_batch_size: int
+    batch_limit: str
+    """What keeps the batch from being larger: memory, slo, step (the token budget) or throughput."""
+    max_tokens_per_step: int
+    max_sequence_length: int
+    kv_cache_tokens: int
+    kv_cache_blocks: int
+    free_gpu_memory_fraction: float
+    memory: Memory
+    fitting_sequences: int
+    """The number of sequences of P95 length that the KV cache holds at once."""
+    unloaded: Point
+    """A request alone."""
+    capacity: Point
+    """The largest steady state that leaves room for the load's fluctuation, of one replica."""
+    load: Point | None
+    """One replica at its share of the rate; None without a rate, or where it is saturated."""
+    curve: tuple[Point, ...]
+    """Steady states of one replica, by batch."""
+    fleet: Fleet
+    efficiency: Efficiency
+    calibrated: bool
+    """Whether the efficiencies are fitted to a measurement; else they are assumed."""
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs that serve one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def price(self) -> float:
+        """What plans are ranked by, in USD: per hour for the rate; without one, per million generated tokens."""
+        fleet = self.fleet
+        return fleet.usd_per_hour if self.request.rate is not None else fleet.usd_per_million_tokens or 0.0
+
+    @property
+    def predicted(self) -> bool:
+        """Whether its speeds are predictions; else only memory is planned."""
+        return is_predicted(self.gpu, self.precision, self.kv_cache)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan for JSON: equal plans give equal texts; numbers have four significant digits, sizes all.
+
+        Where speed is not predicted, ``speed`` says so, and what follows from it is null.
+        """
+        data = asdict(self) | {"gpu": self.gpu.name}
+        data["parameters"]["total"] = self.parameters.total
+        if not self.predicted:
+            data |= dict.fromkeys(_SPEEDS) | {"speed": UNPREDICTED}
+        return _rounded(data)
 
 
-def _why_not(shape: Shape, gpu: Gpu, request: PlanRequest, limit: int, fitted: bool) -> str:
-    if fitted:
-        return (
-            f"{gpu.name}: no group of up to {limit} GPUs meets the objectives, not even for one request alone "
-            f"(TTFT {request.slo_ttft_ms or 'any'} ms, ITL {request.slo_itl_ms or 'any'} ms)"
-        )
-    needed = group_weight_bytes(shape.stages(Parallel()), Parallel())
-    return (
-        f"{gpu.name}: {needed / 2**30:.1f} GiB of weights and one sequence of {request.longest} tokens do not fit into "
-        f"{limit} GPU{'s' * (limit > 1)} of {gpu.memory_bytes / 2**30:.1f} GiB; use a smaller precision or more GPUs"
-    )
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -15,20 +15,20 @@ class Precision:
 
     name: str
     weight: float
-    """Per weight of a quantized linear layer."""
+    """The size of a weight in a linear layer."""
     arithmetic: Arithmetic
     """What its products are computed in."""
     base: int = 2
-    """Per number of all that is not quantized: embedding, norms, biases, lm_head, activations, and the KV cache."""
+    """The size of a number that is not quantized: in embedding, norms, biases, lm_head, activations and KV cache."""
     group: int = 0
     """Weights of one row that share a scale; 0: none do."""
     group_scale: int = 0
     channel_scale: int = 0
-    """Per output channel."""
+    """The size of an output channel's scale."""
     input_scale: int = 0
-    """Per input channel: what AWQ and SmoothQuant move from the activations into the weights."""
+    """The size of an input channel's scale, which AWQ and SmoothQuant move from activations into weights."""
     tensor_scale: int = 0
-    """Per layer: of the weights and of the activations."""
+    """The size of a layer's scales, those of its weights and of its activations."""
     fp8_kv_cache: bool = False
     """Whether ``kv_cache: auto`` means FP8: these are calibrated with activations anyway."""
     first_capability: tuple[int, int] = (7, 0)
@@ -87,7 +87,12 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
             f"precision {name!r} is unknown{nearest(name, PRECISIONS)}; known: auto, {', '.join(PRECISIONS)}"
         )
     if gpu.is_cpu:
-        return _on_cpu(precision)
+        if name == "fp16":
+            raise DeploymentError(
+                "precision fp16: the portable engine on a CPU computes in bf16 or float32; use one of them"
+            )
+        # The portable engine decodes quantized weights to bfloat16 to compute.
+        return replace(precision, arithmetic="fp16") if precision.quantized else precision
     if name == "float32":
         raise DeploymentError(f"precision float32: it is for cpu; use bf16 or fp16 on {gpu.name}")
     if gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops:
@@ -96,15 +101,6 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
             f"{_dotted(precision.first_capability)}; use {precision.instead}"
         )
     return precision
-
-
-def _on_cpu(precision: Precision) -> Precision:
-    """Return a precision as the portable engine has it: quantized weights are decoded to bfloat16 to compute."""
-    if precision.name == "fp16":
-        raise DeploymentError(
-            "precision fp16: the portable engine on a CPU computes in bf16 or float32; use one of them"
-        )
-    return replace(precision, arithmetic="fp16") if precision.quantized else precision
 
 
 def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, int]:

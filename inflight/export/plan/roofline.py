@@ -8,10 +8,10 @@ and the overheads are `Efficiency`: assumed, or fitted to measurements (see ``ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from inflight.export.plan.gpus import Gpu
-from inflight.export.plan.placement import Parallel, Stage
+from inflight.export.plan.gpus import Arithmetic, Gpu
+from inflight.export.plan.shape import Parallel, Stage
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,19 @@ class Efficiency:
     """Shares of the datasheet's peaks that are reached, and what a step costs besides. Times in seconds."""
 
     bandwidth: float
-    """Of the memory's bandwidth, reading weights."""
+    """The share of the memory's bandwidth at which weights are read."""
     kv_bandwidth: float
-    """Of the memory's bandwidth, reading keys and values."""
+    """The share of the memory's bandwidth at which keys and values are read."""
     compute: float
-    """Of the dense TFLOP/s."""
+    """The share of the dense TFLOP/s."""
     step_overhead_s: float
-    """Per step: scheduling, kernel launches."""
+    """The time that each step takes besides: scheduling, kernel launches."""
     sequence_overhead_s: float
-    """Per sequence that a step samples for: sampling, books, output."""
+    """The time for each sequence that a step samples for: sampling, bookkeeping, output."""
     interconnect: float = 0.7
-    """Of the bandwidth between GPUs."""
+    """The share of the bandwidth between GPUs."""
     collective_latency_s: float = 10e-6
-    """Of one all-reduce or hand-over, whatever its size."""
+    """The time that an all-reduce or hand-over takes, whatever its size."""
 
 
 ASSUMED_GPU = Efficiency(bandwidth=0.8, kv_bandwidth=0.7, compute=0.6, step_overhead_s=0.5e-3, sequence_overhead_s=5e-6)
@@ -57,11 +57,6 @@ class Step:
     prefill_ends: float = 0
     """Prompts that end in this step, and so sample."""
 
-    @property
-    def tokens(self) -> float:
-        """All tokens of the step."""
-        return self.decodes + self.prefill_tokens
-
 
 @dataclass(frozen=True)
 class StepTime:
@@ -75,36 +70,23 @@ class StepTime:
     @property
     def total(self) -> float:
         """The step."""
-        return self.overhead + self.bandwidth + self.compute + self.communication
+        return sum(vars(self).values())
 
     @property
     def binds(self) -> str:
-        """What most of the time goes to."""
-        parts = {
-            "bandwidth": self.bandwidth,
-            "compute": self.compute,
-            "overhead": self.overhead,
-            "communication": self.communication,
-        }
-        return max(parts, key=lambda name: parts[name])
+        """What most of the time goes to: bandwidth, compute, overhead or communication."""
+        return max(("bandwidth", "compute", "overhead", "communication"), key=lambda name: getattr(self, name))
 
 
+@dataclass(frozen=True)
 class Roofline:
     """Times the steps of a group of GPUs."""
 
-    def __init__(
-        self, stages: Sequence[Stage], gpu: Gpu, parallel: Parallel, efficiency: Efficiency, hidden_bytes: int
-    ) -> None:
-        """
-        Args:
-            stages: one GPU's part of each pipeline stage.
-            gpu: each of them.
-            parallel: the group.
-            efficiency: shares and overheads.
-            hidden_bytes: of one token's hidden state, which the GPUs exchange.
-        """
-        self._stages, self._gpu, self._parallel = stages, gpu, parallel
-        self._efficiency, self._hidden_bytes = efficiency, hidden_bytes
+    stages: Sequence[Stage]
+    """One GPU's part of each pipeline stage."""
+    gpu: Gpu
+    parallel: Parallel
+    efficiency: Efficiency
 
     def time(self, step: Step) -> StepTime:
         """Return how long a step takes.
@@ -112,52 +94,41 @@ class Roofline:
         With a pipeline, the step's sequences are split over as many micro-batches as stages, all in flight; every one
         passes every stage, and the slowest stage sets the pace.
         """
-        count = len(self._stages)
-        part = Step(
-            step.decodes / count, step.context, step.prefill_tokens / count, step.prefill_context,
-            step.prefill_ends / count,
-        )  # fmt: skip
-        slowest = max((self._stage_time(stage, part) for stage in self._stages), key=lambda time: time.total)
-        return StepTime(
-            overhead=slowest.overhead * count,
-            bandwidth=slowest.bandwidth * count,
-            compute=slowest.compute * count,
-            communication=slowest.communication * count,
+        count = len(self.stages)
+        part = replace(
+            step,
+            decodes=step.decodes / count,
+            prefill_tokens=step.prefill_tokens / count,
+            prefill_ends=step.prefill_ends / count,
         )
+        slowest = max((self._stage_time(stage, part) for stage in self.stages), key=lambda time: time.total)
+        return StepTime(**{name: seconds * count for name, seconds in vars(slowest).items()})
 
     def _stage_time(self, stage: Stage, step: Step) -> StepTime:
-        """Linear layers, attention and lm_head follow one another: each is bound by bandwidth or by arithmetic."""
-        efficiency, samples = self._efficiency, step.decodes + step.prefill_ends
-        moving = computing = 0.0
-        for move, compute in (self._linears(stage, step), self._attention(stage, step), self._head(stage, samples)):
-            if move >= compute:
-                moving += move
-            else:
-                computing += compute
-        return StepTime(
-            overhead=efficiency.step_overhead_s + efficiency.sequence_overhead_s * samples,
-            bandwidth=moving,
-            compute=computing,
-            communication=self._communication(stage, step.tokens),
-        )
+        """Linear layers, attention and lm_head follow one another: each is bound by bandwidth or by arithmetic.
 
-    def _linears(self, stage: Stage, step: Step) -> tuple[float, float]:
-        compute = sum(flops / self._flop_rate(kind) for kind, flops in stage.flops_per_token.items())
-        return stage.linear_bytes / self._byte_rate(self._efficiency.bandwidth), step.tokens * compute
-
-    def _attention(self, stage: Stage, step: Step) -> tuple[float, float]:
-        """Decodes read their whole context; a prefill's keys and values stay on the chip while its queries pass."""
+        Decodes read their whole context; a prefill's keys and values stay on the chip while its queries pass.
+        """
+        efficiency, samples = self.efficiency, step.decodes + step.prefill_ends
+        tokens = step.decodes + step.prefill_tokens
+        peak = self.gpu.bandwidth_gb_s * 1e9
+        weight_rate, kv_rate = peak * efficiency.bandwidth, peak * efficiency.kv_bandwidth
+        plain_rate = self._flop_rate(stage.head_arithmetic)
+        linear_seconds = sum(flops / self._flop_rate(kind) for kind, flops in stage.flops_per_token.items())
         attended = step.decodes * stage.attended(step.context)
         prefilled = step.prefill_tokens * stage.attended(step.prefill_context)
-        written = step.tokens * len(stage.windows)
-        move = (attended + written) * stage.kv_layer_bytes / self._byte_rate(self._efficiency.kv_bandwidth)
-        return move, (attended + prefilled) * stage.attention_flops / self._flop_rate(stage.head_arithmetic)
-
-    def _head(self, stage: Stage, samples: float) -> tuple[float, float]:
-        if samples == 0:
-            return 0.0, 0.0
-        move = stage.head_bytes / self._byte_rate(self._efficiency.bandwidth)
-        return move, samples * stage.head_flops / self._flop_rate(stage.head_arithmetic)
+        kv_bytes = (attended + tokens * len(stage.windows)) * stage.kv_layer_bytes  # read and written
+        parts = [  # seconds to move and to compute
+            (stage.linear_bytes / weight_rate, tokens * linear_seconds),
+            (kv_bytes / kv_rate, (attended + prefilled) * stage.attention_flops / plain_rate),
+            (stage.head_bytes / weight_rate if samples else 0.0, samples * stage.head_flops / plain_rate),
+        ]
+        return StepTime(
+            overhead=efficiency.step_overhead_s + efficiency.sequence_overhead_s * samples,
+            bandwidth=sum(move for move, compute in parts if move >= compute),
+            compute=sum(compute for move, compute in parts if move < compute),
+            communication=self._communication(stage, tokens),
+        )
 
     def _communication(self, stage: Stage, tokens: float) -> float:
         """Two all-reduces per layer, and a hand-over per stage.
@@ -165,21 +136,16 @@ class Roofline:
         A ring all-reduce over n GPUs sends ``2 (n - 1) / n`` of the data over each link (Patarasuk and Yuan, JPDC 69,
         2009).
         """
-        parallel, efficiency = self._parallel, self._efficiency
+        parallel, latency = self.parallel, self.efficiency.collective_latency_s
         if parallel.gpus == 1:
             return 0.0
-        rate = self._gpu.interconnect_gb_s * 1e9 * efficiency.interconnect
+        once = tokens * stage.hidden_bytes / (self.gpu.interconnect_gb_s * 1e9 * self.efficiency.interconnect)
         seconds = 0.0
         if parallel.tensor > 1:
-            share = 2 * (parallel.tensor - 1) / parallel.tensor
-            reduce = efficiency.collective_latency_s + share * tokens * self._hidden_bytes / rate
-            seconds += 2 * len(stage.windows) * reduce
+            seconds += 2 * len(stage.windows) * (latency + 2 * (parallel.tensor - 1) / parallel.tensor * once)
         if parallel.pipeline > 1:
-            seconds += efficiency.collective_latency_s + tokens * self._hidden_bytes / rate
+            seconds += latency + once
         return seconds
 
-    def _byte_rate(self, share: float) -> float:
-        return self._gpu.bandwidth_gb_s * 1e9 * share
-
-    def _flop_rate(self, kind: str) -> float:
-        return self._gpu.dense_tflops[kind] * 1e12 * self._efficiency.compute  # type: ignore[index]
+    def _flop_rate(self, kind: Arithmetic) -> float:
+        return self.gpu.dense_tflops[kind] * 1e12 * self.efficiency.compute

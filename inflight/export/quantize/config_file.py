@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.text.checkpoint import read_json
-from inflight.trtllm.checks import misread
+from inflight.trtllm.arguments import misread
 
 NAME = "config.json"
 _QUANTIZATION = "quantization_config"
@@ -25,12 +25,7 @@ _LONGROPE = ("short_factor", "long_factor")
 
 
 def write_config(original: Path, exported: Path) -> None:
-    """Replace an exported checkpoint's ``config.json`` by the original's, with what the export says of its types.
-
-    Args:
-        original: the checkpoint that was quantized.
-        exported: what ModelOpt's export has written.
-    """
+    """Replace the ``config.json`` of ModelOpt's export by the original's, with what the export says of its types."""
     config = with_older_rope(read_json(original / NAME))
     quantization = read_json(exported / NAME).get(_QUANTIZATION)
     added = {} if quantization is None else {_QUANTIZATION: quantization}

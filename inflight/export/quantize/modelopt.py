@@ -1,5 +1,7 @@
 """Quantizes a Hugging Face checkpoint with NVIDIA ModelOpt, on a CPU or a GPU, to its unified Hugging Face format.
 
+It also measures how much each layer suffers, and says which therefore stay in 16 bit.
+
 ModelOpt and transformers are imported when used: they take seconds, and only a build needs them.
 """
 
@@ -21,11 +23,13 @@ from torch import Tensor, nn
 
 from inflight.errors import DeploymentError
 from inflight.export.data import Example
-from inflight.export.progress import Progress, tracked
 from inflight.export.quantize.config_file import write_config
-from inflight.export.quantize.schemes import SCHEMES
+from inflight.export.stages import Progress, tracked
+from inflight.export.verify.measures import kl_divergence
 
-TEXT_FILES = (
+PROBES = 16
+"""Calibration rows that sensitivity is measured on; the longest."""
+_TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -35,6 +39,33 @@ TEXT_FILES = (
 _KV_CACHE = "FP8_KV_CFG"
 _FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Linears that an engine computes as one: they share their scales, so they share their fate."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to hold weights and activations."""
+
+    modelopt_config: str
+    """Name of the configuration in ``modelopt.torch.quantization``."""
+    algorithm: str
+    """``quant_algo`` in the checkpoint, which TensorRT-LLM reads too."""
+    meaning: str
+
+
+SCHEMES = {
+    "fp8": Scheme("FP8_DEFAULT_CFG", "FP8", "weights and activations in FP8 (E4M3), a scale per tensor"),
+    "int8": Scheme(
+        "INT8_SMOOTHQUANT_CFG",
+        "W8A8_SQ_PER_CHANNEL",
+        "weights in INT8 with a scale per row, activations in INT8, smoothed (SmoothQuant)",
+    ),
+    "int4-awq": Scheme(
+        "INT4_AWQ_CFG", "W4A16_AWQ", "weights in INT4 with a scale per 128 inputs (AWQ), activations in 16 bit"
+    ),
+    "w4a8-awq": Scheme("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", "weights in INT4 (AWQ), activations in FP8"),
+    "nvfp4": Scheme("NVFP4_DEFAULT_CFG", "NVFP4", "weights and activations in FP4 with an FP8 scale per 16 values"),
+}
+"""The schemes by precision; ``bf16``, ``fp16`` and ``float32`` keep the checkpoint as it is."""
 
 
 def fused_group(name: str) -> tuple[str, str]:
@@ -126,9 +157,58 @@ class QuantizedModel:
         return torch.tensor([example.tokens], device=self._device)
 
 
+@dataclass(frozen=True)
+class Sensitivity:
+    """One group of linears that an engine computes as one."""
+
+    linears: tuple[str, ...]
+    kl_divergence: float
+    """Mean over positions, in nats, with this group alone quantized."""
+
+
+def measure_sensitivity(
+    checkpoint: Path, recipe: Recipe, examples: Sequence[Example], device: str, progress: Progress
+) -> list[Sensitivity]:
+    """Quantize one group of linears at a time, and compare the next token's distribution with the original's.
+
+    Returns:
+        The groups, the most sensitive first.
+    """
+    quantized = QuantizedModel(checkpoint, recipe, examples, device, progress)
+    probed = sorted(examples, key=lambda one: len(one.tokens), reverse=True)[:PROBES]
+    quantized.quantize_only(())
+    original = [quantized.logits(example) for example in probed]
+    found = []
+    for group in tracked(quantized.groups(), "measuring sensitivity", progress):
+        quantized.quantize_only(group)
+        total = sum(
+            float(kl_divergence(before, quantized.logits(example)).sum())
+            for before, example in zip(original, probed, strict=True)
+        )
+        positions = sum(len(before) for before in original)
+        found.append(Sensitivity(group, total / positions))
+    return sorted(found, key=lambda one: -one.kl_divergence)
+
+
+def choose_kept(sensitivities: Sequence[Sensitivity], budget: float) -> tuple[str, ...]:
+    """Return the linears to keep in 16 bit, so that what the others lose together stays within ``budget`` (nats).
+
+    Losses of single groups are added up, as if they were independent; for small losses that is nearly so
+    (HAWQ-V2, arXiv:1911.03852, adds up per-layer perturbations in the same way).
+    """
+    kept: list[str] = []
+    rest = sum(one.kl_divergence for one in sensitivities)
+    for one in sorted(sensitivities, key=lambda one: -one.kl_divergence):
+        if rest <= budget:
+            break
+        kept += one.linears
+        rest -= one.kl_divergence
+    return tuple(sorted(kept))
+
+
 def copy_text_files(source: Path, target: Path) -> None:
     """Copy what the text stages read; a quantized checkpoint keeps its tokenizer."""
-    for name in TEXT_FILES:
+    for name in _TEXT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
@@ -155,11 +235,7 @@ def quantizer_rules(recipe: Recipe, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return ModelOpt's configuration: its own for the precision, the KV cache's rule added, the kept linears off.
 
     ``quant_cfg`` is a list of rules in ModelOpt 0.47, and a dictionary by pattern in older releases, that of NVIDIA's
-    image among them. In both, a later rule wins.
-
-    Args:
-        recipe: what a checkpoint becomes.
-        known: ModelOpt's own configurations by name.
+    image among them. In both, a later rule wins. ``known`` are ModelOpt's own configurations by name.
 
     Raises:
         DeploymentError: this release of ModelOpt has none of the name.

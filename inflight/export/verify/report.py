@@ -1,17 +1,23 @@
-"""The quality report: one page with the verdict, the measurements, and the layers that cost most."""
+"""Holds measured quality against the deployment's thresholds, and reports it on one page.
+
+The page has the verdict, the measurements, and the layers that cost most.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from matplotlib.figure import Figure
+from inflight.export.verify.measures import KV_CACHE, LayerCost, Quality
+from inflight.report.page import Section, render_page
+from inflight.report.plots import BAD, BLUE, GREY, Bars, Line, Mark, Panel, Panels
+from inflight.report.table import Row
+from inflight.settings.deployment import QualitySettings
 
-from inflight.export.verify.checks import Check, failure
-from inflight.export.verify.layers import LayerCost
-from inflight.export.verify.measures import Quality
-from inflight.report.drawing import BAD, BLUE, GREY, new_figure
-from inflight.report.page import Row, Section, render_page
-
+_NAMED = 3
+"""Layers that a failed build names."""
+_CUT_OFF = 0.8
+"""A range below this is named beside its layer; the largest value of other data may be a little larger."""
 _MEANING = {
     "max_perplexity_increase": "Perplexity of the held-out answers and texts",
     "max_kl_divergence": "KL divergence of the next token's distribution from the original's, mean over positions",
@@ -20,6 +26,69 @@ _MEANING = {
     "max_weight_error": "Difference of the weights from the original's, in the linear where it is largest",
     "min_range": "Largest input, key or value that its scale keeps, as a share of the largest seen, where it is least",
 }
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measurement and its threshold, by the threshold's name in the deployment."""
+
+    name: str
+    original: str
+    quantized: str
+    value: float | None
+    """None: it could not be measured, because the original gives nothing to compare with."""
+    limit: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether the threshold holds; it does where nothing could be measured."""
+        if self.value is None:
+            return True
+        return self.value <= self.limit if self.name.startswith("max_") else self.value >= self.limit
+
+
+def check(quality: Quality, costs: Sequence[LayerCost], limits: QualitySettings) -> list[Check]:
+    """Return every check: of the whole, and of the layer that is worst in each respect."""
+    before, after = quality.perplexity
+    exact = [f"{right} of {quality.asked}" for right in quality.exact]
+    recalled = [f"{right} of {quality.recall_asked}" for right in quality.recalled]
+    found: list[tuple[str, str, str, float | None]] = [
+        ("max_perplexity_increase", f"{before:.4f}", f"{after:.4f}", quality.perplexity_increase),
+        ("max_kl_divergence", "", f"{quality.kl_divergence:.2g} nats", quality.kl_divergence),
+        ("min_exact_match", exact[0], exact[1], quality.exact_match),
+        ("min_long_context_recall", recalled[0], recalled[1], quality.long_context_recall),
+    ]
+    # These find a damaged layer even where the others make up for it.
+    worst = max(costs, key=lambda cost: cost.weight_error)
+    found.append(("max_weight_error", "", worst.worst_linear, worst.weight_error))
+    if ranges := [cost for cost in costs if cost.range is not None]:
+        least = min(ranges, key=lambda cost: cost.range or 0.0)
+        where = least.range_of if least.layer in least.range_of else f"{least.layer}, {least.range_of}"
+        found.append(("min_range", "", where, least.range))
+    return [Check(*one, getattr(limits, one[0])) for one in found]
+
+
+def failure(checks: Sequence[Check], costs: Sequence[LayerCost]) -> str | None:
+    """Return one line that says what falls short and which layers cost most; None if nothing does."""
+    short = []
+    for one in checks:
+        if not one.passes:
+            where = f" in {one.quantized}" if one.name in ("max_weight_error", "min_range") else ""
+            short.append(f"{one.name} is {one.limit:g} and {one.value:.4g} was measured{where}")
+    if not short:
+        return None
+    layers = ", ".join(_named(cost) for cost in costs[:_NAMED])
+    return f"the quantized checkpoint falls short: {'; '.join(short)}. The layers that cost most: {layers}"
+
+
+def _named(cost: LayerCost) -> str:
+    linear = cost.worst_linear.rpartition(".")[2]
+    text = f"restoring it takes {cost.kl_saved:.4f} nats off the KL divergence; its weights differ most in {linear}, "
+    text += f"by {cost.weight_error:.1%}"
+    if cost.range is not None and cost.range < _CUT_OFF:
+        what = cost.range_of if cost.range_of == KV_CACHE else f"input of {cost.range_of.rpartition('.')[2]}"
+        text += f", and its {what} keeps only {cost.range:.2f} of the largest value"
+    return f"{cost.layer} ({text})"
 
 
 def quality_page(
@@ -33,38 +102,29 @@ def quality_page(
 ) -> str:
     """Return the page.
 
-    Args:
-        title: which model, in which precision.
-        facts: what was measured on what; name to text.
-        sizes: bytes of the original's and the quantized checkpoint's weights, by name.
-        quality: the measurements.
-        checks: and their thresholds.
-        costs: of the layers.
-        source: command, commit, machine and date.
+    ``facts`` say what was measured on what; ``sizes`` are the bytes of the original's and the quantized checkpoint's
+    weights; ``source`` is the command, commit, machine and date.
     """
     short = failure(checks, costs)
-    verdict = short or "All thresholds hold."
-    size_rows = [{"checkpoint": name, "weights (MB)": round(size / 1e6, 2)} for name, size in sizes.items()]
-    return render_page(
-        title,
-        "A quantized checkpoint beside the original, on data that calibration has not seen.",
-        [
-            Section(text=verdict, verdict=short is None),
-            Section("Quality", table=_check_rows(checks)),
-            Section("Size", table=size_rows, figure=_sizes(sizes)),
-            Section("Divergence of each held-out example", figure=_divergences(quality)),
-            Section(
-                "What each layer costs",
-                "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
-                "are compared with the scales that AWQ and SmoothQuant move out of them. The range of a scale "
-                "is the largest value that it keeps, as a multiple of the largest seen; below 1, values are cut off.",
-                _layer_rows(costs),
-                _layers(costs),
-            ),
-            Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
-        ],
-        source,
+    megabytes = {name: size / 1e6 for name, size in sizes.items()}
+    texts = [f"{size:.2f} MB" for size in megabytes.values()]
+    size_rows = [{"checkpoint": name, "weights (MB)": round(size, 2)} for name, size in megabytes.items()]
+    bars = Bars("weights (MB)", list(megabytes), {"weights": list(megabytes.values())}, texts=texts)
+    explained = (
+        "Each layer in turn is put back as it is in the original; the KL divergence falls by so much. Weights "
+        "are compared with the scales that AWQ and SmoothQuant move out of them. The range of a scale "
+        "is the largest value that it keeps, as a multiple of the largest seen; below 1, values are cut off."
     )
+    sections = [
+        Section(text=short or "All thresholds hold.", verdict=short is None),
+        Section("Quality", table=_check_rows(checks)),
+        Section("Size", table=size_rows, plot=bars),
+        Section("Divergence of each held-out example", plot=_divergences(quality)),
+        Section("What each layer costs", explained, _layer_rows(costs), _layers(costs)),
+        Section("What was measured", table=[{"what": name, "value": text} for name, text in facts.items()]),
+    ]
+    lead = "A quantized checkpoint beside the original, on data that calibration has not seen."
+    return render_page(title, lead, sections, source)
 
 
 def _check_rows(checks: Sequence[Check]) -> list[Row]:
@@ -105,43 +165,22 @@ def _layer_rows(costs: Sequence[LayerCost]) -> list[Row]:
     ]
 
 
-def _sizes(sizes: Mapping[str, int]) -> Figure:
-    figure = new_figure(7, 0.6 + 0.4 * len(sizes))
-    axes = figure.subplots()
-    bars = axes.barh(list(sizes), [size / 1e6 for size in sizes.values()], color=[GREY, BLUE][: len(sizes)])
-    axes.bar_label(bars, fmt="%.2f MB", padding=4)
-    axes.invert_yaxis()
-    axes.set_xlabel("weights (MB)")
-    axes.margins(x=0.2)
-    axes.grid(axis="y", visible=False)
-    return figure
-
-
-def _divergences(quality: Quality) -> Figure:
-    figure = new_figure(7, 2.6)
-    axes = figure.subplots()
+def _divergences(quality: Quality) -> Panels:
     values = sorted(quality.kl_of_examples)
-    axes.plot([100 * (rank + 1) / len(values) for rank in range(len(values))], values, color=BLUE)
-    axes.axhline(quality.kl_divergence, color=BAD, linewidth=1, linestyle="--")
-    axes.text(1, quality.kl_divergence, "mean over all positions", color=BAD, va="bottom", fontsize=9)
-    axes.set_yscale("log")
-    axes.set_xlabel("examples with at most this divergence (%)")
-    axes.set_ylabel("KL divergence (nats)")
-    return figure
+    shares = [100 * (rank + 1) / len(values) for rank in range(len(values))]
+    mean = Mark(quality.kl_divergence, "mean over all positions", BAD, axis="y")
+    label = "examples with at most this divergence (%)"
+    return Panels([Panel(label, "KL divergence (nats)", [Line(shares, values)], [mean], log_y=True)], height=2.6)
 
 
-def _layers(costs: Sequence[LayerCost]) -> Figure:
-    ordered = sorted(costs, key=lambda cost: int(cost.layer.rpartition(".")[2]))
-    names = [cost.layer.rpartition(".")[2] for cost in ordered]
-    figure = new_figure(7, 4)
-    saved, errors = figure.subplots(2, 1, sharex=True)
-    worst = max(cost.kl_saved for cost in costs)
-    saved.bar(names, [cost.kl_saved for cost in ordered], color=[BAD if c.kl_saved == worst else BLUE for c in ordered])
-    saved.set_ylabel("KL saved (nats)")
-    saved.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
-    errors.bar(names, [100 * cost.weight_error for cost in ordered], color=GREY)
-    errors.set_ylabel("weight error (%)")
-    errors.set_xlabel("layer")
-    for axes in (saved, errors):
-        axes.grid(axis="x", visible=False)
-    return figure
+def _layers(costs: Sequence[LayerCost]) -> Panels:
+    number_of = {cost.layer: int(cost.layer.rpartition(".")[2]) for cost in costs}
+    worst = max(costs, key=lambda cost: cost.kl_saved)
+    others = [cost for cost in costs if cost is not worst]
+    saved = [
+        Line([number_of[cost.layer] for cost in group], [cost.kl_saved for cost in group], colour, shape="bars")
+        for group, colour in ((others, BLUE), ([worst], BAD))
+    ]
+    errors = Line(list(number_of.values()), [100 * cost.weight_error for cost in costs], GREY, shape="bars")
+    upper = Panel("layer", "KL saved (nats)", saved, x_limits=(None, None), y_limits=(None, None))
+    return Panels([upper, Panel("layer", "weight error (%)", [errors], x_limits=(None, None))], 4.0, stacked=True)

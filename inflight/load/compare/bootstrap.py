@@ -30,7 +30,7 @@ class Ratio:
 
     above: np.ndarray
     below: np.ndarray
-    """Each of shape [clusters]."""
+    """Both are of shape [clusters]."""
 
     def values(self, weights: np.ndarray) -> np.ndarray:
         """Return one value per row of ``weights`` [resamples, clusters], as [1, resamples]."""
@@ -43,7 +43,7 @@ class Percentiles:
     """Percentiles of samples that are pooled over the clusters."""
 
     ranks: tuple[float, ...]
-    """In percent."""
+    """The percentiles' ranks, in percent."""
     levels: np.ndarray
     """The samples' different values, rising: [bins]."""
     counts: np.ndarray
@@ -93,16 +93,15 @@ def resample(
     Args:
         statistics: all over the same clusters.
         runs: number of clusters of each run, one after the other.
-        generator: draws them.
-        count: how often.
     """
     parts = []
     for begin in range(0, count, _CHUNK):
         weights = draw(runs, min(_CHUNK, count - begin), generator)
         parts.append(np.concatenate([one.values(weights) for one in statistics]))
     drawn, here = np.concatenate(parts, axis=1), estimate(statistics, sum(runs))
-    units = len(runs) if len(runs) >= MANY_RUNS else sum(runs)
-    return here[:, None] + _widening(units) * (drawn - here[:, None])
+    others = (len(runs) if len(runs) >= MANY_RUNS else sum(runs)) - 1
+    widening = math.sqrt((others + 1) / others) * (1 + (_Z**2 + 1) / (4 * others)) if others else math.inf
+    return here[:, None] + widening * (drawn - here[:, None])
 
 
 def estimate(statistics: Sequence[Statistic], clusters: int) -> np.ndarray:
@@ -130,10 +129,6 @@ def draw(runs: Sequence[int], count: int, generator: np.random.Generator) -> np.
 def _draw_one(size: int, count: int, generator: np.random.Generator) -> np.ndarray:
     places = generator.integers(size, size=(count, size)) + np.arange(count)[:, None] * size
     return np.bincount(places.ravel(), minlength=count * size).reshape(count, size).astype(float)
-
-
-def _widening(units: int) -> float:
-    return math.sqrt(units / (units - 1)) * (1 + (_Z**2 + 1) / (4 * (units - 1))) if units > 1 else math.inf
 
 
 def block_length(series: Sequence[float]) -> int:

@@ -38,6 +38,16 @@ class Run:
     slo_of: Mapping[str, Slo]
     """Limits by class name."""
 
+    @property
+    def started(self) -> list[RequestRecord]:
+        """The requests that started in the window, in the order of their start."""
+        begin, end = self.window
+        return sorted((one for one in self.records if begin <= one.start_s < end), key=lambda one: one.start_s)
+
+    def slo(self, one: RequestRecord) -> Slo:
+        """Return the limits of a request."""
+        return self.slo_of.get(one.class_name, Slo())
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
@@ -55,7 +65,7 @@ class Group:
     """Figures over the same clusters."""
 
     clusters: tuple[int, ...]
-    """Of each run."""
+    """How many clusters each run has."""
     quantities: tuple[Quantity, ...]
     """One per value of the statistics, in their order."""
     statistics: tuple[Statistic, ...]
@@ -79,11 +89,11 @@ def _rates(runs: Sequence[Run]) -> Group:
         return Ratio(np.concatenate(counts), seconds)
 
     named: list[tuple[str, str, Ratio]] = [
-        ("throughput", "requests/s", rate(lambda run: [(one.ended_s, 1) for one in run.records if _done(one)])),
+        ("throughput", "requests/s", rate(lambda run: [(one.ended_s, 1) for one in run.records if one.completed])),
         ("output", "tokens/s", rate(lambda run: list(output_events(run.records)))),
     ]
     if _has_limits(runs):
-        good = rate(lambda run: [(one.start_s, 1) for one in run.records if _good(run, one)])
+        good = rate(lambda run: [(one.start_s, 1) for one in run.records if one.meets(run.slo(one))])
         named.append(("goodput", "requests/s", good))
     quantities = tuple(Quantity(name, unit, True, True) for name, unit, _ in named)
     return Group(tuple(len(edges) - 1 for edges in blocks), quantities, tuple(ratio for *_, ratio in named))
@@ -91,7 +101,7 @@ def _rates(runs: Sequence[Run]) -> Group:
 
 def _edges(run: Run) -> np.ndarray:
     """Return the ends of a window's stretches of time, in seconds."""
-    lengths = [one.e2e_s for one in run.records if _done(one)]
+    lengths = [one.e2e_s for one in run.records if one.completed]
     usual = 2 * float(np.mean(lengths)) if lengths else 0.0
     begin, end = run.window
     fitting = int((end - begin) / usual) if usual > 0 else _MOST_BLOCKS
@@ -99,7 +109,7 @@ def _edges(run: Run) -> np.ndarray:
 
 
 def _requests(runs: Sequence[Run]) -> Group:
-    started = [_started(run) for run in runs]
+    started = [run.started for run in runs]
     clusters, cluster_of = _clusters(started)
     records = [one for run in started for one in run]
     total = sum(clusters)
@@ -111,10 +121,9 @@ def _requests(runs: Sequence[Run]) -> Group:
 
     quantities, statistics = [], []
     if _has_limits(runs):
-        good = [_good(run, one) for run, ones in zip(runs, started, strict=True) for one in ones]
+        limited = [(one, run.slo(one)) for run, ones in zip(runs, started, strict=True) for one in ones]
         quantities.append(Quantity("within limits", "%", True, len(records) >= _FEWEST_REQUESTS))
-        judged = [_judged(run, one) for run, ones in zip(runs, started, strict=True) for one in ones]
-        statistics.append(share(good, judged))
+        statistics.append(share([one.meets(slo) for one, slo in limited], [one.is_judged(slo) for one, slo in limited]))
     for name, outcomes in (("refused", ("refused",)), ("failed", ("failed", "unfinished"))):
         quantities.append(Quantity(name, "%", False, len(records) >= _FEWEST_REQUESTS))
         statistics.append(share([one.outcome in outcomes for one in records], [True] * len(records)))
@@ -133,7 +142,7 @@ def _latency(
     quantities: list[Quantity],
 ) -> list[Statistic]:
     """Return mean and percentiles of a latency, in milliseconds, and add them to ``quantities``; none: no samples."""
-    per_request = [samples_of(one) if _done(one) else [] for one in records]
+    per_request = [samples_of(one) if one.completed else [] for one in records]
     samples = 1000 * np.array([sample for samples in per_request for sample in samples])
     if not len(samples):
         return []
@@ -152,29 +161,12 @@ def _clusters(started: Sequence[Sequence[RequestRecord]]) -> tuple[tuple[int, ..
     sizes: list[int] = []
     places: list[np.ndarray] = []
     for records in started:
-        done = [one for one in records if _done(one)]
+        done = [one for one in records if one.completed]
         series = ([one.e2e_s for one in done], [one.ttft_s for one in done if one.ttft_s is not None])
         length = max(block_length(values) for values in series)
         places.append(sum(sizes) + np.arange(len(records)) // length)
         sizes.append(-(-len(records) // length))
     return tuple(sizes), np.concatenate(places).astype(int)
-
-
-def _started(run: Run) -> list[RequestRecord]:
-    begin, end = run.window
-    return sorted((one for one in run.records if begin <= one.start_s < end), key=lambda one: one.start_s)
-
-
-def _done(one: RequestRecord) -> bool:
-    return one.outcome == "completed"
-
-
-def _good(run: Run, one: RequestRecord) -> bool:
-    return one.meets(run.slo_of.get(one.class_name, Slo()))
-
-
-def _judged(run: Run, one: RequestRecord) -> bool:
-    return one.is_judged(run.slo_of.get(one.class_name, Slo()))
 
 
 def _has_limits(runs: Sequence[Run]) -> bool:

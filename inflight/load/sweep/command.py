@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +10,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from inflight.load.result import make_directory, write_report
-from inflight.load.run_command import Limits, check_target, target_at
+from inflight.load.result import make_directory, write_json, write_report
+from inflight.load.run_command import DeploymentAtUrl, Http, Limits, Serve, Url, check_target, target_at
 from inflight.load.scenario import Scenario, ScenarioError, load_scenario, parse_slo
-from inflight.load.sweep.estimate import estimate
-from inflight.load.sweep.report import SweepResult, sweep_page, write_sweep
-from inflight.load.sweep.run import Sweep, run_search
-from inflight.load.sweep.scenario import check_sweepable, has_limits
+from inflight.load.sweep.report import SweepResult, sweep_page
+from inflight.load.sweep.run import StepLength, Sweep, run_search
 from inflight.load.sweep.search import Plan, Search
 from inflight.report.failures import one_line_errors
 
-_console = Console(stderr=True, highlight=False)
+SWEEP = "sweep.json"
 DEFAULT_SHARE = 0.95
 _MOST_DOUBLINGS = 12
+_console = Console(stderr=True, highlight=False)
 
 
 class LoadKind(StrEnum):
@@ -33,50 +31,38 @@ class LoadKind(StrEnum):
     CONCURRENCY = "concurrency"
 
 
-Name = Annotated[Path, typer.Argument(help="Scenario file, or the name of one; its requests are sent.")]
 Kind = Annotated[
     LoadKind | None,
     typer.Option(help="Sessions per second (open loop) or at a time (closed loop); the scenario's by default."),
 ]
-Low = Annotated[float, typer.Option("--from", min=0.001, help="Lowest load.")]
 High = Annotated[
     float | None, typer.Option("--to", help="Highest load; 4096 times the lowest by default.", show_default=False)
 ]
-Factor = Annotated[float, typer.Option(min=1.05, help="From one load to the next.")]
 Share = Annotated[
     float | None,
     typer.Option(min=0.01, max=1.0, help="Of the requests that must keep every limit, 0.95 by default; 0.99: a P99."),
 ]
-Tolerance = Annotated[float, typer.Option(min=0.005, max=1.0, help="How closely loads are told apart.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Runs at one load at most, where noise decides.")]
 Seconds = Annotated[
     float, typer.Option(min=0.5, help="Measured window of a step; up to three times as long for few requests.")
 ]
-Url = Annotated[str | None, typer.Option(help="Address of a running server; its deployment's ports by default.")]
-Serve = Annotated[Path | None, typer.Option(help="Serve this deployment directory on free ports.")]
-Deployment = Annotated[
-    Path | None,
-    typer.Option(help="Deployment that runs at --url: its tokenizer makes the prompts; the demo by default."),
-]
-Http = Annotated[bool, typer.Option("--http", help="HTTP's generate_stream in place of gRPC.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's; each repeat adds one.")]
 Output = Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/sweep-NAME-TIME by default.")]
 
 
 def sweep(
-    scenario: Name,
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of one; its requests are sent.")],
     kind: Kind = None,
-    low: Low = 1.0,
+    low: Annotated[float, typer.Option("--from", min=0.001, help="Lowest load.")] = 1.0,
     high: High = None,
-    factor: Factor = 2.0,
+    factor: Annotated[float, typer.Option(min=1.05, help="From one load to the next.")] = 2.0,
     slo: Limits = None,
     share: Share = None,
-    tolerance: Tolerance = 0.05,
-    repeats: Repeats = 3,
+    tolerance: Annotated[float, typer.Option(min=0.005, max=1.0, help="How closely loads are told apart.")] = 0.05,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs at one load at most, where noise decides.")] = 3,
     step_seconds: Seconds = 20.0,
     url: Url = None,
     serve: Serve = None,
-    deployment: Deployment = None,
+    deployment: DeploymentAtUrl = None,
     http: Http = False,
     seed: Seed = None,
     output: Output = None,
@@ -87,59 +73,85 @@ def sweep(
     """
     with one_line_errors(_console):
         check_target(url, serve, deployment)
-        _check_finite(low, high, factor, tolerance, share, step_seconds)
         settings = load_scenario(scenario)
         is_open = settings.open if kind is None else kind is LoadKind.RATE
         check_sweepable(settings, is_open)
         limits = None if slo is None else parse_slo(slo)
-        kept = _share(share, has_limits(settings, limits))
-        plan = Plan(is_open, low, _highest(low, high), factor, tolerance, kept, repeats)
-        _check_whole(plan)
+        limited = settings if limits is None else settings.with_limits(limits)
+        if share is not None and not limited.has_limits:
+            raise ScenarioError("--share needs limits: give --slo, or a scenario that has them (`slo`)")
+        kept = (DEFAULT_SHARE if share is None else share) if limited.has_limits else None
+        plan = Plan(is_open, low, low * 2**_MOST_DOUBLINGS if high is None else high, factor, tolerance, kept, repeats)
+        _check_plan(plan, step_seconds)
         first = settings.seed if seed is None else seed
-        output = output or Path("artifacts/load") / f"sweep-{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        make_directory(output)
+        output = make_directory(output, f"sweep-{settings.name}")
         _tell(estimate(plan, step_seconds))
         with target_at(url, serve, deployment, http) as target:
-            runs = Sweep(settings, target, "rate" if is_open else "concurrency", limits, step_seconds, first, _tell)
+            runs = Sweep(limited, target, is_open, StepLength(step_seconds), first, _tell)
             search = Search(plan, runs.measure)
             stopped = run_search(search)
         command = _command(settings, plan, slo, step_seconds, first, http)
         result = SweepResult(settings, limits, plan, first, search.levels, command, stopped)
-        _conclude(result, output)
+        if not result.levels:
+            raise ScenarioError("nothing was measured: the first step was interrupted")
+        for line in result.lines:  # said before anything is written, lest it be lost where nothing can be
+            typer.echo(line)
+        write_json(output / SWEEP, result.as_json())
+        _console.print(f"{write_report(output, sweep_page(result))}", markup=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(1)
 
 
-def _check_finite(
-    low: float, high: float | None, factor: float, tolerance: float, share: float | None, seconds: float
-) -> None:
-    """Refuse what is called a number and is none: a lower bound does not exclude inf."""
+def check_sweepable(scenario: Scenario, is_open: bool) -> None:
+    """Refuse a scenario whose load cannot be chosen.
+
+    Raises:
+        ScenarioError: it replays a trace; or it is to be swept as an open loop and a class has conversations, whose
+            later turns come so long after a step's begin that its load would not be the one it is named after.
+    """
+    if scenario.trace is not None:
+        raise ScenarioError(f"{scenario.name}: a trace has its own load; a sweep needs a scenario with `classes`")
+    talking = [one.name for one in scenario.classes if one.turns is not None or one.conversations is not None]
+    if is_open and talking:
+        raise ScenarioError(
+            f"{scenario.name}: conversations (class {', '.join(map(repr, talking))}) cannot be swept with --kind rate, "
+            f"as later turns come when earlier ones are answered; --kind concurrency can"
+        )
+
+
+def _check_plan(plan: Plan, seconds: float) -> None:
+    """Refuse what typer takes for a number (a lower bound does not exclude inf), and a range that is none."""
+    numbers = (plan.low, plan.high, plan.factor, plan.tolerance, plan.share, seconds)
     names = ("--from", "--to", "--factor", "--tolerance", "--share", "--step-seconds")
-    for name, value in zip(names, (low, high, factor, tolerance, share, seconds), strict=True):
+    for name, value in zip(names, numbers, strict=True):
         if value is not None and not math.isfinite(value):
             raise ScenarioError(f"{name} is {value}: a finite number is expected")
-
-
-def _share(share: float | None, limits: bool) -> float | None:
-    if limits:
-        return DEFAULT_SHARE if share is None else share
-    if share is not None:
-        raise ScenarioError("--share needs limits: give --slo, or a scenario that has them (`slo`)")
-    return None
-
-
-def _highest(low: float, high: float | None) -> float:
-    if high is None:
-        return float(low * 2**_MOST_DOUBLINGS)
-    if high < low:
-        raise ScenarioError(f"--to {high:g} is below --from {low:g}")
-    return high
-
-
-def _check_whole(plan: Plan) -> None:
+    if plan.high < plan.low:
+        raise ScenarioError(f"--to {plan.high:g} is below --from {plan.low:g}")
     for name, load in (("--from", plan.low), ("--to", plan.high)):
         if not plan.open and (load < 1 or load != round(load)):
             raise ScenarioError(f"{name} {load:g}: a concurrency is a whole number of sessions, 1 or more")
+
+
+def estimate(plan: Plan, seconds: float) -> str:
+    """Return a line on how long a sweep with windows of ``seconds`` takes at the most, if noise repeats nothing."""
+    length, loads, closing = StepLength(seconds), [plan.low], closing_steps(plan)
+    while loads[-1] < plan.high:
+        loads.append(min(loads[-1] * plan.factor, plan.high))
+    windows = [length.window_s(load, plan.open) for load in loads] + [seconds] * closing
+    most = sum(window + length.warm_up_s(window) for window in windows)
+    return (
+        f"up to {len(loads)} steps from {plan.low:g} to {plan.high:g}, as far as the server keeps up, and about "
+        f"{closing} to close in: {f'{most:.0f} s' if most < 100 else f'{most / 60:.0f} min'} at the most, and longer "
+        "where noise makes it repeat steps"
+    )
+
+
+def closing_steps(plan: Plan) -> int:
+    """Return how often the gaps around the points that are looked for are halved, until they are within tolerance."""
+    points = 1 if plan.share is None else 2
+    gap, tolerance = math.log(min(plan.factor, plan.high / plan.low)), math.log1p(plan.tolerance)
+    return points * max(math.ceil(math.log2(max(gap, tolerance) / tolerance)), 0)
 
 
 def _command(scenario: Scenario, plan: Plan, slo: str | None, seconds: float, seed: int, http: bool) -> str:
@@ -153,17 +165,6 @@ def _command(scenario: Scenario, plan: Plan, slo: str | None, seconds: float, se
         "--http" if http else "",
     ]
     return " ".join(["inflight load sweep", scenario.name, *(option for option in options if option)])
-
-
-def _conclude(result: SweepResult, output: Path) -> None:
-    """Say what was found, then write the result directory: what is said is not lost where nothing can be written."""
-    if not result.levels:
-        raise ScenarioError("nothing was measured: the first step was interrupted")
-    for line in result.lines:
-        typer.echo(line)
-    write_sweep(output, result)
-    page = sweep_page(result)
-    _console.print(f"{write_report(output, page)}", markup=False, soft_wrap=True)
 
 
 def _tell(line: str) -> None:

@@ -1,21 +1,27 @@
-"""A sweep against a server: each step is a load test of its own, and the server is idle before the next."""
+"""A sweep against a server: each step is a load test of its own, warm-up first; the server is idle before the next."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from inflight.client import GenerateOptions
 from inflight.errors import InflightError
+from inflight.load.arrivals import Phase
 from inflight.load.result import LoadResult
 from inflight.load.run_command import Target, run_scenario
 from inflight.load.runner import client_for
-from inflight.load.scenario import Scenario, ScenarioError, Slo
-from inflight.load.sweep.scenario import Kind, StepLength, step_scenario
+from inflight.load.scenario import Scenario, ScenarioError
 from inflight.load.sweep.search import Search
 from inflight.load.sweep.step import Step
 
+MOST_STRETCH = 3
+"""How many times as long as asked for a window may get, to see enough requests."""
+_ENOUGH_REQUESTS = 100
+"""In a window: a share of 95 % is five of them."""
+_SHORTEST_WARM_UP = 0.25
+"""Of the window."""
 FAILURE_LIMIT = 0.02
 """A step of which more than 2 % of the requests end with an error is no answer: below it, errors alone cannot pass for
 a server that does not keep up."""
@@ -26,33 +32,60 @@ class SweepError(InflightError):
     """A sweep that cannot go on; the message is one line."""
 
 
+@dataclass(frozen=True)
+class StepLength:
+    """How long a step lasts. It is fixed before the step begins: a step that ended at a moment chosen by what it
+    measures would be biased towards what ends it."""
+
+    seconds: float
+    """Shortest length of the window that is measured."""
+    slowest_s: float = 0.0
+    """How long the slowest requests take on a server without load (95th percentile of E2E); 0: it is not known yet."""
+
+    def window_s(self, load: float, is_open: bool) -> float:
+        """Return the length of the window: enough requests, each of which is short beside it, but no more than
+        ``MOST_STRETCH`` times ``seconds``."""
+        expected = load if is_open else load / max(self.slowest_s, 1e-3)
+        wanted = max(_ENOUGH_REQUESTS / expected, 4 * self.slowest_s)
+        return min(max(self.seconds, wanted), MOST_STRETCH * self.seconds)
+
+    def warm_up_s(self, window_s: float) -> float:
+        """Return the time before the window: requests must have begun to end before it begins."""
+        return max(_SHORTEST_WARM_UP * window_s, 1.5 * self.slowest_s)
+
+
+def step_scenario(base: Scenario, is_open: bool, load: float, length: StepLength) -> Scenario:
+    """Return ``base`` at one load: classes, seed and, of an open loop, the kind of arrivals are its own."""
+    window = length.window_s(load, is_open)
+    warm_up = length.warm_up_s(window)
+    what: dict[str, object] = {"rate": load} if is_open else {"concurrency": round(load)}
+    if is_open and base.phases and base.phases[0].open:
+        steady = next(phase for phase in base.phases if phase.steady)
+        what["arrivals"] = steady.arrivals
+        if steady.arrivals == "gamma":
+            what["burstiness"] = steady.burstiness
+    phases = (
+        Phase.model_validate({"name": "warm-up", "duration_s": warm_up, "steady": False, **what}),
+        Phase.model_validate({"name": "steady", "duration_s": window, **what}),
+    )
+    # An overloaded server has at most this load's share of the step to work off.
+    return base.model_copy(update={"phases": phases, "drain_s": max(base.drain_s, 2 * (window + warm_up))})
+
+
+@dataclass
 class Sweep:
     """Measures the steps of a sweep; ``measure`` is what a ``Search`` calls."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        target: Target,
-        kind: Kind,
-        slo: Slo | None,
-        seconds: float,
-        seed: int,
-        tell: Callable[[str], object],
-    ) -> None:
-        """
-        Args:
-            scenario: its requests are sent.
-            target: where to.
-            kind: what a load is.
-            slo: in place of the scenario's limits.
-            seconds: length of a step's window, at least.
-            seed: of the first run at each load; repeats count up from it.
-            tell: is given a line about each step.
-        """
-        self._scenario, self._target, self._kind, self._slo = scenario, target, kind, slo
-        self._seed, self._tell = seed, tell
-        self._length = StepLength(seconds, 0.0)
-        self._first = True
+    scenario: Scenario
+    target: Target
+    open: bool
+    """Whether a load is sessions per second; else sessions at a time."""
+    length: StepLength
+    """How long requests take is learnt by the first step."""
+    seed: int
+    """The seed of the first run at each load; repeats count up from it."""
+    tell: Callable[[str], object]
+    """Takes a line about each step."""
 
     def measure(self, load: float, repeat: int) -> Step:
         """Run one step.
@@ -62,24 +95,24 @@ class Sweep:
             ScenarioError: no request of the first step was answered.
             SweepError: requests failed; those that the server refuses are part of an answer.
         """
-        self._tell(f"{load:g} {unit(self._kind)}{f', repeat {repeat}' if repeat else ''}")
+        unit = "sessions/s" if self.open else "sessions at a time"
+        self.tell(f"{load:g} {unit}{f', repeat {repeat}' if repeat else ''}")
         result = self._run(load, repeat)
-        if self._first:
+        if not self.length.slowest_s:
             result = self._after_first(load, repeat, result)
         step = Step.of(load, result)
         if step.failed > FAILURE_LIMIT * step.sent:
             raise SweepError(
                 f"at a load of {load:g}, {step.failed} of {step.sent} requests failed; the first with {_error(result)}"
             )
-        self._drain(step)
-        self._tell(f"  {describe(step)}")
+        if step.left:
+            asyncio.run(self._drain())
+        self.tell(f"  {describe(step)}")
         return step
 
     def _run(self, load: float, repeat: int) -> LoadResult:
-        scenario = step_scenario(self._scenario, self._kind, load, self._length, self._slo)
-        result = run_scenario(scenario, self._target, self._seed + repeat, "inflight load sweep")
-        if result.fault:
-            raise SweepError(result.fault)
+        scenario = step_scenario(self.scenario, self.open, load, self.length)
+        result = run_scenario(scenario, self.target, self.seed + repeat, "inflight load sweep")
         if result.fault:
             raise SweepError(result.fault)
         if result.interrupted:
@@ -88,26 +121,20 @@ class Sweep:
 
     def _after_first(self, load: float, repeat: int, result: LoadResult) -> LoadResult:
         """Learn how long requests take, and measure again if the step was too short for that."""
-        figures = result.figures()
+        figures = result.figures
         if figures.e2e_ms is None:
             ended = ", ".join(f"{count} {name}" for name, count in figures.outcomes.items()) or "none was sent"
             raise ScenarioError(f"at the lowest load, {load:g}, no request was answered ({ended}); {_error(result)}")
-        before, self._length = self._length, replace(self._length, slowest_s=figures.e2e_ms.p95 / 1000)
-        self._first = False
-        window = before.window_s(load, self._kind)
-        if before.warm_up_s(window) >= 1.5 * self._length.slowest_s and window >= 4 * self._length.slowest_s:
+        before, self.length = self.length, replace(self.length, slowest_s=figures.e2e_ms.p95 / 1000)
+        window, slowest_s = before.window_s(load, self.open), self.length.slowest_s
+        if before.warm_up_s(window) >= 1.5 * slowest_s and window >= 4 * slowest_s:
             return result
-        self._tell(f"  requests take {self._length.slowest_s:.1f} s: the step was too short, again")
+        self.tell(f"  requests take {slowest_s:.1f} s: the step was too short, again")
         return self._run(load, repeat)
 
-    def _drain(self, step: Step) -> None:
-        """Wait until the server has nothing left to do. It has nothing where all requests have ended by themselves;
-        where some were cut off, a last one waits for its turn behind them."""
-        if step.left:
-            asyncio.run(self._probe())
-
-    async def _probe(self) -> None:
-        async with client_for(self._target.url, self._target.http) as client:
+    async def _drain(self) -> None:
+        """Wait until the server has done with requests that were cut off: one more waits for its turn behind them."""
+        async with client_for(self.target.url, self.target.http) as client:
             await client.generate(_PROBE, GenerateOptions(max_tokens=1))
 
 
@@ -126,11 +153,6 @@ def run_search(search: Search) -> str:
             raise
         return str(error)
     return ""
-
-
-def unit(kind: Kind) -> str:
-    """Return what a load counts."""
-    return "sessions/s" if kind == "rate" else "sessions at a time"
 
 
 def describe(step: Step) -> str:

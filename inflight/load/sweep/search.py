@@ -1,6 +1,20 @@
-"""Which loads a sweep tries: up until the server is saturated, then closer and closer to what is asked for.
+"""Which loads a sweep tries, and what it finds: the knee of the throughput-latency curve, and the highest load that
+keeps the limits.
 
-It calls a function that measures one load, and knows nothing of servers and requests.
+It tries higher loads until the server is saturated, and then comes closer and closer to both points. It calls a
+function that measures one load, and knows nothing of servers and requests.
+
+R. Jain (The Art of Computer Systems Performance Analysis, 1991, section 3.3) calls the two the knee capacity and the
+usable capacity. Where the knee is depends on the loop:
+
+closed loop   the concurrency with the most power, throughput / mean latency (L. Kleinrock, "Power and Deterministic
+              Rules of Thumb", ICC 1979). Below it a request more adds throughput, above it only waiting. Of a server
+              with c places that is c, or as N = X * R says (Little's law) the N at which the asymptotes
+              X = N / R_min and X = X_max meet.
+open loop     the rate at which the asymptotes X = offered and X = X_max meet: below it everything is answered, above
+              it the queue grows for as long as the load lasts, and latencies say how long that was and nothing else.
+              X_max is the highest throughput of all steps; steps above the knee show it best, as they never idle. A
+              session is one request there, so the knee is at X_max sessions per second.
 """
 
 from __future__ import annotations
@@ -39,11 +53,11 @@ class Plan:
     high: float
     """The lowest and the highest load to try."""
     factor: float = 2.0
-    """From one load of the way up to the next."""
+    """Ratio of two neighbouring loads on the way up."""
     tolerance: float = 0.05
     """The two loads that an answer lies between differ by no more, as a share; neighbouring numbers of sessions may."""
     share: float | None = None
-    """Of the requests that must keep every limit; None: there are no limits to keep."""
+    """Share of the requests that must keep every limit; None: there are no limits to keep."""
     repeats: int = 3
     """How often a load is measured at most, where noise decides."""
 
@@ -52,18 +66,14 @@ class Search:
     """One sweep. ``levels`` has what was measured, also when ``run`` was interrupted."""
 
     def __init__(self, plan: Plan, measure: Callable[[float, int], Step]) -> None:
-        """
-        Args:
-            plan: what to find.
-            measure: runs one step at a load; the second argument counts its repeats, from 0.
-        """
+        """``measure`` runs one step at a load; its second argument counts the load's repeats, from 0."""
         self.plan = plan
         self._measure = measure
         self._tried: dict[float, list[Step]] = {}
 
     @property
     def levels(self) -> list[Level]:
-        """What was measured, by load."""
+        """All loads that were measured, in rising order."""
         return [Level(load, tuple(steps)) for load, steps in sorted(self._tried.items())]
 
     def run(self) -> None:
@@ -87,16 +97,11 @@ class Search:
                 return
             if not self.plan.open and self._gains_no_more():
                 past_knee += 1
-                if not self._limits_hold(level) or past_knee > STEPS_PAST_KNEE:
+                limits_hold = self.plan.share is not None and keeping_limits(self.plan).passes(level)
+                if not limits_hold or past_knee > STEPS_PAST_KNEE:
                     return
-            load = min(self._higher(load), self.plan.high)
-
-    def _limits_hold(self, level: Level) -> bool:
-        return self.plan.share is not None and keeping_limits(self.plan).passes(level)
-
-    def _higher(self, load: float) -> float:
-        higher = self._whole(load * self.plan.factor)
-        return higher if self.plan.open else max(higher, load + 1)
+            higher = self._whole(load * self.plan.factor)
+            load = min(higher if self.plan.open else max(higher, load + 1), self.plan.high)
 
     def _gains_no_more(self) -> bool:
         *_, last = levels = self.levels
@@ -184,3 +189,89 @@ def borders(levels: Sequence[Level], passes: Callable[[Level], bool]) -> tuple[L
             return passing, level
         passing = level
     return passing, None
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The knee of the throughput-latency curve."""
+
+    load: float
+    """Sessions per second, or at a time."""
+    requests_per_second: float
+    output_tokens_per_second: float
+    below: float | None
+    """Open loop: the highest load that the server kept up with, of those that are no more than it ever answered."""
+    above: float | None
+    """Open loop: the lowest that it did not keep up with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """The highest load that keeps the limits."""
+
+    load: float
+    goodput: float
+    """Requests per second."""
+    attainment: float
+    """Share of the requests that kept every limit."""
+    broken_at: float | None
+    """The lowest load at which the server broke them; None: none that was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a sweep has found."""
+
+    knee: Knee | None
+    usable: Usable | None
+    notes: tuple[str, ...]
+    """Why something was not found, or what holds it back."""
+
+
+def find(plan: Plan, levels: Sequence[Level]) -> Findings:
+    """Return what the measured levels say; a sweep that was interrupted may have found less."""
+    notes = []
+    if bound := [level.load for level in levels if level.client_bound]:
+        notes.append(
+            f"The client was the bottleneck at a load of {min(bound):g}: it is no answer, and what lies above it was "
+            f"not measured."
+        )
+    told = [level for level in levels if not level.client_bound]
+    knee = (_open_knee if plan.open else _closed_knee)(told)
+    if knee is None:
+        notes.append("No knee: the highest load that was measured did not saturate the server.")
+    usable = None
+    if plan.share is not None:
+        passing, failing = borders(told, keeping_limits(plan).passes)
+        if passing is not None:
+            broken_at = None if failing is None else failing.load
+            usable = Usable(passing.load, passing.goodput or 0.0, passing.attainment, broken_at)
+            if failing is None:
+                notes.append("The limits held at every load that was measured: the highest may be higher.")
+        elif failing is not None:
+            notes.append("Even the lowest load that was measured did not keep the limits.")
+    return Findings(knee, usable, tuple(notes))
+
+
+def _open_knee(levels: list[Level]) -> Knee | None:
+    _, failing = borders(levels, keeping_up().passes)
+    if failing is None:
+        return None
+    best = max(levels, key=lambda level: level.answered)
+    load = min(best.answered, failing.load)
+    return Knee(
+        load=load,
+        requests_per_second=best.answered,
+        output_tokens_per_second=best.output_tokens_per_second,
+        # What was answered tells more than a queue that has hardly begun to grow.
+        below=max((level.load for level in levels if level.load <= load and level.load < failing.load), default=None),
+        above=failing.load,
+    )
+
+
+def _closed_knee(levels: list[Level]) -> Knee | None:
+    """Return the level with the most power; at the highest load of all it may still be on its way up."""
+    best = max(levels, key=lambda level: level.power, default=None)
+    if best is None or best is levels[-1] or not best.power:
+        return None
+    return Knee(best.load, best.answered, best.output_tokens_per_second, below=None, above=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from inflight.load.measurements import Figures, RequestRecord
 from inflight.load.result import LoadResult
@@ -29,7 +30,7 @@ class Step:
     """Sessions per second (open loop) or sessions at a time (closed loop)."""
     seed: int
     figures: Figures
-    """Of the steady window."""
+    """The figures of the steady window."""
     offered: float
     """Requests per second that came in the window."""
     answered: float
@@ -51,9 +52,8 @@ class Step:
     @classmethod
     def of(cls, load: float, result: LoadResult) -> Step:
         """Return the step that a load test at ``load`` was."""
-        figures, (begin, end) = result.figures(), result.window
+        figures, (begin, end) = result.figures, result.window
         done = [one for one in result.records if one.outcome in ("completed", "cancelled")]
-        judged = figures.judged
         return cls(
             load=load,
             seed=result.seed,
@@ -61,13 +61,18 @@ class Step:
             offered=figures.requests / (end - begin),
             answered=sum(begin <= one.ended_s < end for one in done) / (end - begin),
             in_flight=(in_flight(result.records, begin), in_flight(result.records, end)),
-            good=round((figures.slo_attainment or 0.0) * judged),
-            judged=judged,
+            good=round((figures.slo_attainment or 0.0) * figures.judged),
+            judged=figures.judged,
             left=sum(one.outcome == "unfinished" for one in result.records),
             failed=sum(one.outcome == "failed" for one in result.records),
             sent=len(result.records),
             client_reasons=result.client.reasons,
         )
+
+    @property
+    def window_s(self) -> float:
+        """Length of the steady window."""
+        return self.figures.window_s[1] - self.figures.window_s[0]
 
 
 def in_flight(records: Sequence[RequestRecord], at_s: float) -> int:
@@ -94,24 +99,24 @@ class Level:
 
     @property
     def offered(self) -> float:
-        """Requests per second."""
-        return _mean([step.offered for step in self.steps])
+        """Requests per second that came."""
+        return fmean(step.offered for step in self.steps)
 
     @property
     def answered(self) -> float:
-        """Requests per second."""
-        return _mean([step.answered for step in self.steps])
+        """Requests per second that were answered."""
+        return fmean(step.answered for step in self.steps)
 
     @property
     def output_tokens_per_second(self) -> float:
         """Output tokens per second."""
-        return _mean([step.figures.output_tokens_per_second for step in self.steps])
+        return fmean(step.figures.output_tokens_per_second for step in self.steps)
 
     @property
     def goodput(self) -> float | None:
         """Requests per second that kept every limit; None: there are no limits."""
         known = [step.figures.goodput for step in self.steps if step.figures.goodput is not None]
-        return _mean(known) if known else None
+        return fmean(known) if known else None
 
     @property
     def attainment(self) -> float:
@@ -137,7 +142,7 @@ class Level:
         server that keeps up each is a Poisson number, and the variance of their difference the sum of the two
         (J. G. Skellam, Journal of the Royal Statistical Society 109, 1946). The longer the requests, the wider it is.
         """
-        came = sum(step.offered * (step.figures.window_s[1] - step.figures.window_s[0]) for step in self.steps)
+        came = sum(step.offered * step.window_s for step in self.steps)
         if not came:
             return 0.0, 1.0
         half = _SURE_Z * math.sqrt(sum(sum(step.in_flight) for step in self.steps)) / came
@@ -146,12 +151,7 @@ class Level:
     @property
     def queue_growth(self) -> float:
         """Requests per second by which the number in flight grew."""
-        return _mean(
-            [
-                (step.in_flight[1] - step.in_flight[0]) / (step.figures.window_s[1] - step.figures.window_s[0])
-                for step in self.steps
-            ]
-        )
+        return fmean((step.in_flight[1] - step.in_flight[0]) / step.window_s for step in self.steps)
 
     @property
     def keeps_up(self) -> bool:
@@ -168,7 +168,7 @@ class Level:
     def mean_e2e_s(self) -> float | None:
         """Mean time of a request; None: none completed."""
         known = [step.figures.e2e_ms.mean for step in self.steps if step.figures.e2e_ms is not None]
-        return _mean(known) / 1000 if known else None
+        return fmean(known) / 1000 if known else None
 
     @property
     def power(self) -> float:
@@ -184,7 +184,3 @@ def wilson(good: int, judged: int) -> tuple[float, float]:
     middle = (share + weight / 2) / (1 + weight)
     half = _Z / (1 + weight) * math.sqrt(share * (1 - share) / judged + weight / (4 * judged))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -26,8 +26,8 @@ from inflight.engine.loop import EngineLoop
 from inflight.engine.request import FinishReason, Output
 from inflight.errors import EngineFailure
 from inflight.text.tokenizer import Tokenizer
-from inflight.triton import adapter, responses
-from inflight.triton.engine_inputs import Delivery, Part, read_request
+from inflight.triton import adapter
+from inflight.triton.request_reader import OutputOptions, SubRequest, read_request
 
 FACTS = json.loads((Path(__file__).resolve().parents[3] / "facts/tensorrt_llm_model.json").read_text())
 REQUIRED = (
@@ -44,8 +44,8 @@ class Running:
     """One request, until its last response."""
 
     sender: adapter.TritonSender
-    delivery: Delivery
-    parts: dict[int, Part]
+    options: OutputOptions
+    subrequests: dict[int, SubRequest]
     arrival_ns: int
     request_id: str
     made: dict[int, Output] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def parse(name: str, kind: str, value: str) -> None:
     if word == "float":
         float(value)
     if kind.startswith("csv ints"):
-        [int(part) for part in value.replace(";", ",").split(",")]
+        [int(subrequest) for subrequest in value.replace(";", ",").split(",")]
 
 
 def _with_upstreams_defaults(arrays: adapter.Arrays) -> adapter.Arrays:
@@ -158,42 +158,48 @@ class TritonPythonModel:
             raise RuntimeError("upstream's engine would end at a stop word before min_tokens; nobody asked for that")
         arrays = _with_upstreams_defaults(arrays)
         kind = "pytorch"  # what stands in; the tensors that it has and upstream has not are in no pbtxt of this model
-        delivery, parts = read_request(arrays, request_id, self._limits, self._vocab_size, self._decoupled, engine=kind)
-        running = Running(sender, delivery, {one.request.key: one for one in parts}, time.monotonic_ns(), request_id)
+        options, subrequests = read_request(
+            arrays, request_id, self._limits, self._vocab_size, self._decoupled, engine=kind
+        )
+        running = Running(
+            sender, options, {one.request.key: one for one in subrequests}, time.monotonic_ns(), request_id
+        )
         with self._lock:
-            self._running |= dict.fromkeys(running.parts, running)
+            self._running |= dict.fromkeys(running.subrequests, running)
             self._newest[request_id] = running
-        self._loop.submit(*(part.request for part in parts))
+        self._loop.submit(*(subrequest.request for subrequest in subrequests))
 
     def _deliver(self, output: Output) -> None:
         running = self._running[output.key]
-        output = running.made[output.key] = responses.join(running.made.get(output.key), output)
-        if not (running.delivery.streaming or output.finished):
+        made = running.made.setdefault(output.key, Output(output.key))
+        made.extend(output)
+        output = made
+        if not (running.options.streaming or output.finished):
             return
         del running.made[output.key]
-        part = running.parts[output.key]
+        subrequest = running.subrequests[output.key]
         if output.finished:
             with self._lock:
-                del self._running[output.key], running.parts[output.key]
+                del self._running[output.key], running.subrequests[output.key]
         if output.error is not None:
             text = f"Executor failed process requestId {output.key} due to the following error: {output.error}"
             running.sender.fail(EngineFailure(text))
             return
         stopped = output.finish_reason is FinishReason.CANCELLED
-        tokens = [] if stopped and running.delivery.streaming else output.tokens
-        whole = running.delivery.streaming or running.delivery.exclude_input
+        tokens = [] if stopped and running.options.streaming else output.tokens
+        whole = running.options.streaming or running.options.exclude_input
         running.sender.send(
-            self._response(running, part, output, tokens if whole else part.request.prompt + tokens),
-            final=not running.parts,
+            self._response(running, subrequest, output, tokens if whole else subrequest.request.prompt + tokens),
+            final=not running.subrequests,
         )
 
-    def _response(self, running: Running, part: Part, output: Output, ids: list[int]) -> adapter.Arrays:
-        delivery = running.delivery
+    def _response(self, running: Running, subrequest: SubRequest, output: Output, ids: list[int]) -> adapter.Arrays:
+        options = running.options
         arrays: adapter.Arrays = {
             "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
             "sequence_length": np.array([[len(ids)]], np.int32),
         }
-        if delivery.log_probs:
+        if options.log_probs:
             made = running.log_probs.setdefault(output.key, [])
             made += output.log_probs or []
             arrays["cum_log_probs"] = np.array([[sum(made)]], np.float32)
@@ -202,22 +208,22 @@ class TritonPythonModel:
             running.context_logits[output.key] = np.asarray(output.context_logits, np.float32)[None]
         if output.key in running.context_logits:  # in every response from then on
             arrays["context_logits"] = running.context_logits[output.key]
-        if part.request.sampling.generation_logits:
+        if subrequest.request.sampling.generation_logits:
             rows = np.asarray(output.generation_logits or [], np.float32).reshape(-1, self._vocab_size)
-            room = part.request.sampling.max_tokens - len(rows)
+            room = subrequest.request.sampling.max_tokens - len(rows)
             streamed = rows[None, : len(ids), None]
             arrays["generation_logits"] = (
-                streamed if delivery.streaming else np.pad(rows, ((0, room), (0, 0)))[None, None]
+                streamed if options.streaming else np.pad(rows, ((0, room), (0, 0)))[None, None]
             )
-        if delivery.batch_size > 1:
-            arrays["batch_index"] = np.array([[part.batch_index]], np.int32)
-        if delivery.sequences > 1:
-            arrays["sequence_index"] = np.array([[part.sequence_index]], np.int32)
-        if delivery.num_input_tokens:
-            arrays["num_input_tokens"] = np.array([[len(part.request.prompt)]], np.int32)
-        if delivery.num_output_tokens:
+        if options.batch_size > 1:
+            arrays["batch_index"] = np.array([[subrequest.batch_index]], np.int32)
+        if options.sequences > 1:
+            arrays["sequence_index"] = np.array([[subrequest.sequence_index]], np.int32)
+        if options.num_input_tokens:
+            arrays["num_input_tokens"] = np.array([[len(subrequest.request.prompt)]], np.int32)
+        if options.num_output_tokens:
             arrays["num_output_tokens"] = np.array([[len(ids)]], np.int32)
-        if delivery.perf_metrics:
+        if options.perf_metrics:
             # A request that was stopped ends without the time of a last token.
             ended = output.finished and output.finish_reason is not FinishReason.CANCELLED
             arrays |= self._perf_metrics(running, ended)

@@ -17,7 +17,7 @@ import torch
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
-from inflight.engine.kv.retention import Retention, RetentionRange
+from inflight.engine.kvcache.retention import Retention, RetentionRange
 from inflight.engine.loop import EngineLoop
 from inflight.engine.request import Output, Request
 from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
@@ -211,7 +211,7 @@ class Generator:
     def _say(self, result: RequestOutput, text: str, params: Any) -> None:
         """Answer a guided request with a text that its guide allows."""
         assert self._tokenizer is not None
-        tokens = self._tokenizer.encode_words([text])[0][: params.max_tokens]
+        tokens = self._tokenizer.encode_batch([text])[0][: params.max_tokens]
 
         def respond(result: RequestOutput) -> None:
             result.outputs[0].token_ids.extend(tokens)

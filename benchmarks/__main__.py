@@ -1,0 +1,32 @@
+"""``make bench ARGS=...``: the benchmarks of Inflight and of its parts, one command for each."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from benchmarks import engine_commands, server_commands
+from benchmarks.profile.command import profile
+
+bench = typer.Typer(help="Measure Inflight.", add_completion=False, pretty_exceptions_enable=False)
+for _command in (
+    engine_commands.engine,
+    engine_commands.headlines,
+    engine_commands.scheduler,
+    engine_commands.soak,
+    profile,
+    server_commands.pipeline,
+    server_commands.tokenizer,
+    server_commands.observability,
+    server_commands.locust,
+    server_commands.recovery,
+    server_commands.stop,
+    server_commands.soak_server,
+    server_commands.hostile,
+):
+    bench.command()(_command)
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the commands report what fails in one line, and gRPC not at all
+    bench(prog_name="python -m benchmarks")

@@ -1,0 +1,198 @@
+"""The commands that measure a server from outside: its stages, what it shows, and how it stands faults and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import pipeline as measured
+from benchmarks.command import FOLDER, Output, OutputFile, Page, command_line, console, report_results, report_rows
+from benchmarks.locust_beside_load import compare_tools
+from benchmarks.observability import EngineLoad, measure_observability
+from inflight.errors import EngineFailure
+from inflight.report.failures import one_line_errors
+from inflight.resources import DEMO, bundled
+
+_SOAK_PAGE = Page(
+    "The soak of a server",
+    "A real server on this machine, asked by all its features at random for minutes, and then stopped. Written by "
+    '`make bench ARGS="soak-server --output docs/results/soak"`; [the documentation](../../benchmarks.md) says what is '
+    "asked, and what counts as a fault.",
+    ("memory", "ends"),
+)
+_SERVING_PAGE = Page(
+    "The server as a whole",
+    "`inflight serve` from outside, with the demo. Written by "
+    '`make bench ARGS="recovery --output docs/results/serving"`, and with `stop` in place of `recovery`.',
+    ("recovery", "stop"),
+)
+_HOSTILE_PAGE = Page(
+    "Hostile requests",
+    "Random requests of every bad kind that we know, over HTTP and gRPC, from a seed, to a server on the same machine, "
+    'beside neighbours whose answers have to stay right. Written by `make bench ARGS="hostile --output '
+    'docs/results/hostile"`. What no server of this kind survives is in SECURITY.md, and is not sent.',
+    ("hostile",),
+)
+
+
+def pipeline(
+    streams: Annotated[list[int] | None, typer.Option(help="Streams at once; repeat for several.")] = None,
+    step_ms: Annotated[list[float] | None, typer.Option(help="Time of an engine step; repeat for several.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 5,
+    model: Annotated[Path, typer.Option(help="Checkpoint whose tokenizer is used.")] = DEMO / "model",
+    output: OutputFile = None,
+) -> None:
+    """Stream through the real ensemble with an engine that costs nothing: what the stages can do."""
+
+    def results() -> Iterator[measured.PipelineResult]:
+        for step in step_ms or [0.0, 2.0]:
+            with measured.replay_server(model, step) as server:
+                for count in streams or [1, 8, 32, 128]:
+                    console.print(f"{count} streams, {step:g} ms per step")
+                    yield measured.measure(server, count, step, seconds)
+
+    title = "The pipeline, with an engine that costs nothing"
+    report_rows(results, title, command_line("pipeline", f"--seconds {seconds:g}"), output)
+
+
+def tokenizer(
+    words: Annotated[list[int] | None, typer.Option(help="Words per prompt; repeat for several.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement; there are ten per row.")] = 2,
+    model: Annotated[Path, typer.Option(help="Checkpoint whose tokenizer is used.")] = DEMO / "model",
+    output: OutputFile = None,
+) -> None:
+    """Compare the tokenizer stage with the upstream ensemble's, rebuilt (it needs transformers)."""
+    from benchmarks.tokenizer import measure_tokenizers  # with gRPC, which no other command needs to start
+
+    title = "The tokenizer stage and upstream's preprocessing, requests per second"
+    report_rows(
+        lambda: measure_tokenizers(model, words or [10, 100, 500], seconds),
+        title,
+        command_line("tokenizer", f"--seconds {seconds:g}"),
+        output,
+    )
+
+
+def locust(
+    users: Annotated[list[int] | None, typer.Option(min=1, help="Users at once; repeat for several.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each tool measures.")] = 3,
+    seconds: Annotated[float, typer.Option(min=6, help="Length of each measurement, of which 5 s are left out.")] = 12,
+    output: OutputFile = None,
+) -> None:
+    """Measure one server by `inflight load` and by locust in turn: how far their figures are apart."""
+    report_rows(
+        lambda: compare_tools(users or [1, 8, 32], rounds, seconds, console.print),
+        "One server, measured by inflight load and by locust",
+        command_line("locust", f"--rounds {rounds} --seconds {seconds:g}"),
+        output,
+    )
+
+
+def observability(
+    engine: Annotated[list[str] | None, typer.Option(help="engine.kind; repeat for several.")] = None,
+    step_ms: Annotated[
+        list[float] | None, typer.Option(min=0, help="Time of a step of the replay engine; repeat for several.")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured.")] = 7,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, help="Length of each measurement; there are three per round.")
+    ] = 1.5,
+    model: Annotated[Path, typer.Option(help="Checkpoint to serve.")] = DEMO / "model",
+    output: OutputFile = None,
+) -> None:
+    """Compare a server that shows nothing with one that has metrics, and one that has metrics and traces."""
+    if step_ms and engine and "replay" not in engine:
+        raise typer.BadParameter("only the replay engine's steps can be set", param_hint="--step-ms")
+    chosen = [*(f"--engine {one}" for one in engine or ()), *(f"--step-ms {one:g}" for one in step_ms or ())]
+    loads = [
+        EngineLoad(kind, step)
+        for kind in engine or ["replay", "pytorch"]
+        for step in (step_ms or [0.0, 10.0] if kind == "replay" else [None])
+    ]
+    report_rows(
+        lambda: measure_observability(model, loads, streams, rounds, seconds, console.print),
+        "What metrics and traces cost",
+        command_line("observability", *chosen, f"--streams {streams} --rounds {rounds} --seconds {seconds:g}"),
+        output,
+    )
+
+
+def recovery(
+    streams: Annotated[int, typer.Option(min=2, max=64, help="Streams that run when a process is hurt.")] = 32,
+    output: Output = None,
+) -> None:
+    """Kill and stop each process of a server under streams; measure until these end, and until it answers again."""
+    with one_line_errors(console):
+        from benchmarks.recovery import measure_recovery
+
+    command = command_line("recovery", f"--streams {streams}")
+    report_results(lambda: [measure_recovery(streams, console.print)], command, output, _SERVING_PAGE)
+
+
+def stop(
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Stops beside each kind of client.")] = 5,
+    output: Output = None,
+) -> None:
+    """Stop a server beside no client, an idle connection, a Prometheus and a stream; measure how long that takes."""
+    with one_line_errors(console):
+        from benchmarks.stop import measure_stop
+
+    command = command_line("stop", f"--rounds {rounds}")
+    report_results(lambda: [measure_stop(rounds, console.print)], command, output, _SERVING_PAGE)
+
+
+def soak_server(
+    directory: Annotated[Path, typer.Argument(help="Deployment directory.")] = DEMO,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of load.")] = 20,
+    clients: Annotated[int, typer.Option(min=1, max=200, help="Requests at once.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
+    raw: Annotated[Path, typer.Option(help="Where every sample and every wrong end is written.")] = FOLDER
+    / "soak-server.json",
+    output: Output = None,
+) -> None:
+    """Serve a deployment under random load for some minutes and stop it; fail if it grows, loses a stream or hangs."""
+    with one_line_errors(console):
+        from benchmarks.server_soak.report import faults, results
+        from benchmarks.server_soak.run import serve_and_soak, write_raw
+
+        soaked = serve_and_soak(bundled(directory), minutes, clients, seed, console.print)
+        write_raw(soaked, raw)
+    command = command_line("soak-server", f"--minutes {minutes:g} --clients {clients} --seed {seed}")
+    report_results(lambda: results(soaked), command, output, _SOAK_PAGE)
+    with one_line_errors(console):
+        if found := faults(soaked):
+            raise EngineFailure(f"{'; '.join(found)}; {raw} has the whole of it")
+
+
+def hostile(
+    http: Annotated[str, typer.Option(help="HTTP address of a server on this machine.")] = "127.0.0.1:8000",
+    grpc: Annotated[str, typer.Option(help="Its gRPC address.")] = "127.0.0.1:8001",
+    metrics: Annotated[str, typer.Option(help="The address of its metrics.")] = "127.0.0.1:8002",
+    requests: Annotated[int, typer.Option(min=20, help="How many requests.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first request, to repeat a part of a run.")] = 0,
+    output: Output = None,
+) -> None:
+    """Send hostile requests to a server on this machine; fail if it ends, leaks or answers its neighbours wrongly."""
+    with one_line_errors(console):
+        from benchmarks.hostile.siege import besiege, siege_result
+        from benchmarks.hostile.target import Places, own_address
+
+        places = Places(
+            own_address(http, "--http", "http"),
+            own_address(grpc, "--grpc", "grpc"),
+            own_address(metrics, "--metrics", "http"),
+        )
+        siege = besiege(places, requests, seed, first, console.print)
+    command = command_line("hostile", f"--requests {requests} --seed {seed}")
+    report_results(lambda: [siege_result(siege)], command, output, _HOSTILE_PAGE)
+    with one_line_errors(console):
+        flaws = siege.flaws()
+        for flaw in flaws:
+            console.print(flaw, style="red", markup=False, soft_wrap=True)
+        if flaws:
+            raise EngineFailure(f"{len(flaws)} things are not as they should be")

@@ -1,0 +1,364 @@
+"""Attention over the paged KV cache in plain PyTorch, for any device: the reference for ``triton_backend``.
+
+Each longer chunk of a prompt is attended alone. Single queries, as in decoding and in the verification of drafts, are
+attended all at once, and so are short chunks where that costs no copies: a row is one token's query, with the slots of
+the keys that it attends to. There are two ways to compute the same for rows: ``SparseDecodeAttention`` reads keys and
+values where they lie; ``GatherDecodeAttention`` copies them into rows first, and serves every type and device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inflight.engine.kvcache.pool import KvPool
+
+_LANES = 16
+"""Rows are padded to a multiple of it, so that a row's sums are the same whatever the longest row is."""
+_SHORT_LENGTH = 64
+"""Shorter rows count as being so long: below, a bucket of their own costs more than padding."""
+_MAX_ROW_CHUNK = 16
+"""Chunks of no more tokens are attended row by row, where rows cost no copies."""
+_MAX_BUCKET_SLOTS = 2**17
+"""Slots that the rows of a bucket attend to in all: each of them takes memory for each head, all at once."""
+_MAX_KEPT_SLOTS = 2**20
+"""Slots of all rows up to which sparsity patterns are kept from layer to layer: 8 bytes for each slot and head."""
+
+
+@dataclass(frozen=True)
+class QueryRange:
+    """The tokens of one sequence in a step: they lie in a row in the packed batch, and each is a query of attention."""
+
+    first: int
+    """Index of the first of them in the packed batch."""
+    start: int
+    """Position of the first of them in the sequence."""
+    count: int
+    """How many they are."""
+    blocks: Sequence[int]
+    """The sequence's blocks, enough for all tokens up to the last of these; there may be more."""
+    paths: Sequence[Sequence[int]] = ()
+    """Where the last tokens are a tree of drafts: of each one, the indices in the tree of its ancestors and its own."""
+
+    @property
+    def stop(self) -> int:
+        """Index in the packed batch behind the last token."""
+        return self.first + self.count
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence up to the last of these."""
+        return self.start + self.count
+
+    @property
+    def trunk(self) -> int:
+        """Tokens of the sequence before the tree."""
+        return self.length - len(self.paths)
+
+
+class TorchAttention:
+    """One step's attention, for all layers. Called by the model; see ``layers.Attend``.
+
+    Tokens of short chunks are attended together, each as a row of its own; each longer chunk is attended alone.
+    """
+
+    def __init__(self, pool: KvPool, ranges: Sequence[QueryRange], block_size: int) -> None:
+        """``ranges``: of the step, in the order of the packed tokens."""
+        self._pool = pool
+        device, has_trees = pool.keys.device, any(query_range.paths for query_range in ranges)
+        table = _slots(ranges, block_size)
+        counts, offsets = torch.tensor([(one.count, one.start - one.first) for one in ranges]).unbind(1)
+        owner = torch.arange(len(ranges)).repeat_interleave(counts)
+        indices = offsets[owner] + torch.arange(len(owner))  # of each token's own slot in its sequence's
+        positions = _tree_positions(ranges, indices) if has_trees else indices
+        lengths = positions + 1
+        self.positions = positions.to(device)
+        """Positions of the step's tokens in their sequences ``[tokens]``."""
+        self._new_slots = table[owner, indices].to(device)
+        self._count = len(owner)
+        # What is gathered is gathered for each row. In place, a row's sums are the same bits in any chunk: where they
+        # must be, rows do without float64.
+        max_row_chunk = 1 if not pool.in_place else math.inf if pool.exact else _MAX_ROW_CHUNK
+        alone = [one.count > max_row_chunk and not one.paths for one in ranges]
+        rows = (~torch.tensor(alone))[owner].nonzero()[:, 0]
+        tree_slots = _tree_slots(table, owner, ranges) if has_trees else None
+        keep = int(lengths[rows].sum()) <= _MAX_KEPT_SLOTS
+        self._rows: list[tuple[Tensor, DecodeAttention]] = []
+        for tokens in _buckets(rows, lengths):
+            slots = table[owner[tokens]] if tree_slots is None else tree_slots[tokens]
+            window_slots = SlotWindow(slots.to(device), lengths[tokens].to(device))
+            attend: DecodeAttention = (
+                SparseDecodeAttention(pool, window_slots, keep)
+                if pool.in_place
+                else GatherDecodeAttention(pool, window_slots)
+            )
+            self._rows.append((tokens.to(device), attend))
+        self._chunks = [
+            _ChunkAttention(pool, one, table[index, : one.length].to(device))
+            for index, one in enumerate(ranges)
+            if alone[index]
+        ]
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+    ) -> Tensor:
+        """Store keys and values, and attend. Tokens behind those of the ranges are padding: nothing attends to them."""
+        count = self._count
+        self._pool.write(layer, self._new_slots, key[:count], value[:count])
+        if len(self._rows) == 1 and not self._chunks:
+            out = self._rows[0][1](layer, query[:count], window, scale)
+            return functional.pad(out, (0, 0, 0, 0, 0, len(query) - count)) if len(query) > count else out
+        out = torch.zeros_like(query)
+        for tokens, attend in self._rows:
+            out[tokens] = attend(layer, query[tokens], window, scale)
+        for chunk in self._chunks:
+            part = slice(chunk.range.first, chunk.range.stop)
+            out[part] = chunk(layer, query[part], key[part], value[part], window, scale)
+        return out
+
+
+class _ChunkAttention:
+    """Attention of several tokens of one sequence."""
+
+    def __init__(self, pool: KvPool, query_range: QueryRange, slots: Tensor) -> None:
+        """``slots``: of the sequence up to the range's last token ``[length]``."""
+        self._pool, self.range, self._slots = pool, query_range, slots
+        self._biases: dict[int | None, Tensor] = {}
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+    ) -> Tensor:
+        """Return ``[count, heads, head_dim]``."""
+        pool, count, start = self._pool, self.range.count, self.range.start
+        if start == 0 and pool.keys.dtype == pool.dtype:
+            keys, values = key.transpose(0, 1), value.transpose(0, 1)  # what would be read
+        else:
+            keys, values = pool.read(layer, self._slots)
+        causal = start == 0 and (window is None or count <= window)
+        kind = torch.float64 if pool.exact else query.dtype
+        kv_heads, group = len(keys), query.shape[1] // len(keys)
+        shared = (kv_heads, group, -1, -1)
+        out = functional.scaled_dot_product_attention(
+            query.view(count, kv_heads, group, -1).permute(1, 2, 0, 3).to(kind),
+            keys[:, None].expand(shared).to(kind),
+            values[:, None].expand(shared).to(kind),
+            attn_mask=None if causal else self._bias(window, kind),
+            is_causal=causal,
+            scale=scale,
+        )
+        return out.to(query.dtype).permute(2, 0, 1, 3).flatten(1, 2)
+
+    def _bias(self, window: int | None, kind: torch.dtype) -> Tensor:
+        """Return the mask that is added to the scores ``[count, length]``; made once for all layers.
+
+        It is 0 where a query attends to a key, and minus infinity elsewhere.
+        """
+        if window not in self._biases:
+            positions = torch.arange(len(self._slots), device=self._slots.device)
+            own = positions[self.range.start :, None]
+            hidden = positions > own
+            if window is not None:
+                hidden |= positions <= own - window
+            bias = torch.zeros(hidden.shape, dtype=kind, device=hidden.device)
+            self._biases[window] = bias.masked_fill_(hidden, -torch.inf)
+        return self._biases[window]
+
+
+def _buckets(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Yield the ``rows`` that are attended together; ``lengths``: of all tokens."""
+    for bucket in length_buckets(lengths[rows]) if len(rows) else ():
+        tokens = rows[bucket]
+        yield from tokens.split(max(1, _MAX_BUCKET_SLOTS // int(lengths[tokens].max())))
+
+
+def _slots(ranges: Sequence[QueryRange], block_size: int) -> Tensor:
+    """Return the slots of each range's sequence in a row ``[ranges, slots of the longest]``."""
+    needed = [query_range.blocks[: -(-query_range.length // block_size)] for query_range in ranges]
+    longest = max(map(len, needed))
+    blocks = torch.tensor([[*own, *[0] * (longest - len(own))] for own in needed])
+    return (blocks[:, :, None] * block_size + torch.arange(block_size)).flatten(1)
+
+
+def _tree_positions(ranges: Sequence[QueryRange], indices: Tensor) -> Tensor:
+    """Return the positions of a step's packed tokens ``[tokens]``: in a tree, that of a token is its depth.
+
+    ``indices``: of each token in its sequence's slots ``[tokens]``.
+    """
+    positions = indices.clone()
+    for query_range in ranges:
+        if query_range.paths:
+            depths = torch.tensor([len(path) for path in query_range.paths])
+            positions[query_range.stop - len(depths) : query_range.stop] = depths + (query_range.trunk - 1)
+    return positions
+
+
+def _tree_slots(table: Tensor, owner: Tensor, ranges: Sequence[QueryRange]) -> Tensor:
+    """Return the slots that each packed token attends to, in a row of its own, in the order of their positions.
+
+    A token of a tree attends to the trunk and to its own path.
+    """
+    rows = table[owner]
+    for index, query_range in enumerate(ranges):
+        first, trunk = query_range.stop - len(query_range.paths), query_range.trunk
+        for row, path in enumerate(query_range.paths):
+            rows[first + row, trunk : trunk + len(path)] = table[index, trunk + torch.tensor(path)]
+    return rows
+
+
+@dataclass(frozen=True)
+class SlotMask:
+    """The slots that each row attends to, padded to one length, and the mask of the padding."""
+
+    slots: Tensor
+    """``[rows, length]``; a shorter row is padded with its own last slot."""
+    bias: Tensor | None
+    """What is added to the scores ``[rows, length]``: 0, or minus infinity at padding; None: there is no padding."""
+
+
+class SlotWindow:
+    """The slots that each row attends to through an attention window; computed once for all layers."""
+
+    def __init__(self, slots: Tensor, lengths: Tensor) -> None:
+        """
+        Args:
+            slots: of each row's sequence ``[rows, at least the longest length]``.
+            lengths: how many of them each row may attend to ``[rows]``; the last is the row's own token.
+        """
+        self._slots, self._lengths = slots, lengths
+        self._masks: dict[int | None, SlotMask] = {}
+
+    def __call__(self, window: int | None) -> SlotMask:
+        """Return the slots within a window of so many tokens; None: all."""
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        return self._masks[window]
+
+    def _mask(self, window: int | None) -> SlotMask:
+        lengths = self._lengths
+        counts = lengths if window is None else lengths.clamp(max=window)
+        width = -(-int(counts.max()) // _LANES) * _LANES
+        positions = torch.arange(width, device=lengths.device) + (lengths - counts)[:, None]
+        slots = self._slots.gather(1, positions.clamp(max=lengths[:, None] - 1))
+        padding = positions >= lengths[:, None]
+        if not padding.any():
+            return SlotMask(slots, None)
+        return SlotMask(slots, torch.zeros(padding.shape, device=slots.device).masked_fill_(padding, -math.inf))
+
+
+class SparseDecodeAttention:
+    """Reads keys and values where they lie: in float32 on a CPU, whatever type the model computes in.
+
+    The scores are a product of two matrices, queries and all keys of the cache, of which only the entries that are
+    needed are computed (``torch.sparse.sampled_addmm``); the outputs are weighted sums of the cache's values
+    (``embedding_bag``). A row's output does not depend on other rows, to the last bit.
+    """
+
+    def __init__(self, pool: KvPool, window_slots: SlotWindow, keep: bool = True) -> None:
+        """``keep``: whether to keep the sparsity pattern from one layer to the next."""
+        self._pool, self._window_slots, self._keep = pool, window_slots, keep
+        self._patterns: dict[tuple[int, int | None], _SparsityPattern] = {}
+        _accept_sparse_tensors()
+
+    def __call__(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
+        """Return ``[rows, heads, head_dim]`` of a query of that shape."""
+        rows, heads, dim = query.shape
+        pattern = self._pattern(heads, window)
+        keys, values = self._pool.of_heads[layer]
+        entries = pattern.entries
+        torch.sparse.sampled_addmm(
+            entries, query.reshape(-1, dim).float(), keys.t(), beta=0.0, alpha=scale, out=entries
+        )
+        scores = entries.values().view(rows, heads, -1)
+        weights = (scores if pattern.bias is None else scores + pattern.bias).softmax(-1)
+        out = functional.embedding_bag(
+            pattern.columns, values, pattern.starts, mode="sum", per_sample_weights=weights.view(-1)
+        )
+        return out.view(rows, heads, dim).to(query.dtype)
+
+    def _pattern(self, heads: int, window: int | None) -> _SparsityPattern:
+        if (heads, window) in self._patterns:
+            return self._patterns[heads, window]
+        mask, (kv_heads, slots) = self._window_slots(window), self._pool.keys.shape[1:3]
+        rows, length = mask.slots.shape
+        kind = torch.int32 if max(kv_heads * slots, rows * heads * length) < 2**31 else torch.int64
+        first = torch.arange(kv_heads, dtype=kind).repeat_interleave(heads // kv_heads) * slots
+        columns = (mask.slots.to(kind)[:, None] + first[:, None]).view(-1)
+        bounds = torch.arange(0, len(columns) + 1, length, dtype=kind)
+        entries = torch.sparse_csr_tensor(
+            bounds, columns, torch.zeros(len(columns)), (rows * heads, kv_heads * slots), check_invariants=False
+        )
+        bias = None if mask.bias is None else mask.bias[:, None]
+        pattern = _SparsityPattern(columns, bounds[:-1], entries, bias)
+        if self._keep:
+            self._patterns[heads, window] = pattern
+        return pattern
+
+
+@dataclass(frozen=True)
+class _SparsityPattern:
+    """Which entries of the product of queries and keys are needed."""
+
+    columns: Tensor
+    """``[rows * heads * length]``: indices into a layer's keys, head after head."""
+    starts: Tensor
+    """``[rows * heads]``: where each head of each row begins in ``columns``."""
+    entries: Tensor
+    """The product ``[rows * heads, kv_heads * slots]`` in compressed rows."""
+    bias: Tensor | None
+    """``[rows, 1, length]``."""
+
+
+class GatherDecodeAttention:
+    """Copies each row's keys and values together and attends to the copies: for any type and device."""
+
+    def __init__(self, pool: KvPool, window_slots: SlotWindow) -> None:
+        self._pool, self._window_slots = pool, window_slots
+
+    def __call__(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
+        """Return ``[rows, heads, head_dim]`` of a query of that shape."""
+        mask = self._window_slots(window)
+        keys, values = self._pool.read(layer, mask.slots)
+        kind = torch.float64 if self._pool.exact else query.dtype
+        # Heads that share keys and values are like further queries of one head.
+        out = functional.scaled_dot_product_attention(
+            query.unflatten(1, (len(keys), -1)).transpose(0, 1).to(kind),
+            keys.to(kind),
+            values.to(kind),
+            attn_mask=None if mask.bias is None else mask.bias[None, :, None].to(kind),
+            scale=scale,
+        )
+        return out.to(query.dtype).transpose(0, 1).reshape(query.shape)
+
+
+DecodeAttention = SparseDecodeAttention | GatherDecodeAttention
+
+
+def length_buckets(lengths: Tensor) -> list[Tensor]:
+    """Return the rows ``[n]`` in buckets whose lengths differ by a factor of two at most, short ones aside.
+
+    A bucket is padded to its longest row: no more than half of it is padding.
+    """
+    if 2 * max(int(lengths.min()), _SHORT_LENGTH) >= int(lengths.max()):
+        return [torch.arange(len(lengths))]
+    descending, order = lengths.sort(descending=True, stable=True)
+    longest, buckets, first = descending.tolist(), [], 0
+    for index, length in enumerate(longest):
+        if 2 * max(length, _SHORT_LENGTH) < longest[first]:
+            buckets.append(order[first:index].sort().values)
+            first = index
+    return [*buckets, order[first:].sort().values]
+
+
+@functools.cache
+def _accept_sparse_tensors() -> None:
+    """Make PyTorch's warning, which it gives once, that compressed rows are in beta; and swallow it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))

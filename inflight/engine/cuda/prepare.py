@@ -1,0 +1,142 @@
+"""What a model needs on a GPU before it runs: weights as products take them, kernels of our own, and settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
+from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.quant.convert import Decoding, decode_weights
+from inflight.errors import DeploymentError
+
+if TYPE_CHECKING:
+    from inflight.engine.cuda.forward import CudaForward
+
+log = logging.getLogger(__name__)
+
+_WITHOUT = "attention runs without kernels, and decode steps without graphs"
+_RESERVE = 1 << 30
+"""Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
+_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+"""Variables that PyTorch and cuBLAS read at their first product, and the least that each takes."""
+_INVARIANT_ON = (9, 0)
+
+
+def prepare_weights(
+    model: DecoderModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool = False
+) -> None:
+    """Hold the quantized weights of a loaded model as a GPU's products take them; elsewhere, leave them as they are.
+
+    FP8 products take them as they are; weights of other schemes are decoded once if there is memory for it. That is
+    settled, and the memory taken, before a draft model and the KV cache get what is left.
+
+    Args:
+        model: with its weights.
+        device: where they are.
+        reserved: returns how many of the bytes that are free now must be left for what comes later, beside the steps.
+        batch_invariant: take no FP8 products: how those add up may depend on the number of rows.
+    """
+    dtype = model.model.norm.weight.dtype
+    if device.type != "cuda":
+        return
+    if (
+        not batch_invariant
+        and has_compiler()
+        and torch.cuda.get_device_capability(device) >= FP8
+        and dtype == torch.bfloat16
+    ):
+        from inflight.engine.cuda.fp8 import use_scaled_mm
+
+        if products := use_scaled_mm(model):
+            log.info("%d products are FP8", products)
+    needed, free = Decoding.of(model, dtype), free_memory(device)
+    if not needed.linears:
+        return
+    more = needed.decoded - needed.packed
+    rest = reserved(free) + _RESERVE
+    told = (needed.linears, more / 2**20, free / 2**20, rest / 2**20)
+    if more + rest > free:
+        log.warning(
+            "the weights of %d linears are decoded in each step, which takes several times as long: decoded once they "
+            "would take %.1f MiB more; %.1f MiB are free, and the KV cache, steps and a draft model need %.1f MiB",
+            *told,
+        )  # fmt: skip
+        return
+    decode_weights(model, dtype)
+    log.info(
+        "the weights of %d linears are decoded once, and take %.1f MiB more; %.1f MiB were free, and the KV cache, "
+        "steps and a draft model need %.1f MiB", *told,
+    )  # fmt: skip
+
+
+def cuda_forward(
+    model: DecoderModel, kv_pool: KvPool, block_size: int, max_batch_size: int, max_length: int,
+    one_tile: bool = False,
+) -> CudaForward | None:  # fmt: skip
+    """Put the kernels into a loaded model and return what runs its steps; None: PyTorch alone runs them here.
+
+    Arguments are those of ``CudaForward``.
+    """
+    device = kv_pool.keys.device
+    if device.type != "cuda":
+        return None
+    if not has_compiler():
+        log.warning("Triton's compiler is not installed: %s", _WITHOUT)
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (FP8 if kv_pool.keys.dtype == torch.float8_e4m3fn else BFLOAT16):
+        log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
+        return None
+    from inflight.engine.cuda.forward import CudaForward
+    from inflight.engine.cuda.layers import fuse_layers
+
+    fuse_layers(model)
+    log.info("kernels run attention and what lies between matrix products")
+    return CudaForward(model, kv_pool, block_size, max_batch_size, max_length, one_tile)
+
+
+def require_invariance(device: torch.device, candidates: int) -> None:
+    """Have a GPU's matrix products add a row up in one order, however many rows there are (``engine.batch_invariant``).
+
+    It must be called before the first product. Kernels of our own do so anyway. cuBLAS may split a row's sum among
+    programs where rows are few; without workspace it cannot. On compute capability 9.0 nothing else in it depends on
+    the number of rows, as vLLM has found (https://github.com/vllm-project/vllm/issues/27660); on 8.9 more does, so the
+    setting is refused elsewhere.
+
+    Args:
+        device: the GPU.
+        candidates: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
+
+    Raises:
+        DeploymentError: the environment says otherwise, or it would not hold on this device.
+    """
+    for name, value in _WORKSPACES.items():
+        if os.environ.setdefault(name, value) != value:
+            raise DeploymentError(
+                f"engine.batch_invariant needs {name}={value}; the environment says {os.environ[name]}"
+            )
+    capability = torch.cuda.get_device_capability(device)
+    if capability != _INVARIANT_ON:
+        raise DeploymentError(
+            "engine.batch_invariant holds on GPUs of compute capability {}.{}; {} has {}.{}".format(
+                *_INVARIANT_ON, device, *capability
+            )
+        )
+    if candidates > 1:
+        raise DeploymentError(
+            f"speculation.candidates is {candidates}; with engine.batch_invariant on a GPU it must be 1: trees of "
+            "guesses are attended to in another order"
+        )
+    if not has_compiler():
+        raise DeploymentError("engine.batch_invariant needs Triton's compiler: it is attention's kernels that hold it")
+    products = torch.backends.cuda.matmul
+    # Sums in float32, and not split: whether they are rounded in between, and whether they are split at all.
+    products.allow_bf16_reduced_precision_reduction = (False, False)
+    products.allow_fp16_reduced_precision_reduction = (False, False)
+    log.info("matrix products do not depend on the number of rows: cuBLAS has no workspace to split sums in")

@@ -1,0 +1,94 @@
+"""The records that the KV cache manager hands out: a sequence's block table, copies to make, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, SupportsIndex
+
+from inflight.engine.kvcache.prefix_tree import Node
+from inflight.engine.kvcache.retention import Retention
+
+
+class BlockCopy(NamedTuple):
+    """The whole block ``source`` is to be copied into ``target`` before the next step runs.
+
+    Copies serve copy-on-write, offloading and restoring: ids from the cache's ``num_blocks`` on are offload slots.
+    Copies take effect in their order.
+    """
+
+    source: int
+    target: int
+
+
+class PrefixMatch(NamedTuple):
+    """What the prefix index knows of a sequence's first tokens."""
+
+    path: list[Node]
+    """The full blocks that are known."""
+    resident: int
+    """How many of them, from the first on, are in the cache; the others are offloaded."""
+    partial: Node | None
+    """The block behind them whose first tokens are the sequence's next ones; None: there is none."""
+    common: int
+    """Tokens that it has in common with the sequence."""
+    tokens: int
+    """Tokens that need not be computed, if restoring the offloaded ones pays."""
+
+
+class Blocks(list[int]):
+    """The ids of a sequence's blocks. It counts changes other than appending, so that copies can be kept up to date.
+
+    Those are assignment and ``pop``. A caller that needs another one, such as ``insert``, must add its counting here.
+    """
+
+    __slots__ = ("replaced",)
+
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
+        super().__init__(blocks)
+        self.replaced = 0
+
+    def __setitem__(self, index: Any, block: Any) -> None:
+        self.replaced += 1
+        super().__setitem__(index, block)
+
+    def pop(self, index: SupportsIndex = -1) -> int:
+        """Remove an id and return it, as a list does."""
+        self.replaced += 1
+        return super().pop(index)
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of one sequence, in the order of its tokens."""
+
+    blocks: Blocks
+    cached_tokens: int
+    """Tokens whose keys and values were there already when the sequence was admitted."""
+    reused_blocks: int
+    """Blocks that were shared from the prefix index when the sequence was admitted."""
+    num_computed: int = 0
+    """Tokens of the sequence whose keys and values the blocks hold."""
+    reserved: int = 0
+    """Blocks that are set aside for this sequence and that it has not taken yet."""
+    new_blocks: int = 0
+    """Blocks that were allocated for it."""
+    indexed: int = 0
+    """How many of ``blocks`` are in the prefix index."""
+    node: Node | None = None
+    """The node of the last of them; None: there are none."""
+    retention: Retention = ()
+    shared_tail: int | None = None
+    """The index of a block that is not full and that a fork of this table may share."""
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """What the cache has done so far, in blocks and tokens."""
+
+    evictions: int = 0
+    """Blocks that were forgotten, in the cache or offloaded."""
+    offloaded_tokens: int = 0
+    """Tokens whose blocks were offloaded."""
+    restored_tokens: int = 0
+    """Tokens whose blocks were restored."""

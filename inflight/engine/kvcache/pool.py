@@ -1,0 +1,179 @@
+"""The memory of the paged KV cache: keys and values of all layers, in slots; a block is ``block_size`` slots in a row.
+
+The model runner owns it. FP8 and INT8, with scales, take half the memory of bfloat16. Attention reads what is stored,
+for the tokens of the step too, so that a token attends to the same keys and values whether its prompt was computed at
+once, in chunks, or found in the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inflight.engine.kvcache.blocks import BlockCopy
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.quant.formats import to_e4m3, to_int8
+from inflight.engine.transfer import to_device
+
+
+class KvPool:
+    """Keys and values ``[layers, kv_heads, slots, head_dim]``: those of a head lie in a row, block by block."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
+        stored: torch.dtype | None = None, exact: bool = False,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            config: the model's.
+            num_blocks: capacity.
+            block_size: tokens per block.
+            dtype: the type of the computation, which ``read`` returns.
+            device: where keys and values are.
+            stored: the type that they are stored in; None: ``dtype``.
+            exact: whether sums over them may not depend on how a step is composed (see ``quant.linears``).
+        """
+        self.dtype, self.exact = dtype, exact
+        shape = (config.num_layers, config.num_kv_heads, num_blocks * block_size, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=stored or dtype, device=device)
+        self.values = torch.zeros(shape, dtype=stored or dtype, device=device)
+        self._block_size = block_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is stored."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that is stored ``[layers, kv_heads, slots, ...]``: keys, values, and what reading them needs."""
+        return self.keys, self.values
+
+    @functools.cached_property
+    def of_heads(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, slots of all heads in a row ``[kv_heads * slots, head_dim]``."""
+        return [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in zip(self.keys, self.values, strict=True)]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether attention can read keys and values where they lie, with nothing lost (``SparseDecodeAttention``)."""
+        float32 = self.keys.dtype == torch.float32 and self.dtype in (torch.float32, torch.bfloat16)
+        return float32 and self.keys.device.type == "cpu"
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``, views where slots share one."""
+        one = torch.ones(1, device=self.keys.device).expand(self.keys.shape[:-1])
+        return one, one
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``, rounded to the nearest."""
+        for stored, new in ((self.keys, key), (self.values, value)):
+            stored[layer][:, slots] = new.transpose(0, 1).to(stored.dtype)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values ``[kv_heads, ..., head_dim]`` of ``slots [...]``, in the type of the computation."""
+        return self.keys[layer][:, slots].to(self.dtype), self.values[layer][:, slots].to(self.dtype)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks; all sources are read before anything is written."""
+        if copies:
+            slots = np.array(copies)[..., None] * self._block_size + np.arange(self._block_size)
+            self.move(*slots.swapaxes(0, 1).reshape(2, -1))
+
+    def move(self, sources: Sequence[int] | np.ndarray, targets: Sequence[int] | np.ndarray) -> None:
+        """Copy slots; all sources are read before anything is written."""
+        there, here = (to_device(np.array(slots), self.keys.device) for slots in (targets, sources))
+        for part in self.parts:
+            part[:, :, there] = part[:, :, here]
+
+
+@dataclass(frozen=True)
+class KvScales:
+    """Scales of stored keys and values, float32 ``[layers]`` each."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def ones(cls, layers: int, device: torch.device) -> KvScales:
+        """Return the scales of a cache that was not calibrated."""
+        return cls(torch.ones(layers, device=device), torch.ones(layers, device=device))
+
+    def named(self) -> dict[str, Tensor]:
+        """Return each scale, a view, by its name in checkpoints."""
+        return {
+            f"model.layers.{layer}.self_attn.{name}": scales[layer]
+            for name, scales in (("k_proj.k_scale", self.keys), ("v_proj.v_scale", self.values))
+            for layer in range(len(scales))
+        }
+
+
+class Fp8KvPool(KvPool):
+    """Keys and values as E4M3, with a scale for each layer's keys and one for its values."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
+        scales: KvScales,
+    ) -> None:  # fmt: skip
+        """Arguments are those of ``KvPool``; ``scales``: what stored keys and values are multiples of."""
+        super().__init__(config, num_blocks, block_size, dtype, device, torch.float8_e4m3fn, exact=True)
+        self._scales = scales
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``: a layer's share one."""
+        shape, own = self.keys.shape[:-1], self._scales
+        return own.keys[:, None, None].expand(shape), own.values[:, None, None].expand(shape)
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store, rounded to the nearest and saturating."""
+        scales = self._scales
+        super().write(layer, slots, to_e4m3(key, scales.keys[layer]), to_e4m3(value, scales.values[layer]))
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values, scales = self.keys[layer][:, slots], self.values[layer][:, slots], self._scales
+        keys, values = keys.float() * scales.keys[layer], values.float() * scales.values[layer]
+        return keys.to(self.dtype), values.to(self.dtype)
+
+
+class Int8KvPool(KvPool):
+    """Keys and values as INT8, with a bfloat16 scale for each token and head, found when the token is stored.
+
+    A scale for a whole layer would have to cover the few channels of keys that are far larger than the others, in any
+    text (KIVI, arXiv:2402.02750), and needs calibration: INT8 has no exponent to absorb it. A scale for each token and
+    head knows the largest value exactly, depends on nothing but the token, and takes two bytes beside ``head_dim``.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Arguments are those of ``KvPool``."""
+        super().__init__(config, num_blocks, block_size, dtype, device, torch.int8, exact=True)
+        shape = (*self.keys.shape[:-1], 1)
+        self._key_scales, self._value_scales = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in "kv")
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Keys and values, and the scales of each."""
+        return self.keys, self.values, self._key_scales, self._value_scales
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``."""
+        return self._key_scales[..., 0], self._value_scales[..., 0]
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        (keys, key_scales), (values, value_scales) = to_int8(key), to_int8(value)
+        super().write(layer, slots, keys, values)
+        self._key_scales[layer][:, slots] = key_scales.transpose(0, 1)
+        self._value_scales[layer][:, slots] = value_scales.transpose(0, 1)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values, key_scales, value_scales = (part[layer][:, slots] for part in self.parts)
+        return (keys.float() * key_scales).to(self.dtype), (values.float() * value_scales).to(self.dtype)

@@ -1,0 +1,251 @@
+"""How a device's memory is divided at the start: what the largest step takes, and what the KV cache gets.
+
+The largest step is made up and computed before anything is served, so that what it takes is known, and was had.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from inflight.engine.checkpoint import LoadedModel, load_config, outline_model, resolve_dtype
+from inflight.engine.config import EngineConfig
+from inflight.engine.device import DeviceMemory, free_memory
+from inflight.engine.kvcache.blocks import Blocks, BlockTable
+from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
+from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.request import Request
+from inflight.engine.sequence import Chunk, Sequence
+from inflight.errors import DeploymentError
+from inflight.sampling import SamplingParams
+from inflight.settings.batching import ON_CPU, StepSize
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 8
+_LARGEST_SHARE = 0.15
+"""Of the memory that weights leave, for the largest step, where its size is the engine's to choose."""
+_GRAPHS_BYTES = 256 << 20
+"""Bytes that CUDA graphs and libraries take on a GPU after the KV cache is allocated, at most."""
+
+
+def everything(max_tokens: int, context_logits: bool) -> SamplingParams:
+    """Return what takes memory for each token of the vocabulary, at once; context logits one sequence at a time has."""
+    return SamplingParams(
+        max_tokens,
+        temperature=0.8,
+        top_p=0.95,
+        repetition_penalty=1.1,
+        log_probs=True,
+        top_log_probs=1,
+        context_logits=context_logits,
+        generation_logits=True,
+    )
+
+
+def warm_up_requests(config: EngineConfig, on_gpu: bool, vocab_size: int, max_length: int) -> list[Request]:
+    """Return what to begin with: a short prompt; on a GPU, the largest steps there are.
+
+    On a GPU, libraries choose by size, and memory is taken once: what is served later must find it there.
+    """
+    longest = config.max_tokens_per_step if on_gpu else _WARM_UP_TOKENS
+    prompt = [token % vocab_size for token in range(min(longest, max_length - 1))]
+    batch = config.max_batch_size if on_gpu else 0
+    sampled = [Request([0], everything(_WARM_UP_TOKENS, index == 0)) for index in range(batch)]
+    return [Request(prompt, SamplingParams(max_tokens=_WARM_UP_TOKENS)), *sampled]
+
+
+def size_step(
+    config: EngineConfig, memory: DeviceMemory, compute: Callable[[StepSize], object]
+) -> tuple[EngineConfig, int]:
+    """Measure the largest step, and lower the sizes that were chosen automatically until it takes a small share.
+
+    The weights are in ``memory``, the device's; ``compute`` computes a step of such a size.
+
+    Returns:
+        The settings, with the sizes settled, and the bytes that such a step takes beside weights and KV cache.
+
+    Raises:
+        DeploymentError: there is no memory for a step of the sizes that the deployment asks for, or of the smallest.
+    """
+    free, wanted = memory.free(), StepSize(config.max_batch_size, config.max_tokens_per_step)
+    size = wanted
+    while True:
+        peak = None
+        with suppress(torch.OutOfMemoryError):
+            peak = memory.peak_of(partial(compute, size))
+        smaller = _smaller(config, size)
+        if (peak is not None and peak <= _LARGEST_SHARE * free) or smaller == size:
+            break
+        size = smaller
+    if peak is None:
+        raise DeploymentError(
+            f"not enough memory for a step of {size.tokens} tokens and {size.sequences} sequences: weights leave "
+            f"{free} bytes; smaller `batching.max_tokens_per_step` and `batching.max_batch_size` take less"
+        )
+    if size != wanted:
+        log.warning(
+            "batching.max_batch_size is %d, not %d, and max_tokens_per_step %d, not %d: a larger step would take more "
+            "than %.0f %% of the %.1f GiB that weights leave",
+            size.sequences, wanted.sequences, size.tokens, wanted.tokens, 100 * _LARGEST_SHARE, free / 2**30,
+        )  # fmt: skip
+    log.info("the largest step takes %.1f MiB of the %.1f GiB that weights leave", peak / 2**20, free / 2**30)
+    sized = replace(config, max_batch_size=size.sequences, max_tokens_per_step=size.tokens, automatic=frozenset())
+    return sized, peak
+
+
+def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
+    """Return half the size, of what was chosen automatically; a CPU's is enough for any device."""
+    return StepSize(*(
+        max(least, one // 2) if name in config.automatic else one
+        for name, one, least in zip(("max_batch_size", "max_tokens_per_step"), size, ON_CPU, strict=True)
+    ))  # fmt: skip
+
+
+def full_step(
+    size: StepSize, longest: int, block_size: int, blocks: int, context_rows: int, drafts: int = 0
+) -> list[Chunk]:
+    """Return the largest step: prompts, as many as may be, each of which gets a token and whatever else can be asked.
+
+    With speculation each has as many drafts as may be too: each draft takes a row of logits, as a token does.
+
+    Args:
+        size: of the step.
+        longest: tokens that a sequence may have.
+        block_size: tokens per block of the KV cache.
+        blocks: of which all sequences have the first ones, again and again: what they hold is of no use.
+        context_rows: tokens whose context logits are on the device at a time; the first prompt has so many.
+        drafts: of each sequence, at most.
+    """
+    count = min(size.sequences, size.tokens)
+    drafts = min(drafts, size.tokens // count - 1, longest - 1)
+    room, chunks = size.tokens - count * (1 + drafts), list[Chunk]()
+    for index in range(count):
+        more = min(room, max(0, (longest if index else min(longest, context_rows)) - 1 - drafts))
+        room -= more
+        request = Request([0] * (1 + more), everything(1, context_logits=index == 0))
+        sequence = Sequence(request, index, index, longest + 1, None)
+        tokens = 1 + more + drafts
+        sequence.admit(BlockTable(Blocks(index % blocks for index in range(-(-tokens // block_size))), 0, 0))
+        chunks.append(Chunk(sequence, 0, tokens, (0,) * drafts, tuple(range(-1, drafts - 1))))
+    return chunks
+
+
+def allocate_kv_memory(
+    config: EngineConfig, loaded: LoadedModel, served_length: int, step_bytes: int
+) -> tuple[KvPool, int, OffloadPool | None]:
+    """Allocate the KV cache's memory and its offload pool, and log the arithmetic; return them and the blocks' number.
+
+    The model's weights are in memory; ``step_bytes`` are those that the largest step takes.
+
+    Raises:
+        DeploymentError: there is not enough memory, or an offload pool cannot be made.
+    """
+    block = loaded.make_kv_pool(1, config.block_size)
+    num_blocks = _num_blocks(config, block, step_bytes)
+    try:
+        kv_pool = loaded.make_kv_pool(num_blocks, config.block_size)
+    except RuntimeError as error:  # of memory, whatever the device
+        reason = str(error).splitlines()[0]
+        raise DeploymentError(
+            f"kv_cache: no memory for {num_blocks} blocks of {block.nbytes} bytes: {reason}"
+        ) from None
+    offload_pool = _make_offload_pool(config, kv_pool, num_blocks) if config.offload_to != "none" else None
+    log.info(_arithmetic(config, block, num_blocks, served_length))
+    if offload_pool is not None:
+        log.info(
+            "KV cache, second tier in %s: %d blocks, %d tokens, %.1f MiB",
+            "the host's memory" if config.offload_to == "host" else "a mapped file",
+            offload_pool.num_slots, offload_pool.num_slots * config.block_size,
+            offload_pool.num_slots * block.nbytes / 2**20,
+        )  # fmt: skip
+    return kv_pool, num_blocks, offload_pool
+
+
+def reserved_bytes(config: EngineConfig, loaded: LoadedModel, free: int) -> int:
+    """Return how many of the ``free`` bytes to keep for the KV cache and a draft model when weights are decoded.
+
+    Where the settings ask for a share, a quarter of what the draft model leaves is kept.
+    """
+    block = loaded.make_kv_pool(1, config.block_size)
+    weights, drafts_block = _draft_model_bytes(config, block.keys.device)
+    if config.kv_cache_fraction is not None:
+        return weights + max(0, free - weights) // 4
+    num_blocks = config.num_blocks if config.kv_cache_bytes is None else config.kv_cache_bytes // block.nbytes
+    return weights + num_blocks * (block.nbytes + drafts_block)
+
+
+def _num_blocks(config: EngineConfig, block: KvPool, step_bytes: int) -> int:
+    """Return how many blocks like ``block`` there are, beside steps that take ``step_bytes``."""
+    block_bytes = block.nbytes
+    if config.kv_cache_bytes is not None:
+        name, budget = "bytes", config.kv_cache_bytes
+    elif config.kv_cache_fraction is not None:
+        weights, drafts_block = _draft_model_bytes(config, block.keys.device)
+        if drafts_block:
+            log.info(
+                "the draft model, beside the KV cache: weights of %.1f MiB, and %d bytes for each block of the cache",
+                weights / 2**20, drafts_block,
+            )  # fmt: skip
+        rest = free_memory(block.keys.device) - weights - step_bytes
+        # What graphs and libraries take is known only later; a share of a small card's rest would be too little.
+        graphs = _GRAPHS_BYTES if step_bytes else 0
+        name, budget = "memory_fraction", max(0, min(int(config.kv_cache_fraction * rest), rest - graphs))
+        block_bytes += drafts_block
+    else:
+        return config.num_blocks
+    if budget < 2 * block_bytes:
+        raise DeploymentError(
+            f"kv_cache.{name} gives {budget} bytes; a block of {config.block_size} tokens takes {block_bytes}, "
+            "and there must be two"
+        )
+    return budget // block_bytes
+
+
+def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int, int]:
+    """Return what the draft model's weights will take, and each block of its cache, which has as many; 0: none."""
+    directory = config.speculation.draft_model
+    if config.speculation.method != "draft_target" or directory is None:
+        return 0, 0
+    model = load_config(directory)
+    dtype = resolve_dtype(config.dtype, model, device)
+    outline = outline_model(directory, model, dtype, device, model.max_position_embeddings, "auto")
+    weights, block_bytes = outline.nbytes, outline.make_kv_pool(1, config.block_size).nbytes
+    if model.tie_word_embeddings and device.type == "cuda":  # on a CPU it is packed, and so a copy
+        weights -= outline.model.lm_head.weight.nbytes
+    return weights, block_bytes
+
+
+def _make_offload_pool(config: EngineConfig, kv_pool: KvPool, num_blocks: int) -> OffloadPool:
+    def make_memory(slot_bytes: int) -> HostMemory | MappedFile:
+        slots = config.offload_bytes // slot_bytes
+        if not slots:
+            raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; one block takes {slot_bytes}")
+        if config.offload_to == "host":
+            free = free_memory(torch.device("cpu"))
+            if config.offload_bytes > free:
+                raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; the host has {free} free")
+            return HostMemory(slots, slot_bytes)
+        return MappedFile(config.offload_directory, slots, slot_bytes)
+
+    return OffloadPool(kv_pool, num_blocks, make_memory, RestoreRule(config.offload_min_tokens))
+
+
+def _arithmetic(config: EngineConfig, block: KvPool, num_blocks: int, served_length: int) -> str:
+    layers, heads, block_size, dim = block.keys.shape
+    scales = (block.nbytes - block.keys.nbytes - block.values.nbytes) // (2 * layers * heads * block_size)
+    item = f"{dim} x {block.keys.itemsize}" + (f" + {scales}" if scales else "")
+    tokens = num_blocks * block_size
+    longest = min(served_length, tokens)
+    fit = num_blocks // -(-longest // block_size)
+    return (
+        f"KV cache in {str(block.keys.dtype).removeprefix('torch.')}: 2 x {layers} layers x {heads} heads x ({item}) "
+        f"bytes = {block.nbytes // block_size} bytes per token; {num_blocks} blocks of {block_size} tokens: "
+        f"{tokens} tokens, {num_blocks * block.nbytes / 2**20:.1f} MiB; of the longest sequences, {longest} tokens, "
+        f"{fit} fit at once"
+    )

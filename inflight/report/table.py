@@ -1,0 +1,68 @@
+"""Tables: rows with equal keys, in a terminal or on a page. It knows how a value is written, not what it means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, object]
+"""The values of one row by the columns' headings."""
+_NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)? ?%?$")
+"""A text that is aligned as numbers are."""
+_LONG = 40
+"""Characters from which on a text may go over several lines."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a page's column is aligned: numbers to the right, words to the left, in the heading as in each row."""
+
+    name: str
+    is_text: bool
+    is_long: bool
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of a page's table; the first one names the rows, and is text."""
+    found = []
+    for place, name in enumerate(rows[0]):
+        is_text = place == 0 or _is_text(rows, name)
+        is_long = is_text and any(isinstance(row[name], str) and len(str(row[name])) > _LONG for row in rows)
+        found.append(Column(name, is_text, is_long))
+    return found
+
+
+def cell(value: object) -> str:
+    """Return a value as people read it: thousands apart, five significant digits, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
+    return str(value)
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """Show rows in the terminal; an underscore in a heading ends its line."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    for name in rows[0]:
+        table.add_column(name.replace("_", "\n"), justify="left" if _is_text(rows, name) else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(cell, row.values()))
+    # Wide enough for every column, also where the output is a file or a pipe.
+    needed = Console(width=1_000).measure(table).maximum
+    Console(width=max(Console().width, needed)).print(table)
+
+
+def _is_text(rows: Sequence[Row], name: str) -> bool:
+    """Return whether a column has words."""
+    texts = [row[name] for row in rows if isinstance(row[name], str) and row[name]]
+    return not all(_NUMBER.match(str(text)) for text in texts)

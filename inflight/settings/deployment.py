@@ -1,0 +1,353 @@
+"""A deployment: one directory with one configuration file, ``deployment.yaml``, validated and frozen.
+
+Every key has a type, a default and a one-line description; docs/deployment.md is written from them. An unknown or wrong
+key stops the start with its name, what is allowed, and the nearest known key.
+This module knows the names and limits of settings, not what they do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from inflight.errors import DeploymentError, readable
+from inflight.settings.batching import BatchingSettings
+from inflight.settings.kv_cache import KvCacheSettings
+from inflight.settings.observability import ObservabilitySettings
+from inflight.settings.section import (
+    COMPILED,
+    PORTABLE_ONLY,
+    WITH_A_MODEL,
+    EngineKind,
+    ReadBy,
+    Section,
+    explain,
+    unread_keys,
+)
+from inflight.settings.speculation import SpeculationSettings
+
+FILE_NAME = "deployment.yaml"
+ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
+"""Names the deployment's directory to the stages; set by ``inflight serve``."""
+Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
+"""A time of an hour at the most: a longer one is a slip of the unit."""
+
+
+_PORTABLE_DEVICE = ReadBy(("pytorch", "replay"))
+_CHOSEN_TYPE = ReadBy(("pytorch", "trtllm", "replay"), "`{key}` needs the PyTorch flow; a compiled engine has its own")
+_REPLAY_ONLY = ReadBy(
+    ("replay",), "`{key}` is {value:g}: it needs `kind: replay`; no other engine has a set pace", off_too=False
+)
+_PYTORCH_FLOW_ONLY = ReadBy(("trtllm",))
+_CPP_BACKEND_ONLY = ReadBy(("tensorrtllm",))
+_COMPILED_ENGINE = ReadBy(("tensorrtllm",), f"`{{key}}` needs another kind than trtllm: {COMPILED}", off_too=False)
+
+
+def check_device(name: str) -> None:
+    """Check a value of ``engine.device``.
+
+    Raises:
+        ValueError: it names no device; the message says what it may be.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError("it must be cpu, cuda, cuda:N or auto")
+
+
+class EngineSettings(Section):
+    """Which engine, and the portable one's device."""
+
+    kind: EngineKind = Field(
+        "pytorch",
+        description="pytorch: the portable engine; trtllm: TensorRT-LLM's PyTorch flow on the checkpoint, by its LLM "
+        "API; tensorrtllm: a compiled engine, by upstream's C++ backend; replay: answer with the prompt's own tokens, "
+        "without a model, to measure the stages",
+    )
+    replay_queue_ms: Annotated[Milliseconds, _REPLAY_ONLY] = Field(
+        0, description="how long a request waits in the replay engine, at least"
+    )
+    replay_prefill_ms: Annotated[Milliseconds, _REPLAY_ONLY] = Field(
+        0, description="its time from being scheduled to the first token"
+    )
+    replay_step_ms: Annotated[Milliseconds, _REPLAY_ONLY] = Field(
+        0, description="its time from each token to the next; alone, the step of one clock for all requests"
+    )
+    device: Annotated[str, _PORTABLE_DEVICE] = Field(
+        "auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one"
+    )
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], _CHOSEN_TYPE] = Field(
+        "auto",
+        description="of the computation, and of weights that are not quantized; auto: the checkpoint's own type, "
+        "float16 as bfloat16 on a GPU, as float32 on a CPU",
+    )
+    threads: Annotated[int | None, _PORTABLE_DEVICE] = Field(
+        None, ge=1, description="CPU threads of the engine; null: all cores but one"
+    )
+    batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
+        False,
+        description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU that is so "
+        "anyway; on a GPU of compute capability 9.0 (other GPUs refuse it) it costs time where the batch is small, and "
+        "FP8 weights are decoded",
+    )
+
+    @field_validator("device")
+    @classmethod
+    def _a_device_that_is_known(cls, value: str) -> str:
+        check_device(value)
+        return value
+
+
+class TensorRtLlmSettings(Section):
+    """TensorRT-LLM, for the engine kinds `trtllm` and `tensorrtllm`."""
+
+    read_by = (ReadBy(("trtllm", "tensorrtllm")),)
+
+    engine_dir: Annotated[Path | None, _COMPILED_ENGINE] = Field(
+        None, description="compiled TensorRT engine, relative to the deployment; `tensorrtllm` needs one"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer")
+    pipeline_parallel_size: int = Field(1, ge=1, description="groups of GPUs that share the layers")
+    free_gpu_memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="of the memory that weights leave, for the KV cache; kv_cache.tokens limits it too"
+    )
+    host_cache_bytes: int = Field(0, ge=0, description="host memory for KV blocks that leave the GPU; 0: none")
+    cuda_graph_batch_sizes: Annotated[list[int] | None, _PYTORCH_FLOW_ONLY] = Field(
+        None,
+        description="decode batch sizes that get a CUDA graph; null: TensorRT-LLM's own choice; none beside `lora`",
+    )
+    sampler: Annotated[Literal["trtllm", "torch"], _PYTORCH_FLOW_ONLY] = Field(
+        "trtllm",
+        description="trtllm: serves penalties, min_p, bad words and seeds; torch: serves "
+        "num_top_log_probs, and is the only one beside speculation. What a sampler does not serve is refused",
+    )
+    guided_decoding: Annotated[Literal["xgrammar", "llguidance"] | None, _PYTORCH_FLOW_ONLY] = Field(
+        None, description="what enforces JSON schemas, regular expressions and grammars; null: refused"
+    )
+    lora: Annotated[dict[str, Path], _PYTORCH_FLOW_ONLY] = Field(
+        {}, description="LoRA adapters by name, relative to the deployment"
+    )
+    max_lora_rank: Annotated[int, _PYTORCH_FLOW_ONLY] = Field(64, ge=1, description="largest rank among them")
+    watchdog_s: Annotated[float, _PYTORCH_FLOW_ONLY] = Field(
+        60, gt=0, description="without progress for so long while requests run, they fail and the server is not ready"
+    )
+    parameters: Annotated[dict[str, str], _CPP_BACKEND_ONLY] = Field(
+        {}, description="parameters of upstream's C++ backend that take the place of what the deployment implies"
+    )
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that one engine runs on."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+class QualitySettings(Section):
+    """What a quantized checkpoint may lose against the original; `inflight build` fails where it loses more."""
+
+    max_perplexity_increase: float = Field(0.05, ge=0, description="of the held-out text, as a fraction")
+    max_kl_divergence: float = Field(
+        0.05, ge=0, description="mean over positions of the next token's distribution from the original's, in nats"
+    )
+    min_exact_match: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="held-out answers that greedy decoding gives exactly, as a share of the original's number",
+    )
+    max_weight_error: float = Field(
+        0.4, ge=0, description="of any linear: difference of its weight from the original's, relative (Frobenius norms)"
+    )
+    min_range: float = Field(
+        0.35, ge=0, description="of any scale of inputs or KV cache: the largest value it keeps, over the largest seen"
+    )
+    min_long_context_recall: float = Field(
+        0.8, ge=0, le=1, description="answers recalled from long prompts, as a share of the original's number"
+    )
+
+
+class LimitSettings(Section):
+    """Limits on requests."""
+
+    max_sequence_length: int | None = Field(
+        None, ge=2, description="prompt and output; null: the model's own, or the compiled engine's"
+    )
+    default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")
+    max_prompt_bytes: int = Field(
+        4 << 20, ge=1, description="bytes of text_input or messages, and of chat_template_kwargs"
+    )
+    max_words: int = Field(
+        256,
+        ge=1,
+        description="elements of each input that lists words or end ids; stop_words_list and bad_words_list, where a "
+        "word has two spellings, may have twice as many words",
+    )
+    max_words_bytes: int = Field(
+        8192,
+        ge=1,
+        description="bytes of all words in one such input; stop_words_list and bad_words_list may have "
+        "2 x (max_words + max_words_bytes) token ids",
+    )
+    max_return_sequences: int = Field(16, ge=1, description="largest num_return_sequences")
+
+
+OperatorsApi = Literal["shared-memory", "trace", "logging"]
+"""Parts of Triton's API that no request needs: who registers memory, or changes what is logged, rules the server."""
+
+
+class ServerSettings(Section):
+    """Where the server listens."""
+
+    host: str = Field("127.0.0.1", description="address to bind")
+    http_port: int = Field(8000, ge=1, le=65535, description="HTTP port")
+    grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port")
+    metrics_port: int = Field(8002, ge=1, le=65535, description="Prometheus metrics port")
+    start_timeout_s: int | None = Field(
+        None,
+        ge=1,
+        description="seconds until every stage must be ready; null: 3600 with TensorRT-LLM, which loads, compiles and "
+        "tunes first, and 600 with any other engine",
+    )
+    exit_timeout_s: int = Field(30, ge=1, description="seconds that running requests get at shutdown")
+    open_apis: tuple[OperatorsApi, ...] = Field(
+        (), description="operators' parts of Triton's API that anyone who reaches the ports may use; closed otherwise"
+    )
+    hang_timeout_s: float | None = Field(
+        60,
+        ge=5,
+        le=3600,
+        allow_inf_nan=False,
+        description="a stage that waits in one step or call for so long hangs, and the server is started again; one "
+        "that computes gets ten times as long. null: whatever stands still is left alone, for debuggers",
+    )
+
+
+class Deployment(Section):
+    """One deployment, resolved: ``model`` is an existing directory."""
+
+    model: Path = Field(description="checkpoint directory, relative to the deployment's own")
+    decoupled: bool = Field(True, description="true: streaming; false: each request is answered exactly once (unary)")
+    engine: EngineSettings = EngineSettings()
+    kv_cache: KvCacheSettings = KvCacheSettings()
+    batching: BatchingSettings = BatchingSettings()
+    tensorrt_llm: TensorRtLlmSettings = TensorRtLlmSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
+    quality: QualitySettings = QualitySettings()
+    limits: LimitSettings = LimitSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
+    server: ServerSettings = ServerSettings()
+
+    def max_sequence_length(self, own: int | None) -> int | None:
+        """Return the tokens that a sequence has at most, where that is known without the engine.
+
+        Args:
+            own: the model's own limit; only the portable engine is sure to keep to it.
+        """
+        if self.engine.kind not in ("pytorch", "trtllm"):
+            return None
+        return self.limits.max_sequence_length or (own if self.engine.kind == "pytorch" else None)
+
+    @property
+    def start_timeout_s(self) -> int:
+        """Seconds until every stage must be ready."""
+        return self.server.start_timeout_s or (3600 if self.engine.kind in ("trtllm", "tensorrtllm") else 600)
+
+    @model_validator(mode="after")
+    def _only_what_the_engine_reads(self) -> Deployment:
+        for error in (*unread_keys(self, self.engine.kind), *_without_effect(self)):
+            raise ValueError(error)
+        return self
+
+
+def _without_effect(deployment: Deployment) -> Iterator[str]:
+    """Yield an error for each key that is given beside others that leave it without effect."""
+    shown, settings = deployment.observability, deployment.tensorrt_llm
+    if "trace_sample_ratio" in shown.model_fields_set and shown.trace_endpoint is None:
+        yield "`observability.trace_sample_ratio` needs `observability.trace_endpoint`"
+    level = shown.log_requests
+    if level is not None and logging.getLevelName(level.upper()) < logging.getLevelName(shown.log_level.upper()):
+        yield f"`observability.log_requests` needs `observability.log_level: {level}`; it is {shown.log_level}"
+    if "max_lora_rank" in settings.model_fields_set and not settings.lora:
+        yield "`tensorrt_llm.max_lora_rank` needs adapters in `tensorrt_llm.lora`"
+
+
+def load_deployment(directory: Path) -> Deployment:
+    """Read and validate ``directory/deployment.yaml``.
+
+    Raises:
+        DeploymentError: one line that names the file, the key, the value and what is allowed.
+    """
+    path = directory / FILE_NAME
+    return resolve(read_settings(path), directory, str(path))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings; they are not validated.
+
+    Raises:
+        DeploymentError: one line that names the file and what is wrong with it.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DeploymentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise DeploymentError(f"{path}: a mapping of settings is expected")
+    return data
+
+
+def model_name(checkpoint: Path) -> str:
+    """Return what to call the model of a checkpoint directory: its name, or the one above's where that is `model`."""
+    path = checkpoint.resolve()
+    return readable(path.parent.name if path.name == "model" else path.name)
+
+
+def validate(data: dict[str, Any], source: str) -> Deployment:
+    """Validate settings; paths stay as they are. ``source`` is named in errors.
+
+    Raises:
+        DeploymentError: one line that names the key, the value and what is allowed.
+    """
+    try:
+        return Deployment.model_validate(data)
+    except ValidationError as error:
+        raise DeploymentError(f"{source}: {explain(error, Deployment)}") from None
+
+
+def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
+    """Validate settings and resolve their paths against ``directory``; ``source`` is named in errors."""
+    deployment = validate(data, source)
+    model = _located(directory, deployment.model)
+    if not (model / "config.json").is_file():
+        raise DeploymentError(f"{source}: model: {model} is not a checkpoint directory (no config.json in it)")
+    settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
+    # Whoever uses what else is relative to the deployment checks that it exists.
+    engine_dir, draft = settings.engine_dir, speculation.draft_model
+    update: dict[str, Any] = {
+        "engine_dir": engine_dir and _located(directory, engine_dir),
+        "lora": {name: _located(directory, path) for name, path in settings.lora.items()},
+    }
+    file = offload.model_copy(update={"directory": offload.directory and _located(directory, offload.directory)})
+    return deployment.model_copy(
+        update={
+            "model": model,
+            "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
+            "tensorrt_llm": settings.model_copy(update=update),
+            "speculation": speculation.model_copy(update={"draft_model": draft and _located(directory, draft)}),
+        }
+    )
+
+
+def _located(directory: Path, path: Path) -> Path:
+    """Return the whole path of what a deployment names, in the form in which this process can open it.
+
+    The stages run in a Python that Triton embeds and isolates: it takes ASCII for the encoding of file names, whatever
+    the locale and the environment say, and encodes no other character. Bytes that it decoded itself it gives back.
+    """
+    return (directory / os.fsdecode(str(path).encode("utf-8", "surrogateescape"))).resolve()

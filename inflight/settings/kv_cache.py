@@ -1,0 +1,92 @@
+"""KvCacheSettings: how much the KV cache holds, in what type, what goes first, and where to. See docs/kv-cache.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from inflight.settings.section import PORTABLE_ONLY, VALUE_OF_ENGINES_ALONE, ReadBy, Section
+
+TOKENS_PER_SEQUENCE = 1024
+"""The tokens that the KV cache holds on a CPU for each sequence of a full batch, where a deployment says nothing."""
+GPU_MEMORY_FRACTION = 0.9
+"""``memory_fraction`` on a GPU: its memory is the engine's to use. A CPU's belongs to the whole machine."""
+_CAPACITIES = ("tokens", "bytes", "memory_fraction")
+_PORTABLE_TYPES = ReadBy(("pytorch",), VALUE_OF_ENGINES_ALONE, ("int8", "bfloat16", "float32"))
+
+
+class OffloadSettings(Section):
+    """The second tier: where cached blocks go that the KV cache has no room for."""
+
+    to: Literal["none", "host", "file"] = Field(
+        "none", description="host: the host's memory, for a GPU's cache; file: a file that is mapped into memory"
+    )
+    bytes: int = Field(1 << 30, ge=1, description="its size; reserved at the start")
+    directory: Path | None = Field(
+        None, description="`to: file`: where the file is, relative to the deployment; null: the system's temporary one"
+    )
+    min_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="restore prefixes of at least so many tokens; null: where it takes less time than computing them, "
+        "as both have been measured",
+    )
+
+    @model_validator(mode="after")
+    def _only_what_is_read(self) -> OffloadSettings:
+        for name in sorted(self.model_fields_set - {"to"}):
+            if self.to == "none" or (name == "directory" and self.to != "file"):
+                raise ValueError(f"`{name}` needs `to:` {'file' if name == 'directory' else 'host or file'}")
+        return self
+
+
+class KvCacheSettings(Section):
+    """The paged KV cache."""
+
+    block_size: int = Field(16, ge=1, le=256, description="tokens per block; unset, TensorRT-LLM's or its engine's own")
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        description="capacity in tokens, rounded up to whole blocks; null: on a CPU enough for a full batch of "
+        f"{TOKENS_PER_SEQUENCE:,} each, on a GPU by `memory_fraction`; with TensorRT-LLM, "
+        "tensorrt_llm.free_gpu_memory_fraction alone decides",
+    )
+    bytes: Annotated[int | None, PORTABLE_ONLY] = Field(
+        None, ge=1, description="capacity in bytes, in place of `tokens`"
+    )
+    memory_fraction: Annotated[float | None, PORTABLE_ONLY] = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="capacity as a share of the memory that weights, and on a GPU the largest step, leave, in place of "
+        f"`tokens`; null: {GPU_MEMORY_FRACTION} on a GPU where nothing else says how much it holds",
+    )
+    dtype: Annotated[Literal["auto", "fp8", "int8", "bfloat16", "float32"], _PORTABLE_TYPES] = Field(
+        "auto",
+        description="auto: FP8 where the checkpoint was calibrated for it, else the type of the computation; int8: "
+        "with a scale for each token and head; int8, bfloat16 and float32: the portable engine's",
+    )
+    prefix_reuse: bool = Field(True, description="keep finished blocks and reuse them for equal prefixes")
+    eviction: Annotated[Literal["lru", "lfu", "prefix"], PORTABLE_ONLY] = Field(
+        "lru",
+        description="which block is forgotten first: lru: the least recently used; lfu: the least often used; prefix: "
+        "the one whose prefix the fewest sequences shared, with age",
+    )
+    offload: Annotated[OffloadSettings, PORTABLE_ONLY] = OffloadSettings()
+
+    @model_validator(mode="after")
+    def _one_capacity(self) -> KvCacheSettings:
+        given = [name for name in _CAPACITIES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"`{given[0]}` and `{given[1]}` both say how much it holds; give one")
+        for name in ("eviction", "offload"):
+            if name in self.model_fields_set and not self.prefix_reuse:
+                raise ValueError(f"`{name}` needs `prefix_reuse: true`: without it no block is kept")
+        return self
+
+    @property
+    def sized(self) -> bool:
+        """Whether a capacity is given."""
+        return any(getattr(self, name) is not None for name in _CAPACITIES)

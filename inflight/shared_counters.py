@@ -1,0 +1,161 @@
+"""Counters in shared memory, by which the processes of one server see of each other what none of them can ask.
+
+A record is a file of eight-byte counters that one process writes and others read; eight aligned bytes are read whole.
+Its name holds the process id of the server, which is the parent of every stage. ``Pulse`` shows ``inflight serve`` that
+a stage lives and gets on: a process that is stopped or hangs cannot be asked. ``SharedCounter`` tells one stage what
+another has counted: a call from stage to stage would cost as much as what it reports.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+BEAT_S = 0.25
+"""How often a stage that lives counts one more."""
+_BEATS, _BEGUN, _ENDED = range(3)
+_COUNTER_BYTES = 8
+_PULSE_NAME = re.compile(r"inflight_\d+_pulse_(\d+)_(.+)")
+
+
+def _create(path: Path, counters: int) -> memoryview:
+    """Create a record of so many counters, all zero, which this process writes."""
+    path.unlink(missing_ok=True)  # of processes that had these ids before, and were killed
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.ftruncate(descriptor, counters * _COUNTER_BYTES)
+        return memoryview(mmap.mmap(descriptor, counters * _COUNTER_BYTES)).cast("Q")
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class SharedCounter:
+    """One counter of a stage; any stage of the same server reads it, and one thread of one process adds to it."""
+
+    _path: Path
+    _counters: memoryview
+
+    @classmethod
+    def create(cls, name: str) -> SharedCounter:
+        """Create the counter of this name anew, at zero, for the stages of this process's server."""
+        path = _counter_path(name)
+        return cls(path, _create(path, 1))
+
+    @classmethod
+    def open(cls, name: str) -> SharedCounter | None:
+        """Return the counter that another stage has created, or None if none did.
+
+        This removes its name: the two stages that share it need none, and nothing is left when they end.
+        """
+        path = _counter_path(name)
+        try:
+            with path.open("r+b") as file:
+                counter = cls(path, memoryview(mmap.mmap(file.fileno(), _COUNTER_BYTES)).cast("Q"))
+        except FileNotFoundError:
+            return None
+        counter.remove_name()
+        return counter
+
+    @property
+    def count(self) -> int:
+        """What has been counted so far."""
+        return self._counters[0]
+
+    def add(self) -> None:
+        """Count one more."""
+        self._counters[0] += 1
+
+    def remove_name(self) -> None:
+        """Remove the counter's name, if nobody has opened it yet."""
+        self._path.unlink(missing_ok=True)
+
+
+def _counter_path(name: str) -> Path:
+    return SHARED_MEMORY / f"inflight_{os.getppid()}_{name}"
+
+
+class Pulse:
+    """One stage's record: how often it has shown that it lives, and the calls that it has begun and ended."""
+
+    def __init__(self, path: Path, counters: memoryview) -> None:
+        self._path = path
+        self._counters = counters
+        self._ending = threading.Event()
+        self._in_call = _InCall(counters)
+
+    @property
+    def beats(self) -> int:
+        """Grows while the process can run Python."""
+        return self._counters[_BEATS]
+
+    @property
+    def call(self) -> int | None:
+        """The number of the call that the stage is in; None between two calls."""
+        begun, ended = self._counters[_BEGUN], self._counters[_ENDED]
+        return begun if begun != ended else None
+
+    @property
+    def calls(self) -> int:
+        """How many calls the stage has begun."""
+        return self._counters[_BEGUN]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stage has ended in order."""
+        return not self._path.exists()
+
+    def beat(self) -> None:
+        """Count one more, again and again, until it is closed."""
+        while not self._ending.wait(BEAT_S):
+            self._counters[_BEATS] += 1
+
+    def in_call(self) -> AbstractContextManager[None]:
+        """Count as in one call: a step of the engine, or a batch of requests; in one thread of the stage only."""
+        return self._in_call
+
+    def close(self) -> None:
+        """Say that the stage ends in order."""
+        self._path.unlink(missing_ok=True)
+        self._ending.set()
+
+
+class _InCall(AbstractContextManager[None]):
+    """The context of a call. A class, not a generator: each step of the engine passes through it."""
+
+    def __init__(self, counters: memoryview) -> None:
+        self._counters = counters
+
+    def __enter__(self) -> None:
+        self._counters[_BEGUN] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._counters[_ENDED] = self._counters[_BEGUN]
+
+
+def start_pulse(stage: str) -> Pulse:
+    """Create the record of this process, a stage of its parent, and let a thread count from here on."""
+    path = SHARED_MEMORY / f"inflight_{os.getppid()}_pulse_{os.getpid()}_{stage}"
+    pulse = Pulse(path, _create(path, 3))
+    threading.Thread(target=pulse.beat, name="pulse", daemon=True).start()
+    return pulse
+
+
+def read_pulses(server: int) -> dict[int, tuple[str, Pulse]]:
+    """Return the stages of the server with this process id: their process ids, names and pulses."""
+    found = {}
+    for path in SHARED_MEMORY.glob(f"inflight_{server}_pulse_*"):
+        name = _PULSE_NAME.fullmatch(path.name)
+        if name is None:
+            continue
+        with suppress(FileNotFoundError):  # the stage ends in order at this moment
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 3 * _COUNTER_BYTES, access=mmap.ACCESS_READ)
+            found[int(name[1])] = name[2], Pulse(path, memoryview(memory).cast("Q"))
+    return found

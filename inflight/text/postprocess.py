@@ -1,0 +1,129 @@
+"""The detokenizer stage: the arrays that the engine sends to those that the client gets.
+
+It owns the text state of every running stream, by the stream key that the engine gave out. It knows arrays and text,
+not Triton.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from inflight.contract import PER_REQUEST_OUTPUTS
+from inflight.errors import InvalidRequest
+from inflight.text.detokenizer import StreamText, TextChunk
+from inflight.text.tokenizer import Tokenizer
+
+MAX_STREAMS = 65_536
+"""States of streams that are kept at once; that of a stream which failed midway is never asked for again."""
+_HANDED_THROUGH = tuple(tensor.name for tensor in PER_REQUEST_OUTPUTS)
+
+_State = TypeVar("_State")
+
+
+class StreamStates(OrderedDict[int, _State]):
+    """A state for each running stream, by its key; the oldest goes when ``MAX_STREAMS`` are newer."""
+
+    def keep(self, key: int, state: _State) -> None:
+        """Keep the newest state."""
+        self[key] = state
+        while len(self) > MAX_STREAMS:
+            self.popitem(last=False)
+
+
+class Postprocessor:
+    """Turns token ids into text, stream by stream."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
+        """``max_length``: tokens that a sequence has at most; None: it is not known."""
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._streams: StreamStates[StreamText] = StreamStates()
+
+    def postprocess(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
+        """Return the client's arrays for one response of the engine, or None if it has nothing for the client.
+
+        The id of the client's request does not matter here: Inflight's engines name their streams themselves.
+
+        Raises:
+            InvalidRequest: it is not what an engine sends. Any client can call this stage.
+        """
+        require(arrays, "output_ids", "sequence_length", "stream_key")
+        final = self.is_final(arrays)
+        if not final and arrays["output_ids"].size == 0:  # a heartbeat
+            return None
+        rows = [self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))]
+        chunks = [beams[0] for beams in rows]
+        return {
+            "text_output": np.array([chunk.text.encode() for beams in rows for chunk in beams], np.object_),
+            "text_start": np.array([[chunk.start] for chunk in chunks], np.int32),
+            "text_end": np.array([[chunk.end] for chunk in chunks], np.int32),
+        } | {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
+
+    def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether nothing comes after this response of the engine."""
+        return "finish_reason" in arrays
+
+    def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the engine inputs that end the streams of this response."""
+        keys: list[int] = arrays["stream_key"].reshape(-1).tolist()
+        return [{"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)} for key in keys]
+
+    def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether the engine is to be stopped after the response at hand; ours ends by itself."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextChunk]:
+        """Return a row's chunk, or those of its beams; these come whole, with the one response that there is."""
+        key = int(arrays["stream_key"].reshape(-1)[row])
+        beams = self.beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
+        stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
+        if not final:
+            self._streams.keep(key, stream)
+        streams = [stream, *(StreamText(self._tokenizer) for _ in beams[1:])]
+        limit, echo = _scalar(arrays, "text_limit", row), _scalar(arrays, "echo_length", row) or 0
+        chunks = [one.push(ids[echo:], limit, final) for one, ids in zip(streams, beams, strict=True)]
+        if not echo:
+            return chunks
+        decode = self._tokenizer.decode
+        for index, (ids, chunk) in enumerate(zip(beams, chunks, strict=True)):
+            # Prompt and output are decoded as one text, cut where the output alone is cut: decoded apart, they would
+            # lose the space between them in SentencePiece vocabularies.
+            hidden = len(decode(ids[echo:])) - len(chunk.text)
+            whole = decode(ids)
+            chunks[index] = chunk._replace(text=whole[: len(whole) - hidden])
+        return chunks
+
+    def beams(self, output_ids: np.ndarray, lengths: list[int]) -> list[list[int]]:
+        """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count.
+
+        Raises:
+            InvalidRequest: they do not fit together, or an id is no token's.
+        """
+        if len(lengths) != len(output_ids) or not all(0 <= length <= output_ids.shape[-1] for length in lengths):
+            raise InvalidRequest(f"sequence_length is {lengths}; it must fit output_ids, {list(output_ids.shape)}")
+        if self._max_length is not None and output_ids.shape[-1] > self._max_length:
+            raise InvalidRequest(f"output_ids has rows of {output_ids.shape[-1]} ids; the limit is {self._max_length}")
+        beams = [ids[:length].tolist() for ids, length in zip(output_ids, lengths, strict=True)]
+        size = self._tokenizer.config.vocab_size
+        for token in (edge for ids in beams if ids for edge in (min(ids), max(ids))):
+            if not 0 <= token < size:
+                raise InvalidRequest(f"output_ids has token {token}; it must be between 0 and {size - 1}")
+        return beams
+
+
+def require(arrays: Mapping[str, np.ndarray], *names: str) -> None:
+    """Raise InvalidRequest by name for one of these that is absent."""
+    for name in names:
+        if name not in arrays:
+            raise InvalidRequest(f"{name} is missing; this stage takes what the engine's sends")
+
+
+def _scalar(arrays: Mapping[str, np.ndarray], name: str, row: int) -> int | None:
+    return int(arrays[name].reshape(-1)[row]) if name in arrays else None

@@ -1,0 +1,157 @@
+"""Writes the engine's outputs as the engine stage's arrays. Knows arrays and the contract; not Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from inflight.engine.request import Output
+from inflight.triton.request_reader import OutputOptions, SubRequest
+
+Arrays = dict[str, np.ndarray]
+
+FAILURE = "failure"
+
+
+def split_last(output: Output) -> list[Output]:
+    """Return the output in two: the tokens before the last one, if there are any, and the last one with the rest."""
+    if len(output.tokens) < 2:
+        return [output]
+    before = replace(
+        output,
+        tokens=output.tokens[:-1],
+        log_probs=output.log_probs and output.log_probs[:-1],
+        top_log_probs=output.top_log_probs and output.top_log_probs[:-1],
+        generation_logits=output.generation_logits and output.generation_logits[:-1],
+        context_logits=None,
+        finish_reason=None,
+        error=None,
+    )
+    last = replace(
+        output,
+        tokens=output.tokens[-1:],
+        log_probs=output.log_probs and output.log_probs[-1:],
+        top_log_probs=output.top_log_probs and output.top_log_probs[-1:],
+        generation_logits=output.generation_logits and output.generation_logits[-1:],
+    )
+    return [before, last]
+
+
+def heartbeat(key: int) -> Arrays:
+    """Return a response without tokens: it only lets the detokenizer notice that the client has gone."""
+    return {
+        "output_ids": np.zeros((1, 1, 0), np.int32),
+        "sequence_length": np.zeros((1, 1), np.int32),
+        "stream_key": np.array([[key]], np.int64),
+    }
+
+
+def failure(key: int, code: str, message: str) -> Arrays:
+    """Return the last response of a request that fails; the detokenizer makes the client's error of it.
+
+    The engine does not send that error itself: an error to a client that has gone leaves its request in flight in
+    Triton (2.51), which then waits for it when it is to stop, and only the detokenizer is told who has gone.
+    """
+    told = np.array([[code.encode(), message.encode()]], np.object_)
+    return heartbeat(key) | {"finish_reason": np.array([[b"cancelled"]], np.object_), FAILURE: told}
+
+
+def write(
+    output: Output, subrequest: SubRequest, options: OutputOptions, generated: int, cum_log_prob: float
+) -> Arrays:
+    """Return the arrays of one response of a sequence: its new ``output``, as the request asked for it.
+
+    ``generated`` and ``cum_log_prob`` are of all its tokens so far, this output's included.
+    """
+    echo = [] if options.streaming or options.exclude_input else subrequest.request.prompt
+    rows = [echo + output.tokens] if output.beams is None else [[*echo, *beam.tokens] for beam in output.beams]
+    arrays: Arrays = {
+        "output_ids": _beams(rows, np.int32),
+        "sequence_length": np.array([[len(row) for row in rows]], np.int32),
+        "stream_key": np.array([[output.key]], np.int64),
+    }
+    if output.finish_reason is not None:
+        arrays["finish_reason"] = np.array([[output.finish_reason.value.encode()]], np.object_)
+    numbers = {
+        "echo_length": len(echo) or None,
+        "text_limit": output.text_limit,
+        "batch_index": subrequest.batch_index if options.batch_size > 1 else None,
+        "sequence_index": subrequest.sequence_index if options.sequences > 1 else None,
+        "num_input_tokens": len(subrequest.request.prompt) if options.num_input_tokens else None,
+        "num_output_tokens": generated if options.num_output_tokens else None,
+    }
+    arrays |= {name: np.array([[value]], np.int32) for name, value in numbers.items() if value is not None}
+    return arrays | _scores(output, subrequest, options, cum_log_prob) | _metrics(output, options)
+
+
+def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_log_prob: float) -> Arrays:
+    arrays: Arrays = {}
+    sampling = subrequest.request.sampling
+    if options.log_probs:
+        cums = [cum_log_prob] if output.beams is None else [beam.cum_log_prob for beam in output.beams]
+        rows = [output.log_probs or []] if output.beams is None else [beam.log_probs for beam in output.beams]
+        arrays["cum_log_probs"] = np.array([cums], np.float32)
+        arrays["output_log_probs"] = _beams(rows, np.float32)
+    if output.top_log_probs:
+        arrays["top_log_prob_ids"] = np.array([[[token for token, _ in row] for row in output.top_log_probs]], np.int32)
+        arrays["top_log_probs"] = np.array([[[value for _, value in row] for row in output.top_log_probs]], np.float32)
+    if sampling.context_logits:
+        arrays["context_logits"] = _logits(output.context_logits, options)[None]
+    if sampling.generation_logits:
+        arrays["generation_logits"] = _logits(output.generation_logits, options)[None, None]
+    return arrays
+
+
+def _logits(rows: Sequence[np.ndarray] | np.ndarray | None, options: OutputOptions) -> np.ndarray:
+    """Return ``[n, vocab]``, empty without rows: upstream's clients look for what they asked for in every response."""
+    empty = np.empty((0, options.vocab_size), np.float32)
+    return empty if rows is None or not len(rows) else np.asarray(rows, np.float32)
+
+
+def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
+    """Return ``[1, beams, n]``; short beams are padded with -1, as upstream does."""
+    table = np.full((1, len(rows), max(map(len, rows))), -1, dtype)
+    for beam, row in zip(table[0], rows, strict=True):
+        beam[: len(row)] = row
+    return table
+
+
+def _metrics(output: Output, options: OutputOptions) -> Arrays:
+    """The ten performance outputs, as of now."""
+    metrics = output.metrics
+    if metrics is None or not (options.perf_metrics or (options.final_perf_metrics and output.finished)):
+        return {}
+    integers = {
+        "kv_cache_alloc_new_blocks": metrics.new_blocks,
+        "kv_cache_reused_blocks": metrics.reused_blocks,
+        "kv_cache_alloc_total_blocks": metrics.total_blocks,
+        "total_accepted_draft_tokens": metrics.accepted_draft_tokens,
+        "total_draft_tokens": metrics.draft_tokens,
+    }
+    times = {
+        "arrival_time_ns": metrics.arrival_ns,
+        "first_scheduled_time_ns": metrics.first_scheduled_ns,
+        "first_token_time_ns": metrics.first_token_ns,
+        "last_token_time_ns": metrics.last_token_ns,
+    }
+    arrays = {name: np.array([[value]], np.int32) for name, value in integers.items()}
+    arrays |= {name: np.array([[value]], np.int64) for name, value in times.items()}
+    rate = metrics.accepted_draft_tokens / metrics.draft_tokens if metrics.draft_tokens else 0.0
+    arrays["acceptance_rate"] = np.array([[rate]], np.float32)
+    return arrays
+
+
+def stack(rows: list[Arrays], pad_id: int) -> Arrays:
+    """Stack the single-row responses of a batch into one response; short rows are padded, ids with ``pad_id``."""
+    fills = {"output_ids": pad_id, "output_log_probs": -1, "text_limit": np.iinfo(np.int32).max}
+    stacked = {}
+    for name in dict.fromkeys(name for row in rows for name in row if name != "batch_index"):
+        arrays = {index: row[name] for index, row in enumerate(rows) if name in row}
+        shape = np.max([array.shape for array in arrays.values()], axis=0)
+        dtype = next(iter(arrays.values())).dtype
+        stacked[name] = table = np.full((len(rows), *shape[1:]), fills.get(name, 0), dtype)
+        for index, array in arrays.items():
+            table[(index, *map(slice, array.shape[1:]))] = array[0]
+    return stacked

@@ -1,0 +1,74 @@
+"""Limits how fast responses leave: to a steady rate, and to what the stage behind answers.
+
+Each response costs the ensemble most of a millisecond, whatever it carries. One that leaves too early does not arrive
+earlier: it waits in Triton, before the first tokens of others; one that leaves later takes more tokens along.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from inflight.shared_counters import SharedCounter
+
+RESPONSES_PER_SECOND = min(2_400, 600 * len(os.sched_getaffinity(0)))
+"""The most responses that leave the engine's stage: cores that send responses do not compute tokens.
+
+Measured on two cores; with four and more, the detokenizer's one instance is what limits.
+"""
+ANSWERED = "answered"
+"""The shared counter of responses that the detokenizer has answered."""
+MOST_UNANSWERED = 3
+"""Responses that may be under way to the detokenizer and back; with fewer, it waits for the next one."""
+_MOST_ARREARS_S = 0.005
+"""How far responses that never wait may push back the others."""
+_MOST_WAIT_S = 0.1
+"""How long a response is held back at most. By then, those under way are first tokens faster than they are answered, or
+are lost: Triton drops those of requests that have failed."""
+
+
+class SendLimiter:
+    """Says when the next response that can wait may leave. Used by one thread."""
+
+    def __init__(self, answered: SharedCounter | None) -> None:
+        """``answered`` counts the responses that the detokenizer has answered; None if it does not tell."""
+        self._answered = answered
+        self._next_slot = 0.0
+        self._sent = 0
+        self._full_since: float | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next slot."""
+        return max(0.0, self._next_slot - time.monotonic())
+
+    def is_free(self, now: float) -> bool:
+        """Return whether a response may leave now; if not, ask again in the next slot."""
+        if now < self._next_slot:
+            return False
+        if not self._is_full(now):
+            return True
+        self._next_slot = now + 1 / RESPONSES_PER_SECOND
+        return False
+
+    def leave(self, count: int, now: float) -> None:
+        """Take the slots of ``count`` responses, some of which may not have waited for theirs."""
+        slot = max(now, self._next_slot) + count / RESPONSES_PER_SECOND
+        self._next_slot = min(slot, now + _MOST_ARREARS_S)
+
+    def sent(self) -> None:
+        """Count a response that the detokenizer will answer."""
+        self._sent += 1
+
+    def _is_full(self, now: float) -> bool:
+        if self._answered is None:
+            return False
+        answered = self._answered.count
+        self._sent = max(self._sent, answered)
+        if self._sent - answered < MOST_UNANSWERED:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        elif now - self._full_since > _MOST_WAIT_S:
+            self._sent, self._full_since = answered, None
+        return self._full_since is not None

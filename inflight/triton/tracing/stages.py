@@ -1,0 +1,344 @@
+"""The traces and log lines of requests, stage by stage.
+
+The stage that ends a request ends its server span too: the tokenizer one that it refuses, the engine's stage one that
+fails there or was sent to it directly, the detokenizer all others. The engine's stage writes a request's spans and its
+line once the request is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inflight.engine.request import Output, RequestMetrics
+from inflight.errors import InvalidRequest, as_told, readable
+from inflight.settings.deployment import Deployment
+from inflight.text.postprocess import Postprocessor, StreamStates
+from inflight.text.preprocess import Arrays, Preprocessor, RawRequest
+from inflight.triton.request_reader import SubRequest
+from inflight.triton.streams import Sender
+from inflight.triton.tracing.record import TRACE_CONTEXT, TRACE_SPAN, RequestTrace, SpanEnd, failure, identity
+
+if TYPE_CHECKING:
+    from inflight.text.upstream_answers import UpstreamPostprocessor
+    from inflight.triton.tracing.tracer import Tracer
+
+log = logging.getLogger("inflight.requests")
+
+Times = tuple[int, int]
+"""Beginning and end, ``time.time_ns()``."""
+
+
+def make_tracer(deployment: Deployment) -> Tracer | None:
+    """Return the tracer of this stage, or None where the deployment has no traces: then OpenTelemetry is not loaded."""
+    settings = deployment.observability
+    if settings.trace_endpoint is None:
+        return None
+    from inflight.triton.tracing.tracer import Tracer
+
+    return Tracer(settings.trace_endpoint, settings.trace_sample_ratio)
+
+
+def _span_name(operation: str, deployment: Deployment) -> str:
+    """Return the name of a server span, as OpenTelemetry's conventions for generative AI have it."""
+    return f"{operation} {readable(deployment.model.name)}"
+
+
+def _log_level(deployment: Deployment) -> int:
+    """Return the level of the line of each finished request; 0: none is logged."""
+    level = deployment.observability.log_requests
+    return int(getattr(logging, level.upper())) if level else 0
+
+
+def _milliseconds(began_ns: int, ended_ns: int) -> float:
+    return round((ended_ns - began_ns) / 1e6, 3)
+
+
+class TracedPreprocessor:
+    """A preprocessor whose requests begin their traces here, and are logged where they end here."""
+
+    def __init__(self, preprocessor: Preprocessor, deployment: Deployment, tracer: Tracer | None) -> None:
+        self._preprocessor = preprocessor
+        self._deployment = deployment
+        self._tracer = tracer
+        self._level = _log_level(deployment)
+
+    def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
+        """Return what the preprocessor returns, with each request's trace for the engine's stage."""
+        began = time.time_ns()
+        results = self._preprocessor.preprocess(requests)
+        ended = time.time_ns()
+        for request, result in zip(requests, results, strict=True):
+            trace = self._trace(self._tracer, request, result, (began, ended), len(requests)) if self._tracer else None
+            if isinstance(result, Exception) and self._level:
+                fields = {
+                    "request_id": request.request_id,
+                    "trace_id": trace.trace_id if trace else "",
+                    "outcome": as_told(result).label,
+                    "total_ms": _milliseconds(began, ended),
+                }
+                log.log(self._level, "request finished", extra=fields)
+        return results
+
+    def _trace(
+        self, tracer: Tracer, request: RawRequest, result: Arrays | Exception, times: tuple[int, int], batch_size: int
+    ) -> RequestTrace:
+        operation = "chat" if "messages" in request.arrays else "text_completion"
+        trace = tracer.begin(request.parameters, _span_name(operation, self._deployment), times[0])
+        attributes: dict[str, object] = {"inflight.batch_size": batch_size}
+        if isinstance(result, Exception):
+            tracer.end(trace, failure(result, request.request_id), times[1])
+        else:
+            result[TRACE_CONTEXT] = trace.write(rows=len(result["input_ids"]))
+            attributes["inflight.prompt_tokens"] = int(result["input_lengths"].sum())
+        tracer.child(trace, "tokenize", *times, attributes)
+        return trace
+
+
+def traced_preprocessor(
+    preprocessor: Preprocessor, deployment: Deployment, tracer: Tracer | None
+) -> Preprocessor | TracedPreprocessor:
+    """Return the tokenizer stage's preprocessor: the given one unless requests are traced or logged."""
+    traced = tracer is not None or _log_level(deployment)
+    return TracedPreprocessor(preprocessor, deployment, tracer) if traced else preprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A sequence that has ended."""
+
+    subrequest: SubRequest
+    output: Output
+    at_ns: int
+
+
+class RequestTraces:
+    """The traces and the log of the requests of one engine stage; with neither, requests pass by."""
+
+    def __init__(self, deployment: Deployment, tracer: Tracer | None) -> None:
+        self._deployment = deployment
+        self._tracer = tracer
+        self._level = _log_level(deployment)
+
+    def sender(
+        self, sender: Sender, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, object], request_id: str
+    ) -> Sender:
+        """Return the sender that a request is to be answered through: the given one, if it is not traced nor logged.
+
+        Raises:
+            InvalidRequest: the request's trace is not what the tokenizer's stage sends.
+        """
+        if self._tracer is None:
+            if TRACE_CONTEXT in arrays:
+                raise InvalidRequest("trace_context needs a deployment with observability.trace_endpoint")
+            return TracedSender(sender, request_id, None, False, self) if self._level else sender
+        if TRACE_CONTEXT not in arrays:
+            name = _span_name("text_completion", self._deployment)
+            trace = self._tracer.begin(parameters, name, time.time_ns())
+            return TracedSender(sender, request_id, trace, False, self)
+        try:
+            trace, _ = RequestTrace.read(arrays[TRACE_CONTEXT])
+        except ValueError:
+            raise InvalidRequest("trace_context is not what the tokenizer's stage sends; leave it out") from None
+        return TracedSender(sender, request_id, trace, True, self)
+
+    def write(self, sender: TracedSender, end: SpanEnd) -> None:
+        """Write what is known of a request that has ended. A fault in this is not the request's."""
+        try:
+            if sender.trace is not None and self._tracer is not None:
+                self._write_spans(self._tracer, sender, sender.trace, end)
+        except Exception:
+            log.exception("a request could not be traced", extra={"request_id": sender.request_id})
+        try:
+            if self._level:
+                log.log(self._level, "request finished", extra=_log_fields(sender, end))
+        except Exception:
+            log.exception("a request could not be logged", extra={"request_id": sender.request_id})
+
+    def _write_spans(self, tracer: Tracer, sender: TracedSender, trace: RequestTrace, end: SpanEnd) -> None:
+        for ended in sender.ended:
+            metrics = ended.output.metrics or RequestMetrics()
+            attributes = _attributes(metrics)
+            indices = {
+                "inflight.batch_index": ended.subrequest.batch_index,
+                "inflight.sequence_index": ended.subrequest.sequence_index,
+            }
+            which = {name: index for name, index in indices.items() if index}
+            for name, times in phases(metrics, ended.at_ns).items():
+                tracer.child(trace, name, *times, attributes[name] | which)
+        if end.error or not sender.ends_in_detokenizer:
+            tracer.end(trace, end, time.time_ns())
+
+
+class TracedSender:
+    """The response side of a request that is traced or logged."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        request_id: str,
+        trace: RequestTrace | None,
+        ends_in_detokenizer: bool,
+        traces: RequestTraces,
+    ) -> None:
+        """``ends_in_detokenizer``: that ends the request's server span; the last response tells it how."""
+        self._sender = sender
+        self._traces = traces
+        self.request_id = request_id
+        self.trace = trace
+        self.ends_in_detokenizer = ends_in_detokenizer
+        self.ended: list[_Ended] = []
+        self.began_ns = time.time_ns()
+
+    def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
+        """Take note of a sequence's end, in the engine's thread, before it is sent."""
+        self.ended.append(_Ended(subrequest, output, time.time_ns()))
+
+    def send(self, arrays: Arrays, final: bool) -> None:
+        """Send a response; a sequence's last one tells the detokenizer of the trace."""
+        end = self._end() if final else None
+        if self.ends_in_detokenizer and self.trace is not None and self.trace.sampled and "finish_reason" in arrays:
+            arrays[TRACE_SPAN] = self.trace.write(rows=len(arrays["output_ids"]), end=end)
+        self._sender.send(arrays, final)
+        if end is not None:
+            self._traces.write(self, end)
+
+    def fail(self, error: Exception, stream_key: int | None = None) -> None:
+        """Send ``error`` as the last response; see ``Sender``."""
+        self._sender.fail(error, stream_key)
+        self._traces.write(self, failure(error, self.request_id))
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return self._sender.is_cancelled()
+
+    def total(self, name: str) -> int:
+        """Return the sum of a figure of ``RequestMetrics`` over the sequences."""
+        return sum(getattr(ended.output.metrics, name) for ended in self.ended if ended.output.metrics is not None)
+
+    def _end(self) -> SpanEnd:
+        reasons = [ended.output.finish_reason.value for ended in self.ended if ended.output.finish_reason]
+        sampling = [ended.subrequest.request.sampling for ended in self.ended]
+        return SpanEnd(
+            identity(self.request_id)
+            | {
+                "inflight.outcome": ",".join(dict.fromkeys(reasons)),  # each way that its sequences ended, named once
+                "gen_ai.response.finish_reasons": reasons,
+                "gen_ai.request.max_tokens": max((one.max_tokens for one in sampling), default=0),
+                "gen_ai.usage.input_tokens": self.total("prompt_tokens"),
+                "gen_ai.usage.cache_read.input_tokens": self.total("cached_tokens"),
+                "gen_ai.usage.output_tokens": self.total("generated_tokens"),
+            }
+        )
+
+
+def phases(metrics: RequestMetrics, ended_ns: int) -> dict[str, Times]:
+    """Return when a sequence waited, computed its prompt and decoded; what it did not reach is left out.
+
+    A phase that was cut short ends at ``ended_ns``, with the sequence.
+    """
+    scheduled, first, last = metrics.first_scheduled_ns, metrics.first_token_ns, metrics.last_token_ns
+    times: dict[str, Times] = {}
+    if metrics.arrival_ns and (scheduled or not first):
+        times["queue"] = metrics.arrival_ns, scheduled or ended_ns
+    if scheduled:
+        times["prefill"] = scheduled, first or ended_ns
+    if last > first:
+        times["decode"] = first, last
+    return times
+
+
+def _attributes(metrics: RequestMetrics) -> dict[str, dict[str, object]]:
+    """Return the attributes of each phase's span; steps only from engines that count them."""
+    attributes: dict[str, dict[str, object]] = {
+        "queue": {},
+        "prefill": {"inflight.prompt_tokens": metrics.prompt_tokens, "inflight.cached_tokens": metrics.cached_tokens},
+        "decode": {"inflight.generated_tokens": metrics.generated_tokens, "inflight.preemptions": metrics.preemptions},
+    }
+    if metrics.steps:
+        attributes["prefill"]["inflight.steps"] = metrics.prefill_steps
+        attributes["decode"]["inflight.steps"] = metrics.steps - metrics.prefill_steps
+    return attributes
+
+
+def _log_fields(sender: TracedSender, end: SpanEnd) -> dict[str, object]:
+    """Return the fields of a request's line; of several sequences, tokens are summed and the longest times taken."""
+    spans = [phases(one.output.metrics, one.at_ns) for one in sender.ended if one.output.metrics is not None]
+    longest = {
+        f"{name}_ms": max((_milliseconds(*times[name]) for times in spans if name in times), default=None)
+        for name in ("queue", "prefill", "decode")
+    }
+    return {
+        "request_id": sender.request_id,
+        "trace_id": sender.trace.trace_id if sender.trace else "",
+        "outcome": end.attributes["inflight.outcome"],
+        "prompt_tokens": sender.total("prompt_tokens"),
+        "cached_tokens": sender.total("cached_tokens"),
+        "generated_tokens": sender.total("generated_tokens"),
+        **longest,
+        "total_ms": _milliseconds(sender.began_ns, time.time_ns()),
+    }
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the detokenizer has done for one stream."""
+
+    began_ns: int
+    busy_ns: int = 0
+    calls: int = 0
+
+
+class TracedPostprocessor:
+    """A postprocessor that times its work, and ends the server spans of requests that end here."""
+
+    def __init__(self, postprocessor: Postprocessor | UpstreamPostprocessor, tracer: Tracer) -> None:
+        self._postprocessor = postprocessor
+        self._tracer = tracer
+        self._work: StreamStates[_Work] = StreamStates()
+
+    def postprocess(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> Arrays | None:
+        """Return what the postprocessor returns.
+
+        Raises:
+            InvalidRequest: the trace is not what the engine's stage sends.
+        """
+        began = time.time_ns()
+        try:
+            outputs = self._postprocessor.postprocess(arrays, request_id)
+        except Exception as error:
+            if "stream_key" in arrays:
+                self._book(arrays, began, failure(error, request_id))
+            raise
+        if outputs is not None:  # else it was a heartbeat
+            self._book(arrays, began)
+        return outputs
+
+    def _book(self, arrays: Mapping[str, np.ndarray], began: int, failed: SpanEnd | None = None) -> None:
+        key, ended = int(arrays["stream_key"].flat[0]), time.time_ns()
+        work = self._work.pop(key, None) or _Work(began)
+        work.busy_ns += ended - began
+        work.calls += 1
+        if not self._postprocessor.is_final(arrays):
+            self._work.keep(key, work)
+        elif TRACE_SPAN in arrays:
+            try:
+                trace, end = RequestTrace.read(arrays[TRACE_SPAN])
+            except ValueError:
+                raise InvalidRequest("trace_span is not what the engine's stage sends; leave it out") from None
+            attributes = {"inflight.calls": work.calls, "inflight.busy_ms": work.busy_ns / 1e6}
+            self._tracer.child(trace, "detokenize", work.began_ns, ended, attributes)
+            if (last := failed or end) is not None:
+                self._tracer.end(trace, last, ended)
+
+
+def traced_postprocessor(
+    postprocessor: Postprocessor | UpstreamPostprocessor, tracer: Tracer | None
+) -> Postprocessor | UpstreamPostprocessor | TracedPostprocessor:
+    """Return what is to postprocess: the given one unless requests are traced."""
+    return TracedPostprocessor(postprocessor, tracer) if tracer is not None else postprocessor

@@ -1,0 +1,163 @@
+"""Tracer: spans by the OpenTelemetry SDK, exported by OTLP over HTTP. Imported only where traces are on.
+
+Every span is made after the fact, from times that the stages have recorded anyway, and a server span with the id that
+its children in other processes have been told. So spans are made as they are exported: the SDK's way by a span that
+begins, is written to and ends knows no such ids, and takes five times as long. A background thread exports them in
+batches: a collector that is slow, or gone, costs spans, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry import trace as otel
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from inflight.triton.tracing.record import Attributes, RequestTrace, SpanEnd
+
+log = logging.getLogger(__name__)
+
+EXPORT_INTERVAL_MS = 1_000
+"""How long a span waits for others to be sent with."""
+FLUSH_S = 3.0
+"""How long the end of a stage waits for its last spans to be taken."""
+_PROPAGATOR = TraceContextTextMapPropagator()
+_SCOPE, _SAMPLED = InstrumentationScope("inflight"), otel.TraceFlags(otel.TraceFlags.SAMPLED)
+
+
+class Tracer:
+    """Makes the spans of one stage's process."""
+
+    def __init__(self, endpoint: str, sample_ratio: float) -> None:
+        """Post OTLP traces to the URL ``endpoint``; ``sample_ratio`` of those whose client has not decided."""
+        self._sampler = ParentBased(TraceIdRatioBased(sample_ratio))
+        self._ids = RandomIdGenerator()
+        # What `create` is given would override the environment's name.
+        self._resource = _OneResource(
+            Resource.create({SERVICE_NAME: "inflight"}).merge(OTELResourceDetector().detect()).attributes
+        )
+        self._processor = BatchSpanProcessor(_Exporter(endpoint), schedule_delay_millis=EXPORT_INTERVAL_MS)
+
+    def begin(self, parameters: Mapping[str, object], name: str, start_ns: int) -> RequestTrace:
+        """Begin a request's server span, as child of the client's if its W3C context is valid, else of none.
+
+        An invalid context is no error: https://www.w3.org/TR/trace-context/#processing-model has a new trace begin.
+        """
+        carrier = {key.lower(): value for key, value in parameters.items() if isinstance(value, str)}
+        context = _PROPAGATOR.extract(carrier, Context())
+        parent = otel.get_current_span(context).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else self._ids.generate_trace_id()
+        sampled = self._sampler.should_sample(context, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
+        return RequestTrace(
+            trace_id=otel.format_trace_id(trace_id),
+            span_id=otel.format_span_id(self._ids.generate_span_id()),
+            parent_id=otel.format_span_id(parent.span_id) if parent.is_valid else "",
+            trace_state=parent.trace_state.to_header() if parent.is_valid else "",
+            sampled=sampled,
+            start_ns=start_ns,
+            name=name,
+        )
+
+    def child(self, trace: RequestTrace, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> None:
+        """Write a span under the request's server span, if the trace is sampled."""
+        if trace.sampled:
+            own = _context(trace, self._ids.generate_span_id())
+            parent = _context(trace, int(trace.span_id, 16), is_remote=True)
+            self._write(name, own, parent, attributes=attributes, start_time=start_ns, end_time=end_ns)
+
+    def end(self, trace: RequestTrace, end: SpanEnd, end_ns: int) -> None:
+        """Write the request's server span, if the trace is sampled."""
+        if trace.sampled:
+            own = _context(trace, int(trace.span_id, 16))
+            parent = _context(trace, int(trace.parent_id, 16), is_remote=True) if trace.parent_id else None
+            status = otel.Status(otel.StatusCode.ERROR, end.error) if end.error else otel.Status()
+            self._write(
+                trace.name,
+                own,
+                parent,
+                attributes=end.attributes,
+                kind=otel.SpanKind.SERVER,
+                status=status,
+                start_time=trace.start_ns,
+                end_time=end_ns,
+            )
+
+    def _write(self, name: str, own: otel.SpanContext, parent: otel.SpanContext | None, **fields: Any) -> None:
+        span = ReadableSpan(name, own, parent, self._resource, instrumentation_scope=_SCOPE, **fields)
+        self._processor.on_end(span)
+
+    def close(self) -> None:
+        """Send what is left; a collector that does not take it within ``FLUSH_S`` goes without it."""
+        # The SDK's own limit is half a minute, longer than a server may take to stop.
+        thread = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
+        thread.start()
+        thread.join(FLUSH_S)
+
+
+def _context(trace: RequestTrace, span_id: int, is_remote: bool = False) -> otel.SpanContext:
+    state = otel.TraceState.from_header([trace.trace_state]) if trace.trace_state else None
+    return otel.SpanContext(int(trace.trace_id, 16), span_id, is_remote, _SAMPLED, state)
+
+
+class _OneResource(Resource):
+    """A resource that is equal to itself alone: the encoder groups spans by it, and a resource's hash is its JSON."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class _LastMessage(logging.Handler):
+    """Keeps what OpenTelemetry's own loggers say, which is a line for each try, in place of logging it.
+
+    Spans that find the queue full never come to an export, so that is said here: once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = "no reason is known"
+        self._queue_was_full = False
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())
+        if not text.startswith("Queue full"):
+            self.text = text
+        elif not self._queue_was_full:
+            self._queue_was_full = True
+            log.warning("spans are lost: they come faster than the collector takes them, and the queue is full")
+
+
+class _Exporter(OTLPSpanExporter):
+    """An exporter that says once that its spans are not taken, and once that they are again."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._url = url
+        self._failing = False
+        self._reason = _LastMessage()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        failed = result is not SpanExportResult.SUCCESS
+        if failed and not self._failing:
+            log.warning("spans are lost: %s does not take them (%s)", self._url, self._reason.text)
+        elif self._failing and not failed:
+            log.info("%s takes spans again", self._url)
+        self._failing = failed
+        return result

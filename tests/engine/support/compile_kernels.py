@@ -1,0 +1,105 @@
+"""Compiles the kernels for GPUs that are not there: what Triton and ptxas refuse, they refuse here too.
+
+Run as a program, since a process either interprets kernels or compiles them. Prints a line for each kernel and type:
+its name, the type of the computation, that of the cache, and its bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import product
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from inflight.engine.attention import triton_kernels
+from inflight.engine.attention.plan import Card, common_tile, long_tile, plan, short_tile
+from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
+from inflight.engine.cuda import elementwise, fp8
+from inflight.engine.cuda.draw import draw
+from inflight.engine.cuda.elementwise import Residual
+from inflight.engine.models.layers import RmsNorm
+
+_SLOTS, _HEADS, _KV_HEADS = 64, 8, 2
+
+
+class Absent:
+    """In place of Triton's driver: says which GPU is to be compiled for."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability, self._target = capability, GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._capability  # so that what was compiled for one is not taken for another
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main(capability: int) -> None:
+    driver.set_active(Absent(capability))
+    told: list[str] = []
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, **settings: Any) -> Any:
+        made = launch(self, *args, **(settings | {"warmup": True}))
+        print(self.__name__, *told, made.metadata.shared)
+        return made
+
+    JITFunction.run = compile_only
+    caches = (None, torch.int8, torch.float8_e4m3fn) if capability >= 89 else (None, torch.int8)
+    for dtype, cache in product((torch.float32, torch.bfloat16), caches):
+        for dim in (128, 256) if cache is None else (128,):
+            told[:] = [str(dtype), str(cache or dtype), str(dim)]
+            _attention(Card(capability, 132), dtype, cache or dtype, dim)
+    for dtype in (torch.float32, torch.bfloat16):
+        told[:] = [str(dtype), "-", "-"]
+        _between(dtype, capability >= 89)
+    told[:] = ["torch.float64", "-", "-"]
+    logits, number = torch.zeros(2, 4096), torch.ones(2, 1, dtype=torch.float64)
+    draw(logits, number, 4096 * number, number, number, 0.5 * number)
+
+
+def _attention(card: Card, dtype: torch.dtype, cache: torch.dtype, dim: int) -> None:
+    keys = torch.zeros(_KV_HEADS, _SLOTS, dim, dtype=cache)
+    scales = torch.ones(_KV_HEADS, _SLOTS, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
+    stored = StoredKv(keys, keys, scales, scales)
+    key = torch.zeros(4, _KV_HEADS, dim, dtype=dtype)
+    places = torch.zeros(4, dtype=torch.int32)
+    store(key, key, places, stored)
+    heads, table = torch.zeros(4, _HEADS + 2 * _KV_HEADS, dim, dtype=dtype), torch.zeros(9, dim, dtype=dtype)
+    for norms in (HeadNorms(), HeadNorms(key[0, 0], key[0, 0], 1e-6, offset=True)):
+        rotate_and_store(heads, (table, places), places, stored, norms)
+    query = torch.zeros(4, _HEADS, dim, dtype=dtype)
+    ranges, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    group, window = _HEADS // _KV_HEADS, None
+    for tile, longest, slots in (
+        (short_tile(dtype, dim, group), 1, 9),
+        (long_tile(card, dtype, dim, group), 100, 0),
+        (common_tile(dtype, dim, group), 100, 9),
+    ):
+        dealt = plan(ranges, members, longest, tile, group, window, 30, slots)
+        triton_kernels.attend(query, stored, query, ranges, dealt, 16, 1.0)
+
+
+def _between(dtype: torch.dtype, has_fp8: bool) -> None:
+    x = torch.zeros(4, _HEADS, 128, dtype=dtype)
+    rows, norm, scale = x.flatten(1), RmsNorm(1024, 1e-5).to(dtype), torch.ones(())
+    for wanted in (None, scale) if has_fp8 else (None,):
+        elementwise.gate(rows, True, wanted)
+        for stream in (rows, Residual(rows, rows, None), Residual(rows, rows, norm.weight)):
+            elementwise.FusedRmsNorm(norm, wanted)(stream)
+    if has_fp8:
+        fp8.quantize(x, scale)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

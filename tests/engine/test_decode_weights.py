@@ -1,0 +1,151 @@
+"""Weights decoded once: they compute what decoding for each call does, where there is memory for it."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inflight.engine.cuda import prepare
+from inflight.engine.models.layers import each_of
+from inflight.engine.quant.convert import DecodedLinear, Decoding, LinearParts, decode_weights
+from inflight.engine.quant.formats import to_e4m3
+from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
+from tests.engine.support.fake_card import FakeCard
+
+CUDA = torch.device("cuda")
+COLUMNS = 64
+
+
+def _linear(
+    scheme: str, rows: int = 32, *, input_scale: float = 0.01, bias: bool = True, smoothed: bool = True
+) -> QuantizedLinear:
+    """Return a loaded linear with random weights, smoothed by powers of two."""
+    shape = LinearShape("layer", rows, COLUMNS, bias, torch.float32, 16, smoothed, exact=False)
+    linear = SCHEMES[scheme](shape).to_empty(device="cpu").requires_grad_(False)
+    for name, parameter in linear.named_parameters():
+        if name == "input_scale":
+            parameter.fill_(input_scale)
+        elif name == "pre_quant_scale":
+            parameter.copy_(2.0 ** (torch.arange(COLUMNS) % 3))
+        elif parameter.dtype == torch.float8_e4m3fn:
+            parameter.copy_(to_e4m3(torch.rand(parameter.shape) * 4, torch.tensor(1.0)))
+        elif parameter.dtype in (torch.int8, torch.uint8):
+            parameter.copy_(torch.randint(-100, 100, parameter.shape).to(parameter.dtype))
+        else:
+            parameter.copy_(torch.rand(parameter.shape) / 8)
+    return linear
+
+
+class _Model(nn.Module):
+    def __init__(self, **linears: nn.Module) -> None:
+        super().__init__()
+        self.model = SimpleNamespace(norm=SimpleNamespace(weight=torch.ones(1)))
+        for name, linear in linears.items():
+            self.add_module(name, linear)
+
+
+def _inputs() -> Tensor:
+    return torch.randn(5, COLUMNS)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_decoded_linear_computes_what_it_was_made_of(scheme: str) -> None:
+    torch.manual_seed(0)
+    linear, x = _linear(scheme), _inputs()
+    expected = QuantizedLinear.forward(linear, x)
+    decoded = DecodedLinear([linear], torch.float32)
+    assert torch.equal(decoded(x), expected)
+    held = dict(decoded.named_parameters())
+    assert held.pop("weight").shape == (32, COLUMNS)
+    assert all(parameter.numel() <= COLUMNS for parameter in held.values()), "the packed weight is still held"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_parts_of_one_input_become_one_product(scheme: str) -> None:
+    torch.manual_seed(1)
+    parts = [_linear(scheme, rows) for rows in (32, 16, 16)]
+    model: Any = _Model(qkv=LinearParts(zip("qkv", parts, strict=True)), down=_linear(scheme, bias=False))
+    x = _inputs()
+    expected = torch.cat([QuantizedLinear.forward(part, x) for part in parts], -1), model.down(x)
+    before = Decoding.of(model, torch.float32)
+    held = sum(parameter.nbytes for name, parameter in model.named_parameters() if "weight" in name)
+    assert (before.linears, before.packed) == (4, held)
+    decode_weights(model, torch.float32)
+    assert isinstance(model.qkv, DecodedLinear)
+    torch.testing.assert_close(model.qkv(x), expected[0], rtol=1e-4, atol=1e-4)  # another order of sums
+    torch.testing.assert_close(model.down(x), expected[1], rtol=1e-4, atol=1e-4)
+    assert before.decoded == model.qkv.weight.nbytes + model.down.weight.nbytes
+    assert Decoding.of(model, torch.float32).linears == 0
+
+
+def test_parts_that_round_inputs_differently_stay_apart() -> None:
+    parts = {"q": _linear("NVFP4"), "k": _linear("NVFP4", input_scale=0.5), "v": nn.Linear(COLUMNS, 16)}
+    model: Any = _Model(qkv=LinearParts(parts.items()))
+    x = _inputs()
+    expected = model.qkv(x)
+    decode_weights(model, torch.float32)
+    assert [type(part) for part in model.qkv.children()] == [DecodedLinear, DecodedLinear, nn.Linear]
+    assert torch.equal(model.qkv(x), expected)
+
+
+def test_what_is_decoded_is_not_held_beside_it() -> None:
+    """Weights that are packed go one by one, or decoding would take more than was counted before."""
+    card = FakeCard(1 << 30)
+    with card:
+        model: Any = _Model(**{f"layer{index}": _linear("W4A16_AWQ", bias=False) for index in range(40)})
+        needed = Decoding.of(model, torch.float32)
+        peak = card.peak_of(lambda: decode_weights(model, torch.float32))
+    assert peak <= needed.decoded - needed.packed + 4 * needed.decoded // 40, "and a few of one linear's"
+
+
+def test_modules_that_were_replaced_are_gone() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    weights = [weakref.ref(module.weight) for module in model]
+    for index, (name, _) in enumerate(each_of(model, nn.Linear)):
+        assert [weight() is None for weight in weights] == [place < index for place in range(5)]
+        model.set_submodule(name, nn.Identity())
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("free", "kv_cache", "decodes"),
+    [
+        (8 * GIB, 2 * GIB, True),
+        (GIB, GIB // 4, False),  # nothing is left for steps
+        (8 * GIB, 4 * GIB, True),
+        (8 * GIB, 7 * GIB, False),
+        (8 * GIB, 7 * GIB - (32 * COLUMNS * 7 // 2 - 32 * 4 * 4), True),  # it fits to the byte
+        (8 * GIB, 7 * GIB - (32 * COLUMNS * 7 // 2 - 32 * 4 * 4) + 1, False),
+    ],
+)
+def test_memory_decides_and_the_log_says_so(
+    free: int, kv_cache: int, decodes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(prepare, "free_memory", lambda device: free)
+    model: Any = _Model(down=_linear("W4A16_AWQ"))
+    asked: list[int] = []
+
+    def reserved(free: int) -> int:
+        asked.append(free)
+        return kv_cache
+
+    prepare.prepare_weights(model, CUDA, reserved)
+    assert asked == [free]
+    assert isinstance(model.down, DecodedLinear) == decodes
+    assert ("are decoded once, and take" in caplog.text) == decodes
+    assert ("are decoded in each step" in caplog.text) != decodes
+
+
+def test_on_a_cpu_weights_stay_packed() -> None:
+    model: Any = _Model(down=_linear("W4A16_AWQ"))
+    prepare.prepare_weights(model, torch.device("cpu"), lambda free: 0)
+    assert not isinstance(model.down, DecodedLinear)

@@ -1,0 +1,26 @@
+"""Hypothesis's profiles: ``dev`` for `make test`, ``full`` for `make proofs`, ``soak`` for a night.
+
+HYPOTHESIS_PROFILE names one. No profile has a deadline or a check of speed: how fast an example is depends on what else
+the machine does. ``dev`` tries the same examples each time; the others draw new ones.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("dev", max_examples=30, deadline=None, suppress_health_check=_SPEED, derandomize=True)
+settings.register_profile("full", max_examples=300, deadline=None, suppress_health_check=_SPEED, print_blob=True)
+settings.register_profile("soak", settings.get_profile("full"), max_examples=5000)
+
+
+def load_profile() -> None:
+    """Load the profile that the environment names, before the first property is defined."""
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def examples(ratio: float) -> int:
+    """Return ``ratio`` times the profile's number of examples, for a property that costs less or more."""
+    return max(1, round(ratio * settings().max_examples))

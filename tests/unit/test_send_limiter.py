@@ -1,0 +1,98 @@
+"""The rate of responses, on a clock of its own; and the counter that two processes share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from inflight.shared_counters import SharedCounter
+from inflight.triton.send_limiter import MOST_UNANSWERED, RESPONSES_PER_SECOND, SendLimiter
+
+SLOT = 1 / RESPONSES_PER_SECOND
+
+
+class Detokenizer:
+    """Answers a response at a time, each in so many seconds; what it is sent meanwhile waits."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.free_at, self.ends = seconds, 0.0, 0.0, list[float]()
+
+    def take(self) -> None:
+        self.free_at = max(self.now, self.free_at) + self.seconds
+        self.ends.append(self.free_at)
+
+    @property
+    def count(self) -> int:
+        return sum(end <= self.now for end in self.ends)
+
+
+def _run(seconds: float, detokenizer: Detokenizer, tells: bool = True, lost: int = 0) -> int:
+    """Send whenever the limiter allows; return how many left. ``lost`` are sent first, and never answered."""
+    limiter = SendLimiter(detokenizer if tells else None)
+    for _ in range(lost):
+        limiter.sent()
+    left = 0
+    while detokenizer.now < seconds:
+        if limiter.is_free(detokenizer.now):
+            limiter.leave(1, detokenizer.now)
+            limiter.sent()
+            detokenizer.take()
+            left += 1
+        detokenizer.now += SLOT / 4
+    return left
+
+
+def test_a_quick_detokenizer_gets_all_slots() -> None:
+    assert _run(2.0, Detokenizer(SLOT / 10)) == pytest.approx(2 / SLOT, rel=0.05)
+
+
+@pytest.mark.parametrize("slower", [2, 5])
+def test_a_slow_one_gets_what_it_answers_and_few_wait_before_it(slower: int) -> None:
+    detokenizer = Detokenizer(SLOT * slower)
+    left = _run(2.0, detokenizer)
+    assert left == pytest.approx(2 / SLOT / slower, rel=0.05)
+    assert left - detokenizer.count <= MOST_UNANSWERED
+
+
+def test_one_that_does_not_tell_gets_all_slots() -> None:
+    assert _run(2.0, Detokenizer(SLOT * 5), tells=False) == pytest.approx(2 / SLOT, rel=0.05)
+
+
+def test_lost_responses_hold_the_others_back_for_a_moment_only() -> None:
+    everything = _run(2.0, Detokenizer(SLOT / 10))
+    assert 0.9 * everything < _run(2.0, Detokenizer(SLOT / 10), lost=50) < everything
+
+
+def test_those_that_never_wait_push_the_others_back_by_a_bound() -> None:
+    limiter = SendLimiter(None)
+    limiter.leave(1000, 5.0)
+    assert not limiter.is_free(5.0)
+    assert limiter.is_free(5.01)
+
+
+def test_a_shared_counter_is_counted_in_one_process_and_read_in_another() -> None:
+    ours = SharedCounter.create("test")
+    count = f"""
+import os
+os.getppid = lambda: {os.getppid()}  # as if both were stages of one server
+from inflight.shared_counters import SharedCounter
+theirs = SharedCounter.open("test")
+for _ in range(1000):
+    theirs.add()
+"""
+    subprocess.run([sys.executable, "-c", count], check=True)
+    assert ours.count == 1000
+    assert SharedCounter.open("test") is None, "its name goes with the first who opens it"
+
+
+def test_a_shared_counter_is_created_anew_and_its_name_can_be_removed() -> None:
+    old = SharedCounter.create("test")
+    old.add()
+    new = SharedCounter.create("test")
+    assert new.count == 0
+    new.remove_name()
+    assert SharedCounter.open("test") is None
+    assert old.count == 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER, TRTLLM
 
@@ -28,7 +29,7 @@ RESTART_CAUSES = ("crash", "exit", "stage_died", "stage_hung", "server_hung", "s
 stands still, a new start failed."""
 
 _ALL = (TOKENIZER, ENGINE, DETOKENIZER)
-_PYTORCH, _WITH_MODEL = ("pytorch",), ("pytorch", TRTLLM)
+_WITH_MODEL = ("pytorch", TRTLLM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,14 @@ def _upstream(name: str, label: str, text: str, values: str, buckets: tuple[floa
     return Family(f"nv_{name}", text, labels={label: tuple(values.split())}, buckets=buckets)
 
 
+def _stage(name: str, text: str, stages: tuple[str, ...] = _ALL, owner: str = "stage", **more: Any) -> Family:
+    return Family(name, text, owner, stages, **more)
+
+
+def _portable(name: str, text: str, **more: Any) -> Family:
+    return Family(name, text, engines=("pytorch",), **more)
+
+
 UPSTREAM = (
     _upstream(
         "trt_llm_request_metrics", "request_type", "TRT LLM request metrics", "active max scheduled context waiting"
@@ -96,17 +105,15 @@ UPSTREAM = (
 """Upstream's families. Its V1 and disaggregated-serving ones have nothing to count here and are not exported."""
 
 REQUESTS = (
-    Family(
+    _stage(
         "inflight_requests_total",
         "Finished and refused sequences, and requests that failed behind the engine; one that is refused before it is "
         "known how many sequences it has counts once",
-        owner="stage",
-        stages=_ALL,
         labels={"outcome": ()},
     ),
     Family("inflight_running_requests", "Sequences in the running batch"),
     Family("inflight_waiting_requests", "Sequences in the queue"),
-    Family("inflight_queue_limit", "Sequences that may wait; one more is refused", owner="stage"),
+    _stage("inflight_queue_limit", "Sequences that may wait; one more is refused", (ENGINE,)),
     Family("inflight_request_queue_seconds", "Arrival at the engine to the first step", buckets=SECONDS),
     Family("inflight_request_prefill_seconds", "First step to the first token", buckets=SECONDS),
     Family("inflight_request_decode_seconds", "First token to the last", buckets=SECONDS),
@@ -122,7 +129,7 @@ TOKENS = (
     Family("inflight_prompt_tokens_total", "Prompt tokens of admitted requests"),
     Family("inflight_cached_tokens_total", "Prompt tokens of admitted requests taken from the prefix cache"),
     Family("inflight_generated_tokens_total", "Tokens generated"),
-    Family("inflight_recomputed_tokens_total", "Tokens computed again after a preemption", engines=_PYTORCH),
+    _portable("inflight_recomputed_tokens_total", "Tokens computed again after a preemption"),
     Family(
         "inflight_draft_tokens_total",
         "Tokens proposed by speculative decoding for finished requests",
@@ -134,20 +141,14 @@ BATCH = (
     Family("inflight_steps_total", "Engine steps"),
     Family("inflight_step_sequences_total", "Sequences in the steps' batches, summed over steps"),
     Family("inflight_step_tokens_total", "Tokens computed by the steps", labels={"kind": ("prefill", "decode")}),
-    Family(
+    _portable(
         "inflight_drafted_sequences",
         "Sequences that had draft tokens in the last step; beside the running ones: for how many speculation pays",
-        engines=_PYTORCH,
     ),
     Family("inflight_batch_size_limit", "Sequences that may run at once"),
-    Family("inflight_step_tokens_limit", "Tokens that one step may compute", engines=_PYTORCH),
+    _portable("inflight_step_tokens_limit", "Tokens that one step may compute"),
     Family("inflight_step_seconds", "Duration of an engine step", buckets=SHORT_SECONDS),
-    Family(
-        "inflight_step_part_seconds_total",
-        "Time of the steps by their parts",
-        labels={"part": STEP_PARTS},
-        engines=_PYTORCH,
-    ),
+    _portable("inflight_step_part_seconds_total", "Time of the steps by their parts", labels={"part": STEP_PARTS}),
     Family("inflight_responses_total", "Responses of the engine stage, without heartbeats and errors", owner="streams"),
 )
 KV_CACHE = (
@@ -158,91 +159,57 @@ KV_CACHE = (
         engines=_WITH_MODEL,
     ),
     Family("inflight_kv_cache_block_tokens", "Tokens that a KV cache block holds", engines=_WITH_MODEL),
-    Family(
+    _portable(
         "inflight_kv_cache_reserved_blocks",
         "KV cache blocks promised to running sequences that have not taken them yet",
-        engines=_PYTORCH,
     ),
-    Family("inflight_kv_cache_evictions_total", "Cached blocks forgotten to make room", engines=_PYTORCH),
-    Family(
+    _portable("inflight_kv_cache_evictions_total", "Cached blocks forgotten to make room"),
+    _portable(
         "inflight_kv_cache_offloaded_blocks",
         "Blocks in the KV cache's second tier, beside those that inflight_kv_cache_blocks counts",
-        engines=_PYTORCH,
     ),
-    Family(
+    _portable(
         "inflight_kv_cache_offload_blocks_limit",
         "Blocks that the KV cache's second tier holds; 0: there is none, or no more",
-        engines=_PYTORCH,
     ),
-    Family(
-        "inflight_kv_cache_offloaded_tokens_total",
-        "Tokens whose blocks were moved to the second tier to make room",
-        engines=_PYTORCH,
+    _portable(
+        "inflight_kv_cache_offloaded_tokens_total", "Tokens whose blocks were moved to the second tier to make room"
     ),
-    Family(
+    _portable(
         "inflight_kv_cache_restored_tokens_total",
         "Tokens that were taken from the second tier in place of computing them; cached tokens too",
-        engines=_PYTORCH,
     ),
-    Family(
-        "inflight_preemptions_total", "Sequences that lost their blocks and went back to the queue", engines=_PYTORCH
-    ),
+    _portable("inflight_preemptions_total", "Sequences that lost their blocks and went back to the queue"),
 )
 STAGES = (
-    Family(
-        "inflight_tokenizer_seconds",
-        "Time to tokenize one batch of requests",
-        owner="stage",
-        stages=(TOKENIZER,),
-        buckets=SHORT_SECONDS,
-    ),
-    Family(
-        "inflight_detokenizer_seconds",
-        "Time to detokenize one response",
-        owner="stage",
-        stages=(DETOKENIZER,),
-        buckets=SHORT_SECONDS,
-    ),
-    Family(
-        "inflight_startup_seconds",
-        "Duration of a stage's start by phase",
-        owner="stage",
-        stages=_ALL,
-        labels={"phase": ()},
-    ),
-    Family("inflight_start_time_seconds", "When the stage was ready, since the epoch", owner="stage", stages=_ALL),
-    Family(
+    _stage("inflight_tokenizer_seconds", "Time to tokenize one batch of requests", (TOKENIZER,), buckets=SHORT_SECONDS),
+    _stage("inflight_detokenizer_seconds", "Time to detokenize one response", (DETOKENIZER,), buckets=SHORT_SECONDS),
+    _stage("inflight_startup_seconds", "Duration of a stage's start by phase", labels={"phase": ()}),
+    _stage("inflight_start_time_seconds", "When the stage was ready, since the epoch"),
+    _stage(
         "inflight_restarts_total",
         "New starts of the server by `inflight serve`, since that began",
-        owner="stage",
-        stages=(TOKENIZER,),
+        (TOKENIZER,),
         labels={"cause": RESTART_CAUSES},
     ),
-    Family(
-        "inflight_heartbeat_time_seconds",
-        "When the stage's process last showed that it lives, since the epoch",
-        owner="stage",
-        stages=_ALL,
-    ),
-    Family(
+    _stage("inflight_heartbeat_time_seconds", "When the stage's process last showed that it lives, since the epoch"),
+    _stage(
         "inflight_build_info",
         "1; the labels say what is served",
-        owner="stage",
+        (ENGINE,),
         labels={"inflight_version": (), "engine": (), "checkpoint": ()},
     ),
 )
 EXPORT = (
-    Family(
+    _stage(
         "inflight_metrics_export_cpu_seconds_total",
         "CPU time that the stage's process spends on exporting its metrics",
         owner="exporter",
-        stages=_ALL,
     ),
-    Family(
+    _stage(
         "inflight_metrics_export_calls_total",
         "Values handed to the server's process for its page; each takes CPU time there too",
         owner="exporter",
-        stages=_ALL,
     ),
 )
 """What an exporter counts of itself."""

@@ -88,7 +88,6 @@ class Pulse:
         self._path = path
         self._counters = counters
         self._ending = threading.Event()
-        self._in_call = _InCall(counters)
 
     @property
     def beats(self) -> int:
@@ -117,26 +116,19 @@ class Pulse:
             self._counters[_BEATS] += 1
 
     def in_call(self) -> AbstractContextManager[None]:
-        """Count as in one call: a step of the engine, or a batch of requests; in one thread of the stage only."""
-        return self._in_call
-
-    def close(self) -> None:
-        """Say that the stage ends in order."""
-        self._path.unlink(missing_ok=True)
-        self._ending.set()
-
-
-class _InCall(AbstractContextManager[None]):
-    """The context of a call. A class, not a generator: each step of the engine passes through it."""
-
-    def __init__(self, counters: memoryview) -> None:
-        self._counters = counters
+        """Return the context of one call: a step of the engine, or a batch of requests; for one thread of the stage."""
+        return self
 
     def __enter__(self) -> None:
         self._counters[_BEGUN] += 1
 
     def __exit__(self, *_: object) -> None:
         self._counters[_ENDED] = self._counters[_BEGUN]
+
+    def close(self) -> None:
+        """Say that the stage ends in order."""
+        self._path.unlink(missing_ok=True)
+        self._ending.set()
 
 
 def start_pulse(stage: str) -> Pulse:

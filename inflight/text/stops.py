@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 
 from inflight.text.detokenizer import IncrementalDetokenizer
 from inflight.text.tokenizer import Family, Tokenizer
@@ -26,11 +27,10 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._sorted = sorted(stops)
         self._first = frozenset(stop[0] for stop in stops)
-        ending: defaultdict[str, list[str]] = defaultdict(list)
-        for stop in stops:
-            ending[stop[-1]].append(stop)
-        self._ending = {character: tuple(found) for character, found in ending.items()}
+        self._ending: defaultdict[str, list[str]] = defaultdict(list)
         """The strings by their last character."""
+        for stop in stops:
+            self._ending[stop[-1]].append(stop)
         self._followed, self._open = "", 0
         """A string, and how many of its first characters are the text's open part."""
         self.length = 0
@@ -123,10 +123,7 @@ class StopTokens:
         self._tokenizer = tokenizer
         self._byte_level = tokenizer.token_bytes.family is Family.BYTE_LEVEL
         pieces = [self._piece(token) for token in range(tokenizer.config.vocab_size)]
-        self._starts, place = [], 0
-        for piece in pieces:
-            self._starts.append(place)
-            place += len(piece) + 1
+        self._starts = [0, *accumulate(len(piece) + len(_SEPARATOR) for piece in pieces)]
         self._joined = _SEPARATOR.join(pieces)
 
     def sequences(self, word: str, most: int = MAX_STOP_SEQUENCES) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 A call into Triton's metric API is a round trip to the server's process, so none is made per token or step: the stages
 count in plain numbers, and a thread copies those that have changed (docs/decisions/0007). A wrong call (a counter set,
-a histogram incremented) can abort the whole server, so each kind of series is a class with the one call that fits it.
+a histogram incremented) can abort the whole server, so one class makes all calls, and they are increments.
 """
 
 from __future__ import annotations
@@ -70,37 +70,26 @@ Values = dict[str, Any]
 labels of its own has one of these for each of their values."""
 
 
-class _Gauge:
-    """Moved by differences: Triton's stub keeps Python's lock while it sets a value, not while it adds to one (2.51).
+class _Series:
+    """A gauge or a counter, moved by differences; a counter only rises.
 
-    A set would hold up the engine for its round trip, and freeze a stage whose server is gone. Triton adds the same
-    floats, so what it shows is known to the last bit; what rounding takes from the first difference, the second adds.
+    Triton's stub keeps Python's lock while it sets a gauge, not while it adds to one (2.51): a set would hold up the
+    engine for its round trip, and freeze a stage whose server is gone. Triton adds the same floats, so what it shows is
+    known to the last bit; what rounding takes from the first difference, the second adds.
     """
 
-    def __init__(self, family: Any, labels: dict[str, str]) -> None:
-        self._metric, self._shown = family.Metric(labels=labels), 0.0
+    def __init__(self, family: Any, labels: dict[str, str], falls: bool = False) -> None:
+        self._metric, self._shown, self._falls = family.Metric(labels=labels), 0.0, falls
 
     def show(self, value: float) -> int:
         """Make the endpoint show the value; return the calls that it took: none if it does already."""
         for calls in range(_STEPS):
-            if value == self._shown:
-                return calls
             difference = value - self._shown
+            if difference == 0 or (difference < 0 and not self._falls):
+                return calls
             self._metric.increment(difference)
             self._shown += difference
         return _STEPS
-
-
-class _Counter:
-    def __init__(self, family: Any, labels: dict[str, str]) -> None:
-        self._metric, self._shown = family.Metric(labels=labels), 0.0
-
-    def show(self, value: float) -> int:
-        if value <= self._shown:
-            return 0
-        self._metric.increment(value - self._shown)
-        self._shown = value
-        return 1
 
 
 class _Family:
@@ -115,7 +104,7 @@ class _Family:
         self._made = [
             made(name=name, description=family.help, kind=getattr(made, kind.upper())) for name, kind in parts
         ]
-        self._series: dict[tuple[str, ...], _Gauge | _Counter | _Buckets] = {}
+        self._series: dict[tuple[str, ...], _Series | _Buckets] = {}
         self._shown: Any = None
 
     def show(self, value: Any) -> int:
@@ -131,10 +120,10 @@ class _Family:
         self._shown = value
         return calls
 
-    def _new_series(self, labels: dict[str, str]) -> _Gauge | _Counter | _Buckets:
+    def _new_series(self, labels: dict[str, str]) -> _Series | _Buckets:
         if self._family.kind == "histogram":
             return _Buckets(self._made, labels, self._family.buckets)
-        return (_Gauge if self._family.kind == "gauge" else _Counter)(self._made[0], labels)
+        return _Series(self._made[0], labels, falls=self._family.kind == "gauge")
 
 
 class _Buckets:
@@ -142,9 +131,9 @@ class _Buckets:
 
     def __init__(self, families: list[Any], labels: dict[str, str], bounds: tuple[float, ...]) -> None:
         buckets, total, count = families
-        self._bounds = [f"{bound:g}" for bound in bounds] + ["+Inf"]
-        self._buckets = [_Counter(buckets, labels | {"le": bound}) for bound in self._bounds]
-        self._sum, self._count = _Counter(total, labels), _Counter(count, labels)
+        limits = [f"{bound:g}" for bound in bounds] + ["+Inf"]
+        self._buckets = [_Series(buckets, labels | {"le": bound}) for bound in limits]
+        self._sum, self._count = _Series(total, labels), _Series(count, labels)
 
     def show(self, value: tuple[list[int], float]) -> int:
         counts, total = value

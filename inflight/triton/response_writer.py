@@ -13,30 +13,21 @@ from inflight.triton.request_reader import OutputOptions, SubRequest
 Arrays = dict[str, np.ndarray]
 
 FAILURE = "failure"
+_PER_TOKEN = ("tokens", "log_probs", "top_log_probs", "generation_logits")
+"""The fields of an output that have one element for each token."""
 
 
 def split_last(output: Output) -> list[Output]:
     """Return the output in two: the tokens before the last one, if there are any, and the last one with the rest."""
     if len(output.tokens) < 2:
         return [output]
-    before = replace(
-        output,
-        tokens=output.tokens[:-1],
-        log_probs=output.log_probs and output.log_probs[:-1],
-        top_log_probs=output.top_log_probs and output.top_log_probs[:-1],
-        generation_logits=output.generation_logits and output.generation_logits[:-1],
-        context_logits=None,
-        finish_reason=None,
-        error=None,
-    )
-    last = replace(
-        output,
-        tokens=output.tokens[-1:],
-        log_probs=output.log_probs and output.log_probs[-1:],
-        top_log_probs=output.top_log_probs and output.top_log_probs[-1:],
-        generation_logits=output.generation_logits and output.generation_logits[-1:],
-    )
-    return [before, last]
+    per_token = {name: getattr(output, name) for name in _PER_TOKEN}
+    before = {name: values and values[:-1] for name, values in per_token.items()}
+    last = {name: values and values[-1:] for name, values in per_token.items()}
+    return [
+        replace(output, **before, context_logits=None, finish_reason=None, error=None),
+        replace(output, **last),
+    ]
 
 
 def heartbeat(key: int) -> Arrays:
@@ -123,24 +114,19 @@ def _metrics(output: Output, options: OutputOptions) -> Arrays:
     metrics = output.metrics
     if metrics is None or not (options.perf_metrics or (options.final_perf_metrics and output.finished)):
         return {}
-    integers = {
-        "kv_cache_alloc_new_blocks": metrics.new_blocks,
-        "kv_cache_reused_blocks": metrics.reused_blocks,
-        "kv_cache_alloc_total_blocks": metrics.total_blocks,
-        "total_accepted_draft_tokens": metrics.accepted_draft_tokens,
-        "total_draft_tokens": metrics.draft_tokens,
+    numbers: dict[str, tuple[float, type[np.generic]]] = {
+        "kv_cache_alloc_new_blocks": (metrics.new_blocks, np.int32),
+        "kv_cache_reused_blocks": (metrics.reused_blocks, np.int32),
+        "kv_cache_alloc_total_blocks": (metrics.total_blocks, np.int32),
+        "arrival_time_ns": (metrics.arrival_ns, np.int64),
+        "first_scheduled_time_ns": (metrics.first_scheduled_ns, np.int64),
+        "first_token_time_ns": (metrics.first_token_ns, np.int64),
+        "last_token_time_ns": (metrics.last_token_ns, np.int64),
+        "acceptance_rate": (metrics.accepted_draft_tokens / max(1, metrics.draft_tokens), np.float32),
+        "total_accepted_draft_tokens": (metrics.accepted_draft_tokens, np.int32),
+        "total_draft_tokens": (metrics.draft_tokens, np.int32),
     }
-    times = {
-        "arrival_time_ns": metrics.arrival_ns,
-        "first_scheduled_time_ns": metrics.first_scheduled_ns,
-        "first_token_time_ns": metrics.first_token_ns,
-        "last_token_time_ns": metrics.last_token_ns,
-    }
-    arrays = {name: np.array([[value]], np.int32) for name, value in integers.items()}
-    arrays |= {name: np.array([[value]], np.int64) for name, value in times.items()}
-    rate = metrics.accepted_draft_tokens / metrics.draft_tokens if metrics.draft_tokens else 0.0
-    arrays["acceptance_rate"] = np.array([[rate]], np.float32)
-    return arrays
+    return {name: np.array([[value]], dtype) for name, (value, dtype) in numbers.items()}
 
 
 def stack(rows: list[Arrays], pad_id: int) -> Arrays:

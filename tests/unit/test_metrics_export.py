@@ -107,9 +107,10 @@ def test_every_family_of_a_kind_of_engine_can_be_filled(api: FakeApi) -> None:
 
 
 def test_gauges_are_moved_to_the_last_bit(api: FakeApi) -> None:
-    from inflight.triton.metrics import _Gauge
+    from inflight.triton.metrics import _Series
 
-    gauge = _Gauge(api.MetricFamily("inflight_waiting_requests", "what waits", "gauge"), {"version": "1"})
+    family = api.MetricFamily("inflight_waiting_requests", "what waits", "gauge")
+    gauge = _Series(family, {"version": "1"}, falls=True)
     for value in (1.7e9 + 0.3, 0.1, 1, 0.37, 2 / 3, 5e-324, 1e300, 1e-20, 0, -0.1, 0):
         gauge.show(value)
         assert api.value("inflight_waiting_requests") == value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +55,13 @@ def _log_level(deployment: Deployment) -> int:
     return int(getattr(logging, level.upper())) if level else 0
 
 
+def _read_trace(name: str, arrays: Mapping[str, np.ndarray], stage: str) -> tuple[RequestTrace, SpanEnd | None]:
+    try:
+        return RequestTrace.read(arrays[name])
+    except ValueError:
+        raise InvalidRequest(f"{name} is not what the {stage}'s stage sends; leave it out") from None
+
+
 def _milliseconds(began_ns: int, ended_ns: int) -> float:
     return round((ended_ns - began_ns) / 1e6, 3)
 
@@ -74,7 +81,7 @@ class TracedPreprocessor:
         results = self._preprocessor.preprocess(requests)
         ended = time.time_ns()
         for request, result in zip(requests, results, strict=True):
-            trace = self._trace(self._tracer, request, result, (began, ended), len(requests)) if self._tracer else None
+            trace = self._trace(request, result, (began, ended), len(requests))
             if isinstance(result, Exception) and self._level:
                 fields = {
                     "request_id": request.request_id,
@@ -86,17 +93,19 @@ class TracedPreprocessor:
         return results
 
     def _trace(
-        self, tracer: Tracer, request: RawRequest, result: Arrays | Exception, times: tuple[int, int], batch_size: int
-    ) -> RequestTrace:
+        self, request: RawRequest, result: Arrays | Exception, times: Times, batch_size: int
+    ) -> RequestTrace | None:
+        if self._tracer is None:
+            return None
         operation = "chat" if "messages" in request.arrays else "text_completion"
-        trace = tracer.begin(request.parameters, _span_name(operation, self._deployment), times[0])
+        trace = self._tracer.begin(request.parameters, _span_name(operation, self._deployment), times[0])
         attributes: dict[str, object] = {"inflight.batch_size": batch_size}
         if isinstance(result, Exception):
-            tracer.end(trace, failure(result, request.request_id), times[1])
+            self._tracer.end(trace, failure(result, request.request_id), times[1])
         else:
             result[TRACE_CONTEXT] = trace.write(rows=len(result["input_ids"]))
             attributes["inflight.prompt_tokens"] = int(result["input_lengths"].sum())
-        tracer.child(trace, "tokenize", *times, attributes)
+        self._tracer.child(trace, "tokenize", *times, attributes)
         return trace
 
 
@@ -133,19 +142,17 @@ class RequestTraces:
         Raises:
             InvalidRequest: the request's trace is not what the tokenizer's stage sends.
         """
+        through_tokenizer, trace = TRACE_CONTEXT in arrays, None
         if self._tracer is None:
-            if TRACE_CONTEXT in arrays:
+            if through_tokenizer:
                 raise InvalidRequest("trace_context needs a deployment with observability.trace_endpoint")
-            return TracedSender(sender, request_id, None, False, self) if self._level else sender
-        if TRACE_CONTEXT not in arrays:
-            name = _span_name("text_completion", self._deployment)
-            trace = self._tracer.begin(parameters, name, time.time_ns())
-            return TracedSender(sender, request_id, trace, False, self)
-        try:
-            trace, _ = RequestTrace.read(arrays[TRACE_CONTEXT])
-        except ValueError:
-            raise InvalidRequest("trace_context is not what the tokenizer's stage sends; leave it out") from None
-        return TracedSender(sender, request_id, trace, True, self)
+            if not self._level:
+                return sender
+        elif through_tokenizer:
+            trace, _ = _read_trace(TRACE_CONTEXT, arrays, "tokenizer")
+        else:
+            trace = self._tracer.begin(parameters, _span_name("text_completion", self._deployment), time.time_ns())
+        return TracedSender(sender, request_id, trace, through_tokenizer, self)
 
     def write(self, sender: TracedSender, end: SpanEnd) -> None:
         """Write what is known of a request that has ended. A fault in this is not the request's."""
@@ -175,25 +182,18 @@ class RequestTraces:
             tracer.end(trace, end, time.time_ns())
 
 
+@dataclass(slots=True)
 class TracedSender:
     """The response side of a request that is traced or logged."""
 
-    def __init__(
-        self,
-        sender: Sender,
-        request_id: str,
-        trace: RequestTrace | None,
-        ends_in_detokenizer: bool,
-        traces: RequestTraces,
-    ) -> None:
-        """``ends_in_detokenizer``: that ends the request's server span; the last response tells it how."""
-        self._sender = sender
-        self._traces = traces
-        self.request_id = request_id
-        self.trace = trace
-        self.ends_in_detokenizer = ends_in_detokenizer
-        self.ended: list[_Ended] = []
-        self.began_ns = time.time_ns()
+    _sender: Sender
+    request_id: str
+    trace: RequestTrace | None
+    ends_in_detokenizer: bool
+    """Whether the detokenizer ends the request's server span; the last response tells it how."""
+    _traces: RequestTraces
+    ended: list[_Ended] = field(default_factory=list)
+    began_ns: int = field(default_factory=time.time_ns)
 
     def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
         """Take note of a sequence's end, in the engine's thread, before it is sent."""
@@ -327,10 +327,7 @@ class TracedPostprocessor:
         if not self._postprocessor.is_final(arrays):
             self._work.keep(key, work)
         elif TRACE_SPAN in arrays:
-            try:
-                trace, end = RequestTrace.read(arrays[TRACE_SPAN])
-            except ValueError:
-                raise InvalidRequest("trace_span is not what the engine's stage sends; leave it out") from None
+            trace, end = _read_trace(TRACE_SPAN, arrays, "engine")
             attributes = {"inflight.calls": work.calls, "inflight.busy_ms": work.busy_ns / 1e6}
             self._tracer.child(trace, "detokenize", work.began_ns, ended, attributes)
             if (last := failed or end) is not None:

@@ -71,31 +71,22 @@ class Tracer:
 
     def child(self, trace: RequestTrace, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> None:
         """Write a span under the request's server span, if the trace is sampled."""
-        if trace.sampled:
-            own = _context(trace, self._ids.generate_span_id())
-            parent = _context(trace, int(trace.span_id, 16), is_remote=True)
-            self._write(name, own, parent, attributes=attributes, start_time=start_ns, end_time=end_ns)
+        times = {"start_time": start_ns, "end_time": end_ns}
+        self._write(trace, name, self._ids.generate_span_id(), trace.span_id, attributes=attributes, **times)
 
     def end(self, trace: RequestTrace, end: SpanEnd, end_ns: int) -> None:
         """Write the request's server span, if the trace is sampled."""
-        if trace.sampled:
-            own = _context(trace, int(trace.span_id, 16))
-            parent = _context(trace, int(trace.parent_id, 16), is_remote=True) if trace.parent_id else None
-            status = otel.Status(otel.StatusCode.ERROR, end.error) if end.error else otel.Status()
-            self._write(
-                trace.name,
-                own,
-                parent,
-                attributes=end.attributes,
-                kind=otel.SpanKind.SERVER,
-                status=status,
-                start_time=trace.start_ns,
-                end_time=end_ns,
-            )
+        status = otel.Status(otel.StatusCode.ERROR, end.error) if end.error else otel.Status()
+        times = {"start_time": trace.start_ns, "end_time": end_ns}
+        server = {"kind": otel.SpanKind.SERVER, "status": status, "attributes": end.attributes}
+        self._write(trace, trace.name, int(trace.span_id, 16), trace.parent_id, **server, **times)
 
-    def _write(self, name: str, own: otel.SpanContext, parent: otel.SpanContext | None, **fields: Any) -> None:
-        span = ReadableSpan(name, own, parent, self._resource, instrumentation_scope=_SCOPE, **fields)
-        self._processor.on_end(span)
+    def _write(self, trace: RequestTrace, name: str, span_id: int, parent_id: str, **fields: Any) -> None:
+        if trace.sampled:
+            own = _context(trace, span_id)
+            parent = _context(trace, int(parent_id, 16), is_remote=True) if parent_id else None
+            span = ReadableSpan(name, own, parent, self._resource, instrumentation_scope=_SCOPE, **fields)
+            self._processor.on_end(span)
 
     def close(self) -> None:
         """Send what is left; a collector that does not take it within ``FLUSH_S`` goes without it."""

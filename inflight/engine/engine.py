@@ -27,8 +27,7 @@ from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
 from inflight.engine.sizing import warm_up_requests
 from inflight.engine.snapshot import Snapshot, portable_snapshot
-from inflight.engine.speculate.drafter import Drafter
-from inflight.engine.speculate.speculator import Speculator
+from inflight.engine.speculate.speculator import Drafter, Speculator
 from inflight.engine.speculate.verification import accepted_tokens, verify_positions
 from inflight.engine.stats import NO_STEP, EngineState, EngineStats, Stopwatch
 from inflight.errors import EngineFailure, InflightError
@@ -101,7 +100,7 @@ class Engine:
     def _new_stats(self) -> EngineStats:
         return EngineStats(
             self._state,
-            max=self._config.max_batch_size,
+            batch_size_limit=self._config.max_batch_size,
             step_tokens_limit=self._config.max_tokens_per_step,
             start_phases=dict(self._runner.start_phases),
             memory=self._runner.memory,

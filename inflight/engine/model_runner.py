@@ -27,8 +27,7 @@ from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import sample
 from inflight.engine.sequence import Chunk
 from inflight.engine.sizing import allocate_kv_memory, full_step, reserved_bytes, size_step
-from inflight.engine.speculate.tree import ancestry
-from inflight.engine.speculate.verification import verify_positions
+from inflight.engine.speculate.verification import ancestry, verify_positions
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
 from inflight.settings.batching import StepSize

@@ -48,14 +48,14 @@ class Pace:
     run at once, as from an engine whose steps take so long; a tick that was missed is not made up for."""
 
 
-@dataclass(slots=True)
-class _Running:
-    """A request that has a place in the batch."""
+@dataclass(slots=True, eq=False)
+class _OpenRequest:
+    """A request that has not ended."""
 
     request: Request
     metrics: RequestMetrics
-    due_ns: int
-    """When its next token comes."""
+    due_ns: int = 0
+    """When its next token comes, once it has a place in the batch."""
 
 
 class ReplayEngine:
@@ -72,14 +72,14 @@ class ReplayEngine:
         )
         self._on_ticks = not (self._queue_ns or self._prefill_ns)
         self._clock = clock
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, _Running] = {}
+        self._waiting: deque[_OpenRequest] = deque()
+        self._running: dict[int, _OpenRequest] = {}
         self._free_slots = [0] * config.max_batch_size
         """Heap: since when each free slot of the batch is free."""
         self._ended: list[Output] = []
         self._state = EngineState()
         """What it held after the last step."""
-        self.stats = EngineStats(lambda: self._state, max=config.max_batch_size)
+        self.stats = EngineStats(lambda: self._state, batch_size_limit=config.max_batch_size)
 
     max_sequence_length = None
     """It has no limit of its own."""
@@ -96,7 +96,7 @@ class ReplayEngine:
             return 0.0
         due = [running.due_ns for running in self._running.values()]
         if self._waiting and self._free_slots:
-            due.append(self._start_ns(self._waiting[0]))
+            due.append(self._next_start_ns())
         return max(0, min(due) - self._clock()) / 1e9
 
     @property
@@ -125,19 +125,14 @@ class ReplayEngine:
     def submit(self, request: Request) -> None:
         """Take a request."""
         request.arrival_ns = request.arrival_ns or self._clock()
-        self._waiting.append(request)
+        metrics = RequestMetrics(request.arrival_ns, prompt_tokens=len(request.prompt))
+        self._waiting.append(_OpenRequest(request, metrics))
 
     def cancel(self, key: int) -> None:
-        """End a request."""
-        now = self._clock()
-        if key in self._running:
-            running = self._running[key]
-            self._ended.append(self._end(running, Output(key), FinishReason.CANCELLED, now))
-        for request in [request for request in self._waiting if request.key == key]:
-            self._waiting.remove(request)
-            metrics = _metrics(request)
-            self.stats.count_end(metrics, now)
-            self._ended.append(Output(key, metrics=metrics, finish_reason=FinishReason.CANCELLED))
+        """End a request; its last output comes with the next step. Unknown keys have ended already."""
+        for one in self._open():
+            if one.request.key == key:
+                self._ended.append(self._end(one, Output(key, finish_reason=FinishReason.CANCELLED), self._clock()))
 
     def step(self) -> list[Output]:
         """Give the requests that run one token each, where it is due."""
@@ -158,55 +153,50 @@ class ReplayEngine:
 
     def snapshot(self) -> Snapshot:
         """Return what it is doing, between two steps."""
-        running = [(one.request, one.metrics, False) for one in self._running.values()]
-        waiting = [(request, _metrics(request), True) for request in self._waiting]
-        return snapshot(self.stats, running + waiting, kv_cache=None)
+        requests = [(one.request, one.metrics, one.request.key not in self._running) for one in self._open()]
+        return snapshot(self.stats, requests, kv_cache=None)
 
     def fail_all(self, error: InflightError) -> list[Output]:
         """End every request with ``error``."""
         outputs, self._ended, now = self._ended, [], self._clock()
-        open_metrics = {key: running.metrics for key, running in self._running.items()}
-        open_metrics |= {request.key: _metrics(request) for request in self._waiting}
-        for key, metrics in open_metrics.items():
-            self.stats.count_end(metrics, now)
-            outputs.append(Output(key, error=error, metrics=metrics))
-        for _ in self._running:
-            heapq.heappush(self._free_slots, now)
-        self._running.clear()
-        self._waiting.clear()
+        outputs += [self._end(one, Output(one.request.key, error=error), now) for one in self._open()]
         self._update_state(0, 0, [])
         return outputs
 
+    def _open(self) -> list[_OpenRequest]:
+        """Return the requests that have not ended: those that run, then those that wait."""
+        return [*self._running.values(), *self._waiting]
+
     def _schedule(self, now: int) -> None:
         """Give free places to those that have waited long enough, in the order of arrival."""
-        while self._waiting and self._free_slots and (start := self._start_ns(self._waiting[0])) <= now:
+        while self._waiting and self._free_slots and (start := self._next_start_ns()) <= now:
             heapq.heappop(self._free_slots)
-            request = self._waiting.popleft()
-            metrics = _metrics(request)
-            metrics.first_scheduled_ns = start
-            self.stats.count_scheduled(metrics)
-            due = self._next_tick(start) if self._on_ticks else start + self._prefill_ns
-            self._running[request.key] = _Running(request, metrics, due)
+            one = self._waiting.popleft()
+            one.metrics.first_scheduled_ns = start
+            self.stats.count_scheduled(one.metrics)
+            one.due_ns = self._next_tick(start) if self._on_ticks else start + self._prefill_ns
+            self._running[one.request.key] = one
 
-    def _start_ns(self, request: Request) -> int:
-        """When a request gets the next free place."""
-        return max(request.arrival_ns + self._queue_ns, self._free_slots[0])
+    def _next_start_ns(self) -> int:
+        """Return when the first request that waits gets the next free place."""
+        return max(self._waiting[0].request.arrival_ns + self._queue_ns, self._free_slots[0])
 
     def _next_tick(self, after: int) -> int:
         return (after // self._step_ns + 1) * self._step_ns if self._step_ns else after
 
-    def _give(self, running: _Running, now: int) -> Output:
+    def _give(self, one: _OpenRequest, now: int) -> Output:
         """Give one token."""
-        request, metrics, due = running.request, running.metrics, running.due_ns
+        request, metrics, due = one.request, one.metrics, one.due_ns
         output = Output(request.key, [request.prompt[metrics.generated_tokens % len(request.prompt)]], metrics=metrics)
-        running.due_ns = self._next_tick(now) if self._on_ticks else due + self._step_ns
+        one.due_ns = self._next_tick(now) if self._on_ticks else due + self._step_ns
         previous_ns = metrics.last_token_ns
         metrics.generated_tokens += 1
         metrics.last_token_ns = self._clock()
         metrics.first_token_ns = metrics.first_token_ns or metrics.last_token_ns
         self.stats.count_sampled(metrics, 1, previous_ns)
         if metrics.generated_tokens == request.sampling.max_tokens:
-            self._end(running, output, FinishReason.LENGTH, due)
+            output.finish_reason = FinishReason.LENGTH
+            self._end(one, output, due)
         return output
 
     def _update_state(self, scheduled: int, context: int, prompts: list[int]) -> None:
@@ -216,14 +206,12 @@ class ReplayEngine:
             step = StepCounts(scheduled, context, scheduled - context, sum(prompts))
         self._state = EngineState(active=running + waiting, waiting=waiting, running=running, step=step)
 
-    def _end(self, running: _Running, output: Output, reason: FinishReason, at_ns: int) -> Output:
-        """End a request; its place is free from ``at_ns`` on."""
-        del self._running[output.key]
-        heapq.heappush(self._free_slots, at_ns)
-        self.stats.count_end(running.metrics, self._clock())
-        output.metrics, output.finish_reason = running.metrics, reason
+    def _end(self, one: _OpenRequest, output: Output, at_ns: int) -> Output:
+        """End a request, whatever its end, and return its last output; its place, if any, is free from ``at_ns`` on."""
+        if self._running.pop(output.key, None) is not None:
+            heapq.heappush(self._free_slots, at_ns)
+        else:
+            self._waiting.remove(one)
+        self.stats.count_end(one.metrics, self._clock())
+        output.metrics = one.metrics
         return output
-
-
-def _metrics(request: Request) -> RequestMetrics:
-    return RequestMetrics(request.arrival_ns, prompt_tokens=len(request.prompt))

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TypeVar
 
 import numpy as np
 
 from inflight.engine.kvcache.retention import Retention
 from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
 from inflight.sampling import SamplingParams
-
-_T = TypeVar("_T")
 
 
 class FinishReason(StrEnum):
@@ -141,27 +138,17 @@ class Output:
 
     def extend(self, other: Output) -> None:
         """Take the sequence's next output into this one."""
-        self.tokens += other.tokens
-        self.log_probs = _extended(self.log_probs, other.log_probs)
-        self.top_log_probs = _extended(self.top_log_probs, other.top_log_probs)
-        self.generation_logits = _extended(self.generation_logits, other.generation_logits)
-        self.context_logits = _latest(self.context_logits, other.context_logits)
-        self.beams = _latest(self.beams, other.beams)
-        self.text_limit = _latest(self.text_limit, other.text_limit)
-        self.finish_reason = _latest(self.finish_reason, other.finish_reason)
-        self.error = _latest(self.error, other.error)
-        self.metrics = _latest(self.metrics, other.metrics)
+        for name in _PARTS_OF_OUTPUT:
+            known, new = getattr(self, name), getattr(other, name)
+            if known is not None and name in _PER_TOKEN:
+                known += new or ()
+            elif new is not None:
+                setattr(self, name, new)
 
 
-def _extended(known: list[_T] | None, new: list[_T] | None) -> list[_T] | None:
-    if known is None or new is None:
-        return _latest(known, new)
-    known += new
-    return known
-
-
-def _latest(known: _T | None, new: _T | None) -> _T | None:
-    return known if new is None else new
+_PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits"}
+"""What an output has for each of its tokens."""
+_PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 
 
 def check_request(request: Request, vocab_size: int, max_length: int, by_client: bool) -> None:

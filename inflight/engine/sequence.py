@@ -311,7 +311,7 @@ class Chunk(NamedTuple):
     drafts: tuple[int, ...] = ()
     """Guesses of what follows the sequence's tokens, to be verified in this step."""
     parents: tuple[int, ...] = ()
-    """For each draft the index of the draft that it follows, see ``speculate.tree``."""
+    """For each draft the index of the draft that it follows, see ``speculate.verification``."""
     awaits: bool = False
     """Whether it is one token that a step makes which is not read yet: the device has it, the sequence has not."""
 

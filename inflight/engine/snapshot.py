@@ -166,7 +166,7 @@ def snapshot(
     known = sorted(requests, key=lambda one: one[2])
     waiting, now = sum(waits for _, _, waits in known), time.time_ns()
     described = tuple(describe(*one, now) for one in known[:MAX_REQUESTS])
-    return Snapshot(stats.max, stats.steps, len(known) - waiting, waiting, described, kv_cache)
+    return Snapshot(stats.batch_size_limit, stats.steps, len(known) - waiting, waiting, described, kv_cache)
 
 
 def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: KvCacheManager) -> Snapshot:

@@ -145,7 +145,7 @@ class EngineStats:
 
     state: Callable[[], EngineState] = EngineState
     """Returns what the engine holds at this moment."""
-    max: int = 0
+    batch_size_limit: int = 0
     """Sequences that may run at once."""
     step_tokens_limit: int = 0
     steps: int = 0
@@ -240,11 +240,6 @@ class EngineStats:
         self.step.observe(seconds)
 
     @property
-    def batch_size_limit(self) -> int:
-        """Sequences that may run at once."""
-        return self.max
-
-    @property
     def kv_cache_blocks(self) -> dict[str, int]:
         """Every block, by its state."""
         now = self.state()
@@ -258,7 +253,7 @@ class EngineStats:
         now = self.state()
         return {
             "active": now.active,
-            "max": self.max,
+            "max": self.batch_size_limit,
             "scheduled": now.step.sequences,
             "context": now.step.prefills,
             "waiting": now.waiting,

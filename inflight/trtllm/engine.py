@@ -89,7 +89,7 @@ class TrtLlmEngine:
     def _new_stats(self) -> EngineStats:
         return EngineStats(
             lambda: self._state,
-            max=max_open_requests(self._deployment),
+            batch_size_limit=max_open_requests(self._deployment),
             memory=lambda: reading.memory_of(self._runtime.iteration),
         )
 
@@ -235,7 +235,9 @@ class TrtLlmEngine:
             self._runtime.close()
 
     def _admit(self) -> None:
-        while self._queue and self._runtime.open < self.stats.max:  # more would wait behind those that were aborted
+        while (
+            self._queue and self._runtime.open < self.stats.batch_size_limit
+        ):  # more would wait behind those that were aborted
             sequence = self._queue.pop()
             request = sequence.request
             if self._skips_iterations:

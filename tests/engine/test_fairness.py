@@ -207,7 +207,7 @@ def test_no_more_clients_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPa
         queue.remove(sequence)
         queue.charge(sequence.request.client_id, 3)
         assert len(queue._clients) <= 8 + len(queue) + 1
-        assert len(queue._offers) <= 600
+        assert len(queue._waiting_clients) == len(waits)
     assert [queue.pop() for _ in range(len(queue))] == waits
 
 

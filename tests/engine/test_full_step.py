@@ -135,7 +135,7 @@ def test_a_small_card_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         served.warm_up()
         outputs = run(served, [ask([1, 2, 3], 4, **ALL) for _ in range(40)])
-    assert served.stats.max == served._config.max_batch_size < 256
+    assert served.stats.batch_size_limit == served._config.max_batch_size < 256
     assert served.stats.step_tokens_limit < 8192
     assert [output.error for output in outputs.values()] == [None] * 40
 

@@ -159,7 +159,7 @@ def test_figures_are_those_of_a_real_engine() -> None:
         assert now.waiting == engine.waiting
     assert stats == [(3, 2, 2, 0, 5), (2, 2, 0, 2, 0), (1, 2, 1, 1, 1), (0, 0, 0, 0, 0)]
     assert engine.stats.steps == 4
-    assert engine.stats.max == 2
+    assert engine.stats.batch_size_limit == 2
 
 
 def test_every_time_is_what_the_pace_says_whatever_runs_beside() -> None:

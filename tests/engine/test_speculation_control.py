@@ -11,7 +11,7 @@ from inflight.engine.request import Request
 from inflight.engine.sequence import Sequence
 from inflight.engine.speculate.controller import Acceptance, Controller, StepTime
 from inflight.engine.speculate.ngram import NgramDrafter
-from inflight.engine.speculate.tree import ancestry, merge, walk
+from inflight.engine.speculate.verification import ancestry, merge, walk
 from inflight.sampling import SamplingParams
 from tests.engine.support.checkpoints import PROMPTS, checkpoint
 from tests.engine.support.driving import ask, load, run
@@ -214,13 +214,13 @@ def test_several_guesses_of_prompt_lookup_begin_with_different_tokens() -> None:
 
 def test_a_tree_holds_what_guesses_share_once() -> None:
     tokens, parents = merge([[5, 6, 7], [5, 8], [9], [5, 6, 4]], 7)
-    assert tokens == [5, 6, 7, 8, 9, 4]
-    assert parents == [-1, 0, 1, 0, -1, 1]
+    assert tokens == (5, 6, 7, 8, 9, 4)
+    assert parents == (-1, 0, 1, 0, -1, 1)
     assert walk(tokens, parents, [5, 6, 4, 1]) == [0, 1, 5]
     assert walk(tokens, parents, [9, 6]) == [4]
     assert walk(tokens, parents, [1]) == []
     assert ancestry(parents, 5) == [0, 1, 5]
-    assert merge([[5, 6, 7], [5, 8], [9]], 4) == ([5, 6, 7, 8], [-1, 0, 1, 0])
+    assert merge([[5, 6, 7], [5, 8], [9]], 4) == ((5, 6, 7, 8), (-1, 0, 1, 0))
 
 
 def _plain(tokens: list[int], most: int, count: int) -> list[int]:

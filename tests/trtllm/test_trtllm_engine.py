@@ -213,8 +213,8 @@ def test_beside_speculation_only_what_reaches_the_drafts_is_served(start: Start,
 
 
 def test_the_batch_is_not_the_portable_engines(start: Start) -> None:
-    assert start(deployment()).stats.max == 64
-    assert start(deployment(batching={"max_batch_size": 3})).stats.max == 3
+    assert start(deployment()).stats.batch_size_limit == 64
+    assert start(deployment(batching={"max_batch_size": 3})).stats.batch_size_limit == 3
 
 
 def test_an_engine_that_becomes_idle_shows_it(start: Start, prompt: list[int], set_fault: Callable[..., None]) -> None:

@@ -14,7 +14,12 @@ from inflight.engine.request import RequestMetrics
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inflight"
 PAGE = (ROOT / "docs/ownership.md").read_text()
-ENGINES = ("engine/engine.py", "trtllm/engine.py")
+ENDINGS = {
+    "engine/engine.py": ("self.stats.count_end(", "del self._sequences["),
+    "trtllm/engine.py": ("self.stats.count_end(", "del self._sequences["),
+    "engine/replay.py": ("self.stats.count_end(", "self._waiting.remove("),
+}
+"""What ends a request, by engine."""
 
 
 def _trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
@@ -55,11 +60,11 @@ def test_the_metrics_of_a_request_have_one_writer_on_each_engine() -> None:
 
 
 def test_one_place_of_an_engine_ends_requests() -> None:
-    for name in ENGINES:
+    for name, endings in ENDINGS.items():
         functions = [
             node for node in ast.walk(ast.parse((PACKAGE / name).read_text())) if isinstance(node, ast.FunctionDef)
         ]
-        for done in ("self.stats.count_end(", "del self._sequences["):
+        for done in endings:
             ends = [function.name for function in functions if done in ast.unparse(function)]
             assert ends == ["_end"], f"{name}: {done} in {ends}"
 

@@ -64,7 +64,6 @@ class DraftModel:
                 f"the model one of {target.vocab_size}; they must be the same"
             )
         self._runner.warm_up()
-        self._twins: dict[Sequence, _Twin] = {}
         self.reset()
 
     def prepare(self, wanted: Mapping[Sequence, int]) -> None:
@@ -75,11 +74,11 @@ class DraftModel:
             if len(sequence.tokens) < self._runner.max_length:
                 self._follow(sequence)
         room, chunks = self._config.max_tokens_per_step, []
-        for twin in (self._twins[one].sequence for one in wanted if one in self._twins):
-            size = min(twin.remaining - 1, room)
+        for sequence, table in ((one.sequence, one.table) for one in map(self._twins.get, wanted) if one is not None):
+            size = min(sequence.remaining - 1, room)
             # A few tokens are as cheap in the first step of drafting.
-            if size > _FEW_TOKENS and self._grow(twin, twin.computed + size):
-                chunks.append(Chunk(twin, twin.computed, size))
+            if size > _FEW_TOKENS and self._cache.grow(table, sequence.computed + size):
+                chunks.append(Chunk(sequence, sequence.computed, size))
                 room -= size
         if chunks:
             self._run(chunks)
@@ -115,7 +114,7 @@ class DraftModel:
     def reset(self) -> None:
         """Begin with new books."""
         self._cache = KvCacheManager(self._config.num_blocks, self._config.block_size, self._config.prefix_reuse)
-        self._twins = {}
+        self._twins: dict[Sequence, _Twin] = {}
 
     def check_idle(self) -> None:
         """Check that no block is used."""
@@ -146,14 +145,10 @@ class DraftModel:
 
     def _can_decode(self, sequence: Sequence, unread: int) -> bool:
         """Whether a twin can decode behind as many passes that were not read."""
-        twin, most = self._twins[sequence].sequence, self._runner.max_length
-        length = len(twin.tokens) + unread
+        twin, most = self._twins[sequence], self._runner.max_length
+        length = len(twin.sequence.tokens) + unread
         within = length < most and len(sequence.tokens) < most
-        return within and length - twin.computed <= _FEW_TOKENS + 1 and self._grow(twin, length)
-
-    def _grow(self, twin: Sequence, num_tokens: int) -> bool:
-        assert twin.table is not None
-        return self._cache.grow(twin.table, num_tokens)
+        return within and length - twin.table.num_computed <= _FEW_TOKENS + 1 and self._cache.grow(twin.table, length)
 
     def _decode(self, drafted: list[Sequence], unread: list[_Pass]) -> _Pass:
         """Launch a pass that decodes a token with the twin of each, behind passes that were not read."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from typing import Protocol
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.manager import KvCacheManager
@@ -12,11 +14,43 @@ from inflight.engine.request import Output
 from inflight.engine.sequence import Chunk, Sequence
 from inflight.engine.speculate.controller import Controller
 from inflight.engine.speculate.draft_model import DraftModel
-from inflight.engine.speculate.drafter import Drafter
 from inflight.engine.speculate.ngram import NgramDrafter
-from inflight.engine.speculate.tree import ancestry, merge, walk
+from inflight.engine.speculate.verification import ancestry, merge, walk
 
 log = logging.getLogger(__name__)
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences; it keeps what it must know of each sequence until that is forgotten.
+
+    A wrong guess costs time; none ever changes a token.
+    """
+
+    def prepare(self, wanted: Mapping[Sequence, int]) -> None:
+        """Learn what is new in the sequences: the part of the work that does not grow with what is drafted."""
+
+    def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
+        """Return guesses for the sequences that were prepared.
+
+        Args:
+            wanted: how many tokens for whom, at most and at least 1 each.
+
+        Returns:
+            Guesses of what comes next, the likeliest first; none for a sequence that nothing is known for.
+        """
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a sequence, if anything is."""
+
+    def reset(self) -> None:
+        """Drop what is kept of all sequences, in whatever state it is."""
+
+    def check_idle(self) -> None:
+        """Check that nothing is kept where no sequence is left.
+
+        Raises:
+            AssertionError: something is.
+        """
 
 
 class Speculator:
@@ -79,12 +113,11 @@ class Speculator:
         """Return the chunk with as many of the drafts as there are blocks for; no sequence gives way to them."""
         table, end = chunk.sequence.table, chunk.start + chunk.size
         assert table is not None
-        most = min(_limit(chunk), self._settings.most_drafts)
-        drafts, parents = merge(guesses, most)
+        drafts, parents = merge(guesses, min(_limit(chunk), self._settings.most_drafts))
         if not cache.grow(table, end + len(drafts)):
-            drafts = drafts[: len(table.blocks) * cache.block_size - end]
-        size = len(drafts)
-        return chunk._replace(size=chunk.size + size, drafts=tuple(drafts), parents=tuple(parents[:size]))
+            room = len(table.blocks) * cache.block_size - end
+            drafts, parents = drafts[:room], parents[:room]
+        return chunk._replace(size=chunk.size + len(drafts), drafts=drafts, parents=parents)
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """Learn from how long the target took for a step; one that prefills has other costs per token."""

@@ -1,5 +1,9 @@
 """Verification: which drafts of a step are what the sequence would have got without them.
 
+Several guesses of what comes next are checked in one step as a tree, in which guesses share the tokens that they begin
+with (arXiv:2305.09781). Its nodes are draft tokens, in an order in which parents come first; the first guess comes
+first of all, so that its tokens lie where they stay if they are right.
+
 A drafted position is sampled as every other is: from the target's own distribution, with all that the request asks for,
 at the one number that seed and position give. A draft is accepted while it equals that token. So the tokens are those
 of a run without speculation, greedy or sampled, whatever the drafts are, and so is their distribution.
@@ -19,7 +23,9 @@ from functools import cached_property
 from inflight.engine.request import Request
 from inflight.engine.sampler import SamplingRow
 from inflight.engine.sequence import Chunk, Sampled, Sequence
-from inflight.engine.speculate.tree import ROOT, ancestry, child
+
+ROOT = -1
+"""The parent of a first token: the last token of the sequence."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,10 @@ def accepted_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[lis
 
 def _follow(chunk: Chunk, sampled: list[Sampled]) -> list[Sampled]:
     """Return the tokens on the path through a chunk's drafts that its own samples take."""
-    made, node = [sampled[0]], child(chunk.drafts, chunk.parents, ROOT, sampled[0].token)
-    while node is not None:
+    made, node = [sampled[0]], ROOT
+    while (following := _child(chunk.drafts, chunk.parents, node, made[-1].token)) is not None:
+        node = following
         made.append(sampled[node + 1])
-        node = child(chunk.drafts, chunk.parents, node, made[-1].token)
     return made
 
 
@@ -84,3 +90,46 @@ def _rows_of(chunk: Chunk) -> Iterator[SamplingRow]:
     for node in range(len(chunk.drafts)):
         path = ancestry(chunk.parents, node)
         yield Continuation(chunk.sequence, tuple(chunk.drafts[place] for place in path))
+
+
+def merge(guesses: Iterable[Iterable[int]], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tree of guesses, the likeliest first: its tokens, and of each the index of its parent.
+
+    Args:
+        guesses: tokens that may come next, each in their order.
+        most: nodes; what does not fit is left out.
+    """
+    known: dict[tuple[int, int], int] = {}
+    for guess in guesses:
+        node = ROOT
+        for token in guess:
+            if (node, token) not in known and len(known) == most:
+                break
+            node = known.setdefault((node, token), len(known))
+    return tuple(token for _, token in known), tuple(parent for parent, _ in known)
+
+
+def walk(tokens: tuple[int, ...], parents: tuple[int, ...], made: Iterable[int]) -> list[int]:
+    """Return the nodes that are the first of the tokens ``made``, from the root on."""
+    path = [ROOT]
+    for token in made:
+        node = _child(tokens, parents, path[-1], token)
+        if node is None:
+            break
+        path.append(node)
+    return path[1:]
+
+
+def ancestry(parents: tuple[int, ...], node: int) -> list[int]:
+    """Return the nodes from the root to ``node``, itself included."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _child(tokens: tuple[int, ...], parents: tuple[int, ...], node: int, token: int) -> int | None:
+    """Return the node behind ``node`` that is ``token``, or None."""
+    both = enumerate(zip(parents, tokens, strict=True))
+    return next((index for index, found in both if found == (node, token)), None)

@@ -242,7 +242,7 @@ class Generator:
             "gpuMemUsage": GPU_MEMORY,
             "numActiveRequests": stats.active,
             "numQueuedRequests": stats.waiting,
-            "maxNumActiveRequests": stats.max,
+            "maxNumActiveRequests": stats.batch_size_limit,
             "kvCacheStats": {
                 "maxNumBlocks": stats.kv_blocks_max,
                 "freeNumBlocks": stats.kv_blocks_max - stats.kv_blocks_used,

@@ -182,20 +182,6 @@ def require_fit(manifest: Manifest, machine: Machine) -> None:
         )
 
 
-def require_precision(precision: str, compute_capability: ComputeCapability) -> None:
-    """Require a chip that has the precision.
-
-    Raises:
-        DeploymentError: names both.
-    """
-    needed = MINIMUM_COMPUTE_CAPABILITY.get(precision, (0, 0))
-    if compute_capability < needed:
-        raise DeploymentError(
-            f"{precision} needs compute capability {_dotted(needed)} or newer; this GPU has "
-            f"{_dotted(compute_capability)}"
-        )
-
-
 def record_files(directory: Path) -> dict[str, FileRecord]:
     """Return a record of every file under ``directory``, except the manifest itself, by relative path."""
     paths = (path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / FILE_NAME)

@@ -39,15 +39,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Beam:
-    """One of the beams of beam search."""
-
-    text: str = ""
-    cum_log_prob: float | None = None
-    log_probs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk:
     """One response of a stream."""
 
@@ -66,7 +57,7 @@ class Chunk:
     """The log-probs of the new tokens, with ``return_log_probs``."""
     top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per new token the likeliest ones as (token id, log-prob), with ``num_top_log_probs``."""
-    other_beams: tuple[Beam, ...] = ()
+    other_beams: tuple[Completion, ...] = ()
     """The beams after the best one, with ``beam_width``; the best one's text and log-probs are the chunk's."""
     outputs: Outputs = field(default_factory=dict, repr=False)
     """All tensors of the response, the performance outputs among them."""
@@ -96,7 +87,7 @@ def read_chunk(outputs: Outputs, top_log_probs: int = 0) -> Chunk:
     )
 
 
-def _beams(outputs: Outputs) -> list[Beam]:
+def _beams(outputs: Outputs) -> list[Completion]:
     """Return what a response has of each beam, the best first; without beam search there is one."""
     texts = outputs.get("text_output", ()) or [""]
     cums = outputs.get("cum_log_probs", ()) or [None] * len(texts)
@@ -106,7 +97,8 @@ def _beams(outputs: Outputs) -> list[Beam]:
     for row in rows if len(rows) > 1 else ():
         while row and row[-1] == _PADDING:
             row.pop()
-    return [Beam(text, cum, tuple(row)) for text, cum, row in zip(texts, cums, rows, strict=True)]
+    each = zip(texts, cums, rows, strict=True)
+    return [Completion(text, cum_log_prob=cum, log_probs=tuple(row)) for text, cum, row in each]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +126,12 @@ class _Sequence:
     parts: list[str] = field(default_factory=list)
     end: int | None = None
     completion: Completion = field(default_factory=Completion)
-    beams: tuple[Beam, ...] = ()
 
     def add(self, chunk: Chunk) -> None:
         if None not in (self.end, chunk.start) and chunk.start != self.end:
             raise EngineFailure(f"a chunk of the stream is missing: text up to {self.end}, then from {chunk.start}")
         self.parts.append(chunk.text)
         self.end = chunk.end
-        self.beams = chunk.other_beams
         so_far, usage = self.completion, self.completion.usage
         self.completion = replace(
             so_far,
@@ -154,6 +144,7 @@ class _Sequence:
             log_probs=so_far.log_probs + chunk.log_probs,
             top_log_probs=so_far.top_log_probs + chunk.top_log_probs,
             outputs=chunk.outputs,
+            alternatives=chunk.other_beams,
         )
 
 
@@ -193,6 +184,5 @@ class Collector:
         """Return what has been collected so far."""
         in_order = (self._sequences[index] for index in sorted(self._sequences))
         first, *others = (replace(each.completion, text="".join(each.parts)) for each in in_order)
-        beams = self._sequences[0].beams
-        others += [Completion(beam.text, cum_log_prob=beam.cum_log_prob, log_probs=beam.log_probs) for beam in beams]
-        return replace(first, alternatives=tuple(others), first_chunk_seconds=self._first, seconds=self._last)
+        alternatives = (*others, *first.alternatives)
+        return replace(first, alternatives=alternatives, first_chunk_seconds=self._first, seconds=self._last)

@@ -38,7 +38,6 @@ _Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 
 _TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")]
 _TopP = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens whose sum reaches p.")]
 _BeamWidth = Annotated[int | None, typer.Option(help="Beams of beam search; the best one's text is the answer.")]
-_LengthPenalty = Annotated[float | None, typer.Option(help="Beams are ranked by log-prob / length ** this.")]
 _Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 _Stop = Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be given several times.")]
 _LOADING_S = 120.0
@@ -226,7 +225,7 @@ def generate(
     top_k: _TopK = None,
     top_p: _TopP = None,
     beam_width: _BeamWidth = None,
-    length_penalty: _LengthPenalty = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Beams are ranked by log-prob / length ** this.")] = None,
     seed: _Seed = None,
     stop: _Stop = None,
 ) -> None:

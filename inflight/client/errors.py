@@ -60,7 +60,7 @@ _TRITONS_WORDS = {
 """What tells the status of Triton's own errors on a gRPC stream, which come without one."""
 _TRANSPORTS_WORDS = re.compile(r"\bipv[46]:|Socket closed|failed to connect", re.IGNORECASE)
 """What tells that no server wrote a message but gRPC's library, which begins some of its own with a status, too."""
-_STATUS_OF_HTTP = {
+STATUS_OF_HTTP = {
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
     499: "CANCELLED",
@@ -69,11 +69,7 @@ _STATUS_OF_HTTP = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-
-
-def http_status(code: int) -> str:
-    """Return the gRPC name of the status that an HTTP status code stands for."""
-    return _STATUS_OF_HTTP.get(code, "INTERNAL")
+"""The gRPC names of the statuses that HTTP's codes stand for; every other code is INTERNAL."""
 
 
 def from_wire(message: str, status: str = "INTERNAL") -> InflightError:

@@ -15,7 +15,7 @@ import httpx
 
 from inflight.addresses import direct_mounts, tls_context
 from inflight.client.answer import Health, Outputs
-from inflight.client.errors import ServerUnreachable, from_wire, http_status
+from inflight.client.errors import STATUS_OF_HTTP, ServerUnreachable, from_wire
 from inflight.client.request import INPUTS, Request
 from inflight.errors import EngineFailure, InflightError
 
@@ -127,4 +127,4 @@ def error_of(status: int, raw: bytes) -> InflightError:
     text = raw.decode(errors="replace").strip()
     with suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text.removeprefix("data:"))["error"])
-    return from_wire(text, http_status(status))
+    return from_wire(text, STATUS_OF_HTTP.get(status, "INTERNAL"))

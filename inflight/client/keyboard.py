@@ -73,11 +73,8 @@ class Keyboard:
 
 
 def unquoted(message: str) -> str:
-    """Return what stands between the quotes that a message is in, or the message itself."""
-    text = message.strip()
-    if not text.startswith(QUOTES):
-        return text
-    return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    """Return what stands between the quotes that a message is in."""
+    return message.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
 
 
 def _is_open(text: str) -> bool:

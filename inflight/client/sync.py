@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from functools import cache
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from collections.abc import Callable, Coroutine
+from functools import cache, wraps
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Retry, ServedModel, Timeouts
+from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, CallOptions, Retry, Timeouts
 from inflight.client.answer import Chunk, Completion
 from inflight.client.request import GenerateOptions, Prompt
-from inflight.errors import InflightError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _STARTING = threading.Lock()
 
 
@@ -40,6 +40,18 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     except BaseException:  # Ctrl-C above all: what runs on the loop must not outlive the call
         future.cancel()
         raise
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_BlockingClient, P], T]:
+    """Return the method of the blocking clients that runs one of the asyncio clients, until it returns or Ctrl-C."""
+
+    @wraps(method)
+    def call(self: _BlockingClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _run(getattr(self._client, method.__name__)(*args, **kwargs))
+
+    return call
 
 
 class Stream:
@@ -97,36 +109,14 @@ class _BlockingClient:
         """Return the answer as a stream of chunks; see ``AsyncClient.stream``."""
         return Stream(self._client.stream(prompt, options, **call))
 
-    def generate(
-        self, prompt: Prompt, options: GenerateOptions | None = None, **call: Unpack[CallOptions]
-    ) -> Completion:
-        """Return the whole answer; see ``AsyncClient.generate``. Ctrl-C cancels it."""
-        # The loop's thread runs this in a copy of the caller's context, the current OpenTelemetry span included.
-        return _run(self._client.generate(prompt, options, **call))
-
-    def ready(self) -> bool:
-        """Return whether the server is up and the model can serve."""
-        return _run(self._client.ready())
-
-    def check(self, loading_s: float = 0.0) -> None:
-        """Return if the model can be asked; see ``AsyncClient.check``."""
-        _run(self._client.check(loading_s))
-
-    def problem(self) -> InflightError | None:
-        """Return why the model cannot be asked, or None; see ``AsyncClient.problem``."""
-        return _run(self._client.problem())
-
-    def served_model(self) -> ServedModel | None:
-        """Return the model that the server serves; see ``AsyncClient.served_model``."""
-        return _run(self._client.served_model())
-
-    def wait_ready(self, timeout: float = 120.0) -> None:
-        """Wait until the server is ready; see ``AsyncClient.wait_ready``."""
-        _run(self._client.wait_ready(timeout))
-
-    def close(self) -> None:
-        """Close the connections; requests still running are cancelled."""
-        _run(self._client.close())
+    # The loop's thread runs these in a copy of the caller's context, the current OpenTelemetry span included.
+    generate = _blocking(AsyncClient.generate)
+    ready = _blocking(AsyncClient.ready)
+    check = _blocking(AsyncClient.check)
+    problem = _blocking(AsyncClient.problem)
+    served_model = _blocking(AsyncClient.served_model)
+    wait_ready = _blocking(AsyncClient.wait_ready)
+    close = _blocking(AsyncClient.close)
 
     def __enter__(self) -> Self:
         return self

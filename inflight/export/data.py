@@ -136,15 +136,15 @@ def _rows(path: Path) -> list[Row]:
 
 def _row(path: Path, number: int, line: str) -> Row:
     try:
-        row = json.loads(line)
-        if isinstance(row, dict) and isinstance(row.get("messages"), list):
-            messages = parse_messages(json.dumps(row["messages"]))
-            if messages[-1]["role"] == "assistant" and isinstance(messages[-1].get("content"), str):
-                return {"messages": messages}
-        elif isinstance(row, dict) and isinstance(row.get("text"), str):
-            return {"text": row["text"]}
-        elif isinstance(row, dict) and isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
-            return {"prompt": row["prompt"], "completion": row["completion"]}
+        match json.loads(line):
+            case {"messages": [*given]}:
+                messages = parse_messages(json.dumps(given))
+                if messages[-1]["role"] == "assistant" and isinstance(messages[-1].get("content"), str):
+                    return {"messages": messages}
+            case {"text": str(text)}:
+                return {"text": text}
+            case {"prompt": str(prompt), "completion": str(completion)}:
+                return {"prompt": prompt, "completion": completion}
     except (ValueError, InvalidRequest) as error:
         raise DeploymentError(f"data: {path}, line {number}: {error}") from None
     raise DeploymentError(
@@ -167,17 +167,21 @@ class RowEncoder:
         if "text" in row:
             ids = self._tokenizer.encode_batch([row["text"]], add_special_tokens=True)[0]
             return Example((), tuple(ids[:limit]), chat=False)
-        is_chat = "messages" in row and self._template is not None
-        prompt, completion = self._split(row)
-        first = self._tokenizer.encode_batch([prompt], add_special_tokens=not is_chat)[0]
+        template = self._template if "messages" in row else None
+        if template is None:
+            prompt, completion = as_texts(row)
+        else:
+            *before, last = row["messages"]
+            prompt, completion = template.render(before), last["content"]
+        first = self._tokenizer.encode_batch([prompt], add_special_tokens=template is None)[0]
         answer = self._tokenizer.encode_batch([completion])[0][:limit]
         # A prompt that is too long loses its beginning: the answer needs its end.
-        return Example(tuple(first[max(0, len(first) + len(answer) - limit) :]), tuple(answer), is_chat)
+        return Example(tuple(first[max(0, len(first) + len(answer) - limit) :]), tuple(answer), template is not None)
 
-    def _split(self, row: Row) -> tuple[str, str]:
-        if "prompt" in row:
-            return row["prompt"], row["completion"]
-        *before, answer = row["messages"]
-        if self._template is None:  # a base model: the conversation as plain lines
-            return "".join(f"{message['content']}\n" for message in before), answer["content"]
-        return self._template.render(before), answer["content"]
+
+def as_texts(row: Row) -> tuple[str, str]:
+    """Return what a row asks and what it answers; a conversation as plain lines, as a base model reads it."""
+    if "prompt" in row:
+        return row["prompt"], row["completion"]
+    *before, answer = (message["content"] for message in row["messages"])
+    return "".join(f"{text}\n" for text in before), answer

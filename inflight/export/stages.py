@@ -74,8 +74,12 @@ class Stages:
 
     def directory(self, name: str, inputs: Mapping[str, Any]) -> Path:
         """Return where the results of a stage with these inputs are, or will be."""
-        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-        return self.root / f"{name}-{digest[:16]}"
+        return self.root / f"{name}-{digest(inputs)[:16]}"
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ Outcome = Literal["completed", "cancelled", "refused", "failed", "unfinished"]
 by the end of the test. Only completed ones have latencies that count."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A response that has text."""
 
     time_s: float
@@ -119,17 +118,12 @@ class RequestRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object: times in seconds to the microsecond, arrivals as pairs of time and tokens."""
-        row = {name: _rounded(getattr(self, name)) for name in _FIELDS}
-        return row | {"arrivals": [[_rounded(one.time_s), one.tokens] for one in self.arrivals]}
+        return {field.name: rounded(getattr(self, field.name), 6) for field in fields(self)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> RequestRecord:
         """Return the record that ``as_json`` has written."""
-        arrivals = tuple(Arrival(time_s, tokens) for time_s, tokens in row["arrivals"])
-        return cls(**{name: row[name] for name in _FIELDS}, arrivals=arrivals)
-
-
-_FIELDS = tuple(field.name for field in fields(RequestRecord) if field.name != "arrivals")
+        return cls(**{**row, "arrivals": tuple(Arrival(*pair) for pair in row["arrivals"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,5 +261,10 @@ def output_events(records: Iterable[RequestRecord]) -> Iterable[tuple[float, int
         yield one.ended_s, one.output_tokens - seen
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
+def rounded(value: Any, digits: int) -> Any:
+    """Return a JSON value with its floats to so many decimals."""
+    if isinstance(value, float):
+        return round(value, digits)
+    if isinstance(value, dict):
+        return {name: rounded(inner, digits) for name, inner in value.items()}
+    return [rounded(inner, digits) for inner in value] if isinstance(value, list | tuple) else value

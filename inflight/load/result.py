@@ -20,7 +20,7 @@ from typing import Any
 
 from inflight.errors import InflightError
 from inflight.load.arrivals import starts
-from inflight.load.measurements import Figures, RequestRecord, measure
+from inflight.load.measurements import Figures, RequestRecord, measure, rounded
 from inflight.load.overhead import ClientHealth
 from inflight.load.scenario import Scenario, Slo
 from inflight.report.provenance import provenance
@@ -131,37 +131,22 @@ def make_directory(directory: Path | None, name: str) -> Path:
 
 
 def write_result(directory: Path, result: LoadResult) -> None:
-    """Write a result's figures and requests, and the scenario as it was read, into ``directory``.
-
-    Raises:
-        ResultError: it cannot be written.
-    """
-    write_json(directory / SUMMARY, _rounded(result.summary()))
-    with _writing(directory):
-        with (directory / REQUESTS).open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(one.as_json()) + "\n" for one in result.records)
-        (directory / SCENARIO).write_bytes(result.scenario.source)
+    """Write a result's figures and requests, and the scenario as it was read, into ``directory``, as ``write`` does."""
+    # Of milliseconds, the fourth decimal is a tenth of a microsecond.
+    write(directory / SUMMARY, json.dumps(rounded(result.summary(), 4), indent=1) + "\n")
+    write(directory / REQUESTS, "".join(json.dumps(one.as_json()) + "\n" for one in result.records))
+    write(directory / SCENARIO, result.scenario.source)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object to a file of a result directory.
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file of a result directory; return its path.
 
     Raises:
         ResultError: it cannot be written.
     """
     with _writing(path.parent):
-        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def write_report(directory: Path, page: str) -> Path:
-    """Write a result's page into ``directory``; return its path.
-
-    Raises:
-        ResultError: it cannot be written.
-    """
-    with _writing(directory):
-        (directory / REPORT).write_text(page, encoding="utf-8")
-    return directory / REPORT
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
 
 
 @contextmanager
@@ -199,12 +184,3 @@ def _reading(path: Path) -> Iterator[str]:
         yield path.read_text(encoding="utf-8")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ResultError(f"{path}: cannot be read: {error}") from None
-
-
-def _rounded(value: Any) -> Any:
-    """Return a JSON value with its floats to four decimals: a tenth of a microsecond, of milliseconds."""
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value

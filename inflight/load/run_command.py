@@ -22,7 +22,7 @@ from rich.text import Text
 from inflight.errors import InflightError
 from inflight.load.measurements import send_delay_ms
 from inflight.load.report import counts, headline, report_page, verdict
-from inflight.load.result import LoadResult, make_directory, write_report, write_result
+from inflight.load.result import REPORT, LoadResult, make_directory, write, write_result
 from inflight.load.runner import Runner, client_for
 from inflight.load.scenario import Scenario, ScenarioError, load_scenario, parse_slo
 from inflight.load.workload import PromptWriter, Workload
@@ -100,7 +100,7 @@ def run(
         good, text = verdict(result)
         _console.print(text, style=None if good else "yellow", markup=False, soft_wrap=True)
         write_result(output, result)
-        _console.print(f"{write_report(output, report_page(result))}", markup=False, soft_wrap=True)
+        _console.print(f"{write(output / REPORT, report_page(result))}", markup=False, soft_wrap=True)
         _check_result(result, fail_below_slo)
 
 

@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from inflight.export.build import pipeline
-from inflight.export.build.pipeline import Built
 from inflight.export.build.request import BuildRequest, DataRequest
 from inflight.export.data import Source
 from inflight.export.plan import gpus
 from inflight.export.plan.plan import PlanRequest
-from tests.export.support.building import LENIENT, run
+from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import make_checkpoint, make_data
 
 

@@ -17,14 +17,14 @@ from inflight.engine.quant.linears import QuantizedLinear
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build.blueprint import make_blueprint
-from inflight.export.build.pipeline import Built, weight_bytes
+from inflight.export.build.pipeline import weight_bytes
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import inspect
 from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.manifest import read_manifest
 from inflight.settings.deployment import load_deployment
-from tests.export.support.building import LENIENT, run
+from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import scale_tensor
 
 
@@ -173,7 +173,6 @@ def test_a_deployment_for_the_llm_api_can_be_written_anywhere(
     made, _ = run(request_of(gpu="h100", engine="trtllm", settings=settings, output=tmp_path / "out"))
     deployment, manifest = load_deployment(made.directory), read_manifest(made.directory)
     assert (deployment.engine.kind, manifest.flow) == ("trtllm", "pytorch")
-    assert Built(made.directory, made.ran) == made
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ import yaml
 from inflight.errors import DeploymentError
 from inflight.export import stages
 from inflight.export.build import pipeline
-from inflight.export.build.pipeline import Build, Built
+from inflight.export.build.pipeline import Build
 from inflight.export.build.request import BuildRequest
 from inflight.export.stages import fresh_directory, silent
-from tests.export.support.building import LENIENT, run
+from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import make_checkpoint
 
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from inflight.client import GenerateOptions
-from inflight.client.answer import Beam, Collector, read_chunk
+from inflight.client.answer import Collector, Completion, read_chunk
 from inflight.client.commands import Result, generate
 from inflight.client.request import build_request
 from tests.support.fake_server import FakeServer
@@ -22,11 +22,15 @@ OUTPUTS: dict[str, list[Any]] = {
 }
 
 
+def _beam(text: str, cum_log_prob: float, *log_probs: float) -> Completion:
+    return Completion(text, cum_log_prob=cum_log_prob, log_probs=log_probs)
+
+
 def test_the_best_beam_is_the_answer() -> None:
     chunk = read_chunk(OUTPUTS)
     assert (chunk.text, chunk.cum_log_prob) == ("ab", -1.5)
     assert chunk.log_probs == (-0.5,), "what looks like upstream's padding is taken for it"
-    assert chunk.other_beams == (Beam("a", -2.0, (-0.75,)), Beam("", -4.0, ()))
+    assert chunk.other_beams == (_beam("a", -2.0, -0.75), _beam("", -4.0))
 
 
 def test_of_one_sequence_nothing_is_padding() -> None:

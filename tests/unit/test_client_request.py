@@ -12,9 +12,9 @@ from tritonclient.grpc import service_pb2 as pb
 from inflight import contract, errors
 from inflight.client.aio import Retry
 from inflight.client.answer import Chunk, Collector, Usage, read_chunk
-from inflight.client.errors import RequestTimeout, ServerUnreachable, from_wire, http_status
+from inflight.client.errors import RequestTimeout, ServerUnreachable, from_wire
 from inflight.client.grpc_transport import decode_response, encode_request
-from inflight.client.http_transport import body
+from inflight.client.http_transport import body, error_of
 from inflight.client.request import INPUTS, GenerateOptions, build_request
 from tests.support.tables import each_row
 
@@ -137,8 +137,11 @@ def test_every_server_error_survives_the_wire() -> None:
 def test_client_errors_have_a_place_in_the_family() -> None:
     assert issubclass(ServerUnreachable, errors.InflightError)
     assert issubclass(RequestTimeout, errors.InflightError)
-    assert http_status(503) == "UNAVAILABLE"
-    assert http_status(418) == "INTERNAL"
+
+
+def test_a_status_of_http_tells_the_error_of_a_text_that_names_none() -> None:
+    assert isinstance(error_of(503, b"no healthy upstream"), ServerUnreachable)
+    assert error_of(418, b"no").status == "INTERNAL"
 
 
 def test_chunk_reads_its_tensors() -> None:

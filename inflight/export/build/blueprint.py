@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from inflight.export.interpreters import TensorRtLlm, find_tensorrt_llm
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.plan import Plan
 from inflight.export.plan.planner import make_plan
-from inflight.export.plan.shape import linears
+from inflight.export.plan.shape import linears, split_excluded
 from inflight.export.quantize.config_file import NAME, has_older_rope, with_older_rope
 from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
@@ -115,7 +114,7 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     engine, reasons = _engine(request, gpu, dry_run or tools is not None)
     flow: Flow = "portable"
     if engine != "pytorch":
-        flow = choose_flow(plan.precision, gpu.capability, _wanted_flow(request))
+        flow = choose_flow(plan.precision, _wanted_flow(request))
         engine = "trtllm" if flow == "pytorch" else "tensorrtllm"
     elif request.flow is not None:
         why = "the portable engine has none" if gpu.is_cpu or request.engine == "pytorch" else "no Python here has it"
@@ -155,13 +154,9 @@ def _wanted_flow(request: BuildRequest) -> TensorRtLlmFlow | None:
 
 def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the linears that the patterns name, and those that an engine computes as one with them."""
-    names = [linear.name for linear in linears(checkpoint.config)]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise DeploymentError(f"--keep {pattern!r} matches no linear layer; they are named like {names[0]}")
-    kept = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
-    groups = {fused_group(name) for name in kept}
-    return tuple(name for name in names if fused_group(name) in groups)
+    _, named = split_excluded(checkpoint.config, patterns, "--keep")
+    groups = {fused_group(linear.name) for linear in named}
+    return tuple(linear.name for linear in linears(checkpoint.config) if fused_group(linear.name) in groups)
 
 
 def _engine(request: BuildRequest, gpu: Gpu, has_tensorrt_llm: bool) -> tuple[str, tuple[str, ...]]:

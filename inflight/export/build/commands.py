@@ -16,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBars
 
 from inflight.export.build.request import BuildRequest, DataRequest, EngineChoice
-from inflight.export.compile.steps import EXAMPLES
-from inflight.export.compile.steps import Flow as FlowChoice
+from inflight.export.compile.steps import EXAMPLES, Flow
 from inflight.export.data import Source
 from inflight.export.interpreters import ENVIRONMENT_VARIABLE
 from inflight.export.plan.commands import KvCache, Precision
@@ -35,39 +34,13 @@ _load = partial(typer.Option, rich_help_panel="Load to plan for")
 _data = partial(typer.Option, rich_help_panel="Calibration and held-out data")
 _layers = partial(typer.Option, rich_help_panel="Precision of single layers")
 
-Model = Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")]
-GpuName = Annotated[str, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine.")]
-Engine = Annotated[EngineChoice, typer.Option(help="Engine of the deployment.")]
-Flow = Annotated[FlowChoice | None, typer.Option(help="TensorRT-LLM's flow; by default the precision's first.")]
 Output = Annotated[
     Path | None, typer.Option(help="Deployment to write; by default artifacts/deployments/MODEL-GPU-PRECISION.")
 ]
 Settings = Annotated[
     Path | None, typer.Option(help="YAML with keys of deployment.yaml: thresholds, batching, speculation, ...")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="With --dry-run: every figure, command and setting, as YAML.")]
-Calibration = Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.")]
-CalibrationRows = Annotated[int, _data(min=1, help="Rows to calibrate with.")]
-HeldOut = Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT to measure with; repeat.")]
-HeldOutRows = Annotated[int, _data(min=1, help="Rows to measure with.")]
-RecallPrompts = Annotated[int, _data(min=0, help="Long prompts from which a fact is recalled.")]
-MaxLength = Annotated[int, _data(min=16, help="Tokens of the longest row or prompt.")]
-Keep = Annotated[
-    list[str] | None,
-    _layers(help="Linear layers that stay at 16 bits, by a pattern of their names; repeat."),
-]
-KlBudget = Annotated[
-    float | None,
-    _layers(min=0, help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats)."),
-]
-InputTokens = Annotated[int, _load(min=1, help="Mean length of a prompt.")]
-OutputTokens = Annotated[int, _load(min=1, help="Mean length of an answer.")]
-Rate = Annotated[float | None, _load(help="Requests per second.")]
-Gpus = Annotated[int | None, _load(min=1, help="GPUs at hand.")]
-TensorParallel = Annotated[int | None, _load(min=1, help="GPUs that share each layer; by default chosen.")]
-Device = Annotated[str, typer.Option(help="Where to quantize and measure: auto, cpu or cuda.")]
-Examples = Annotated[Path, typer.Option(help="TensorRT-LLM's example scripts, for its TensorRT flow.")]
 TrtLlmPython = Annotated[
     Path | None,
     typer.Option(
@@ -76,37 +49,41 @@ TrtLlmPython = Annotated[
         help="The Python that has TensorRT-LLM, which compiles engines; by default it is looked for.",
     ),
 ]
-Work = Annotated[Path, typer.Option(help="Where the stages keep their results.")]
 
 
 def build(
-    model: Model,
-    gpu: GpuName = "auto",
+    model: Annotated[Path, typer.Option(help="Hugging Face checkpoint directory, not quantized.")],
+    gpu: Annotated[str, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine.")] = "auto",
     precision: Precision = "auto",
     kv_cache: KvCache = "auto",
-    engine: Engine = "auto",
-    flow: Flow = None,
+    engine: Annotated[EngineChoice, typer.Option(help="Engine of the deployment.")] = "auto",
+    flow: Annotated[Flow | None, typer.Option(help="TensorRT-LLM's flow; by default the precision's first.")] = None,
     output: Output = None,
     settings: Settings = None,
-    dry_run: DryRun = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     verbose: Verbose = False,
-    calibration: Calibration = None,
-    calibration_rows: CalibrationRows = 512,
-    held_out: HeldOut = None,
-    held_out_rows: HeldOutRows = 400,
-    recall_prompts: RecallPrompts = 48,
-    max_length: MaxLength = 2048,
-    keep: Keep = None,
-    kl_budget: KlBudget = None,
-    input_tokens: InputTokens = 1024,
-    output_tokens: OutputTokens = 256,
-    rate: Rate = None,
-    gpus: Gpus = None,
-    tensor_parallel: TensorParallel = None,
-    examples: Examples = EXAMPLES,
+    calibration: Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT, JSON lines or text; repeat.")] = None,
+    calibration_rows: Annotated[int, _data(min=1, help="Rows to calibrate with.")] = 512,
+    held_out: Annotated[list[str] | None, _data(help="FILE or FILE:WEIGHT to measure with; repeat.")] = None,
+    held_out_rows: Annotated[int, _data(min=1, help="Rows to measure with.")] = 400,
+    recall_prompts: Annotated[int, _data(min=0, help="Long prompts from which a fact is recalled.")] = 48,
+    max_length: Annotated[int, _data(min=16, help="Tokens of the longest row or prompt.")] = 2048,
+    keep: Annotated[
+        list[str] | None, _layers(help="Linear layers that stay at 16 bits, by a pattern of their names; repeat.")
+    ] = None,
+    kl_budget: Annotated[
+        float | None,
+        _layers(min=0, help="Keep the most sensitive layers at 16 bits until the rest lose only this (nats)."),
+    ] = None,
+    input_tokens: Annotated[int, _load(min=1, help="Mean length of a prompt.")] = 1024,
+    output_tokens: Annotated[int, _load(min=1, help="Mean length of an answer.")] = 256,
+    rate: Annotated[float | None, _load(help="Requests per second.")] = None,
+    gpus: Annotated[int | None, _load(min=1, help="GPUs at hand.")] = None,
+    tensor_parallel: Annotated[int | None, _load(min=1, help="GPUs that share each layer; by default chosen.")] = None,
+    examples: Annotated[Path, typer.Option(help="TensorRT-LLM's example scripts, for its TensorRT flow.")] = EXAMPLES,
     tensorrt_llm_python: TrtLlmPython = None,
-    device: Device = "auto",
-    work: Work = _ARTIFACTS / "build",
+    device: Annotated[str, typer.Option(help="Where to quantize and measure: auto, cpu or cuda.")] = "auto",
+    work: Annotated[Path, typer.Option(help="Where the stages keep their results.")] = _ARTIFACTS / "build",
 ) -> None:
     """Plan, quantize, compile and verify; write a deployment that `inflight serve` serves."""
     if verbose and not dry_run:
@@ -151,8 +128,8 @@ def _run(request: BuildRequest) -> None:
         progress("loading PyTorch", 0, 0)
         from inflight.export.build.pipeline import Build
 
-        built = Build(request, _show, progress).run()
-    if not built.ran:
+        ran = Build(request, _show, progress).run()
+    if not ran:
         _console.print("nothing to do: every stage was done before", markup=False)
 
 

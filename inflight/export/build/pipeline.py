@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from inflight.export.quantize.modelopt import (
     measure_sensitivity,
     quiet,
 )
-from inflight.export.stages import Progress, Stages, link_files, link_or_copy, require_writable
+from inflight.export.stages import Progress, Stages, digest, link_files, link_or_copy, require_writable
 from inflight.export.verify.measures import LayerCost, Quality, layer_costs, measure, recall_examples
 from inflight.export.verify.report import Check, check, failure, quality_page
 from inflight.manifest import Inputs, Manifest, record_files
@@ -42,14 +41,6 @@ from inflight.report.provenance import cpu_model, provenance
 from inflight.text.tokenizer import Tokenizer
 
 _MACHINE, _SENSITIVITIES = "machine.json", "sensitivity.json"
-
-
-@dataclass(frozen=True)
-class Built:
-    """Where the deployment is, and which stages ran."""
-
-    directory: Path
-    ran: tuple[str, ...]
 
 
 class Build:
@@ -85,8 +76,8 @@ class Build:
         if data.is_default and self._blueprint.quantizes:
             show("plan", f"calibrating and measuring with {DEFAULT_DESCRIPTION}")
 
-    def run(self) -> Built:
-        """Run the stages that have not been run, and return the deployment.
+    def run(self) -> tuple[str, ...]:
+        """Run the stages that have not been run, write the deployment, and return which stages ran.
 
         Raises:
             DeploymentError: a stage failed, the quality falls short, or there is no room; nothing half-made is left.
@@ -108,9 +99,8 @@ class Build:
                 f"out of memory on {self._device}; give the build more, or use --device cpu"
             ) from None
         parts = Parts(planned, quantized, compiled, verified)
-        directory, line = write_deployment(self._blueprint, parts, self._manifest(parts, checks))
-        self._show("write", line)
-        return Built(directory, tuple(self._stages.ran))
+        self._show("write", write_deployment(self._blueprint, parts, self._manifest(parts, checks)))
+        return tuple(self._stages.ran)
 
     def _measure_machine(self) -> Gpu:
         """Return this machine as a GPU. It is measured once: the next build must find the same figures."""
@@ -313,9 +303,9 @@ class Build:
             model=self._source.name,
             precision=plan.precision,
             inputs=Inputs(
-                checkpoint=_digest(self._inputs["checkpoint"]),
+                checkpoint=digest(self._inputs["checkpoint"]),
                 calibration=self._calibration.sha256 if blueprint.quantizes else None,
-                settings=_digest([blueprint.settings, [part and part.name for part in vars(parts).values()]]),
+                settings=digest([blueprint.settings, [part and part.name for part in vars(parts).values()]]),
             ),
             versions=self._machine.versions,
             gpu=self._gpu.name,
@@ -364,7 +354,3 @@ def _device(name: str) -> str:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.2f} MB"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -29,18 +29,15 @@ class Parts:
     verified: Path | None
 
 
-def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> tuple[Path, str]:
-    """Put the deployment together, unless it is there already; the manifest has all but the files.
-
-    Returns:
-        Its directory, and a line about it.
+def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> str:
+    """Put the deployment together, unless it is there already; the manifest has all but the files. Say so in a line.
 
     Raises:
         DeploymentError: something else is in its place, or the disk is full; what was there before is still there.
     """
     output = blueprint.request.output.absolute()
     if _is_current(output, manifest.inputs.settings):
-        return output, f"nothing to do: {output} is up to date"
+        return f"nothing to do: {output} is up to date"
     model = sorted(path for path in (parts.quantized / MODEL).iterdir() if path.is_file())
     engine = sorted((parts.compiled / ENGINE).iterdir()) if parts.compiled is not None else []
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +57,7 @@ def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> 
         (partial / FILE_NAME).write_text(text, encoding="utf-8")
         load_deployment(partial)
         write_manifest(manifest.model_copy(update={"files": record_files(partial)}), partial)
-    return output, f"{output}; serve it with: inflight serve {blueprint.request.output}"
+    return f"{output}; serve it with: inflight serve {blueprint.request.output}"
 
 
 def require_replaceable(output: Path) -> bool:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from inflight.errors import DeploymentError, nearest
+from inflight.errors import DeploymentError
 from inflight.export.compile.run import Command
-from inflight.machine import ComputeCapability
-from inflight.manifest import require_precision
 from inflight.settings.speculation import SpeculationSettings, draft_length, draft_tree
 from inflight.text.checkpoint import read_json
 
@@ -65,18 +63,12 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
-def choose_flow(precision: str, compute_capability: ComputeCapability, wanted: Flow | None = None) -> Flow:
-    """Return the flow for a precision on a GPU: the wanted one, or the first that serves it.
+def choose_flow(precision: str, wanted: Flow | None = None) -> Flow:
+    """Return the flow for a precision of a plan: the wanted one, or the first that serves it.
 
     Raises:
-        DeploymentError: the precision is unknown, not in the wanted flow, or not in the chip.
+        DeploymentError: the wanted flow does not serve the precision.
     """
-    if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise DeploymentError(
-            f"precision {precision!r} is not one of TensorRT-LLM's: {known}{nearest(precision, PRECISIONS)}"
-        )
-    require_precision(precision, compute_capability)
     flows = PRECISIONS[precision].flows
     if wanted is not None and wanted not in flows:
         raise DeploymentError(f"precision {precision} is not served by the {wanted} flow; use the {flows[0]} flow")

@@ -32,64 +32,45 @@ _load = partial(typer.Option, rich_help_panel="Load and objectives")
 _measuring = partial(typer.Option, rich_help_panel="Measuring")
 _output = partial(typer.Option, rich_help_panel="Output")
 
-Model = Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")]
-GpuNames = Annotated[
-    list[str] | None, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine; repeat.")
-]
 Precision = Annotated[str, typer.Option(help="auto, float32, bf16, fp16, fp8, int8, int4-awq, w4a8-awq or nvfp4.")]
 KvCache = Annotated[str, typer.Option(help="Type of the KV cache: auto, bf16 or fp8.")]
-Exclude = Annotated[
-    list[str] | None, typer.Option(help="Pattern of linear layers that stay at 16 bits; repeat for several.")
-]
-AtHand = Annotated[int | None, typer.Option(help="GPUs at hand; by default as many as needed.")]
-TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share each layer; by default chosen.")]
 FreeWindows = Annotated[
     bool,
     typer.Option(
         "--free-windows", help="Plan for an engine that frees KV blocks beyond a sliding window; none here does."
     ),
 ]
-InputTokens = Annotated[int, _load(help="Mean length of a prompt.")]
-OutputTokens = Annotated[int, _load(help="Mean length of an answer.")]
-P95Input = Annotated[int | None, _load(help="P95 length of a prompt; by default the mean.")]
-P95Output = Annotated[int | None, _load(help="P95 length of an answer; by default the mean.")]
-Rate = Annotated[float | None, _load(help="Requests per second.")]
-HitRate = Annotated[float, _load(help="Share of prompt tokens in the prefix cache.")]
-SloTtft = Annotated[float | None, _load(help="Time to first token, at most.")]
-SloItl = Annotated[float | None, _load(help="Mean time between tokens, at most.")]
 Price = Annotated[float | None, _load(help="USD per hour of one of the GPUs named, in place of the table's.")]
-Measure = Annotated[Path | None, _measuring(help="Measure the portable engine here, into this file.")]
-Rounds = Annotated[int, _measuring(min=1, help="Rounds of --measure.")]
-Calibrate = Annotated[Path | None, _measuring(help="Fit the efficiencies to this measurement.")]
-Check = Annotated[Path | None, _measuring(help="Compare the plan with this measurement.")]
-Json = Annotated[str | None, _output("--json", help="FILE, or - for stdout.")]
-Html = Annotated[Path | None, _output(help="Write a page.")]
 
 
 def plan(
-    model: Model,
-    gpu: GpuNames = None,
+    model: Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")],
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine; repeat.")
+    ] = None,
     precision: Precision = "auto",
     kv_cache: KvCache = "auto",
-    exclude: Exclude = None,
-    gpus: AtHand = None,
-    tensor_parallel: TensorParallel = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Pattern of linear layers that stay at 16 bits; repeat for several.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs at hand; by default as many as needed.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="GPUs that share each layer; by default chosen.")] = None,
     free_windows: FreeWindows = False,
-    input_tokens: InputTokens = 1024,
-    output_tokens: OutputTokens = 256,
-    p95_input: P95Input = None,
-    p95_output: P95Output = None,
-    rate: Rate = None,
-    cache_hit_rate: HitRate = 0.0,
-    slo_ttft_ms: SloTtft = None,
-    slo_itl_ms: SloItl = None,
+    input_tokens: Annotated[int, _load(help="Mean length of a prompt.")] = 1024,
+    output_tokens: Annotated[int, _load(help="Mean length of an answer.")] = 256,
+    p95_input: Annotated[int | None, _load(help="P95 length of a prompt; by default the mean.")] = None,
+    p95_output: Annotated[int | None, _load(help="P95 length of an answer; by default the mean.")] = None,
+    rate: Annotated[float | None, _load(help="Requests per second.")] = None,
+    cache_hit_rate: Annotated[float, _load(help="Share of prompt tokens in the prefix cache.")] = 0.0,
+    slo_ttft_ms: Annotated[float | None, _load(help="Time to first token, at most.")] = None,
+    slo_itl_ms: Annotated[float | None, _load(help="Mean time between tokens, at most.")] = None,
     price: Price = None,
-    measure: Measure = None,
-    rounds: Rounds = 5,
-    calibrate: Calibrate = None,
-    check: Check = None,
-    as_json: Json = None,
-    html: Html = None,
+    measure: Annotated[Path | None, _measuring(help="Measure the portable engine here, into this file.")] = None,
+    rounds: Annotated[int, _measuring(min=1, help="Rounds of --measure.")] = 5,
+    calibrate: Annotated[Path | None, _measuring(help="Fit the efficiencies to this measurement.")] = None,
+    check: Annotated[Path | None, _measuring(help="Compare the plan with this measurement.")] = None,
+    as_json: Annotated[str | None, _output("--json", help="FILE, or - for stdout.")] = None,
+    html: Annotated[Path | None, _output(help="Write a page.")] = None,
 ) -> None:
     """Plan how to serve a model: what fits, how fast it is, what it costs."""
     model = bundled(model)

@@ -111,8 +111,12 @@ def count_parameters(config: ModelConfig) -> Parameters:
     )
 
 
-def split_excluded(config: ModelConfig, excluded: Sequence[str]) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
+def split_excluded(
+    config: ModelConfig, excluded: Sequence[str], option: str = "exclude"
+) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
     """Return the linear layers to quantize, and those that match a pattern of ``excluded`` and stay as they are.
+
+    ``option`` is what the user gave the patterns with; the error names it.
 
     Raises:
         DeploymentError: a pattern matches no linear layer.
@@ -120,7 +124,7 @@ def split_excluded(config: ModelConfig, excluded: Sequence[str]) -> tuple[tuple[
     layers = linears(config)
     for pattern in excluded:
         if not any(fnmatchcase(linear.name, pattern) for linear in layers):
-            raise DeploymentError(f"exclude {pattern!r} matches no linear layer; they are named like {layers[0].name}")
+            raise DeploymentError(f"{option} {pattern!r} matches no linear layer; they are named like {layers[0].name}")
     kept = {linear for linear in layers if any(fnmatchcase(linear.name, pattern) for pattern in excluded)}
     return tuple(one for one in layers if one not in kept), tuple(one for one in layers if one in kept)
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from inflight.engine.models.layers import RmsNorm
 from inflight.engine.quant.formats import E2M1_MAX, E4M3_MAX
 from inflight.engine.scoring import Scorer
-from inflight.export.data import DataSet, Example, Row, RowEncoder
+from inflight.export.data import DataSet, Example, Row, RowEncoder, as_texts
 from inflight.export.stages import Progress, tracked
 from inflight.text.tokenizer import Tokenizer
 
@@ -160,16 +160,8 @@ def _joined(rows: list[Row]) -> Row:
     """Return several questions and answers as one row; those of a mixed file are joined as prompts."""
     if all("messages" in row for row in rows):
         return {"messages": [message for row in rows for message in row["messages"]]}
-    pairs = [_as_text(row) for row in rows]
-    before = "".join(f"{question}{answer}\n" for question, answer in pairs[:-1])
-    return {"prompt": before + pairs[-1][0], "completion": pairs[-1][1]}
-
-
-def _as_text(row: Row) -> tuple[str, str]:
-    if "prompt" in row:
-        return row["prompt"], row["completion"]
-    *before, answer = (message["content"] for message in row["messages"])
-    return "".join(f"{text}\n" for text in before), answer
+    *before, (last, completion) = (as_texts(row) for row in rows)
+    return {"prompt": "".join(f"{question}{answer}\n" for question, answer in before) + last, "completion": completion}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from inflight.load.compare.bootstrap import MANY_RUNS, RESAMPLES
 from inflight.load.compare.compare import CompareError, Row
 from inflight.load.compare.compare import compare as compare_runs
 from inflight.load.compare.samples import Run
-from inflight.load.result import SUMMARY, make_directory, read_records, read_summary, write_json, write_report
+from inflight.load.result import REPORT, SUMMARY, make_directory, read_records, read_summary, write
 from inflight.load.scenario import Slo
 from inflight.report.failures import one_line_errors
 from inflight.report.page import Section, render_page
@@ -55,8 +56,8 @@ def compare(
         for line in comparison.warnings:
             _console.print(line, style="yellow", markup=False, soft_wrap=True)
         typer.echo(comparison.verdict)
-        write_json(output / COMPARISON, comparison.as_json())
-        _console.print(f"{write_report(output, comparison_page(comparison))}", markup=False, soft_wrap=True)
+        write(output / COMPARISON, json.dumps(comparison.as_json(), indent=1) + "\n")
+        _console.print(f"{write(output / REPORT, comparison_page(comparison))}", markup=False, soft_wrap=True)
     if fail_on_regression and comparison.worse:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from inflight.load.result import make_directory, write_json, write_report
+from inflight.load.result import REPORT, make_directory, write
 from inflight.load.run_command import DeploymentAtUrl, Http, Limits, Serve, Url, check_target, target_at
 from inflight.load.scenario import Scenario, ScenarioError, load_scenario, parse_slo
 from inflight.load.sweep.report import SweepResult, sweep_page
@@ -45,8 +46,6 @@ Share = Annotated[
 Seconds = Annotated[
     float, typer.Option(min=0.5, help="Measured window of a step; up to three times as long for few requests.")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed in place of the scenario's; each repeat adds one.")]
-Output = Annotated[Path | None, typer.Option(help="Result directory; artifacts/load/sweep-NAME-TIME by default.")]
 
 
 def sweep(
@@ -64,8 +63,12 @@ def sweep(
     serve: Serve = None,
     deployment: DeploymentAtUrl = None,
     http: Http = False,
-    seed: Seed = None,
-    output: Output = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed in place of the scenario's; each repeat adds one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Result directory; artifacts/load/sweep-NAME-TIME by default.")
+    ] = None,
 ) -> None:
     """Raise the load step by step: find the knee, and the highest load that keeps the limits.
 
@@ -96,8 +99,8 @@ def sweep(
             raise ScenarioError("nothing was measured: the first step was interrupted")
         for line in result.lines:  # said before anything is written, lest it be lost where nothing can be
             typer.echo(line)
-        write_json(output / SWEEP, result.as_json())
-        _console.print(f"{write_report(output, sweep_page(result))}", markup=False, soft_wrap=True)
+        write(output / SWEEP, json.dumps(result.as_json(), indent=1) + "\n")
+        _console.print(f"{write(output / REPORT, sweep_page(result))}", markup=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(1)
 

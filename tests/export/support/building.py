@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from inflight.export.build.pipeline import Build, Built
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.export.build.pipeline import Build
 from inflight.export.build.request import BuildRequest
 from inflight.export.stages import silent
 
@@ -16,7 +19,16 @@ LENIENT = {
 }
 
 
+@dataclass(frozen=True)
+class Built:
+    """Where the deployment is, and which stages ran."""
+
+    directory: Path
+    ran: tuple[str, ...]
+
+
 def run(request: BuildRequest) -> tuple[Built, list[str]]:
     """Build, and return what was shown."""
     lines: list[str] = []
-    return Build(request, lambda stage, line: lines.append(f"{stage}: {line}"), silent).run(), lines
+    ran = Build(request, lambda stage, line: lines.append(f"{stage}: {line}"), silent).run()
+    return Built(request.output, ran), lines

@@ -196,6 +196,8 @@ class Exporter:
         began = time.thread_time()
         names = self._names_to_show() if self._live else self._complete
         values = self._read(names)
+        if names is self._live and not values[ACTIVITY]["active"]:  # it has just become idle, as below
+            names = ()
         self.metrics_export_calls += sum(self._made[name].show(values[name]) for name in names)
         self.metrics_export_cpu += time.thread_time() - began
 
@@ -215,10 +217,10 @@ class Exporter:
     def _read(self, names: Sequence[str]) -> Values:
         """Return the families' values; later changes of the figures do not reach them.
 
-        Outcomes are read first, as they are shown last: a request ends in its other figures before it ends in them.
+        What is shown last is read first: a request ends in its other figures before it ends in outcomes and activity.
         """
         values = {}
-        for name in sorted(names, key=lambda name: name != OUTCOMES):
+        for name in sorted(names, key=lambda name: name not in (OUTCOMES, ACTIVITY)):
             owner, attribute = self._sources[name]
             values[name] = _copy(getattr(self._owners[owner], attribute))
         return values

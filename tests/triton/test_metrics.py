@@ -10,7 +10,7 @@ import pytest
 
 from inflight.client import Client, GenerateOptions
 from inflight.errors import InvalidRequest
-from tests.triton.support.metrics_page import read_metric, read_page, value_in, wait_until
+from tests.triton.support.metrics_page import read_metric, read_page, settled_page, value_in, wait_until
 from tests.triton.support.servers import Running
 
 UPSTREAM = {
@@ -37,8 +37,7 @@ def test_upstream_metric_families_exist_before_any_request(server: Running) -> N
 
 def test_metrics_after_three_requests_are_true(server: Running) -> None:
     metrics = server.metrics
-    assert wait_until(lambda: read_metric(metrics, "inflight_running_requests") == 0, 30), "the test before has ended"
-    before = read_page(metrics)
+    before = settled_page(metrics)
 
     def added(name: str, **labels: str) -> float:
         return read_metric(metrics, name, **labels) - value_in(before, name, **labels)

@@ -20,7 +20,7 @@ from inflight.client import AsyncClient, GenerateOptions
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 from inflight.errors import InflightError
 from inflight.metrics import FAMILIES
-from tests.triton.support.metrics_page import read_page, wait_until
+from tests.triton.support.metrics_page import read_page, settled_page, wait_until
 from tests.triton.support.servers import Running
 
 TOKENS = 12
@@ -138,13 +138,7 @@ async def _send(server: Running, kinds: list[str]) -> None:
 
 
 def test_requests_total_counts_every_request_once_and_metrics_add_up(server: Running) -> None:
-    def idle() -> bool:
-        now = _samples(server)
-        detokenized = _get(now, "inflight_detokenizer_seconds_count", DETOKENIZER)
-        return _get(now, "inflight_running_requests") == 0 and detokenized >= _get(now, "inflight_responses_total")
-
-    assert wait_until(idle, 30), "what the tests before have asked has ended, in every stage"
-    before = _samples(server)
+    before = _parse(settled_page(server.metrics))
 
     def added() -> Samples:
         return {key: value - before.get(key, 0.0) for key, value in _samples(server).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -205,6 +205,37 @@ def test_an_idle_engine_is_shown_with_all_that_it_has_counted(api: FakeApi) -> N
     assert (active(), api.value("inflight_generated_tokens_total", model=ENGINE)) == (1, 0)
     exporter._round()
     assert (active(), api.value("inflight_generated_tokens_total", model=ENGINE)) == (0, 3)
+
+
+def test_an_engine_that_becomes_idle_during_a_round_is_shown_by_the_next(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inflight.triton.metrics import Exporter
+
+    now = EngineState(active=1)
+    stats = EngineStats(lambda: now)
+    exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats))
+    exporter._round()
+    names_to_show = exporter._names_to_show
+
+    def then_the_request_ends() -> Sequence[str]:
+        nonlocal now
+        names = names_to_show()
+        now, stats.generated_tokens = EngineState(), 3
+        return names
+
+    stats.steps = 1
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(exporter, "_names_to_show", then_the_request_ends)
+        exporter._round()
+    seen = []
+    for _ in range(3):
+        active = api.value("nv_trt_llm_request_metrics", model=ENGINE, request_type="active")
+        seen.append((active, api.value("inflight_generated_tokens_total", model=ENGINE)))
+        exporter._round()
+    assert seen[0] == (1, 0)
+    assert seen[-1] == (0, 3)
+    assert (0, 0) not in seen, "who sees an idle engine sees all that it has counted"
 
 
 def test_whatever_a_step_counts_is_shown_when_it_rests(api: FakeApi) -> None:

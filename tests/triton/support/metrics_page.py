@@ -30,6 +30,32 @@ def value_in(page: str, name: str, **labels: str) -> float:
     return values[0] if values else 0.0
 
 
+def settled_page(url: str, timeout_s: float = 30) -> str:
+    """Return the page once the stages count nothing any more: what was asked before has ended, in every one of them.
+
+    Each stage shows what it counts in its own time, and not every response of the engine's passes through the
+    detokenizer, so their counts cannot be held against each other: they stand still from one heartbeat to the next.
+    """
+    deadline, page = time.monotonic() + timeout_s, read_page(url)
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        later = read_page(url)
+        if _counts(later) != _counts(page):
+            page = later
+        elif all(new > old for new, old in zip(_heartbeats(later), _heartbeats(page), strict=True)):
+            return later
+    raise AssertionError(f"the stages still count after {timeout_s:g} s: {_counts(page)}")
+
+
+def _counts(page: str) -> dict[str, str]:
+    """Return what the stages have counted, by series, but for the counters of their exporters."""
+    return dict(re.findall(r"^(inflight_(?!metrics_export)\w+_(?:total|count)\{.*\}) (\S+)$", page, re.MULTILINE))
+
+
+def _heartbeats(page: str) -> list[float]:
+    return [float(value) for value in re.findall(r"^inflight_heartbeat_time_seconds\{.*\} (\S+)$", page, re.MULTILINE)]
+
+
 def wait_until(holds: Callable[[], bool], timeout_s: float) -> bool:
     """Wait for a condition; return whether it came to hold in time."""
     deadline = time.monotonic() + timeout_s

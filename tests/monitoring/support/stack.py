@@ -37,7 +37,7 @@ SLOW_ENGINE = tuple(
     for symptom in ("BurnFast", "BurnSlow", "BurnSustained", "High")
 )
 """What fires of a server whose first tokens and tokens all are late."""
-ROOM_S = 20
+ROOM_S = 40
 """Some scrapes and evaluations, on a busy machine, beyond an alert's window and hold."""
 SCALE = 15
 """What takes a minute takes four seconds; scrapes are a second apart instead of fifteen."""
@@ -54,6 +54,15 @@ class Stack:
     server: TritonServer
     prometheus: Prometheus
     scale: int = SCALE
+
+    def restart(self, **sections: dict[str, object]) -> None:
+        """Stop the server, and start it where it was with other settings; wait until it is ready."""
+        self.server.stop()
+        at = self.server.settings
+        _write_deployment(self.server.directory, self.server.deployment.model, sections)
+        self.server.deployment = load_deployment(self.server.directory).model_copy(update={"server": at})
+        self.server.start()
+        self.server.wait_ready(180)
 
     @property
     def grpc(self) -> str:
@@ -90,7 +99,7 @@ class Stack:
 
     def wait_quiet(self, *alerts: str) -> None:
         """Wait until none of these alerts fires any more."""
-        wait_for(lambda: not set(alerts) & set(self.firing()), 45, f"still firing: {list(self.firing())}")
+        wait_for(lambda: not set(alerts) & set(self.firing()), 2 * ROOM_S, f"still firing: {list(self.firing())}")
 
     async def ask(self, count: int, max_tokens: int = 48, prompt: str = "What is in-flight batching?") -> list[str]:
         """Send ``count`` requests at once, answers of full length; return how each ended, an error by its class."""
@@ -118,17 +127,21 @@ def stack(
     **sections: dict[str, object],
 ) -> Iterator[Stack]:
     """Serve the demo with more settings, and scrape it with the committed configuration at the test's scale."""
-    data = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(model)}
-    data |= {name: data.get(name, {}) | values for name, values in sections.items()}
-    (folder / "deployment.yaml").write_text(yaml.safe_dump(data))
+    _write_deployment(folder, model, sections)
     http, grpc, metrics = free_ports(3)
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "exit_timeout_s": exit_timeout_s}
     server = TritonServer(folder, override_server(load_deployment(folder), ports))
     with server, watch(server, folder, scale) as prometheus:
         server.wait_ready(180)
         running = Stack(server, prometheus, scale)
-        wait_for(lambda: prometheus.instant('up{job="inflight"} == 1'), 20, "the server is not scraped")
+        wait_for(lambda: prometheus.instant('up{job="inflight"} == 1'), ROOM_S, "the server is not scraped")
         yield running
+
+
+def _write_deployment(folder: Path, model: Path, sections: dict[str, dict[str, object]]) -> None:
+    data = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(model)}
+    data |= {name: data.get(name, {}) | values for name, values in sections.items()}
+    (folder / "deployment.yaml").write_text(yaml.safe_dump(data))
 
 
 @contextmanager
@@ -151,7 +164,7 @@ def watch(server: TritonServer, folder: Path, scale: int = SCALE) -> Iterator[Pr
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             prometheus = Prometheus(f"http://127.0.0.1:{port}")
-            wait_for(lambda: _answers(prometheus), 20, "Prometheus does not answer")
+            wait_for(lambda: _answers(prometheus), ROOM_S, "Prometheus does not answer")
             yield prometheus
         finally:
             process.send_signal(signal.SIGTERM)

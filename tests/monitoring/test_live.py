@@ -20,7 +20,7 @@ from monitoring.generate.rule import Timescale
 from tests.monitoring.support.boards import BOARDS, expressions, panels
 from tests.monitoring.support.names import names
 from tests.monitoring.support.runbooks import RUNBOOKS, queries
-from tests.monitoring.support.stack import Stack, stack, wait_for
+from tests.monitoring.support.stack import ROOM_S, Stack, stack, wait_for
 from tests.support.tables import each_row
 
 pytestmark = [
@@ -49,7 +49,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
             ends = asyncio.run(running.ask(8))
             assert set(ends) <= {"stop", "length"}
         record = RECORDINGS[-1]
-        wait_for(lambda: running.prometheus.instant(record), 20, f"{record} has no data")
+        wait_for(lambda: running.prometheus.instant(record), ROOM_S, f"{record} has no data")
         yield Loaded(running, start, time.time())
 
 

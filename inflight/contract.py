@@ -233,19 +233,22 @@ TOKENIZER_INPUTS = (
     Tensor("messages", BYTES, (1,), "a chat as JSON, instead of text_input", own=True),
     Tensor("chat_template_kwargs", BYTES, (1,), "a JSON object for the chat template", own=True),
 )
-_TO_ENGINE = (
+ENGINE_INPUT = {tensor.name: tensor for tensor in ENGINE_INPUTS}
+
+
+def _to_engine(names: str) -> tuple[Tensor, ...]:
+    """Return these inputs of the engine as outputs of the stage before it."""
+    return tuple(replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in names.split())
+
+
+TOKENIZER_OUTPUTS = _to_engine(
     "input_ids input_lengths request_output_len end_id pad_id bad_words_list embedding_bias "
     "end_ids stop_strings heartbeat trace_context"
-).split()
-ENGINE_INPUT = {tensor.name: tensor for tensor in ENGINE_INPUTS}
-TOKENIZER_OUTPUTS = tuple(replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_ENGINE)
-_TO_UPSTREAMS_ENGINE = (
+)
+UPSTREAM_TOKENIZER_OUTPUTS = _to_engine(
     "input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias "
     "runtime_top_k runtime_top_p temperature seed exclude_input_in_output "
     "return_num_input_tokens return_num_output_tokens return_perf_metrics"
-).split()
-UPSTREAM_TOKENIZER_OUTPUTS = tuple(
-    replace(ENGINE_INPUT[name], reshape=False, ragged=False) for name in _TO_UPSTREAMS_ENGINE
 )
 """Before upstream's C++ backend the tokenizer sends what that one has, and reads every input of the client's: it is the
 only stage of ours that can refuse one by name."""

@@ -1,16 +1,5 @@
 """The errors of Inflight: each is one way for a request to fail, with one gRPC status and one metric label.
 
-    InflightError
-    ├── InvalidRequest       INVALID_ARGUMENT   the request's own fault; names the field, the value and the limit
-    ├── UnsupportedFeature   UNIMPLEMENTED      declared in the contract, not served by this engine
-    ├── QueueFull            UNAVAILABLE        try again later
-    ├── ShuttingDown         UNAVAILABLE        the server is going away
-    ├── NotFound             NOT_FOUND          the client's: Triton has no such model
-    ├── RequestCancelled     CANCELLED          the client's: its call was cancelled
-    ├── DeadlineExceeded     DEADLINE_EXCEEDED  the request's own deadline passed before its first token
-    ├── EngineFailure        INTERNAL           ours: logged with its traceback, told without it
-    └── DeploymentError      (never sent)       a deployment or checkpoint that cannot be served; stops the start
-
 Triton's status codes are fewer than gRPC's, so every message begins with the gRPC name of its status: a client that
 gets only the text (gRPC streams without the ``triton_grpc_error`` header) can still tell them apart.
 """
@@ -38,7 +27,7 @@ class InflightError(Exception):
 
 
 class InvalidRequest(InflightError):
-    """A bad value in a request. The message names the field, the value and the limit."""
+    """A bad value in a request, which is its own fault. The message names the field, the value and the limit."""
 
     status, triton_code, label = "INVALID_ARGUMENT", "INVALID_ARG", "invalid"
 
@@ -50,7 +39,7 @@ class UnsupportedFeature(InflightError):
 
 
 class QueueFull(InflightError):
-    """The bounded queue is full; the request was not admitted."""
+    """The bounded queue is full; the request was not admitted, and may be sent again later."""
 
     status, triton_code, label = "UNAVAILABLE", "UNAVAILABLE", "queue_full"
 
@@ -87,7 +76,7 @@ class DeadlineExceeded(InflightError):
 
 
 class EngineFailure(InflightError):
-    """A fault of ours while serving the request; ``fault`` is what went wrong, which no client is told."""
+    """A fault of ours while serving the request; ``fault``, what went wrong, is logged, and no client is told."""
 
     def __init__(self, message: str, fault: Exception | None = None) -> None:
         super().__init__(message)
@@ -96,7 +85,7 @@ class EngineFailure(InflightError):
 
 
 class DeploymentError(InflightError):
-    """A deployment or a checkpoint that cannot be served; the message is one line for the operator."""
+    """A deployment or a checkpoint that cannot be served. It stops the start, with one line for the operator."""
 
     status, triton_code, label = "FAILED_PRECONDITION", "INTERNAL", "deployment"
 

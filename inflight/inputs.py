@@ -1,7 +1,7 @@
 """Reads the arrays of one request by their contract names, and refuses by name what the contract does not serve.
 
-It knows names, shapes, and how many words and token ids a request may have, which is the same before every stage that
-takes them. It does not know Triton, nor what the values mean.
+It knows names, shapes, and what is the same before every stage: how many words and token ids a request may have, and
+what its sampling means. It does not know Triton.
 """
 
 from __future__ import annotations
@@ -58,15 +58,10 @@ class Inputs:
     """The inputs of one request: ``rows`` rows, each read by ``scalar``, ``vector`` or ``strings``."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], table: Iterable[Tensor], rows: int, engine: str = "") -> None:
-        """
-        Args:
-            arrays: by name; empty ones count as absent.
-            table: the stage's inputs.
-            rows: the batch size.
-            engine: the engine that is to serve them; a stage that is none leaves it out.
+        """Take the arrays of ``table``'s inputs by name; empty ones count as absent.
 
         Raises:
-            UnsupportedFeature: a tensor that ``engine`` does not serve asks for something.
+            UnsupportedFeature: a tensor that ``engine``, which is to serve them, does not serve asks for something.
         """
         self.rows = rows
         self._arrays = {name: array for name, array in arrays.items() if array.size}
@@ -114,6 +109,30 @@ class Inputs:
         return [text for text in (_decode(name, value) for value in self.vector(name, row).reshape(-1)) if text]
 
 
+def read_sampling(inputs: Inputs, row: int, input_of: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of ``SamplingParams`` that a request gives; ``input_of`` names the inputs that do, by field.
+
+    Upstream samples only when a request says so, and its clients always send temperature 1.0, for greedy too: 1.0
+    alone is greedy; with top_k, top_p, min_p or a seed beside it, or any other value, it samples.
+    """
+    values = {field: inputs.scalar(name, row) for field, name in input_of.items()}
+    given = {field: value for field, value in values.items() if value is not None}
+    if given.get("top_p", 1.0) <= 0:  # upstream ignores it, and its clients send 0.0 by default
+        del given["top_p"]
+    if given.get("temperature", 1.0) == 1.0:
+        samples = not given.keys().isdisjoint(("top_k", "top_p", "min_p", "seed"))
+        given["temperature"] = 1.0 if samples else None
+    return given
+
+
+def given_end_ids(inputs: Inputs, row: int) -> tuple[int, ...] | None:
+    """Return the end ids that ``end_id`` says, which are none for -1; None: it is absent."""
+    end_id = inputs.scalar("end_id", row)
+    if end_id is not None and end_id < -1:
+        raise InvalidRequest(f"end_id is {end_id}; it must be a token id, or -1 for none")
+    return None if end_id is None else () if end_id == -1 else (end_id,)
+
+
 def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[str]) -> None:
     """Refuse an unknown request parameter by name.
 
@@ -132,12 +151,7 @@ def check_parameters(parameters: Mapping[str, object], known_inputs: Iterable[st
 
 
 def check_words(inputs: Inputs, names: Iterable[str], limits: LimitSettings) -> None:
-    """Check how many words these inputs have, before any is read, and how many bytes together.
-
-    Args:
-        inputs: the request's.
-        names: of BYTES inputs with one word in each element.
-        limits: the deployment's.
+    """Check how many words these BYTES inputs have, one in each element, and how many bytes they have together.
 
     Raises:
         InvalidRequest: naming the input, what it has and the limit.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,16 +55,17 @@ class Machine:
         versions = Versions(**found)
         try:
             import pynvml
-        except ImportError:
-            return cls(
-                versions, blindness="NVML's Python binding is missing; install it with: pip install nvidia-ml-py"
-            )
-        try:
+
             pynvml.nvmlInit()
+        except ImportError:
+            blindness = "NVML's Python binding is missing; install it with: pip install nvidia-ml-py"
+            return cls(versions, blindness=blindness)
         except Exception as error:  # no driver, or one that does not answer: no GPU can be used
             return cls(versions, blindness=f"NVML says: {error}")
-        gpus, capabilities, driver, cuda = _ask_driver(pynvml)
-        return cls(versions.model_copy(update={"driver": driver, "cuda": cuda}), gpus, capabilities)
+        try:
+            return _ask_driver(pynvml, versions)
+        finally:
+            pynvml.nvmlShutdown()
 
 
 def _installed_version(distribution: str) -> str | None:
@@ -75,23 +75,19 @@ def _installed_version(distribution: str) -> str | None:
         return None
 
 
-def _ask_driver(pynvml: Any) -> tuple[tuple[str, ...], tuple[ComputeCapability, ...], str, str]:
-    """Return the GPUs' names and compute capabilities, the driver's version and the CUDA version that it has."""
-    try:
-        indices = _visible(range(pynvml.nvmlDeviceGetCount()))
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
-        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        capabilities = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles)
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
-        return names, capabilities, str(pynvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}"
-    finally:
-        pynvml.nvmlShutdown()
+def _ask_driver(pynvml: Any, versions: Versions) -> Machine:
+    """Return the machine with what the driver says: GPUs, its own version, and the CUDA version that it has."""
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in _visible(pynvml.nvmlDeviceGetCount())]
+    names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+    capabilities = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles)
+    cuda, driver = pynvml.nvmlSystemGetCudaDriverVersion(), str(pynvml.nvmlSystemGetDriverVersion())
+    known = versions.model_copy(update={"driver": driver, "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"})
+    return Machine(known, names, capabilities)
 
 
-def _visible(indices: Iterable[int]) -> list[int]:
+def _visible(count: int) -> list[int]:
     """Return the GPUs that CUDA may use: the driver counts those too that ``CUDA_VISIBLE_DEVICES`` hides."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None or not re.fullmatch(r"[\d, ]*", names):
-        return list(indices)
-    known = set(indices)
-    return [int(name) for name in names.replace(" ", "").split(",") if name and int(name) in known]
+        return list(range(count))
+    return [int(name) for name in names.replace(" ", "").split(",") if name and int(name) < count]

@@ -63,7 +63,7 @@ class IncrementalDetokenizer:
         return text[spaces:]
 
 
-class TextChunk(NamedTuple):
+class TextDelta(NamedTuple):
     """A part of a stream's text, and where it lies in it: ``[start, end)`` in code points."""
 
     text: str
@@ -72,14 +72,14 @@ class TextChunk(NamedTuple):
 
 
 class StreamText:
-    """Turns a stream's tokens into chunks of text, cut at the limit that the engine's stop strings set."""
+    """Turns a stream's tokens into text, cut at the limit that the engine's stop strings set."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._held = ""
         self._shown = 0
 
-    def push(self, tokens: Sequence[int], text_limit: int | None, final: bool) -> TextChunk:
+    def push(self, tokens: Sequence[int], text_limit: int | None, final: bool) -> TextDelta:
         """Take the next tokens, the last ones with ``final``; return the text to show now.
 
         Of the whole stream, ``text_limit`` characters may be shown so far; None: all.
@@ -88,6 +88,6 @@ class StreamText:
         if final:
             text += self._detokenizer.finish()
         room = len(text) if text_limit is None else max(0, text_limit - self._shown)
-        chunk, self._held = text[:room], text[room:]
-        start, self._shown = self._shown, self._shown + len(chunk)
-        return TextChunk(chunk, start, self._shown)
+        shown, self._held = text[:room], text[room:]
+        start, self._shown = self._shown, self._shown + len(shown)
+        return TextDelta(shown, start, self._shown)

@@ -14,7 +14,7 @@ import numpy as np
 
 from inflight.contract import PER_REQUEST_OUTPUTS
 from inflight.errors import InvalidRequest
-from inflight.text.detokenizer import StreamText, TextChunk
+from inflight.text.detokenizer import StreamText, TextDelta
 from inflight.text.tokenizer import Tokenizer
 
 MAX_STREAMS = 65_536
@@ -56,11 +56,11 @@ class Postprocessor:
         if not final and arrays["output_ids"].size == 0:  # a heartbeat
             return None
         rows = [self._row(arrays, row, final) for row in range(len(arrays["output_ids"]))]
-        chunks = [beams[0] for beams in rows]
+        deltas = [beams[0] for beams in rows]
         return {
-            "text_output": np.array([chunk.text.encode() for beams in rows for chunk in beams], np.object_),
-            "text_start": np.array([[chunk.start] for chunk in chunks], np.int32),
-            "text_end": np.array([[chunk.end] for chunk in chunks], np.int32),
+            "text_output": np.array([delta.text.encode() for beams in rows for delta in beams], np.object_),
+            "text_start": np.array([[delta.start] for delta in deltas], np.int32),
+            "text_end": np.array([[delta.end] for delta in deltas], np.int32),
         } | {name: arrays[name] for name in _HANDED_THROUGH if name in arrays}
 
     def is_final(self, arrays: Mapping[str, np.ndarray]) -> bool:
@@ -79,8 +79,8 @@ class Postprocessor:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextChunk]:
-        """Return a row's chunk, or those of its beams; these come whole, with the one response that there is."""
+    def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextDelta]:
+        """Return a row's new text, or that of each of its beams, which come whole in the one response that there is."""
         key = int(arrays["stream_key"].reshape(-1)[row])
         beams = self.beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
         stream = self._streams.pop(key, None) or StreamText(self._tokenizer)
@@ -88,17 +88,17 @@ class Postprocessor:
             self._streams.keep(key, stream)
         streams = [stream, *(StreamText(self._tokenizer) for _ in beams[1:])]
         limit, echo = _scalar(arrays, "text_limit", row), _scalar(arrays, "echo_length", row) or 0
-        chunks = [one.push(ids[echo:], limit, final) for one, ids in zip(streams, beams, strict=True)]
+        deltas = [one.push(ids[echo:], limit, final) for one, ids in zip(streams, beams, strict=True)]
         if not echo:
-            return chunks
+            return deltas
         decode = self._tokenizer.decode
-        for index, (ids, chunk) in enumerate(zip(beams, chunks, strict=True)):
+        for index, (ids, delta) in enumerate(zip(beams, deltas, strict=True)):
             # Prompt and output are decoded as one text, cut where the output alone is cut: decoded apart, they would
             # lose the space between them in SentencePiece vocabularies.
-            hidden = len(decode(ids[echo:])) - len(chunk.text)
+            hidden = len(decode(ids[echo:])) - len(delta.text)
             whole = decode(ids)
-            chunks[index] = chunk._replace(text=whole[: len(whole) - hidden])
-        return chunks
+            deltas[index] = delta._replace(text=whole[: len(whole) - hidden])
+        return deltas
 
     def beams(self, output_ids: np.ndarray, lengths: list[int]) -> list[list[int]]:
         """Return the ids of each beam of a row: ``output_ids`` [beams, n], of which ``lengths`` [beams] count.

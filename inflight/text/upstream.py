@@ -22,13 +22,18 @@ from pydantic import Field, TypeAdapter
 
 from inflight.contract import ENSEMBLE_INPUTS, EXPECTATION, TENSORRTLLM
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.inputs import Inputs
+from inflight.inputs import Inputs, given_end_ids, read_sampling
 from inflight.sampling import MAX_SEED, SamplingParams
 from inflight.settings.deployment import LimitSettings
 from inflight.text.preprocess import Arrays, Preprocessor, RawRequest, word_lists
 from inflight.text.stops import MAX_STOP_SEQUENCES, StopTokens
 from inflight.text.tokenizer import Tokenizer
 
+_SAMPLING_INPUTS = {
+    name: name
+    for name in "temperature top_k top_p seed min_tokens repetition_penalty presence_penalty frequency_penalty".split()
+}
+"""The fields of ``SamplingParams`` that a request may give, with the inputs that give them."""
 MARKS = {"return_num_output_tokens": 1, "return_perf_metrics": 2}
 """The engine's inputs that ask for the outputs that are marks, and what each counts."""
 STREAM_MARKS, MARKS_OF_WHOLE, MARKS_WITH_TIMES = (2,), (0, 1, 3), (3,)
@@ -108,12 +113,11 @@ class UpstreamPreprocessor(Preprocessor):
         max_length: int,
         decoupled: bool = True,
     ) -> None:
-        """
-        Args:
-            tokenizer, limits: the deployment's.
-            announce: gives the detokenizer announcements as JSON, and returns their marks; None: it has none left.
-            max_length: tokens of a sequence that the engine was compiled for, without those that drafts take.
-            decoupled: whether the engine may answer a request more than once.
+        """Take the deployment's tokenizer and limits, and what only this stage knows of the engine.
+
+        ``announce`` gives the detokenizer announcements as JSON, and returns their marks; None: it has none left.
+        ``max_length`` tokens are what the engine was compiled for, without those that drafts take. ``decoupled``:
+        whether it may answer a request more than once.
         """
         super().__init__(tokenizer, limits)
         self._announce, self._max_length, self._decoupled = announce, max_length, decoupled
@@ -186,11 +190,8 @@ class UpstreamPreprocessor(Preprocessor):
         """Return the end ids; upstream takes one, and the others as stop words of one token."""
         if inputs.scalar("ignore_eos", row, False):
             return ()
-        if "end_id" in inputs:
-            end_id = inputs.scalar("end_id", row)
-            if end_id < -1:
-                raise InvalidRequest(f"end_id is {end_id}; it must be a token id, or -1 for none")
-            return () if end_id == -1 else (end_id,)
+        if (given := given_end_ids(inputs, row)) is not None:
+            return given
         end_ids = tuple(sorted(self._tokenizer.config.end_ids))
         if len(end_ids) > 1 and inputs.scalar("min_tokens", row, 0) > 1:
             raise UnsupportedFeature(
@@ -224,7 +225,10 @@ class UpstreamPreprocessor(Preprocessor):
         Upstream's defaults are others: without ``top_k`` it is greedy at any temperature, and without a seed every
         request has the same.
         """
-        rows = [self._params(inputs, row) for row in range(inputs.rows)]
+        most = [inputs.scalar("max_tokens", row, self._limits.default_max_tokens) for row in range(inputs.rows)]
+        rows = [
+            SamplingParams(number, **read_sampling(inputs, row, _SAMPLING_INPUTS)) for row, number in enumerate(most)
+        ]
         outputs = {
             "runtime_top_k": np.array([[1 if one.greedy else one.top_k] for one in rows], np.int32),
             "runtime_top_p": np.array([[1.0 if one.greedy else one.top_p] for one in rows], np.float32),
@@ -232,26 +236,6 @@ class UpstreamPreprocessor(Preprocessor):
         }
         seeds = [secrets.randbelow(MAX_SEED + 1) if one.seed is None else one.seed for one in rows]
         return outputs | {"seed": np.array([[seed] for seed in seeds], np.uint64)}
-
-    def _params(self, inputs: Inputs, row: int) -> SamplingParams:
-        def value(name: str, default: Any = None) -> Any:
-            return inputs.scalar(name, row, default)
-
-        top_p, temperature = value("top_p", 1.0), value("temperature")
-        if temperature in (None, 1.0):  # as the engines of Inflight's own stage read it
-            samples = value("top_p", 0.0) > 0 or "top_k" in inputs or "seed" in inputs
-            temperature = 1.0 if samples else None
-        return SamplingParams(
-            max_tokens=value("max_tokens", self._limits.default_max_tokens),
-            min_tokens=value("min_tokens", 0),
-            temperature=temperature,
-            top_p=1.0 if top_p <= 0 else top_p,
-            top_k=value("top_k", 0),
-            repetition_penalty=value("repetition_penalty", 1.0),
-            presence_penalty=value("presence_penalty", 0.0),
-            frequency_penalty=value("frequency_penalty", 0.0),
-            seed=value("seed"),
-        )
 
     def _expected(self, inputs: Inputs, row: int, prompt_tokens: int) -> Expected:
         most = inputs.scalar("max_tokens", row, self._limits.default_max_tokens)

@@ -147,12 +147,10 @@ class Exporter:
     """The families of one stage, and the thread that keeps them true."""
 
     def __init__(self, stage: str, version: str, engine: str, owners: Mapping[str, object]) -> None:
-        """
-        Args:
-            stage, version: the Triton model's name and version.
-            engine: ``engine.kind`` of the deployment.
-            owners: the objects that the sources of the stage's families name, but for the exporter. They are read at
-                any time: what is read while it changes is true of each family, and not of all of them at one moment.
+        """Export what ``owners`` count, the objects that the sources of the stage's families name; itself it adds.
+
+        They are read at any time: what is read while it changes is true of each family, and not of all of them at one
+        moment. ``engine`` is ``engine.kind`` of the deployment.
         """
         labels = {"model": stage, "version": version}
         self._owners = {**owners, "exporter": self}

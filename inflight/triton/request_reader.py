@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -13,30 +13,45 @@ from inflight.contract import ENGINE_INPUTS
 from inflight.engine.kvcache.retention import Retention, retention_of
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest
-from inflight.inputs import Inputs, check_count, check_token_words, check_words
+from inflight.inputs import Inputs, check_count, check_token_words, check_words, given_end_ids, read_sampling
 from inflight.sampling import MAX_SEED, Guide, SamplingParams
 from inflight.settings.deployment import LimitSettings
 
 _MAX_CLIENT_ID = 256
+_SAMPLING_INPUTS = {
+    **{name: name for name in "temperature min_p min_tokens seed beam_width early_stopping ignore_eos".split()},
+    **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")},
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "log_probs": "return_log_probs",
+    "top_log_probs": "num_top_log_probs",
+    "context_logits": "return_context_logits",
+    "generation_logits": "return_generation_logits",
+}
+"""The fields of ``SamplingParams`` that are one value each, with the inputs that give them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How a request wants its answers."""
+    """How a request wants its answers; the flags have their tensors' names."""
 
     streaming: bool
-    exclude_input: bool
+    exclude_input_in_output: bool
     heartbeat: bool
-    log_probs: bool
-    perf_metrics: bool
+    return_log_probs: bool
+    return_perf_metrics: bool
     final_perf_metrics: bool
-    num_input_tokens: bool
-    num_output_tokens: bool
+    return_num_input_tokens: bool
+    return_num_output_tokens: bool
     pad_id: int
     vocab_size: int
     """Width of the logits."""
     batch_size: int
     sequences: int
+
+
+_FLAGS = [name for name, kind in get_type_hints(OutputOptions).items() if kind is bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +119,8 @@ def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOp
         raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
     if _common(inputs, "beam_width", 1) > 1 and sequences > 1:
         raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
-
-    def flag(name: str) -> bool:
-        return bool(_common(inputs, name, False))
-
     return OutputOptions(
-        streaming=flag("streaming"),
-        exclude_input=flag("exclude_input_in_output"),
-        heartbeat=flag("heartbeat"),
-        log_probs=flag("return_log_probs"),
-        perf_metrics=flag("return_perf_metrics"),
-        final_perf_metrics=flag("final_perf_metrics"),
-        num_input_tokens=flag("return_num_input_tokens"),
-        num_output_tokens=flag("return_num_output_tokens"),
+        **{name: bool(_common(inputs, name, False)) for name in _FLAGS},
         pad_id=_common(inputs, "pad_id", 0),
         vocab_size=vocab_size,
         batch_size=inputs.rows,
@@ -147,56 +151,19 @@ def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) 
     if max_tokens is None or max_tokens < 1:
         given = "not present in the request" if max_tokens is None else max_tokens
         raise InvalidRequest(f"request_output_len is {given}; it must be at least 1")
-    top_p = inputs.scalar("runtime_top_p", row, 1.0)
+    end_ids = given_end_ids(inputs, row)
+    if end_ids is None:
+        end_ids = inputs.vector("end_ids", row).reshape(-1).tolist()
     return SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=inputs.scalar("min_tokens", row, 0),
-        temperature=_temperature(inputs, row),
-        # Upstream ignores a top_p of 0 or less, and its clients send 0.0 by default.
-        top_p=1.0 if top_p <= 0 else top_p,
-        top_k=inputs.scalar("runtime_top_k", row, 0),
-        min_p=inputs.scalar("min_p", row, 0.0),
-        repetition_penalty=inputs.scalar("repetition_penalty", row, 1.0),
-        presence_penalty=inputs.scalar("presence_penalty", row, 0.0),
-        frequency_penalty=inputs.scalar("frequency_penalty", row, 0.0),
-        seed=inputs.scalar("seed", row),
-        beam_width=inputs.scalar("beam_width", row, 1),
-        length_penalty=inputs.scalar("len_penalty", row, 0.0),
-        early_stopping=bool(inputs.scalar("early_stopping", row, True)),
-        end_ids=_end_ids(inputs, row),
-        ignore_eos=bool(inputs.scalar("ignore_eos", row, False)),
+        **read_sampling(inputs, row, _SAMPLING_INPUTS),
+        end_ids=frozenset(end_ids),
         stop_strings=tuple(inputs.strings("stop_strings", row)),
         stop_sequences=_words(inputs, "stop_words_list", row, limits),
         bad_sequences=_words(inputs, "bad_words_list", row, limits),
         logit_bias=_bias(inputs.vector("embedding_bias", row), vocab_size),
         guide=Guide.read(inputs.string("guided_decoding_guide_type", row), inputs.string("guided_decoding_guide", row)),
-        log_probs=bool(inputs.scalar("return_log_probs", row, False)),
-        top_log_probs=inputs.scalar("num_top_log_probs", row, 0),
-        context_logits=bool(inputs.scalar("return_context_logits", row, False)),
-        generation_logits=bool(inputs.scalar("return_generation_logits", row, False)),
     )
-
-
-def _temperature(inputs: Inputs, row: int) -> float | None:
-    """Return the temperature, or None for greedy.
-
-    Upstream samples only when a request says so, and its clients always send temperature 1.0, for greedy too: 1.0
-    alone is greedy; with top_k, top_p, min_p or a seed beside it, or any other value, it samples.
-    """
-    temperature: float | None = inputs.scalar("temperature", row)
-    if temperature not in (None, 1.0):
-        return temperature
-    restricts = inputs.scalar("runtime_top_p", row, 0.0) > 0 or "runtime_top_k" in inputs
-    return 1.0 if restricts or "min_p" in inputs or "seed" in inputs else None
-
-
-def _end_ids(inputs: Inputs, row: int) -> frozenset[int]:
-    end_id = inputs.scalar("end_id", row)
-    if end_id is None:
-        return frozenset(inputs.vector("end_ids", row).reshape(-1).tolist())
-    if end_id < -1:
-        raise InvalidRequest(f"end_id is {end_id}; it must be a token id, or -1 for none")
-    return frozenset() if end_id == -1 else frozenset({end_id})
 
 
 def _deadline_ns(inputs: Inputs, row: int) -> int | None:

@@ -56,7 +56,7 @@ def write(
 
     ``generated`` and ``cum_log_prob`` are of all its tokens so far, this output's included.
     """
-    echo = [] if options.streaming or options.exclude_input else subrequest.request.prompt
+    echo = [] if options.streaming or options.exclude_input_in_output else subrequest.request.prompt
     rows = [echo + output.tokens] if output.beams is None else [[*echo, *beam.tokens] for beam in output.beams]
     arrays: Arrays = {
         "output_ids": _beams(rows, np.int32),
@@ -70,8 +70,8 @@ def write(
         "text_limit": output.text_limit,
         "batch_index": subrequest.batch_index if options.batch_size > 1 else None,
         "sequence_index": subrequest.sequence_index if options.sequences > 1 else None,
-        "num_input_tokens": len(subrequest.request.prompt) if options.num_input_tokens else None,
-        "num_output_tokens": generated if options.num_output_tokens else None,
+        "num_input_tokens": len(subrequest.request.prompt) if options.return_num_input_tokens else None,
+        "num_output_tokens": generated if options.return_num_output_tokens else None,
     }
     arrays |= {name: np.array([[value]], np.int32) for name, value in numbers.items() if value is not None}
     return arrays | _scores(output, subrequest, options, cum_log_prob) | _metrics(output, options)
@@ -80,7 +80,7 @@ def write(
 def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_log_prob: float) -> Arrays:
     arrays: Arrays = {}
     sampling = subrequest.request.sampling
-    if options.log_probs:
+    if options.return_log_probs:
         cums = [cum_log_prob] if output.beams is None else [beam.cum_log_prob for beam in output.beams]
         rows = [output.log_probs or []] if output.beams is None else [beam.log_probs for beam in output.beams]
         arrays["cum_log_probs"] = np.array([cums], np.float32)
@@ -112,7 +112,7 @@ def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarr
 def _metrics(output: Output, options: OutputOptions) -> Arrays:
     """The ten performance outputs, as of now."""
     metrics = output.metrics
-    if metrics is None or not (options.perf_metrics or (options.final_perf_metrics and output.finished)):
+    if metrics is None or not (options.return_perf_metrics or (options.final_perf_metrics and output.finished)):
         return {}
     numbers: dict[str, tuple[float, type[np.generic]]] = {
         "kv_cache_alloc_new_blocks": (metrics.new_blocks, np.int32),

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from inflight.triton import response_writer
 from inflight.triton.request_reader import OutputOptions, SubRequest
 from inflight.triton.response_writer import Arrays
 from inflight.triton.send_limiter import RESPONSES_PER_SECOND, SendLimiter
+
+if TYPE_CHECKING:
+    from inflight.triton.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +49,6 @@ class Sender(Protocol):
 
     def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
         """Take note of a sequence's last output, in the engine's thread, before it is sent."""
-
-
-class OutcomeCounter(Protocol):
-    """What the streams tell the stage's metrics."""
-
-    def count_end(self, output: Output) -> None:
-        """Count a sequence that ends with ``output``."""
-
-    def count_refusal(self, error: Exception) -> None:
-        """Count a request that ends with an error of the stage's."""
 
 
 @dataclass(slots=True)
@@ -92,9 +85,9 @@ class _Request:
 class ResponseStreams:
     """All running Triton requests of the engine stage."""
 
-    def __init__(self, outcomes: OutcomeCounter, decoupled: bool) -> None:
-        """``decoupled``: whether a request may have several responses."""
-        self._outcomes = outcomes
+    def __init__(self, metrics: StageMetrics, decoupled: bool) -> None:
+        """``metrics`` are told how sequences end; ``decoupled``: whether a request may have several responses."""
+        self._metrics = metrics
         self._decoupled = decoupled
         self.responses = 0
         """Responses sent so far, without heartbeats and errors."""
@@ -128,7 +121,7 @@ class ResponseStreams:
     def deliver(self, output: Output) -> None:
         """Take one output of the engine; called from the engine's thread."""
         if output.finished:  # before its client can see it
-            self._outcomes.count_end(output)
+            self._metrics.count_end(output)
         with self._changed:
             stream = self._streams.get(output.key)
             if stream is None:
@@ -264,7 +257,7 @@ class ResponseStreams:
             with self._changed:
                 self._drop_rest(stream)
             failure = EngineFailure("the response could not be written; the server's log says why")
-            self._outcomes.count_refusal(failure)
+            self._metrics.count_refusal(failure)
             self._fail(stream, failure)
 
     def _fail(self, stream: _Request, error: InflightError) -> None:

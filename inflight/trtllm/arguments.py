@@ -197,14 +197,7 @@ def check_adapters(deployment: Deployment) -> None:
         raise DeploymentError(f"tensorrt_llm.lora: the adapters must adapt the same modules; they adapt {targets}")
 
 
-def check_positions(deployment: Deployment) -> None:
-    """Check a deployment's checkpoints, that of its drafts included; see ``check_positions_of``."""
-    for directory in (deployment.model, deployment.speculation.draft_model):
-        if directory is not None:
-            check_positions_of(directory)
-
-
-def check_positions_of(checkpoint: Path) -> None:
+def check_positions(checkpoint: Path) -> None:
     """Check that TensorRT-LLM reads the positions' encoding of a checkpoint as it was written.
 
     transformers 5 writes it as ``rope_parameters``, and 4.57 takes no notice of that key: it would compute with its own

@@ -44,6 +44,9 @@ _PROBE = -1
 class TrtLlmEngine:
     """A ``SteppedEngine``. Not thread-safe: one thread owns it, but for ``validate``."""
 
+    due_in_s = 0.0
+    """A step waits for TensorRT-LLM by itself."""
+
     def __init__(
         self,
         deployment: Deployment,
@@ -52,21 +55,15 @@ class TrtLlmEngine:
         arguments_of: Callable[[Request], dict[str, Any]],
         watchdog: Watchdog,
     ) -> None:
-        """
-        Args:
-            deployment: what is served.
-            tokenizer: of the checkpoint; for stop strings.
-            runtime: runs the generations.
-            arguments_of: makes the arguments of ``generate_async``; called in the runtime's thread.
-            watchdog: asked after each step.
-        """
+        """``arguments_of`` makes the arguments of ``generate_async``, in the runtime's thread."""
         self._deployment = deployment
         self._tokenizer = tokenizer
         self._runtime = runtime
         self._arguments_of = arguments_of
         self._watchdog = watchdog
         self._sampler = sampler(deployment)
-        self._max_length = max_sequence_length(deployment)
+        self.max_sequence_length = max_sequence_length(deployment)
+        """Most tokens of a prompt and its output together."""
         self._failures = 0
         """Requests that failed since anything was generated."""
         self._iteration: Any = None
@@ -117,11 +114,6 @@ class TrtLlmEngine:
         return bool(self._sequences or self._outputs or not (self._idle or self._watchdog.dead))
 
     @property
-    def due_in_s(self) -> float:
-        """A step waits for TensorRT-LLM by itself."""
-        return 0.0
-
-    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
@@ -136,7 +128,7 @@ class TrtLlmEngine:
         """
         if self._watchdog.dead:
             raise EngineFailure(self._watchdog.message)
-        check_request(request, self._tokenizer.config.vocab_size, self._max_length, self._takes_turns)
+        check_request(request, self._tokenizer.config.vocab_size, self.max_sequence_length, self._takes_turns)
         check(request.sampling, self._sampler, self._deployment.speculation.method)
         settings = self._deployment.tensorrt_llm
         if request.sampling.guide is not None and settings.guided_decoding is None:
@@ -156,7 +148,7 @@ class TrtLlmEngine:
         stop_strings = request.sampling.stop_strings
         stops = StopTextLimit(self._tokenizer, stop_strings) if stop_strings else None
         aging_ns = self._deployment.batching.priority_aging_ns
-        sequence = Sequence(request, next(self._orders), 0, self._max_length, stops, aging_ns)
+        sequence = Sequence(request, next(self._orders), 0, self.max_sequence_length, stops, aging_ns)
         self._sequences[request.key] = sequence
         self._queue.add(sequence)
 
@@ -211,11 +203,6 @@ class TrtLlmEngine:
 
     def _trial(self, tokens: int) -> Request:
         return Request([0], SamplingParams(tokens, ignore_eos=True))
-
-    @property
-    def max_sequence_length(self) -> int:
-        """Most tokens of a prompt and its output together."""
-        return self._max_length
 
     def snapshot(self) -> Snapshot:
         """Return what it is doing, between two steps; of the KV cache the counts of the last iteration."""

@@ -74,10 +74,8 @@ def _require_tensorrt_llm() -> None:
     try:
         package = importlib.import_module("tensorrt_llm")
     except Exception as error:  # its native libraries raise much beside ImportError
-        cause = _one_line(error)
-        raise DeploymentError(
-            f"tensorrt_llm cannot be imported ({cause}); use the image {TENSORRT_LLM_IMAGE}"
-        ) from error
+        advice = f"use the image {TENSORRT_LLM_IMAGE}"
+        raise DeploymentError(f"tensorrt_llm cannot be imported ({_one_line(error)}); {advice}") from error
     version = str(package.__version__)
     if version.split(".")[:2] != TENSORRT_LLM_LINE.split("."):
         raise DeploymentError(
@@ -88,7 +86,9 @@ def _require_tensorrt_llm() -> None:
 def _make_llm(deployment: Deployment) -> Any:
     arguments = llm_arguments(deployment)
     check_adapters(deployment)
-    check_positions(deployment)
+    for checkpoint in (deployment.model, deployment.speculation.draft_model):
+        if checkpoint is not None:
+            check_positions(checkpoint)
     settings = deployment.tensorrt_llm
     needed = settings.ranks
     found = find("llmapi.utils", "get_device_count")()

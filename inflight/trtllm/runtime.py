@@ -156,15 +156,13 @@ class Runtime:
             arguments = make_arguments()
             try:
                 result = self._results[key] = self._llm.generate_async(**arguments, streaming=True)
+                self._following[key] = self._keep(self._follow(key, result))
+                return
             except (self._request_error, ValueError, TypeError) as error:
                 self._refuse(key, error)
-                self._open.discard(key)
-                return
         except Exception as error:
             self._fail(key, error)
-            self._open.discard(key)
-            return
-        self._following[key] = self._keep(self._follow(key, result))
+        self._open.discard(key)
 
     def _abort(self, key: int) -> None:
         result = self._results.pop(key, None)

@@ -180,7 +180,7 @@ OLD_LLAMA_3 = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", 
 def test_positions_that_would_be_misread_are_refused(tmp_path: Path, config: dict[str, Any], lost: str) -> None:
     given = checkpoint(tmp_path, **{"rope_theta": None, "rope_scaling": None} | config)
     with pytest.raises(DeploymentError, match=f"config.json has .*{lost}|config.json {lost}") as said:
-        check_positions(given)
+        check_positions(given.model)
     assert "write them beside it" in str(said.value)
 
 
@@ -194,14 +194,7 @@ def test_positions_that_would_be_misread_are_refused(tmp_path: Path, config: dic
     ],
 )
 def test_positions_that_are_read_as_written_pass(tmp_path: Path, config: dict[str, Any]) -> None:
-    check_positions(checkpoint(tmp_path, **config))
-
-
-def test_positions_of_a_draft_model_count_too(tmp_path: Path) -> None:
-    checkpoint(tmp_path, rope_parameters=LLAMA_3, rope_theta=None)
-    drafts = {"method": "draft_target", "draft_model": str(tmp_path)}
-    with pytest.raises(DeploymentError, match=f"{tmp_path}/config.json has rope_theta 500000"):
-        check_positions(deployment(speculation=drafts))
+    check_positions(checkpoint(tmp_path, **config).model)
 
 
 def test_the_longest_sequence_is_the_least_of_what_is_known() -> None:

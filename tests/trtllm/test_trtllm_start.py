@@ -35,6 +35,13 @@ def test_positions_that_would_be_misread_stop_the_start(start: Start, tmp_path: 
         start(checkpoint(tmp_path, **NEWER))
 
 
+def test_positions_of_a_draft_model_count_too(start: Start, tmp_path: Path) -> None:
+    checkpoint(tmp_path, **NEWER)
+    drafts = {"method": "draft_target", "draft_model": str(tmp_path)}
+    with pytest.raises(DeploymentError, match=f"{tmp_path}/config.json has rope_theta 500000"):
+        start(deployment(speculation=drafts))
+
+
 def test_code_of_a_checkpoint_is_not_run(start: Start, tmp_path: Path) -> None:
     auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
     with pytest.raises(DeploymentError, match=r"brings code of its own \(auto_map in .* is not run here"):

@@ -55,7 +55,7 @@ def whole(tokenizer: Tokenizer, arrays: Arrays, beam: int) -> str:
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_every_beam_has_its_text(tokenizer: Tokenizer, streaming: bool) -> None:
-    arrays = respond(tokenizer, streaming=streaming, exclude_input=True)
+    arrays = respond(tokenizer, streaming=streaming, exclude_input_in_output=True)
     assert texts_of(tokenizer, arrays) == [whole(tokenizer, arrays, beam) for beam in range(3)]
     assert arrays["sequence_length"].shape == (1, 3)
     assert arrays["sequence_length"][0, 2] == 0
@@ -68,7 +68,7 @@ def test_each_beam_begins_with_the_prompt_where_that_comes_back(tokenizer: Token
 
 
 def test_short_beams_are_padded_with_minus_one(tokenizer: Tokenizer) -> None:
-    arrays = respond(tokenizer, exclude_input=True, log_probs=True, num_output_tokens=True)
+    arrays = respond(tokenizer, exclude_input_in_output=True, return_log_probs=True, return_num_output_tokens=True)
     lengths = arrays["sequence_length"][0].tolist()
     for name, fill in (("output_ids", -1), ("output_log_probs", -1.0)):
         assert arrays[name].shape == (1, 3, max(lengths))
@@ -78,6 +78,9 @@ def test_short_beams_are_padded_with_minus_one(tokenizer: Tokenizer) -> None:
 
 
 def test_rows_of_a_batch_keep_their_beams(tokenizer: Tokenizer) -> None:
-    rows = [respond(tokenizer, 1, TEXTS, exclude_input=True), respond(tokenizer, 2, TEXTS[::-1], exclude_input=True)]
+    rows = [
+        respond(tokenizer, 1, TEXTS, exclude_input_in_output=True),
+        respond(tokenizer, 2, TEXTS[::-1], exclude_input_in_output=True),
+    ]
     texts = texts_of(tokenizer, stack(rows, 7))
     assert texts[:3] == texts[:2:-1] == [whole(tokenizer, rows[0], beam) for beam in range(3)]

@@ -110,14 +110,14 @@ def test_min_tokens_shows_stop_strings_that_come_before() -> None:
     assert tokenizer.decode(tokens)[: limits.limit].count("no") >= 1
 
 
-def test_chunks_carry_their_exact_place() -> None:
+def test_deltas_carry_their_exact_place() -> None:
     tokenizer = make_tokenizer("byte level")
     [tokens] = tokenizer.encode_batch(["née 😀 ok"])
     stream, text = StreamText(tokenizer), ""
     for index, token in enumerate(tokens):
-        chunk = stream.push([token], None, final=index == len(tokens) - 1)
-        assert (chunk.start, chunk.end) == (len(text), len(text) + len(chunk.text))
-        text += chunk.text
+        delta = stream.push([token], None, final=index == len(tokens) - 1)
+        assert (delta.start, delta.end) == (len(text), len(text) + len(delta.text))
+        text += delta.text
     assert text == "née 😀 ok"
 
 

@@ -24,13 +24,13 @@ from tests.unit.support.senders import FakeSender
 def _options(**more: Any) -> OutputOptions:
     usual: dict[str, Any] = {
         "streaming": True,
-        "exclude_input": False,
+        "exclude_input_in_output": False,
         "heartbeat": False,
-        "log_probs": False,
-        "perf_metrics": False,
+        "return_log_probs": False,
+        "return_perf_metrics": False,
         "final_perf_metrics": False,
-        "num_input_tokens": False,
-        "num_output_tokens": True,
+        "return_num_input_tokens": False,
+        "return_num_output_tokens": True,
         "pad_id": 0,
         "vocab_size": 16,
         "batch_size": 1,
@@ -143,7 +143,7 @@ def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> 
 def test_the_sequences_of_a_stream_end_with_one_token_each_where_scores_come_with_it(streams: ResponseStreams) -> None:
     """Upstream's client stacks what came last of each sequence; without scores no token waits for the next."""
     sender, subrequests = FakeSender(), _subrequests(2, log_probs=True)
-    streams.open(sender, _options(sequences=2, log_probs=True), subrequests)
+    streams.open(sender, _options(sequences=2, return_log_probs=True), subrequests)
     for subrequest, tokens in zip(subrequests, ([1, 2, 3], [4]), strict=True):
         streams.deliver(Output(subrequest.request.key, tokens, log_probs=[-float(token) for token in tokens]))
     first, second = (subrequest.request.key for subrequest in subrequests)
@@ -174,7 +174,9 @@ def test_context_logits_come_with_the_last_response(streams: ResponseStreams) ->
     assert shapes == [((1, 0, 16), (1, 1, 1, 16)), ((1, 2, 16), (1, 1, 0, 16))]
 
 
-@pytest.mark.parametrize(("asked", "expected"), [("perf_metrics", [True, True]), ("final_perf_metrics", [False, True])])
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("return_perf_metrics", [True, True]), ("final_perf_metrics", [False, True])]
+)
 def test_figures_come_with_every_response_or_with_the_last(
     streams: ResponseStreams, asked: str, expected: list[bool]
 ) -> None:
@@ -255,7 +257,7 @@ def test_nothing_follows_a_response_that_could_not_be_written(streams: ResponseS
     """Of sequences with scores the last token comes alone: there are two responses to send at once."""
     sender = FakeSender(broken=True)
     subrequests = _subrequests(2, log_probs=True)
-    streams.open(sender, _options(sequences=2, log_probs=True), subrequests)
+    streams.open(sender, _options(sequences=2, return_log_probs=True), subrequests)
     streams.deliver(
         Output(subrequests[0].request.key, [5, 6], log_probs=[-5.0, -6.0], finish_reason=FinishReason.LENGTH)
     )
@@ -303,7 +305,7 @@ def test_a_silent_request_shows_that_it_lives(streams: ResponseStreams) -> None:
 def test_unary_rows_come_as_one_response(stage: Stage) -> None:
     streams = _start(stage, decoupled=False)
     sender, subrequests = FakeSender(), _subrequests(2, rows=True)
-    streams.open(sender, _options(streaming=False, exclude_input=True, batch_size=2, pad_id=9), subrequests)
+    streams.open(sender, _options(streaming=False, exclude_input_in_output=True, batch_size=2, pad_id=9), subrequests)
     streams.deliver(_end(subrequests[1].request.key, 5))
     streams.deliver(_end(subrequests[0].request.key, 3, 4))
     assert sender.ended.wait(30)
@@ -316,7 +318,11 @@ def test_unary_rows_come_as_one_response(stage: Stage) -> None:
 def test_rows_of_a_unary_batch_are_padded_by_what_each_tensor_means(stage: Stage) -> None:
     streams = _start(stage, decoupled=False)
     sender, subrequests = FakeSender(), _subrequests(2, rows=True, log_probs=True)
-    streams.open(sender, _options(streaming=False, exclude_input=True, batch_size=2, log_probs=True), subrequests)
+    streams.open(
+        sender,
+        _options(streaming=False, exclude_input_in_output=True, batch_size=2, return_log_probs=True),
+        subrequests,
+    )
     keys = [one.request.key for one in subrequests]
     streams.deliver(Output(keys[0], [3, 4], [-0.5, -0.25], text_limit=2, finish_reason=FinishReason.STOP))
     streams.deliver(Output(keys[1], [5], [-0.125], finish_reason=FinishReason.LENGTH))

@@ -23,7 +23,7 @@ from inflight.export.quantize.modelopt import SCHEMES, Recipe, fused_group
 from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
 from inflight.settings.deployment import Deployment, QualitySettings, read_settings, validate
 from inflight.text.checkpoint import read_json
-from inflight.trtllm.arguments import check_positions_of
+from inflight.trtllm.arguments import check_positions
 
 MODEL, ENGINE = "model", "engine"
 """Directories within a deployment."""
@@ -141,7 +141,7 @@ def _require_readable(checkpoint: Checkpoint, draft: Path | None) -> None:
             "config.json: rope_parameters differ between kinds of layers; TensorRT-LLM 1.2 cannot read them"
         )
     if draft is not None and (draft / NAME).is_file():  # a build writes no checkpoint of drafts
-        check_positions_of(draft)
+        check_positions(draft)
 
 
 def _wanted_flow(request: BuildRequest) -> TensorRtLlmFlow | None:

@@ -187,7 +187,7 @@ class TritonPythonModel:
             return
         stopped = output.finish_reason is FinishReason.CANCELLED
         tokens = [] if stopped and running.options.streaming else output.tokens
-        whole = running.options.streaming or running.options.exclude_input
+        whole = running.options.streaming or running.options.exclude_input_in_output
         running.sender.send(
             self._response(running, subrequest, output, tokens if whole else subrequest.request.prompt + tokens),
             final=not running.subrequests,
@@ -199,7 +199,7 @@ class TritonPythonModel:
             "output_ids": np.array(ids, np.int32).reshape(1, 1, -1),
             "sequence_length": np.array([[len(ids)]], np.int32),
         }
-        if options.log_probs:
+        if options.return_log_probs:
             made = running.log_probs.setdefault(output.key, [])
             made += output.log_probs or []
             arrays["cum_log_probs"] = np.array([[sum(made)]], np.float32)
@@ -219,11 +219,11 @@ class TritonPythonModel:
             arrays["batch_index"] = np.array([[subrequest.batch_index]], np.int32)
         if options.sequences > 1:
             arrays["sequence_index"] = np.array([[subrequest.sequence_index]], np.int32)
-        if options.num_input_tokens:
+        if options.return_num_input_tokens:
             arrays["num_input_tokens"] = np.array([[len(subrequest.request.prompt)]], np.int32)
-        if options.num_output_tokens:
+        if options.return_num_output_tokens:
             arrays["num_output_tokens"] = np.array([[len(ids)]], np.int32)
-        if options.perf_metrics:
+        if options.return_perf_metrics:
             # A request that was stopped ends without the time of a last token.
             ended = output.finished and output.finish_reason is not FinishReason.CANCELLED
             arrays |= self._perf_metrics(running, ended)

@@ -68,7 +68,7 @@ class Steps:
             max_tokens_per_step=TOKENS_PER_STEP + streams,  # so that streams that decode leave so many to prompts
         )
         runner = ModelRunner(config)
-        engine = Engine(runner.config, runner, tokenizer=None)
+        engine = Engine(runner, tokenizer=None)
         engine.warm_up()
         load = Load(streams, prompt, output, shared_prefix=0, staggered=False)
         trace = setting.folder / f"trace-{shape.name}-{streams}.json.gz"

@@ -62,7 +62,7 @@ def _served(contact: Contact, config: EngineConfig, fp8: bool) -> Iterator[Engin
     shards = RandomShards(contact.sizes.shape, fp8, contact.device)
     with _kernels(contact):
         runner = ModelRunner(config, lambda _: shards)
-        engine = Engine(runner.config, runner, tokenizer=None)
+        engine = Engine(runner, tokenizer=None)
         engine.warm_up()
     try:
         yield engine

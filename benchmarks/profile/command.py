@@ -98,7 +98,7 @@ def _run(
                 f"--streams is {shape[0]}; batching.max_batch_size is {config.max_batch_size}, the rest would only wait"
             )
         runner = ModelRunner(config)
-        engine = Engine(runner.config, runner, tokenizer=None)
+        engine = Engine(runner, tokenizer=None)
         engine.warm_up()
     load = Load(*shape)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler's library reports its own starts and stops otherwise

@@ -22,7 +22,7 @@ from inflight.engine.kvcache.offload_pool import OffloadPoolLost
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.overlap import LaunchedStep, OverlapScheduler
 from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
-from inflight.engine.sampler import SamplingRow, sample_async
+from inflight.engine.sampler import sample_async
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
 from inflight.engine.sizing import warm_up_requests
@@ -58,14 +58,9 @@ class StepFailed(NamedTuple):
 class Engine:
     """In-flight batching over a paged KV cache. Not thread-safe: one thread owns it (see ``loop``)."""
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer | None) -> None:
-        """
-        Args:
-            config: settings.
-            runner: computes the steps.
-            tokenizer: needed for stop strings only.
-        """
-        self._config = config
+    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer | None) -> None:
+        """``runner`` computes the steps, and has the settings; ``tokenizer`` is needed for stop strings only."""
+        self._config = config = runner.config
         self._runner = runner
         self._tokenizer = tokenizer
         self._cache = self._new_cache()
@@ -113,8 +108,7 @@ class Engine:
         Raises:
             DeploymentError: it cannot be served.
         """
-        runner = ModelRunner(config)
-        return cls(runner.config, runner, tokenizer)
+        return cls(ModelRunner(config), tokenizer)
 
     def warm_up(self) -> None:
         """Generate a few tokens for real, so that whatever is slow the first time has happened; it is not counted."""
@@ -225,7 +219,9 @@ class Engine:
             if launched is None:
                 copies += self._cache.take_copies()
                 logits, context = self._runner.run(chunks, copies)
-                launched = LaunchedStep(chunks, sample_async(logits, self._sampled_for(chunks)), context)
+                own = [chunk.sequence for chunk in chunks if chunk.samples]
+                rows = own if self._speculator is None else verify_positions(chunks)
+                launched = LaunchedStep(chunks, sample_async(logits, rows), context)
             if self._overlap is not None and (following := self._overlap.following(chunks)):
                 copies += (more := self._cache.take_copies())
                 self._overlap.launch(following, more, launched)
@@ -367,12 +363,6 @@ class Engine:
             offloaded_tokens=cache.counts.offloaded_tokens,
             restored_tokens=cache.counts.restored_tokens,
         )
-
-    def _sampled_for(self, chunks: list[Chunk]) -> list[SamplingRow]:
-        """Return what each row of a step's logits is sampled for."""
-        if self._speculator is not None:
-            return verify_positions(chunks)
-        return [chunk.sequence for chunk in chunks if chunk.samples]
 
     def check(self) -> None:
         """Check the cache's books block by block, which takes time; when idle, each step checks their counts."""

@@ -24,7 +24,7 @@ from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
 from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
-from inflight.engine.sampler import sample
+from inflight.engine.sampler import sample_async
 from inflight.engine.sequence import Chunk
 from inflight.engine.sizing import allocate_kv_memory, full_step, reserved_bytes, size_step
 from inflight.engine.speculate.verification import ancestry, verify_positions
@@ -111,7 +111,7 @@ class ModelRunner:
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
             chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS, drafts)
-            sample(self.run(chunks, ())[0], verify_positions(chunks))
+            sample_async(self.run(chunks, ())[0], verify_positions(chunks)).wait()
 
         sized = size_step(config, memory, compute)
         del self._kv_pool

@@ -20,8 +20,7 @@ from inflight.engine.kvcache.blocks import BlockCopy
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.sampler import PendingSample, needs_tokens, sample_async
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Chunk, Sequence
-from inflight.engine.speculate.verification import Continuation
+from inflight.engine.sequence import Chunk, Continuation, Sequence
 
 _UNKNOWN = (-1,)
 """The token that the device has and the host has not."""
@@ -46,11 +45,7 @@ class OverlapScheduler:
     """Launches a step before the one before it is read."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
-        """
-        Args:
-            runner: computes the steps; none of them has drafts.
-            scheduler: says what comes next.
-        """
+        """``runner`` computes the steps, none of which has drafts; ``scheduler`` says what comes next."""
         self._runner = runner
         self._scheduler = scheduler
         self._launched: LaunchedStep | None = None
@@ -60,8 +55,7 @@ class OverlapScheduler:
     def resume(self, still_open: Container[int]) -> list[Chunk]:
         """Return the chunks of the step that was launched, but for sequences that have ended since; none: no step was.
 
-        Args:
-            still_open: keys of the requests that have not ended.
+        ``still_open``: the keys of the requests that have not ended.
         """
         step = self._launched
         if step is None:
@@ -86,13 +80,7 @@ class OverlapScheduler:
         return self._scheduler.schedule_after(chunks) if all(map(_is_simple, chunks)) else []
 
     def launch(self, following: list[Chunk], copies: list[BlockCopy], running: LaunchedStep) -> None:
-        """Launch the step that follows the running one.
-
-        Args:
-            following: what to compute.
-            copies: blocks to copy before.
-            running: the step whose tokens it awaits.
-        """
+        """Launch the step that follows the running one, whose tokens it awaits; ``copies``: blocks to copy before."""
         rows = running.rows
         awaited = [rows[chunk.sequence] for chunk in following if chunk.awaits]
         # No number (-1) ends its sequence; until then it must not be looked up in the embedding.

@@ -148,7 +148,10 @@ class ReplayEngine:
             decodes = len(due) - len(prompts)
             step = StepCounts(len(due), len(prompts), decodes, sum(prompts), decodes)
             self.stats.count_step(step, time.perf_counter() - began)
-        self._update_state(scheduled, context, prompts)
+        running, waiting, shown = len(self._running), len(self._waiting), NO_STEP
+        if self.busy:  # what an idle engine shows is not its last step
+            shown = StepCounts(scheduled, context, scheduled - context, sum(prompts))
+        self._state = EngineState(active=running + waiting, waiting=waiting, running=running, step=shown)
         return outputs
 
     def snapshot(self) -> Snapshot:
@@ -160,7 +163,7 @@ class ReplayEngine:
         """End every request with ``error``."""
         outputs, self._ended, now = self._ended, [], self._clock()
         outputs += [self._end(one, Output(one.request.key, error=error), now) for one in self._open()]
-        self._update_state(0, 0, [])
+        self._state = EngineState()
         return outputs
 
     def _open(self) -> list[_OpenRequest]:
@@ -198,13 +201,6 @@ class ReplayEngine:
             output.finish_reason = FinishReason.LENGTH
             self._end(one, output, due)
         return output
-
-    def _update_state(self, scheduled: int, context: int, prompts: list[int]) -> None:
-        """Show the state as the real engine does; ``prompts``: the lengths of those that the step has computed."""
-        running, waiting, step = len(self._running), len(self._waiting), NO_STEP
-        if running or waiting:  # what an idle engine shows is not its last step
-            step = StepCounts(scheduled, context, scheduled - context, sum(prompts))
-        self._state = EngineState(active=running + waiting, waiting=waiting, running=running, step=step)
 
     def _end(self, one: _OpenRequest, output: Output, at_ns: int) -> Output:
         """End a request, whatever its end, and return its last output; its place, if any, is free from ``at_ns`` on."""

@@ -154,11 +154,8 @@ _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 def check_request(request: Request, vocab_size: int, max_length: int, by_client: bool) -> None:
     """Check a request against the model; safe to call from any thread.
 
-    Args:
-        request: to check.
-        vocab_size: token ids are below it.
-        max_length: tokens of prompt and output together.
-        by_client: whether clients take turns.
+    Token ids are below ``vocab_size``; prompt and output have ``max_length`` tokens together at most; ``by_client``:
+    whether clients take turns.
 
     Raises:
         InvalidRequest: naming the field, the value and the limit.

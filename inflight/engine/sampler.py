@@ -12,7 +12,7 @@ import functools
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,33 +20,12 @@ from torch import Tensor
 
 from inflight.engine.beam_search.search import num_candidates
 from inflight.engine.device import has_compiler
-from inflight.engine.request import Request
-from inflight.engine.sequence import ALL_BANNED, NAN_LOGITS, Sampled
+from inflight.engine.sequence import ALL_BANNED, NAN_LOGITS, Sampled, SamplingRow
 from inflight.engine.transfer import ToHost, to_device
 from inflight.sampling import SamplingParams
 
 _FLOAT64 = {(8, 0), (9, 0), (10, 0)}
 """Compute capabilities of GPUs that have a unit for float64 for every two or four of float32, and not for every 64."""
-
-
-class SamplingRow(Protocol):
-    """What one row of logits is sampled for: a sequence, or the continuation of one by drafted tokens."""
-
-    @property
-    def request(self) -> Request:
-        """The request that the sequence belongs to."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of its random numbers, unsigned, 64 bits."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and generated tokens before this position."""
-
-    @property
-    def generated(self) -> int:
-        """How many of ``tokens`` were generated."""
 
 
 class PendingSample:
@@ -84,11 +63,6 @@ class _Report(NamedTuple):
     tensors: list[Tensor]
     fill: Callable[..., None]
     """Writes it into the ``list[Sampled]`` of all rows, given the tensors as arrays."""
-
-
-def sample(logits: Tensor, sequences: Sequence[SamplingRow]) -> list[Sampled]:
-    """Sample one token per row and wait for it; see ``sample_async``."""
-    return sample_async(logits, sequences).wait()
 
 
 @torch.inference_mode()

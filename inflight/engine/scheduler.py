@@ -32,12 +32,7 @@ class Scheduler:
     """Owns the waiting and the running sequences."""
 
     def __init__(self, config: EngineConfig, cache: KvCacheManager, clock: Callable[[], int] = time.time_ns) -> None:
-        """
-        Args:
-            config: settings.
-            cache: its blocks.
-            clock: returns the time in nanoseconds, as ``time.time_ns`` does.
-        """
+        """``clock`` returns the time in nanoseconds, as ``time.time_ns`` does."""
         self._config = config
         self._clock = clock
         self._fair = config.fairness == "client"
@@ -48,11 +43,8 @@ class Scheduler:
         """Begin anew with a new cache: nothing waits or runs. Preemptions are counted on."""
         self._cache = cache
         self._queue = RequestQueue(self._fair)
-        self._paused: set[Sequence] = set()
-        """The sequences in the queue that were preempted."""
         self.running: list[Sequence] = []
         """By sort key; of a search, all its beams."""
-        self.num_running_requests = 0
         self.forget_step_times()
 
     def forget_step_times(self) -> None:
@@ -73,7 +65,12 @@ class Scheduler:
     @property
     def num_paused(self) -> int:
         """How many of them were preempted."""
-        return len(self._paused)
+        return sum(bool(sequence.metrics.preemptions) for sequence in self.waiting)
+
+    @property
+    def num_running_requests(self) -> int:
+        """How many requests run; a search is one, however many beams it has."""
+        return len({sequence.leader for sequence in self.running})
 
     @property
     def due_in_s(self) -> float:
@@ -89,11 +86,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that ends, wherever it is, and give its blocks back."""
         if sequence.table is not None:
-            self._stop_running(sequence)
-            for member in sequence.members:
-                self._close(member.release())
+            self._stop_running(sequence.members, sequence.release())
         self._queue.remove(sequence)
-        self._paused.discard(sequence)
 
     def preempt_all(self) -> None:
         """Have all running sequences begin again: their blocks do not hold what they should."""
@@ -119,10 +113,8 @@ class Scheduler:
         """Choose the chunks of the step after one that still runs; empty: what to do shows when that one is read.
 
         It is what ``schedule`` would choose, should no sequence end that need not. No sequence is preempted for it. A
-        sequence that goes on is charged for it when that step is resumed, see ``charge``.
-
-        Args:
-            launched: the chunks of the step that runs. Those that sample make a token that the host has not read.
+        sequence that goes on is charged for it when that step is resumed, see ``charge``. Those of the ``launched``
+        chunks that sample make a token that the host has not read.
         """
         step = _Step(self._config, {chunk.sequence: chunk for chunk in launched})
         self._continue_running(step)
@@ -210,9 +202,7 @@ class Scheduler:
             return True
         sequence.admit(self._cache.admit(match, capacity, sequence.request.retention))
         self._queue.pop()
-        self._paused.discard(sequence)
         bisect.insort(self.running, sequence, key=_BY_SORT_KEY)
-        self.num_running_requests += 1
         count = min(sequence.remaining, step.budget)
         if count:
             self._continue(sequence, sequence.computed, count, step)
@@ -249,21 +239,15 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> list[Sequence]:
         """Have a sequence wait again, and with it all beams of its search; return those that no longer run."""
         leader, members = sequence.leader, sequence.members
-        self._stop_running(leader)
-        for table in leader.preempt():
-            self._close(table)
+        self._stop_running(members, leader.preempt())
         self.preemptions += 1
-        self._paused.add(leader)
         self._queue.push(leader)
         return members
 
-    def _stop_running(self, leader: Sequence) -> None:
-        for member in leader.members:
+    def _stop_running(self, members: list[Sequence], tables: list[BlockTable]) -> None:
+        for member in members:
             self.running.remove(member)
-        self.num_running_requests -= 1
-
-    def _close(self, table: BlockTable | None) -> None:
-        if table is not None:
+        for table in tables:
             self._cache.close(table)
 
 
@@ -298,12 +282,9 @@ class _Step:
         return sequence in self.launched and not self.progress(sequence)[1]
 
     def makes_known(self, sequence: Sequence, known: int, block_size: int) -> bool:
-        """Whether the step that still runs computes a block that one that waits could share.
+        """Whether the step that still runs computes a block that ``sequence``, which waits, could share.
 
-        Args:
-            sequence: waits.
-            known: how many of its tokens need not be computed as it is.
-            block_size: tokens per block.
+        ``known``: how many of its tokens need not be computed as it is.
         """
         tokens, end = sequence.tokens, (known // block_size + 1) * block_size
         if not self._shares or sequence.request.sampling.context_logits or end >= len(tokens):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +70,7 @@ class Sequence:
     order: int
     """The order of arrival."""
     seed: int
+    """Of its random numbers: unsigned, 64 bits."""
     max_length: int
     """The most tokens that prompt and output may have together."""
     stop_text: StopTextLimit | None
@@ -140,13 +142,15 @@ class Sequence:
             metrics.first_scheduled_ns = time.time_ns()
             metrics.cached_tokens, metrics.reused_blocks = table.cached_tokens, table.reused_blocks
 
-    def release(self) -> BlockTable | None:
-        """Stop running; return the block table, which is to be closed. Its blocks count in the request's metrics."""
-        table, self.table = self.table, None
-        self.context_logits.clear()
-        if table is not None:
+    def release(self) -> list[BlockTable]:
+        """Stop running, with all beams; return the block tables, to be closed. They count in the request's metrics."""
+        tables = [member.table for member in self.members if member.table is not None]
+        for member in self.members:
+            member.table = None
+            member.context_logits.clear()
+        for table in tables:
             self.leader.count_blocks(table)
-        return table
+        return tables
 
     def count_blocks(self, table: BlockTable) -> None:
         """Count the blocks of a table of the request's that is given back."""
@@ -157,7 +161,7 @@ class Sequence:
     def preempt(self) -> list[BlockTable]:
         """Give up the blocks, to be computed again; return the tables to close. A search goes back to its prompt."""
         self.computed_before = max(self.computed_before, *(member.computed for member in self.members))
-        tables = [table for member in self.members if (table := member.release()) is not None]
+        tables = self.release()
         self.metrics.preemptions += 1
         self.forks.clear()
         if self.request.sampling.beam_width > 1:
@@ -278,6 +282,38 @@ def _report(output: Output, sampled: Sampled, request: Request) -> None:
         output.generation_logits = [*(output.generation_logits or ()), sampled.logits]
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A sequence as it would be with some drafts accepted: what a drafted position is sampled for."""
+
+    sequence: Sequence
+    drafts: tuple[int, ...]
+
+    @property
+    def request(self) -> Request:
+        """The sequence's request."""
+        return self.sequence.request
+
+    @property
+    def seed(self) -> int:
+        """The sequence's seed."""
+        return self.sequence.seed
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated before this position."""
+        return self.sequence.generated + len(self.drafts)
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Prompt and generated tokens before this position."""
+        return [*self.sequence.tokens, *self.drafts]
+
+
+SamplingRow = Sequence | Continuation
+"""What one row of logits is sampled for."""
+
+
 def longest(request: Request, max_length: int) -> int:
     """Return the most tokens of prompt and output; ``max_length``: those that the engine allows."""
     return min(max_length, len(request.prompt) + request.sampling.max_tokens)
@@ -287,12 +323,7 @@ def max_blocks(request: Request, length: int, block_size: int) -> int:
     """Return the blocks that a request may hold at most.
 
     A beam search holds the full blocks of the prompt once and all others once per beam; one more per beam is for the
-    copy of a block that several beams are about to write into.
-
-    Args:
-        request: to be served.
-        length: its tokens of prompt and output together, at most.
-        block_size: tokens per block.
+    copy of a block that several beams are about to write into. ``length``: its tokens of prompt and output, at most.
     """
     blocks, width = -(-length // block_size), request.sampling.beam_width
     if width == 1:
@@ -337,16 +368,10 @@ class Chunk(NamedTuple):
         return min(lost, self.size) if lost > 0 else 0
 
 
-def count_chunks(chunks: Iterable[Chunk]) -> StepCounts:
+def count_chunks(chunks: list[Chunk]) -> StepCounts:
     """Return what a step of these chunks computes."""
-    sequences = prefills = prefill_tokens = tokens = recomputed = drafted = 0
-    for chunk in chunks:
-        sequences += 1
-        tokens += chunk.size
-        if chunk.prefills:
-            prefills += 1
-            prefill_tokens += chunk.size
-            recomputed += chunk.recomputed
-        drafted += bool(chunk.drafts)
-    decodes, decode_tokens = sequences - prefills, tokens - prefill_tokens
-    return StepCounts(sequences, prefills, decodes, prefill_tokens, decode_tokens, recomputed, drafted)
+    prefills = [chunk for chunk in chunks if chunk.prefills]
+    tokens, prefill_tokens = (sum(chunk.size for chunk in some) for some in (chunks, prefills))
+    recomputed, drafted = sum(chunk.recomputed for chunk in prefills), sum(bool(chunk.drafts) for chunk in chunks)
+    decodes, decode_tokens = len(chunks) - len(prefills), tokens - prefill_tokens
+    return StepCounts(len(chunks), len(prefills), decodes, prefill_tokens, decode_tokens, recomputed, drafted)

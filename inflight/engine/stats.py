@@ -29,10 +29,7 @@ class Histogram:
     __slots__ = ("_counts", "bounds", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """
-        Args:
-            bounds: upper bounds of the buckets, rising; one more without a bound comes after them.
-        """
+        """``bounds``: upper bounds of the buckets, rising; one more without a bound comes after them."""
         self.bounds = tuple(bounds)
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
@@ -179,11 +176,7 @@ class EngineStats:
     active = _now(lambda state: state.active)
     waiting = waiting_requests = _now(lambda state: state.waiting)
     running_requests = _now(lambda state: state.running)
-    paused = _now(lambda state: state.paused)
-    scheduled = _now(lambda state: state.step.sequences)
-    context = _now(lambda state: state.step.prefills)
     generation = _now(lambda state: state.step.decodes)
-    total_context_tokens = _now(lambda state: state.step.prefill_tokens)
     drafted_sequences = _now(lambda state: state.step.drafted)
     preemptions = _now(lambda state: state.preemptions)
     kv_blocks_max = _now(lambda state: state.kv_blocks_max)
@@ -204,7 +197,7 @@ class EngineStats:
         self.request_queue.observe((metrics.first_scheduled_ns - metrics.arrival_ns) * _NS)
 
     def count_sampled(self, metrics: RequestMetrics, generated: int, previous_ns: int) -> None:
-        """Count what a sequence sampled, which ``metrics`` has already.
+        """Count what a sequence sampled, which its ``metrics`` have already.
 
         Args:
             metrics: the sequence's.

@@ -38,7 +38,7 @@ def test_the_page_names_every_phase() -> None:
 def _engine(**settings: object) -> tuple[Engine, ModelRunner]:
     config = EngineConfig(checkpoint("gemma3"), device="cpu", dtype="float32", block_size=4, num_blocks=64, **settings)  # type: ignore[arg-type]
     runner = ModelRunner(config)
-    return Engine(config, runner, tokenizer=None), runner
+    return Engine(runner, tokenizer=None), runner
 
 
 def _functions() -> list[object]:

@@ -123,7 +123,7 @@ def test_the_figures_of_an_engine_that_failed_show_it_idle(
             patch.setattr(engine._runner, "run", _raise)
             engine.step()
     stats = engine.stats
-    assert (stats.active, stats.scheduled, stats.waiting, stats.kv_blocks_used) == (0, 0, 0, 0)
+    assert (stats.active, stats.state().step.sequences, stats.waiting, stats.kv_blocks_used) == (0, 0, 0, 0)
 
 
 def test_a_request_that_cannot_be_taken_ends_alone(

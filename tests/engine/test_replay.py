@@ -142,7 +142,7 @@ def test_a_failure_ends_all_of_them_once() -> None:
     outputs = engine.fail_all(EngineFailure("told to"))
     assert [output.key for output in outputs if output.error] == [request.key for request in requests]
     assert not engine.busy
-    assert (engine.stats.active, engine.stats.scheduled, engine.stats.waiting) == (0, 0, 0)
+    assert (engine.stats.active, engine.stats.state().step.sequences, engine.stats.waiting) == (0, 0, 0)
     assert [output.tokens for output in _run(engine, ask([8], 2))] == [[8, 8]]
 
 
@@ -154,8 +154,8 @@ def test_figures_are_those_of_a_real_engine() -> None:
     assert engine.waiting == 3
     while engine.busy:
         engine.step()
-        now = engine.stats
-        stats.append((now.active, now.scheduled, now.context, now.generation, now.total_context_tokens))
+        now = engine.stats.state()
+        stats.append((now.active, *now.step[:4]))
         assert now.waiting == engine.waiting
     assert stats == [(3, 2, 2, 0, 5), (2, 2, 0, 2, 0), (1, 2, 1, 1, 1), (0, 0, 0, 0, 0)]
     assert engine.stats.steps == 4

@@ -17,11 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inflight.engine.sampler import sample, uniform
+from inflight.engine.sampler import uniform
 from inflight.engine.sequence import Sequence
 from tests.engine.support.checkpoints import checkpoint
 from tests.engine.support.driving import ask, load, run
-from tests.engine.support.sequences import LOGITS, make_sequence
+from tests.engine.support.sequences import LOGITS, make_sequence, sample
 
 
 def _token(logits: torch.Tensor, sequence: Sequence) -> int:

@@ -11,12 +11,13 @@ import torch
 
 from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.engine.sampler import sample, uniform
+from inflight.engine.sampler import uniform
 from inflight.engine.sequence import Sequence
 from inflight.errors import EngineFailure, InvalidRequest
 from inflight.sampling import SamplingParams
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, finish, load, run
+from tests.engine.support.sequences import sample
 
 PROMPT = list(range(1, 20))
 SAMPLED: dict[str, Any] = {"temperature": 1.2, "top_p": 0.95}

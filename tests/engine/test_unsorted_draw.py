@@ -139,9 +139,9 @@ def test_the_sampler_takes_it_where_there_are_kernels(monkeypatch: pytest.Monkey
     seen: list[Tensor] = []
     monkeypatch.setattr(sampler, "_has_kernels", lambda _: True)
     monkeypatch.setattr(unsorted, "draw", lambda logits, *_: seen.append(logits) or torch.zeros(len(logits)).long())
-    from tests.engine.support.sequences import LOGITS, make_sequence
+    from tests.engine.support.sequences import LOGITS, make_sequence, sample
 
-    rows = sampler.sample(LOGITS.repeat(2, 1), [make_sequence(temperature=1.0), make_sequence()])
+    rows = sample(LOGITS.repeat(2, 1), [make_sequence(temperature=1.0), make_sequence()])
     assert [row.token for row in rows] == [0, 0]
     assert len(seen[0]) == 1, "the greedy one is not drawn"
 

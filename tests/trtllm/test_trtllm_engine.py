@@ -230,7 +230,7 @@ def test_an_engine_that_becomes_idle_shows_it(start: Start, prompt: list[int], s
         while engine.busy:
             engine.step()
             time.sleep(0.01)  # the generation ends meanwhile
-        assert (engine.stats.scheduled, engine.stats.kv_blocks_used) == (0, 0)
+        assert (engine.stats.state().step.sequences, engine.stats.kv_blocks_used) == (0, 0)
 
 
 def test_the_warm_ups_iterations_are_not_counted_however_late(start: Start, prompt: list[int]) -> None:

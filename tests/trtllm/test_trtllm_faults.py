@@ -335,7 +335,7 @@ def test_what_an_abort_does_not_end_is_still_shown(start: Start, prompt: list[in
     _steps(engine, 0.3)
     assert engine.stats.active == 0
     assert engine.stats.kv_blocks_used > 0
-    assert engine.stats.scheduled == 1
+    assert engine.stats.state().step.sequences == 1
 
 
 @pytest.mark.parametrize("fault", [{"raise_in_generate": "illegal instruction"}, {"stall_after": 0}])

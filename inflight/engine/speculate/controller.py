@@ -48,10 +48,9 @@ class Acceptance:
         self.tried *= _FADING
 
     def chance(self, prior: float) -> float:
-        """Return the chance, seen with favour where it is not sure: what is never tried is never learnt.
+        """Return the chance, overestimated where it is uncertain: what is never tried is never learnt.
 
-        Args:
-            prior: what it is held to be while little is known.
+        ``prior``: the chance that is assumed while little is known.
         """
         weight = self.tried + _BELIEF
         mean = (self.accepted + _BELIEF * prior) / weight

@@ -19,8 +19,7 @@ from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.sampler import PendingSample, needs_tokens, sample_async
-from inflight.engine.sequence import Chunk, Sequence
-from inflight.engine.speculate.verification import Continuation
+from inflight.engine.sequence import Chunk, Continuation, Sequence
 from inflight.engine.transfer import ToHost
 from inflight.errors import DeploymentError
 from inflight.settings.speculation import SpeculationSettings

@@ -69,14 +69,8 @@ class NgramDrafter:
         """Yield the places behind what the sequence ends with: the longest n-grams first, of each the last first."""
         text = self._texts[sequence]
         for size in range(min(self._max_size, len(sequence.tokens) - 1), 0, -1):
-            yield from _behind_earlier(text, size)
-
-
-def _behind_earlier(text: bytearray, size: int) -> Iterator[int]:
-    """Yield the places behind earlier occurrences of the final ``size`` tokens, from the last one back."""
-    ending = text[-size * _WIDTH :]
-    end = len(text) - _WIDTH
-    while (found := text.rfind(ending, 0, end)) >= 0:
-        if found % _WIDTH == 0:
-            yield found // _WIDTH + size
-        end = found + len(ending) - 1  # the next one may overlap, and one across the border of tokens is none
+            ending, end = text[-size * _WIDTH :], len(text) - _WIDTH
+            while (found := text.rfind(ending, 0, end)) >= 0:
+                if found % _WIDTH == 0:  # else these bytes begin within a token
+                    yield found // _WIDTH + size
+                end = found + len(ending) - 1  # the next occurrence may overlap this one

@@ -57,10 +57,7 @@ class Speculator:
     """Drafts for the sequences that decode. What it adds takes of a step only what the scheduler has left over."""
 
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
-        """
-        Args:
-            config: settings, with a method of speculation.
-            runner: the target's.
+        """``config`` has a method of speculation; ``runner`` computes the target's steps.
 
         Raises:
             DeploymentError: the draft model cannot be used.

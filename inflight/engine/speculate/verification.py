@@ -17,43 +17,11 @@ transform at one number, mostly give the same token (coupling by common random n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
-from inflight.engine.request import Request
-from inflight.engine.sampler import SamplingRow
-from inflight.engine.sequence import Chunk, Sampled, Sequence
+from inflight.engine.sequence import Chunk, Continuation, Sampled, SamplingRow
 
 ROOT = -1
 """The parent of a first token: the last token of the sequence."""
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A sequence as it would be with some drafts accepted: what a drafted position is sampled for."""
-
-    sequence: Sequence
-    drafts: tuple[int, ...]
-
-    @property
-    def request(self) -> Request:
-        """The sequence's request."""
-        return self.sequence.request
-
-    @property
-    def seed(self) -> int:
-        """The sequence's seed."""
-        return self.sequence.seed
-
-    @property
-    def generated(self) -> int:
-        """Tokens generated before this position."""
-        return self.sequence.generated + len(self.drafts)
-
-    @cached_property
-    def tokens(self) -> list[int]:
-        """Prompt and generated tokens before this position."""
-        return [*self.sequence.tokens, *self.drafts]
 
 
 def verify_positions(chunks: Iterable[Chunk]) -> list[SamplingRow]:
@@ -64,9 +32,7 @@ def verify_positions(chunks: Iterable[Chunk]) -> list[SamplingRow]:
 def accepted_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[list[Sampled]]:
     """Return, for each chunk, the tokens that it has made: one more than the drafts accepted; none if it samples none.
 
-    Args:
-        chunks: the step's.
-        sampled: one for each of ``verify_positions(chunks)``.
+    ``sampled`` has one for each of ``verify_positions(chunks)``.
     """
     made, first = [], 0
     for chunk in chunks:
@@ -95,9 +61,7 @@ def _rows_of(chunk: Chunk) -> Iterator[SamplingRow]:
 def merge(guesses: Iterable[Iterable[int]], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tree of guesses, the likeliest first: its tokens, and of each the index of its parent.
 
-    Args:
-        guesses: tokens that may come next, each in their order.
-        most: nodes; what does not fit is left out.
+    It has ``most`` nodes at most: what does not fit is left out.
     """
     known: dict[tuple[int, int], int] = {}
     for guess in guesses:

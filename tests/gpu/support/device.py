@@ -38,6 +38,6 @@ def engine(shape: Shape = SHAPE, *, fp8: bool = False, plain: bool = False, **se
     with tempfile.TemporaryDirectory() as folder, interpreted() if DRY and not plain else nullcontext():
         config = EngineConfig(write_config(shape, Path(folder), fp8), **(small | where | settings))
         runner = ModelRunner(config, lambda _: RandomShards(shape, fp8, CPU))
-        made = Engine(runner.config, runner, tokenizer=None)
+        made = Engine(runner, tokenizer=None)
         made.warm_up()
     return made

@@ -251,11 +251,11 @@ class Generator:
                 "reusedBlocks": stats.kv_blocks_reused,
             },
             "inflightBatchingStats": {
-                "numScheduledRequests": stats.scheduled,
-                "numContextRequests": stats.context,
+                "numScheduledRequests": stats.state().step.sequences,
+                "numContextRequests": stats.state().step.prefills,
                 "numGenRequests": stats.generation,
-                "numPausedRequests": stats.paused,
-                "numCtxTokens": stats.total_context_tokens,
+                "numPausedRequests": stats.state().paused,
+                "numCtxTokens": stats.state().step.prefill_tokens,
                 "microBatchId": 0,
             },
         }

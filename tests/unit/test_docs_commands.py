@@ -20,6 +20,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "model_repository/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deployments").rglob("*.md")),
 ]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # results without a picture do without what draws
 Row = Mapping[str, float | str]
 _WIDTH = 120
 _PAGE = "README.md"
+_FORMER = "inflight bench "
+"""How the commands of results begin that are older than ``make bench``."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ def _picture(figure: Figure, result: Result) -> str:
 
 def write_page(folder: Path, title: str, lead: str, order: Sequence[str]) -> None:
     """Write the page of a folder's results; ``order``: their names."""
+    paths = {name: path for name in order if (path := folder / f"{name}.json").is_file()}
+    records = {name: json.loads(path.read_text()) for name, path in paths.items()}
     parts = [f"# {title}", _wrapped(lead)]
-    for name in order:
-        path = folder / f"{name}.json"
-        if path.is_file():
-            parts.append(_section(name, json.loads(path.read_text()), (folder / f"{name}.svg").is_file()))
+    if any(record["command"].startswith(_FORMER) for record in records.values()):
+        parts.append("A command `inflight bench soak` of an earlier commit is `make bench ARGS=soak` today.")
+    for name, record in records.items():
+        parts.append(_section(name, record, (folder / f"{name}.svg").is_file()))
     (folder / _PAGE).write_text("\n\n".join(parts) + "\n")
 
 

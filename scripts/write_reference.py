@@ -21,8 +21,8 @@ from inflight.settings.section import EngineKind, ReadBy, Section
 _MODELS = {
     ENSEMBLE: "The client's view: text in, text out.",
     TOKENIZER: "Text or messages to token ids. Internal; its tensors may change.",
-    ENGINE: "Token ids in, token ids out. Public, like the ensemble. It is the engine, whichever `engine.kind` computes; "
-    "it keeps upstream's name, because clients send requests to it.",
+    ENGINE: "Token ids in, token ids out. Public, like the ensemble. It is the engine of every `engine.kind`, and "
+    "keeps upstream's name, because clients send requests to it.",
     DETOKENIZER: "Token ids to text. Internal; its tensors may change.",
 }
 _METRICS = """\

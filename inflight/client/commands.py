@@ -161,24 +161,24 @@ class Result:
 
     index: int
     prompt: str
-    completion: Completion | None = None
-    error: InflightError | None = None
+    answer: Completion | InflightError
 
     def as_json(self) -> str:
         """Return the result as one line of JSON."""
         row: dict[str, object] = {"index": self.index, "prompt": self.prompt}
-        if self.error is not None:
-            row["error"] = {"status": self.error.status, "message": str(self.error)}
-        elif self.completion is not None:
+        answer = self.answer
+        if isinstance(answer, InflightError):
+            row["error"] = {"status": answer.status, "message": str(answer)}
+        else:
             row |= {
-                "text": self.completion.text,
-                "finish_reason": self.completion.finish_reason,
-                "input_tokens": self.completion.usage.input_tokens,
-                "output_tokens": self.completion.usage.output_tokens,
-                "seconds": round(self.completion.seconds, 6),
+                "text": answer.text,
+                "finish_reason": answer.finish_reason,
+                "input_tokens": answer.usage.input_tokens,
+                "output_tokens": answer.usage.output_tokens,
+                "seconds": round(answer.seconds, 6),
             }
-            if self.completion.alternatives:
-                row["alternatives"] = [other.text for other in self.completion.alternatives]
+            if answer.alternatives:
+                row["alternatives"] = [other.text for other in answer.alternatives]
         return json.dumps(row, ensure_ascii=False)
 
 
@@ -194,9 +194,9 @@ async def generate_all(
     async def answer(index: int, prompt: str) -> Result:
         async with room:
             try:
-                return Result(index, prompt, completion=await asker.ask(prompt))
+                return Result(index, prompt, await asker.ask(prompt))
             except InflightError as error:
-                return Result(index, prompt, error=error)
+                return Result(index, prompt, error)
             finally:
                 done()
 
@@ -289,7 +289,7 @@ async def _answer_all(asker: Asker, prompts: list[str], concurrency: int, jsonl:
             async with aclosing(results):
                 async for result in results:
                     _write(result, jsonl)
-                    failures += result.error is not None
+                    failures += isinstance(result.answer, InflightError)
     return failures
 
 
@@ -297,10 +297,11 @@ def _write(result: Result, jsonl: bool) -> None:
     """Write one answer; a plain one that failed leaves an empty line, so that answers stay in step with prompts."""
     if jsonl:
         print(result.as_json(), flush=True)
-        return
-    print(_shown(result.completion.text if result.completion else "", sys.stdout), flush=True)
-    if result.error is not None:
-        print(_shown(f"prompt {result.index + 1}: {result.error.wire_message()}", sys.stderr), file=sys.stderr)
+    elif isinstance(result.answer, InflightError):
+        print(flush=True)
+        print(_shown(f"prompt {result.index + 1}: {result.answer.wire_message()}", sys.stderr), file=sys.stderr)
+    else:
+        print(_shown(result.answer.text, sys.stdout), flush=True)
 
 
 def _shown(text: str, file: TextIO) -> str:

@@ -14,11 +14,7 @@ from inflight.load.run_command import target_at
 from inflight.report.failures import one_line_errors
 from inflight.resources import DEMO
 
-QUESTIONS = (
-    "What is in-flight batching?",
-    "Why does time to first token matter?",
-    "What is Inflight?",
-)
+QUESTIONS = ("What is in-flight batching?", "Why does time to first token matter?", "What is Inflight?")
 _console = Console(highlight=False)
 
 

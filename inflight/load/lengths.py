@@ -106,10 +106,7 @@ class FromFile(FileSection):
         return self._lengths[int(generator.integers(len(self._lengths)))]
 
 
-Lengths = Annotated[
-    Fixed | Uniform | Normal | Lognormal | Zipf | FromFile,
-    Field(discriminator="distribution"),
-]
+Lengths = Annotated[Fixed | Uniform | Normal | Lognormal | Zipf | FromFile, Field(discriminator="distribution")]
 """Any of the distributions, told apart by ``distribution``; ``draw`` returns one length."""
 
 

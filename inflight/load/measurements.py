@@ -7,7 +7,7 @@ All times are seconds from the begin of the load on the client's clock; figures 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -126,6 +126,21 @@ class RequestRecord:
         return cls(**{**row, "arrivals": tuple(Arrival(*pair) for pair in row["arrivals"])})
 
 
+def _known(value: float | None) -> list[float]:
+    return [] if value is None else [value]
+
+
+LATENCIES: dict[str, Callable[[RequestRecord], list[float]]] = {
+    "ttft_ms": lambda one: _known(one.ttft_s),
+    "itl_ms": lambda one: one.itl_s,
+    "gap_ms": lambda one: one.gaps_s,
+    "mean_itl_ms": lambda one: _known(one.mean_itl_s),
+    "e2e_ms": lambda one: [one.e2e_s],
+    "queue_ms": lambda one: _known(one.queue_s),
+}
+"""What a request has of each latency, in seconds, by the name of its figure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """Samples of one quantity. Percentiles interpolate linearly between the two nearest ranks (numpy's default)."""
@@ -228,23 +243,10 @@ def measure(records: Iterable[RequestRecord], window: tuple[float, float], slo_o
         total_tokens_per_second=(outputs + inputs) / length,
         send_delay_ms=send_delay_ms(everything, window),
         cached_share=sum(tokens for tokens, _ in cached) / prompts if prompts else None,
-        **_distributions(done),
+        input_tokens=Distribution.of([one.input_tokens for one in done if one.input_tokens is not None]),
+        output_tokens=Distribution.of([one.output_tokens for one in done]),
+        **{name: Distribution.of([s for one in done for s in of(one)], 1000) for name, of in LATENCIES.items()},
     )
-
-
-def _distributions(done: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return the figures that are distributions over completed requests."""
-    means = (one.mean_itl_s for one in done)
-    return {
-        "ttft_ms": Distribution.of([one.ttft_s for one in done if one.ttft_s is not None], 1000),
-        "itl_ms": Distribution.of([sample for one in done for sample in one.itl_s], 1000),
-        "gap_ms": Distribution.of([gap for one in done for gap in one.gaps_s], 1000),
-        "mean_itl_ms": Distribution.of([mean for mean in means if mean is not None], 1000),
-        "e2e_ms": Distribution.of([one.e2e_s for one in done], 1000),
-        "queue_ms": Distribution.of([one.queue_s for one in done if one.queue_s is not None], 1000),
-        "input_tokens": Distribution.of([one.input_tokens for one in done if one.input_tokens is not None]),
-        "output_tokens": Distribution.of([one.output_tokens for one in done]),
-    }
 
 
 def send_delay_ms(records: Iterable[RequestRecord], window: tuple[float, float]) -> Distribution | None:

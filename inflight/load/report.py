@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from inflight.load.arrivals import starts
-from inflight.load.measurements import Distribution, Figures, RequestRecord
+from inflight.load.measurements import LATENCIES, Distribution, Figures, RequestRecord
 from inflight.load.overhead import CPU_LIMIT, LAG_LIMIT_MS, SEND_DELAY_LIMIT_MS
 from inflight.load.result import EXCLUDED, LoadResult
 from inflight.load.scenario import Slo
@@ -229,16 +229,11 @@ def _over_time(result: LoadResult, x_label: str, y_label: str, lines: Sequence[L
 def _distributions(result: LoadResult) -> Panels:
     """Return the cumulative distributions of the completed requests of the window, by class."""
     begin, end = result.window
-    samples: dict[str, Callable[[RequestRecord], Sequence[float]]] = {
-        "TTFT, ms": lambda one: [] if one.ttft_s is None else [one.ttft_s],
-        "ITL per token, ms": lambda one: one.itl_s,
-        "E2E, ms": lambda one: [one.e2e_s],
-    }
     panels: list[Panel] = []
-    for label, of in samples.items():
-        lines = []
+    for label in ("TTFT, ms", "ITL per token, ms", "E2E, ms"):
+        samples_of, lines = LATENCIES[_QUANTITIES[label]], []
         for name, colour, done in _completed_by_class(result):
-            values = np.sort([1000 * value for one in done if begin <= one.start_s < end for value in of(one)])
+            values = np.sort([1000 * value for one in done if begin <= one.start_s < end for value in samples_of(one)])
             shares = np.arange(1, len(values) + 1) / max(len(values), 1)
             lines.append(Line(values, shares, colour, name, shape="steps"))
         panels.append(Panel(label, "" if panels else "share of samples", lines, y_limits=(0, 1.02)))

@@ -95,17 +95,11 @@ class LoadResult:
 
     def summary(self) -> dict[str, Any]:
         """Return all but the single requests, as a JSON object."""
+        own = ("server", "deployment", "transport", "seed", "interrupted", "fault", "steady", "load_ended_s")
         return {
             "command": self.command,
             **provenance(),
-            "server": self.server,
-            "deployment": self.deployment,
-            "transport": self.transport,
-            "seed": self.seed,
-            "interrupted": self.interrupted,
-            "fault": self.fault,
-            "steady": self.steady,
-            "load_ended_s": self.load_ended_s,
+            **{name: getattr(self, name) for name in own},
             "figures": asdict(self.figures),
             "classes": {name: asdict(figures) for name, figures in self.by_class.items()},
             "phases": [{"name": name, **asdict(figures)} for name, figures in self.by_phase],

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
@@ -34,11 +35,7 @@ _CHECKPOINT = "config.json"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STDERR = 2
 _console = Console(stderr=True, highlight=False)
-
-
-HttpPort = Annotated[int | None, typer.Option(min=1, max=65535, help="HTTP port; the deployment's by default.")]
-GrpcPort = Annotated[int | None, typer.Option(min=1, max=65535, help="gRPC port; the deployment's by default.")]
-MetricsPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Metrics port; the deployment's by default.")]
+_port = partial(typer.Option, min=1, max=65535)
 
 
 def serve(
@@ -49,9 +46,9 @@ def serve(
         Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; the deployment's by default.")] = None,
-    http_port: HttpPort = None,
-    grpc_port: GrpcPort = None,
-    metrics_port: MetricsPort = None,
+    http_port: Annotated[int | None, _port(help="HTTP port; the deployment's by default.")] = None,
+    grpc_port: Annotated[int | None, _port(help="gRPC port; the deployment's by default.")] = None,
+    metrics_port: Annotated[int | None, _port(help="Metrics port; the deployment's by default.")] = None,
     triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,

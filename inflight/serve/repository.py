@@ -8,6 +8,7 @@ would take no notice of is refused: a setting that the engine fixes otherwise, a
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ _NAMES_OF_KINDS = {
     "text": "gpt_model_path encoder_model_path max_attention_window_size gpu_device_ids participant_ids "
     "lora_prefetch_dir executor_worker_path medusa_choices eagle_choices tokenizer_dir xgrammar_tokenizer_info_path",
 }
+_WRITTEN = {
+    "int": re.compile(r"\d+"),
+    "float": re.compile(r"\d+\.?\d*|\.\d+"),
+    "bool": re.compile("True|true|TRUE|1|False|false|FALSE|0"),
+    "text": re.compile(".*", re.DOTALL),
+}
+"""How a value of each kind is written for the backend to read it."""
 KINDS: dict[str, str | tuple[str, ...]] = {
     **{name: kind for kind, names in _NAMES_OF_KINDS.items() for name in names.split()},
     "FORCE_CPU_ONLY_INPUT_TENSORS": ("no",),
@@ -125,7 +133,9 @@ def parameters(deployment: Deployment) -> dict[str, str]:
     for name, value in settings.parameters.items():  # upstream takes no notice of an unknown name, or a wrong value
         if name not in KINDS:
             raise DeploymentError(f"tensorrt_llm.parameters: unknown name {name!r}{nearest(name, KINDS)}")
-        if not _reads(kind := KINDS[name], value):
+        kind = KINDS[name]
+        is_read = value in kind if isinstance(kind, tuple) else _WRITTEN[kind].fullmatch(value)
+        if not is_read:
             allowed = kind if isinstance(kind, str) else " or ".join(map(repr, kind))
             raise DeploymentError(f"tensorrt_llm.parameters: {name} is {value!r}; it must be {allowed}")
     return written | settings.parameters
@@ -150,16 +160,3 @@ def _drafts(drafts: SpeculationSettings) -> dict[str, Any]:
             raise DeploymentError(
                 f"speculation.method {method} needs `engine.kind: trtllm`; upstream's backend has none"
             )
-
-
-def _reads(kind: str | tuple[str, ...], value: str) -> bool:
-    match kind:
-        case tuple():
-            return value in kind
-        case "bool":
-            return value in ("True", "true", "TRUE", "1", "False", "false", "FALSE", "0")
-        case "int":
-            return value.isdigit()
-        case "float":
-            return value.replace(".", "", 1).isdigit()
-    return True

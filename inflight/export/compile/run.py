@@ -58,12 +58,10 @@ def _tool(command: Command) -> str:
 
 def require_tools(command: Command) -> None:
     """Raise DeploymentError where the program, or the script that Python is to run, is not here."""
-    program, tool = command.argv[0], _tool(command)
-    missing = program if shutil.which(program) is None else tool
-    if missing == tool != program and Path(tool).is_file():
-        return
-    if missing != tool or shutil.which(tool) is None:
-        raise DeploymentError(f"{missing} is not here, to {command.purpose}; the image {TENSORRT_LLM_IMAGE} has it")
+    program = command.argv[0]
+    for needed in (program, _tool(command)):
+        if shutil.which(needed) is None and (needed == program or not Path(needed).is_file()):
+            raise DeploymentError(f"{needed} is not here, to {command.purpose}; the image {TENSORRT_LLM_IMAGE} has it")
 
 
 def _run(command: Command, log: Path, step: str, progress: Callable[[str], object]) -> None:

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.calibration import Comparison, Measurement, compare, fit, read_measurement
-from inflight.export.plan.gpus import CPU, Gpu, find_gpu, gpu_here, known_gpus
+from inflight.export.plan.gpus import CPU, Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import make_plan, rank
 from inflight.export.plan.precision import resolve_precision
@@ -113,9 +113,9 @@ def _answer(
     if checked is not None:
         planned = next(plan for plan in plans if plan.gpu.name == checked.gpu.name)
         comparisons = compare(checked, planned.efficiency, planned.gpu)
-    ranking = rank(config, known_gpus().values(), request, plans)
+    ranked, refused = rank(config, request, plans)
     sources = [f"measured: {one.command} (commit {one.commit}, {one.machine}, {one.date})" for one in measurements]
-    return Answer(_name(model), plans, ranking, comparisons, "; ".join(sources))
+    return Answer(_name(model), plans, ranked, refused, comparisons, "; ".join(sources))
 
 
 def _calibrated(

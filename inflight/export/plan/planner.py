@@ -7,12 +7,12 @@ It knows shapes and rooflines; not how a checkpoint is quantized or an engine co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from inflight.engine.models.config import ModelConfig
 from inflight.errors import DeploymentError
-from inflight.export.plan.gpus import Gpu
+from inflight.export.plan.gpus import Gpu, known_gpus
 from inflight.export.plan.memory import FREE_MEMORY_FRACTION, LARGEST_BATCH, MemoryPlanner
 from inflight.export.plan.plan import Fleet, Plan, PlanRequest, Point, is_predicted
 from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
@@ -105,35 +105,31 @@ def _why_not(shape: Shape, gpu: Gpu, request: PlanRequest, limit: int, fitted: b
     )
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Plans in the order of their price, and the GPUs without one."""
+def rank(
+    config: ModelConfig, request: PlanRequest, named: Sequence[Plan] = ()
+) -> tuple[Sequence[Plan], Mapping[str, str]]:
+    """Plan the model on every GPU of the table, at its prices.
 
-    plans: tuple[Plan, ...]
-    refused: tuple[tuple[str, str], ...]
-    """Name and reason."""
+    The plans of GPUs that were ``named`` have the request's price and their own efficiencies: they are taken as they
+    are.
 
-
-def rank(config: ModelConfig, gpus: Iterable[Gpu], request: PlanRequest, named: Sequence[Plan] = ()) -> Ranking:
-    """Plan the model on every GPU, at the table's prices.
-
-    With a rate, the order is that of the price per hour of as many GPUs as hold it; else of the price per million
-    generated tokens of a fully used group. The plans of GPUs that were ``named`` have the request's price and their own
-    efficiencies: they are taken as they are.
+    Returns:
+        The plans in the order of their price: with a rate, the price per hour of as many GPUs as hold it; else the
+        price per million generated tokens of a fully used group. And the reasons, by name, why other GPUs have none.
     """
     planned = {plan.gpu.name: plan for plan in named}
-    plans, refused = [], []
-    for gpu in gpus:
+    plans, refused = [], {}
+    for gpu in known_gpus().values():
         try:
             plan = planned.get(gpu.name) or make_plan(config, gpu, replace(request, price=None))
         except DeploymentError as error:
-            refused.append((gpu.name, str(error).removeprefix(f"{gpu.name}: ")))
+            refused[gpu.name] = str(error).removeprefix(f"{gpu.name}: ")
             continue
         if plan.fleet.saturated:
-            refused.append((gpu.name, f"{plan.fleet.gpus} GPUs do not hold {request.rate:g} requests/s"))
+            refused[gpu.name] = f"{plan.fleet.gpus} GPUs do not hold {request.rate:g} requests/s"
         else:
             plans.append(plan)
-    return Ranking(tuple(sorted(plans, key=lambda plan: (plan.price, plan.gpu.name))), tuple(refused))
+    return sorted(plans, key=lambda plan: (plan.price, plan.gpu.name)), refused
 
 
 class Candidate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -13,7 +13,6 @@ from rich.text import Text
 
 from inflight.export.plan.calibration import Comparison
 from inflight.export.plan.plan import UNPREDICTED, Plan, PlanRequest, Point
-from inflight.export.plan.planner import Ranking
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BAD, BLUE, COLOURS, GREEN, GREY, GRID, PURPLE, YELLOW, Bars, Line, Mark, Panel, Panels
 from inflight.report.table import Row, print_table
@@ -44,8 +43,10 @@ class Answer:
     model: str
     plans: Sequence[Plan]
     """One or more, for the same request."""
-    ranking: Ranking
-    """Of all GPUs."""
+    ranked: Sequence[Plan]
+    """The plans of all GPUs by their price."""
+    refused: Mapping[str, str]
+    """Why the other GPUs have no plan, by name."""
     comparisons: Sequence[Comparison]
     """Measured steps beside predicted ones; empty: nothing was measured."""
     source: str
@@ -56,8 +57,8 @@ class Answer:
         return {
             "model": self.model,
             "plans": [plan.as_dict() for plan in self.plans],
-            "ranking": [plan.as_dict() for plan in self.ranking.plans],
-            "refused": dict(self.ranking.refused),
+            "ranking": [plan.as_dict() for plan in self.ranked],
+            "refused": self.refused,
             "check": [
                 one.row.model_dump() | {"predicted_ms": round(one.predicted_ms, 4), "error": round(one.error, 4)}
                 for one in self.comparisons
@@ -81,9 +82,9 @@ def show_plans(answer: Answer) -> None:
             print_table("Steady states of one replica", _curve_rows(plan))
     if answer.comparisons:
         print_table("Measured and predicted; the error is the throughput's", _comparison_rows(answer.comparisons))
-    if answer.ranking.plans:
-        print_table("GPUs by price (assumptions of build/gpus.toml, but for --price)", _ranking_rows(answer.ranking))
-    for name, reason in answer.ranking.refused:
+    if answer.ranked:
+        print_table("GPUs by price (assumptions of build/gpus.toml, but for --price)", _ranking_rows(answer.ranked))
+    for name, reason in answer.refused.items():
         console.print(f"[dim]{name:>11}[/dim]  {reason}")
 
 
@@ -176,7 +177,7 @@ def _curve_rows(plan: Plan) -> list[Row]:
     ]
 
 
-def _ranking_rows(ranking: Ranking) -> list[Row]:
+def _ranking_rows(ranked: Sequence[Plan]) -> list[Row]:
     return [
         {
             "GPU": plan.gpu.name,
@@ -190,7 +191,7 @@ def _ranking_rows(ranking: Ranking) -> list[Row]:
             "USD/h": significant(plan.fleet.usd_per_hour),
             "USD/M tokens": significant(plan.fleet.usd_per_million_tokens),
         }
-        for plan, point in ((plan, plan.load or plan.capacity) for plan in ranking.plans)
+        for plan, point in ((plan, plan.load or plan.capacity) for plan in ranked)
     ]
 
 
@@ -211,7 +212,7 @@ def _comparison_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 def plan_page(answer: Answer) -> str:
     """Return the page of one model's plans."""
-    plans, ranking, comparisons = answer.plans, answer.ranking, answer.comparisons
+    plans, ranked, comparisons = answer.plans, answer.ranked, answer.comparisons
     predicted = [plan for plan in plans if plan.predicted]
     parts = {name: [_parts(plan)[name] / 2**30 for plan in plans] for name in _PARTS}
     colours = {name: colour for name, (colour, _) in _PARTS.items()}
@@ -235,11 +236,11 @@ def plan_page(answer: Answer) -> str:
         text = f"Decode throughput is predicted within {worst:.0%} of what was measured, at every number of streams."
         rows = _comparison_rows(comparisons)
         sections.append(Section("Measured on this machine", text, rows, _measured(comparisons)))
-    if ranking.plans:
+    if ranked:
         text = "Prices per GPU hour are assumptions, dated in build/gpus.toml, but for --price."
-        sections.append(Section("GPUs by price", text, _ranking_rows(ranking), _prices(ranking)))
-    if ranking.refused:
-        refused = [{"GPU": name, "reason": reason} for name, reason in ranking.refused]
+        sections.append(Section("GPUs by price", text, _ranking_rows(ranked), _prices(ranked)))
+    if answer.refused:
+        refused = [{"GPU": name, "reason": reason} for name, reason in answer.refused.items()]
         sections.append(Section("GPUs that cannot serve this", table=refused))
     return render_page(f"Plan: {answer.model}", _lead(plans[0].request), sections, answer.source)
 
@@ -292,8 +293,7 @@ def _curves(plans: Sequence[Plan]) -> Panels:
     return Panels(panels)
 
 
-def _prices(ranking: Ranking) -> Bars:
-    plans = ranking.plans
+def _prices(plans: Sequence[Plan]) -> Bars:
     hourly = plans[0].request.rate is not None
     texts = [f"{plan.price:.3g} USD, {_count(plan.fleet.gpus, 'GPU')}" for plan in plans]
     label = "USD per hour for the whole load" if hourly else "USD per million generated tokens, fully used"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight.load.compare.bootstrap import Percentiles, Ratio, Statistic, block_length
-from inflight.load.measurements import RequestRecord, output_events
+from inflight.load.measurements import LATENCIES, RequestRecord, output_events
 from inflight.load.scenario import Slo
 
 RANKS = (50.0, 95.0, 99.0)
@@ -21,12 +21,8 @@ _FEWEST_BLOCKS, _MOST_BLOCKS = 10, 50
 _FEWEST_BEYOND = 5
 """Requests at or above a percentile, for it to be judged: with fewer it is hardly more than the largest of them."""
 _FEWEST_REQUESTS = 20
-_LATENCIES: dict[str, Callable[[RequestRecord], Sequence[float]]] = {
-    "TTFT": lambda one: [] if one.ttft_s is None else [one.ttft_s],
-    "ITL": lambda one: one.itl_s,
-    "E2E": lambda one: [one.e2e_s],
-    "queue": lambda one: [] if one.queue_s is None else [one.queue_s],
-}
+_COMPARED = {"TTFT": "ttft_ms", "ITL": "itl_ms", "E2E": "e2e_ms", "queue": "queue_ms"}
+"""The latencies that are compared, by the names under which they are shown."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +105,7 @@ def _edges(run: Run) -> np.ndarray:
 
 
 def _requests(runs: Sequence[Run]) -> Group:
+    """Return shares of the requests, and mean and percentiles of each latency that has samples, in milliseconds."""
     started = [run.started for run in runs]
     clusters, cluster_of = _clusters(started)
     records = [one for run in started for one in run]
@@ -119,7 +116,8 @@ def _requests(runs: Sequence[Run]) -> Group:
         above = np.bincount(cluster_of, 100.0 * (np.array(quality) & np.array(among)), minlength=total)
         return Ratio(above, np.bincount(cluster_of, np.array(among, dtype=float), minlength=total))
 
-    quantities, statistics = [], []
+    quantities: list[Quantity] = []
+    statistics: list[Statistic] = []
     if _has_limits(runs):
         limited = [(one, run.slo(one)) for run, ones in zip(runs, started, strict=True) for one in ones]
         quantities.append(Quantity("within limits", "%", True, len(records) >= _FEWEST_REQUESTS))
@@ -127,33 +125,21 @@ def _requests(runs: Sequence[Run]) -> Group:
     for name, outcomes in (("refused", ("refused",)), ("failed", ("failed", "unfinished"))):
         quantities.append(Quantity(name, "%", False, len(records) >= _FEWEST_REQUESTS))
         statistics.append(share([one.outcome in outcomes for one in records], [True] * len(records)))
-    latencies: list[Statistic] = []
-    for name, samples_of in _LATENCIES.items():
-        latencies += _latency(name, samples_of, records, cluster_of, total, quantities)
-    return Group(clusters, tuple(quantities), (*statistics, *latencies))
-
-
-def _latency(
-    name: str,
-    samples_of: Callable[[RequestRecord], Sequence[float]],
-    records: Sequence[RequestRecord],
-    cluster_of: np.ndarray,
-    clusters: int,
-    quantities: list[Quantity],
-) -> list[Statistic]:
-    """Return mean and percentiles of a latency, in milliseconds, and add them to ``quantities``; none: no samples."""
-    per_request = [samples_of(one) if one.completed else [] for one in records]
-    samples = 1000 * np.array([sample for samples in per_request for sample in samples])
-    if not len(samples):
-        return []
-    place = np.repeat(cluster_of, [len(one) for one in per_request])
-    having = sum(bool(one) for one in per_request)
-    quantities.append(Quantity(f"{name} mean", "ms", False, having >= _FEWEST_REQUESTS))
-    for rank in RANKS:
-        enough = having >= _FEWEST_REQUESTS and having * (1 - rank / 100) >= _FEWEST_BEYOND
-        quantities.append(Quantity(f"{name} p{rank:g}", "ms", False, enough))
-    mean = Ratio(np.bincount(place, samples, minlength=clusters), np.bincount(place, minlength=clusters).astype(float))
-    return [mean, Percentiles.of(RANKS, samples, place, clusters)]
+    for name, latency in _COMPARED.items():
+        per_request = [LATENCIES[latency](one) if one.completed else [] for one in records]
+        samples = 1000 * np.array([sample for samples in per_request for sample in samples])
+        if not len(samples):
+            continue
+        having = sum(bool(one) for one in per_request)
+        quantities.append(Quantity(f"{name} mean", "ms", False, having >= _FEWEST_REQUESTS))
+        for rank in RANKS:
+            enough = having >= _FEWEST_REQUESTS and having * (1 - rank / 100) >= _FEWEST_BEYOND
+            quantities.append(Quantity(f"{name} p{rank:g}", "ms", False, enough))
+        place = np.repeat(cluster_of, [len(one) for one in per_request])
+        numbers = np.bincount(place, minlength=total).astype(float)
+        statistics.append(Ratio(np.bincount(place, samples, minlength=total), numbers))
+        statistics.append(Percentiles.of(RANKS, samples, place, total))
+    return Group(clusters, tuple(quantities), tuple(statistics))
 
 
 def _clusters(started: Sequence[Sequence[RequestRecord]]) -> tuple[tuple[int, ...], np.ndarray]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -25,15 +24,8 @@ _MOST_DOUBLINGS = 12
 _console = Console(stderr=True, highlight=False)
 
 
-class LoadKind(StrEnum):
-    """Values of ``--kind``."""
-
-    RATE = "rate"
-    CONCURRENCY = "concurrency"
-
-
 Kind = Annotated[
-    LoadKind | None,
+    Literal["rate", "concurrency"] | None,
     typer.Option(help="Sessions per second (open loop) or at a time (closed loop); the scenario's by default."),
 ]
 High = Annotated[
@@ -77,7 +69,7 @@ def sweep(
     with one_line_errors(_console):
         check_target(url, serve, deployment)
         settings = load_scenario(scenario)
-        is_open = settings.open if kind is None else kind is LoadKind.RATE
+        is_open = settings.open if kind is None else kind == "rate"
         check_sweepable(settings, is_open)
         limits = None if slo is None else parse_slo(slo)
         limited = settings if limits is None else settings.with_limits(limits)

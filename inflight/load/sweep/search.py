@@ -80,7 +80,7 @@ class Search:
         """Measure until everything is found that can be."""
         self._go_up()
         if self.plan.open:
-            self._close_in(keeping_up())
+            self._close_in(KEEPING_UP)
         else:
             self._close_in_on_power()
         if self.plan.share is not None:
@@ -161,9 +161,10 @@ class Search:
         return high <= low * (1 + self.plan.tolerance) or (not self.plan.open and high - low <= 1)
 
 
-def keeping_up() -> Question:
-    """Return the question whether the server, and not the client, keeps up with an open loop."""
-    return Question(lambda level: level.keeps_up and not level.client_bound, lambda level: level.keeping_up_is_unsure)
+KEEPING_UP = Question(
+    lambda level: level.keeps_up and not level.client_bound, unsure=lambda level: level.keeping_up_is_unsure
+)
+"""Whether the server, and not the client, keeps up with an open loop."""
 
 
 def keeping_limits(plan: Plan) -> Question:
@@ -254,7 +255,7 @@ def find(plan: Plan, levels: Sequence[Level]) -> Findings:
 
 
 def _open_knee(levels: list[Level]) -> Knee | None:
-    _, failing = borders(levels, keeping_up().passes)
+    _, failing = borders(levels, KEEPING_UP.passes)
     if failing is None:
         return None
     best = max(levels, key=lambda level: level.answered)

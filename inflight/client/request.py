@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,8 @@ NUMPY_TYPES: dict[str, type[Any]] = {
     contract.FP16: np.float16,
     contract.FP32: np.float32,
 }
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character: a string of Python's, and one of JSON, may have it alone, and no encoding has it."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 INPUTS = {tensor.name: tensor for tensor in (*contract.ENSEMBLE_INPUTS, contract.ENGINE_INPUT["inspect"])}
 """What a request may carry: the ensemble's inputs, and the one of the engine that asks for no tokens."""
@@ -184,7 +187,7 @@ def _values(name: str, value: Any) -> list[Any]:
 def _checked(name: str, value: Any) -> Any:
     dtype = INPUTS[name].dtype
     if dtype == contract.BYTES:
-        good = isinstance(value, str) and _is_utf8(value)
+        good = isinstance(value, str) and not SURROGATE.search(value)
     elif dtype == contract.BOOL:
         good = isinstance(value, bool)
     elif dtype in (contract.FP16, contract.FP32):
@@ -196,14 +199,6 @@ def _checked(name: str, value: Any) -> Any:
     if not good:
         raise InvalidRequest(f"{name} is {value!r}; it must be {_WANTED[dtype]}")
     return value
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _WANTED = {

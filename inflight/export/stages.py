@@ -39,7 +39,10 @@ class Stages:
     root: Path
     show: Callable[[str, str], object]
     """Called with a stage's name and one line about it: what it did, or that there was nothing to do."""
+    results: dict[str, Path] = field(default_factory=dict)
+    """The directories of the stages' results, by the stages' names."""
     ran: list[str] = field(default_factory=list)
+    """The stages among them that no earlier run had finished."""
 
     def run(self, name: str, inputs: Mapping[str, Any], work: Callable[[Path], str], needed_bytes: int = 0) -> Path:
         """Return the directory of a stage's results; ``work`` fills it, unless an earlier run did.
@@ -52,7 +55,7 @@ class Stages:
         Raises:
             DeploymentError: the stage failed; nothing is left of it.
         """
-        directory = self.directory(name, inputs)
+        directory = self.results[name] = self.directory(name, inputs)
         if (directory / RECORD).is_file():
             try:
                 done = json.loads((directory / RECORD).read_text())["line"]

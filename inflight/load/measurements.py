@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from inflight.load.scenario import Slo
+from inflight.report.units import with_floats
 
 Outcome = Literal["completed", "cancelled", "refused", "failed", "unfinished"]
 """How a request ended: with its answer; cancelled by the client, as planned; not admitted; with an error; or cut off
@@ -118,7 +119,8 @@ class RequestRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object: times in seconds to the microsecond, arrivals as pairs of time and tokens."""
-        return {field.name: rounded(getattr(self, field.name), 6) for field in fields(self)}
+        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        return with_floats(row, lambda seconds: round(seconds, 6))
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> RequestRecord:
@@ -261,12 +263,3 @@ def output_events(records: Iterable[RequestRecord]) -> Iterable[tuple[float, int
         seen = sum(arrival.tokens for arrival in one.arrivals)
         yield from ((arrival.time_s, arrival.tokens) for arrival in one.arrivals)
         yield one.ended_s, one.output_tokens - seen
-
-
-def rounded(value: Any, digits: int) -> Any:
-    """Return a JSON value with its floats to so many decimals."""
-    if isinstance(value, float):
-        return round(value, digits)
-    if isinstance(value, dict):
-        return {name: rounded(inner, digits) for name, inner in value.items()}
-    return [rounded(inner, digits) for inner in value] if isinstance(value, list | tuple) else value

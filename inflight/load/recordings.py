@@ -15,7 +15,6 @@ import csv
 import io
 import itertools
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
+from inflight.client.request import SURROGATE
 from inflight.load.scenario import ScenarioError
 from inflight.settings.section import explain
 
 _PEOPLE = {"human", "user"}
 _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bing", "bard"}
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON may have one alone; no encoding has, and so neither tokenizer nor transport takes it."""
 
 
 class TraceRow(BaseModel):
@@ -127,7 +125,7 @@ def _recorded(path: Path, number: int, entry: Any, max_turns: int | None) -> Rec
     if not isinstance(said, list) or not all(_is_turn(one) for one in said):
         expected = '{"conversations": [{"from": "human" or "gpt", "value": text}, ...]}'
         raise ScenarioError(f"{path}: conversation {number} is not {expected}")
-    if any(_SURROGATE.search(one["value"]) for one in said):
+    if any(SURROGATE.search(one["value"]) for one in said):
         raise ScenarioError(f"{path}: conversation {number} has half a character, a lone surrogate")
     system = said[0]["value"] if said and said[0]["from"] == "system" else ""
     turns = [  # of a person, each with the answer that follows it; others have nothing to be replayed by

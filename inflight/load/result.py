@@ -20,10 +20,11 @@ from typing import Any
 
 from inflight.errors import InflightError
 from inflight.load.arrivals import starts
-from inflight.load.measurements import Figures, RequestRecord, measure, rounded
+from inflight.load.measurements import Figures, RequestRecord, measure
 from inflight.load.overhead import ClientHealth
 from inflight.load.scenario import Scenario, Slo
 from inflight.report.provenance import provenance
+from inflight.report.units import with_floats
 
 SUMMARY, REQUESTS, SCENARIO, REPORT = "summary.json", "requests.jsonl", "scenario.toml", "report.html"
 EXCLUDED = (
@@ -127,7 +128,8 @@ def make_directory(directory: Path | None, name: str) -> Path:
 def write_result(directory: Path, result: LoadResult) -> None:
     """Write a result's figures and requests, and the scenario as it was read, into ``directory``, as ``write`` does."""
     # Of milliseconds, the fourth decimal is a tenth of a microsecond.
-    write(directory / SUMMARY, json.dumps(rounded(result.summary(), 4), indent=1) + "\n")
+    summary = with_floats(result.summary(), lambda number: round(number, 4))
+    write(directory / SUMMARY, json.dumps(summary, indent=1) + "\n")
     write(directory / REQUESTS, "".join(json.dumps(one.as_json()) + "\n" for one in result.records))
     write(directory / SCENARIO, result.scenario.source)
 

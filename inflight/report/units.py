@@ -5,6 +5,9 @@ Both are rounded to three digits before their unit is chosen: what rounds to 100
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 _SECONDS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _TWICE = 60.0
 """A unit of so many seconds or more is used from two of it on: 90 s says more than 1.5 min."""
@@ -15,6 +18,15 @@ def significant(value: float | None) -> float | None:
     if value is None:
         return None
     return round(value, 0) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+
+def with_floats(value: Any, write: Callable[[float], float]) -> Any:
+    """Return a JSON value in which every float is what ``write`` makes of it, and tuples are lists."""
+    if isinstance(value, Mapping):
+        return {key: with_floats(entry, write) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_floats(entry, write) for entry in value]
+    return write(value) if isinstance(value, float) else value
 
 
 def quantity(value: float) -> str:

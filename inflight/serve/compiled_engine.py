@@ -34,15 +34,6 @@ class CompiledEngine:
         """Whether part of a prompt can attend to what lies in the paged cache; chunks and prefix reuse need it."""
         return self.build["plugin_config"].get("use_paged_context_fmha") in (True, "enable")
 
-    @property
-    def draft_method(self) -> str | None:
-        """The method whose heads are part of the engine: eagle, medusa or none."""
-        return next((method for method, key in _MARKS.items() if key in self.checkpoint), None)
-
-    def reuses_prefixes(self, deployment: Deployment) -> bool:
-        """Return whether finished blocks are reused: an engine that cannot does not where nothing is said."""
-        return deployment.kv_cache.prefix_reuse and self.attends_to_cached_blocks
-
 
 _MARKS = {"eagle": "num_eagle_layers", "medusa": "num_medusa_heads"}
 """Method to a key that only checkpoints with its heads have."""
@@ -117,7 +108,7 @@ def _disagreements(deployment: Deployment, engine: CompiledEngine) -> Iterator[s
 def _drafts(deployment: Deployment, engine: CompiledEngine) -> Iterator[str]:
     """Yield how the drafts differ. An engine that takes drafts from outside is served without ``speculation``."""
     settings = deployment.speculation
-    method, compiled = settings.method, engine.draft_method
+    method, compiled = settings.method, next((name for name, key in _MARKS.items() if key in engine.checkpoint), None)
     if method != compiled and (compiled or method in _MARKS):
         yield f"speculation.method is {method or 'null'}; the engine was compiled for {compiled or 'none with heads'}"
         return

@@ -115,7 +115,7 @@ def parameters(deployment: Deployment) -> dict[str, str]:
         "kv_cache_free_gpu_mem_fraction": settings.free_gpu_memory_fraction,
         "max_tokens_in_paged_kv_cache": cache.tokens,
         "kv_cache_host_memory_bytes": settings.host_cache_bytes,
-        "enable_kv_cache_reuse": engine.reuses_prefixes(deployment),
+        "enable_kv_cache_reuse": cache.prefix_reuse and engine.attends_to_cached_blocks,
         "enable_chunked_context": engine.attends_to_cached_blocks,
         "exclude_input_in_output": False,
         "normalize_log_probs": False,

@@ -17,7 +17,7 @@ from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from inflight.export.build.blueprint import ENGINE, MODEL, READABLE, make_blueprint
 from inflight.export.build.request import BuildRequest
-from inflight.export.build.write import PAGE, PLAN, QUALITY, Parts, require_replaceable, write_deployment
+from inflight.export.build.write import PAGE, PLAN, QUALITY, require_replaceable, write_deployment
 from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.compile.run import require_tools, run_commands
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet, Example
@@ -90,16 +90,15 @@ class Build:
         }
         try:
             self._choose_kept()
-            planned = self._plan()
+            self._plan()
             quantized = self._quantize()
-            compiled = self._compile()
-            verified, checks = self._verify(quantized)
+            self._compile()
+            checks = self._verify(quantized)
         except (MemoryError, torch.OutOfMemoryError):
             raise DeploymentError(
                 f"out of memory on {self._device}; give the build more, or use --device cpu"
             ) from None
-        parts = Parts(planned, quantized, compiled, verified)
-        self._show("write", write_deployment(self._blueprint, parts, self._manifest(parts, checks)))
+        self._show("write", write_deployment(self._blueprint, self._stages.results, self._manifest(checks)))
         return tuple(self._stages.ran)
 
     def _measure_machine(self) -> Gpu:
@@ -151,7 +150,7 @@ class Build:
             )
         self._blueprint = make_blueprint(replace(request, keep=(*request.keep, *kept)), self._source, self._gpu)
 
-    def _plan(self) -> Path:
+    def _plan(self) -> None:
         plan = self._blueprint.plan
 
         def work(out: Path) -> str:
@@ -159,7 +158,7 @@ class Build:
             gpus = f"{plan.gpus_per_replica} x {plan.gpu.name}"
             return f"{plan.precision} on {gpus}, KV cache {plan.kv_cache}, batches of {plan.max_batch_size}"
 
-        return self._stages.run("plan", {"plan": plan.as_dict()}, work)
+        self._stages.run("plan", {"plan": plan.as_dict()}, work)
 
     def _quantize(self) -> Path:
         """Quantize, or take the checkpoint as it is."""
@@ -190,13 +189,13 @@ class Build:
             inputs = self._calibrated({"recipe": asdict(blueprint.recipe)} | written)
         return self._stages.run("quantize", inputs, work, needed_bytes=source.size)
 
-    def _compile(self) -> Path | None:
+    def _compile(self) -> None:
         """Compile the engine with upstream's tools, where the flow has one."""
         source, blueprint = self._source, self._blueprint
         if blueprint.flow != "tensorrt":
             why = "the portable engine runs" if blueprint.flow == "portable" else "TensorRT-LLM's PyTorch flow runs"
             self._show("compile", f"nothing to do: {why} the checkpoint as it is")
-            return None
+            return
 
         def work(out: Path) -> str:
             texts = (self._tokenizer.decode(example.tokens) for example in self._examples())
@@ -219,9 +218,9 @@ class Build:
                 for path in (*([draft] if draft else []), *adapters)
             ],
         }
-        return self._stages.run("compile", self._calibrated(inputs), work, needed_bytes=2 * source.size)
+        self._stages.run("compile", self._calibrated(inputs), work, needed_bytes=2 * source.size)
 
-    def _verify(self, quantized: Path) -> tuple[Path | None, list[Check]]:
+    def _verify(self, quantized: Path) -> list[Check]:
         """Measure the quantized checkpoint beside the original, on the portable engine, and hold it to the thresholds.
 
         Raises:
@@ -229,7 +228,7 @@ class Build:
         """
         if not self._blueprint.quantizes:
             self._show("verify", "nothing to do: nothing was quantized")
-            return None, []
+            return []
         settings = self._blueprint.deployment
         inputs = {
             "quantized": quantized.name,
@@ -240,7 +239,7 @@ class Build:
             "kv cache": settings.kv_cache.dtype,
         }
         measured = self._stages.run("verify", inputs, lambda out: self._measure_quality(quantized / MODEL, out))
-        return measured, self._check_quality(quantized / MODEL, measured)
+        return self._check_quality(quantized / MODEL, measured)
 
     def _measure_quality(self, quantized: Path, out: Path) -> str:
         settings, data, tokenizer = self._blueprint.deployment, self._data, self._tokenizer
@@ -268,8 +267,7 @@ class Build:
     def _check_quality(self, quantized: Path, measured: Path) -> list[Check]:
         """Return the checks of what was measured, and write the report beside it."""
         record = json.loads((measured / QUALITY).read_text())
-        pairs = {name: tuple(record["quality"][name]) for name in ("perplexity", "exact", "recalled")}
-        quality, costs = Quality(**record["quality"] | pairs), [LayerCost(**cost) for cost in record["costs"]]
+        quality, costs = Quality(**record["quality"]), [LayerCost(**cost) for cost in record["costs"]]
         checks = check(quality, costs, self._blueprint.deployment.quality)
         precision = self._blueprint.recipe.precision
         page = quality_page(
@@ -292,9 +290,10 @@ class Build:
             raise DeploymentError(f"{short}. The report: {measured / PAGE}")
         return checks
 
-    def _manifest(self, parts: Parts, checks: list[Check]) -> Manifest:
+    def _manifest(self, checks: list[Check]) -> Manifest:
         """Return what was built, but for the files."""
         blueprint, plan = self._blueprint, self._blueprint.plan
+        results = [self._stages.results.get(stage) for stage in ("plan", "quantize", "compile", "verify")]
         return Manifest(
             created=datetime.now(UTC).replace(microsecond=0),
             command=self._request.command,
@@ -305,7 +304,7 @@ class Build:
             inputs=Inputs(
                 checkpoint=digest(self._inputs["checkpoint"]),
                 calibration=self._calibration.sha256 if blueprint.quantizes else None,
-                settings=digest([blueprint.settings, [part and part.name for part in vars(parts).values()]]),
+                settings=digest([blueprint.settings, [result and result.name for result in results]]),
             ),
             versions=self._machine.versions,
             gpu=self._gpu.name,

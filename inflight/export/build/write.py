@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -19,18 +19,13 @@ PLAN, QUALITY, PAGE = "plan.json", "quality.json", "quality.html"
 """Names within stages and deployments."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The stages' directories; None: the stage had nothing to do."""
+def write_deployment(blueprint: Blueprint, results: Mapping[str, Path], manifest: Manifest) -> str:
+    """Put the deployment together, unless it is there already, and return a line about it.
 
-    planned: Path
-    quantized: Path
-    compiled: Path | None
-    verified: Path | None
-
-
-def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> str:
-    """Put the deployment together, unless it is there already; the manifest has all but the files. Say so in a line.
+    Args:
+        blueprint: what was built.
+        results: the stages' directories, but of those that had nothing to do.
+        manifest: all of the deployment's, but for the files.
 
     Raises:
         DeploymentError: something else is in its place, or the disk is full; what was there before is still there.
@@ -38,8 +33,8 @@ def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> 
     output = blueprint.request.output.absolute()
     if _is_current(output, manifest.inputs.settings):
         return f"nothing to do: {output} is up to date"
-    model = sorted(path for path in (parts.quantized / MODEL).iterdir() if path.is_file())
-    engine = sorted((parts.compiled / ENGINE).iterdir()) if parts.compiled is not None else []
+    model = sorted(path for path in (results["quantize"] / MODEL).iterdir() if path.is_file())
+    engine = sorted((results["compile"] / ENGINE).iterdir()) if "compile" in results else []
     output.parent.mkdir(parents=True, exist_ok=True)
     device = output.parent.stat().st_dev
     require_space(output, sum(path.stat().st_size for path in model + engine if not is_linked(path, device)))
@@ -49,10 +44,10 @@ def write_deployment(blueprint: Blueprint, parts: Parts, manifest: Manifest) -> 
         link_files(model, partial / MODEL)
         if engine:
             link_files(engine, partial / ENGINE)
-        shutil.copyfile(parts.planned / PLAN, partial / PLAN)
-        if parts.verified is not None:
+        shutil.copyfile(results["plan"] / PLAN, partial / PLAN)
+        if "verify" in results:
             for name in (QUALITY, PAGE):
-                shutil.copyfile(parts.verified / name, partial / name)
+                shutil.copyfile(results["verify"] / name, partial / name)
         text = f"# {what}; written by:\n#   {manifest.command}\n{settings}"
         (partial / FILE_NAME).write_text(text, encoding="utf-8")
         load_deployment(partial)

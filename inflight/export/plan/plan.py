@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from inflight.export.plan.memory import Memory
 from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.roofline import Efficiency
 from inflight.export.plan.shape import Parameters
+from inflight.report.units import with_floats
 
 UNPREDICTED = (
     "not predicted: the portable engine decodes quantized weights for each call and adds up in float64 where it rounds "
@@ -198,12 +199,4 @@ class Plan:
         data["parameters"]["total"] = self.parameters.total
         if not self.predicted:
             data |= dict.fromkeys(_SPEEDS) | {"speed": UNPREDICTED}
-        return _rounded(data)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(entry) for entry in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+        return with_floats(data, lambda number: float(f"{number:.4g}"))

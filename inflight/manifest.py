@@ -217,15 +217,15 @@ def _differences(manifest: Manifest, machine: Machine) -> Iterator[str]:
     needed = MINIMUM_COMPUTE_CAPABILITY.get(manifest.precision, (0, 0))
     for chip in chips:
         if chip < needed:
-            yield f"compute capability {_dotted(needed)} or newer for {manifest.precision}, here {_dotted(chip)}"
+            yield f"compute capability {dotted(needed)} or newer for {manifest.precision}, here {dotted(chip)}"
 
 
 def _engine_differences(manifest: Manifest, here: Versions, chips: list[ComputeCapability]) -> Iterator[str]:
     built = manifest.versions
     for chip in chips:
         if chip != manifest.compute_capability:
-            wanted = _dotted(manifest.compute_capability) if manifest.compute_capability else "unknown"
-            yield f"compute capability {wanted} ({manifest.gpu or 'unknown GPU'}), here {_dotted(chip)}"
+            wanted = dotted(manifest.compute_capability) if manifest.compute_capability else "unknown"
+            yield f"compute capability {wanted} ({manifest.gpu or 'unknown GPU'}), here {dotted(chip)}"
     if built.tensorrt is None or _release(here.tensorrt)[:3] != _release(built.tensorrt)[:3]:
         yield f"TensorRT {built.tensorrt or 'unknown'}, here {here.tensorrt or 'none'}"
     if built.tensorrt_llm is None or _public(here.tensorrt_llm) != _public(built.tensorrt_llm):
@@ -245,5 +245,6 @@ def _public(version: str | None) -> str | None:
     return version and version.partition("+")[0]
 
 
-def _dotted(capability: ComputeCapability) -> str:
+def dotted(capability: ComputeCapability) -> str:
+    """Return a compute capability as NVIDIA writes it, such as ``8.9``."""
     return f"{capability[0]}.{capability[1]}"

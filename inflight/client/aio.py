@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 from inflight.client.answer import Chunk, Collector, Completion, Health, Outputs, read_chunk
 from inflight.client.errors import RETRYABLE, RequestTimeout, ServerLoading
 from inflight.client.request import GenerateOptions, Prompt, Request, build_request
-from inflight.client.transport import Transport, find_problem, make_transport, parse_address
+from inflight.client.transport import Transport, find_problem, inspect, make_transport, parse_address
 from inflight.contract import ENGINE
 from inflight.errors import EngineFailure, InflightError
 
@@ -312,11 +312,8 @@ class _BaseClient:
         address = parse_address(self.url, self._scheme)
         engine = make_transport(address.scheme, address.url, ENGINE, _ABOUT_S)
         try:
-            async with asyncio.timeout(_ABOUT_S):
-                # To the call's end: one that is left right after its answer can stay with Triton (2.51), and hold up
-                # its stop.
-                answers = [outputs async for outputs in engine.replies(Request({"inspect": [True]}))]
-            return ServedModel(**json.loads(answers[0]["snapshot"][0])["model"])
+            snapshot = await asyncio.wait_for(inspect(engine, self.url), _ABOUT_S)
+            return ServedModel(**json.loads(snapshot)["model"])
         except (TimeoutError, InflightError, LookupError, TypeError, ValueError):
             return None
         finally:

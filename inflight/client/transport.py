@@ -21,7 +21,7 @@ from inflight.client.answer import Health, Outputs
 from inflight.client.errors import ServerLoading, ServerUnreachable
 from inflight.client.http_transport import HttpTransport
 from inflight.client.request import Request
-from inflight.errors import InflightError, InvalidRequest, NotFound, UnsupportedFeature, nearest
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, NotFound, UnsupportedFeature, nearest
 
 SCHEMES = ("grpc", "grpcs", "http", "https")
 _PORTS = {"http": 80, "https": 443, "grpcs": 443}
@@ -116,6 +116,19 @@ def make_transport(scheme: str, url: str, model: str, connect_timeout: float) ->
             "gRPC needs the package tritonclient[grpc], which is not installed here; install it, or ask over HTTP"
         ) from error
     return GrpcTransport(url, model, connect_timeout)
+
+
+async def inspect(transport: Transport, url: str) -> str:
+    """Return the snapshot of the engine that ``transport`` leads to, as JSON; ``url`` is named in errors.
+
+    Raises:
+        InflightError: there is none, or the server refuses.
+    """
+    # To the call's end: one that is left right after its answer can stay with Triton (2.51), and hold up its stop.
+    answers = [outputs async for outputs in transport.replies(Request({"inspect": [True]}))]
+    if not answers:
+        raise EngineFailure(f"{url}: the answer has no snapshot")
+    return str(answers[0]["snapshot"][0])
 
 
 async def find_problem(address: Address, model: str, transport: Transport) -> InflightError | None:

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,15 +77,11 @@ def detect_machine(tools: TensorRtLlm | None) -> Machine:
     return replace(machine, versions=machine.versions.model_copy(update=versions))
 
 
-def _candidates() -> Iterator[Path]:
+def _candidates() -> list[Path]:
+    own = Path(sys.executable).with_name("python3")
+    on_path = [Path(place, "python3") for place in os.environ.get("PATH", "").split(os.pathsep) if place]
     # Path.is_file would raise for what this user may not look into; os.path.isfile says no.
-    own = Path(sys.executable)
-    for directory in os.environ.get("PATH", "").split(os.pathsep):
-        python = Path(directory, "python3")
-        if directory and os.path.isfile(python) and python != own.with_name("python3"):
-            yield python
-    if os.path.isfile(IMAGES):
-        yield IMAGES
+    return [python for python in (*on_path, IMAGES) if os.path.isfile(python) and python != own]
 
 
 @functools.cache

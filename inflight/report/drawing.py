@@ -17,22 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from inflight.report.plots import (
-    COLOURS,
-    FRAME,
-    GREEN,
-    GRID,
-    INK,
-    MUTED,
-    ON_DARK,
-    PAPER,
-    YELLOW,
-    Bars,
-    Line,
-    Panel,
-    Panels,
-    Plot,
-)
+from inflight.report import plots
 
 WIDTH = 9.5
 """The width in inches of a figure that fills a page."""
@@ -44,15 +29,15 @@ _LOG_FROM = 20
 _LABEL_DISTANCE = 0.06
 """The least distance between two points that both have a label, as a share of the largest values."""
 _STYLE = {
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
+    "figure.facecolor": plots.PAPER,
+    "axes.facecolor": plots.PAPER,
     "savefig.facecolor": "auto",
-    "text.color": INK,
+    "text.color": plots.INK,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # the second is as wide as the first
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": FRAME,
-    "axes.titlecolor": INK,
+    "axes.labelcolor": plots.MUTED,
+    "axes.edgecolor": plots.FRAME,
+    "axes.titlecolor": plots.INK,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
@@ -60,15 +45,15 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": GRID,
+    "grid.color": plots.GRID,
     "grid.linewidth": 0.8,
-    "xtick.color": FRAME,
-    "ytick.color": FRAME,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
+    "xtick.color": plots.FRAME,
+    "ytick.color": plots.FRAME,
+    "xtick.labelcolor": plots.MUTED,
+    "ytick.labelcolor": plots.MUTED,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.prop_cycle": cycler(color=plots.COLOURS),
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "inflight",  # equal figures give equal files
 }
@@ -88,17 +73,17 @@ def svg(figure: Figure, title: str) -> str:
     text = buffer.getvalue()
     head, inside = text[text.index("<svg") :].split(">", 1)
     rules = ""
-    for light, dark in ON_DARK.items():
-        filled = ":not(text)" if light == PAPER else ""  # white text on a bar stays white
+    for light, dark in plots.ON_DARK.items():
+        filled = ":not(text)" if light == plots.PAPER else ""  # white text on a bar stays white
         rules += f'{filled}[style*="fill: {light}"]{{fill:{dark}!important}}'
         rules += f'[style*="stroke: {light}"]{{stroke:{dark}!important}}'
     sheet = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
     return f'{head} role="img">\n <title>{escape(title)}</title>\n {sheet}{inside}'
 
 
-def draw(plot: Plot) -> Figure:
+def draw(plot: plots.Plot) -> Figure:
     """Return the picture of a plot, with one legend above all of its panels."""
-    figure = _draw_bars(plot) if isinstance(plot, Bars) else _draw_panels(plot)
+    figure = _draw_bars(plot) if isinstance(plot, plots.Bars) else _draw_panels(plot)
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -108,7 +93,7 @@ def draw(plot: Plot) -> Figure:
     return figure
 
 
-def _draw_panels(plot: Panels) -> Figure:
+def _draw_panels(plot: plots.Panels) -> Figure:
     figure, count = new_figure(WIDTH, plot.height), len(plot.panels)
     rows, columns = (count, 1) if plot.stacked else (1, count)
     grid = figure.subplots(rows, columns, sharex=plot.stacked, squeeze=False).flat
@@ -119,7 +104,7 @@ def _draw_panels(plot: Panels) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: plots.Panel) -> None:
     for line in panel.lines:
         _draw_line(axes, line)
     for mark in panel.marks:
@@ -127,7 +112,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         across(mark.at, color=mark.colour, linestyle=mark.style, linewidth=1.2, label=mark.name or None)
     if panel.shaded is not None:
         begin, end, name = panel.shaded
-        axes.axvspan(begin, end, color=GREEN, alpha=0.10, linewidth=0, label=name)
+        axes.axvspan(begin, end, color=plots.GREEN, alpha=0.10, linewidth=0, label=name)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     if panel.log_x:
@@ -148,7 +133,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.grid(axis="y", visible=False)
 
 
-def _draw_line(axes: Axes, line: Line) -> None:
+def _draw_line(axes: Axes, line: plots.Line) -> None:
     name = line.name or None
     if line.shape == "bars":
         axes.bar(line.x, line.y, color=line.colour, label=name)
@@ -167,7 +152,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     axes.plot(np.asarray(line.x)[kept], np.asarray(line.y)[kept], label=name, **style)
     for x, y, hollow in zip(line.x, line.y, line.hollow, strict=False):
         if hollow:
-            axes.plot([x], [y], **style | {"markerfacecolor": PAPER})
+            axes.plot([x], [y], **style | {"markerfacecolor": plots.PAPER})
     # The last label comes first; others stand at the points that are far enough apart for them to be read.
     last_x, last_y = -1.0, -1.0
     for text, x, y in reversed(list(zip(line.labels, line.x, line.y, strict=False))):
@@ -177,19 +162,19 @@ def _draw_line(axes: Axes, line: Line) -> None:
             last_x, last_y = relative_x, relative_y
 
 
-def _draw_bars(plot: Bars) -> Figure:
+def _draw_bars(plot: plots.Bars) -> Figure:
     figure = new_figure(WIDTH, 1.0 + 0.4 * len(plot.names))
     axes = figure.subplots()
-    colours = plot.colours or dict(zip(plot.parts, COLOURS, strict=False))
+    colours = plot.colours or dict(zip(plot.parts, plots.COLOURS, strict=False))
     ends = [0.0] * len(plot.names)
     longest = max(sum(lengths) for lengths in zip(*plot.parts.values(), strict=True))
     for part, lengths in plot.parts.items():
         label = part if len(plot.parts) > 1 else None
         bars = axes.barh(range(len(plot.names)), lengths, 0.65, ends, color=colours[part], label=label)
         if label is not None:
-            dark = colours[part] not in (GRID, YELLOW)
+            dark = colours[part] not in (plots.GRID, plots.YELLOW)
             texts = [f"{length:.1f}" if length > 0.07 * longest else "" for length in lengths]
-            axes.bar_label(bars, texts, label_type="center", color=PAPER if dark else INK, fontsize=9)
+            axes.bar_label(bars, texts, label_type="center", color=plots.PAPER if dark else plots.INK, fontsize=9)
         elif plot.texts:
             axes.bar_label(bars, plot.texts, padding=5, fontsize=9)
         ends = [end + length for end, length in zip(ends, lengths, strict=True)]

@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inflight.addresses import direct_mounts, in_url, tls_context
 from inflight.client.errors import RequestTimeout, ServerUnreachable
-from inflight.client.request import Request
-from inflight.client.transport import find_problem, make_transport, parse_address
+from inflight.client.transport import find_problem, inspect, make_transport, parse_address
 from inflight.contract import ENGINE
 from inflight.engine.snapshot import Snapshot
 from inflight.errors import EngineFailure, InflightError, NotFound
@@ -118,20 +117,13 @@ class ServerPoller:
 
     async def _snapshot(self) -> Snapshot | InflightError:
         try:
-            return Snapshot.from_json(await asyncio.wait_for(self._inspect(), self._patience_s))
+            return Snapshot.from_json(await asyncio.wait_for(inspect(self._transport, self.url), self._patience_s))
         except TimeoutError:
             return RequestTimeout(f"{self.url}: no snapshot within {self._patience_s:g} s")
         except (EngineFailure, NotFound, ServerUnreachable) as error:  # not what the server says, or not of itself
             return await find_problem(self._address, ENGINE, self._transport) or error
         except InflightError as error:
             return error
-
-    async def _inspect(self) -> str:
-        # To the call's end: one that is left right after its answer can stay with Triton (2.51), and hold up its stop.
-        answers = [outputs async for outputs in self._transport.replies(Request({"inspect": [True]}))]
-        if not answers:
-            raise EngineFailure(f"{self.url}: the answer has no snapshot")
-        return str(answers[0]["snapshot"][0])
 
     async def _page(self) -> Page | InflightError:
         url = f"{self.metrics if '://' in self.metrics else f'http://{self.metrics}'}/metrics"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 
 import pytest
 from typer.testing import CliRunner
 
 from inflight.cli import app
+from inflight.client.answer import Outputs
 from inflight.client.errors import RequestTimeout
+from inflight.client.request import Request
 from inflight.top.poller import PATIENCE_S, Page, ServerPoller
 from tests.top.support.pages import SNAPSHOT, page, plain
 
@@ -36,13 +39,17 @@ class SlowPoller(ServerPoller):
     late_s = 0.05
     answered_s = 0.0
 
+    def __init__(self, url: str, metrics: str | None, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(url, metrics, patience_s)
+        self._transport.replies = self._replies  # type: ignore[method-assign]
+
     async def _page(self) -> Page:
         return page(1)
 
-    async def _inspect(self) -> str:
+    async def _replies(self, _request: Request) -> AsyncGenerator[Outputs, None]:
         await asyncio.sleep(self.late_s)
         self.answered_s = time.monotonic()
-        return SNAPSHOT.to_json()
+        yield {"snapshot": [SNAPSHOT.to_json()]}
 
 
 async def test_rates_are_taken_over_the_time_between_pages_however_late_a_snapshot_is() -> None:

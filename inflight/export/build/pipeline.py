@@ -23,20 +23,12 @@ from inflight.export.compile.run import require_tools, run_commands
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet, Example
 from inflight.export.interpreters import detect_machine
 from inflight.export.plan.gpus import CPU, Gpu, cpu_threads, find_gpu, measure_cpu
+from inflight.export.quantize import modelopt
 from inflight.export.quantize.config_file import write_config
-from inflight.export.quantize.modelopt import (
-    PROBES,
-    QuantizedModel,
-    Sensitivity,
-    choose_kept,
-    copy_text_files,
-    measure_sensitivity,
-    quiet,
-)
 from inflight.export.stages import Progress, Stages, digest, link_files, link_or_copy, require_writable
 from inflight.export.verify.measures import LayerCost, Quality, layer_costs, measure, recall_examples
 from inflight.export.verify.report import Check, check, failure, quality_page
-from inflight.manifest import Inputs, Manifest, record_files
+from inflight.manifest import Inputs, Manifest, dotted, record_files
 from inflight.report.provenance import cpu_model, provenance
 from inflight.text.tokenizer import Tokenizer
 
@@ -119,7 +111,7 @@ class Build:
             require_tools(command)
         here = self._machine.compute_capabilities
         if needed and self._gpu.capability not in here[:1]:
-            chip = ".".join(map(str, here[0])) if here else "no GPU"
+            chip = dotted(here[0]) if here else "no GPU"
             raise DeploymentError(
                 f"an engine is compiled on the GPU that it is for, {self._gpu.name} ({self._gpu.compute_capability}); "
                 f"here is {chip}. --flow pytorch needs no engine"
@@ -132,17 +124,17 @@ class Build:
             return
 
         def work(out: Path) -> str:
-            with quiet(out / "modelopt.log"):
-                found = measure_sensitivity(
+            with modelopt.quiet(out / "modelopt.log"):
+                found = modelopt.measure_sensitivity(
                     self._source.directory, recipe, self._examples(), self._device, self._progress
                 )
             (out / _SENSITIVITIES).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
             return f"{len(found)} groups of linears; the most sensitive is {found[0].linears[0]}"
 
-        inputs = self._calibrated({"recipe": asdict(recipe), "probes": PROBES})
+        inputs = self._calibrated({"recipe": asdict(recipe), "probes": modelopt.PROBES})
         rows = json.loads((self._stages.run("sensitivity", inputs, work) / _SENSITIVITIES).read_text())
-        sensitivities = [Sensitivity(tuple(row["linears"]), row["kl_divergence"]) for row in rows]
-        kept = choose_kept(sensitivities, request.kl_budget)
+        sensitivities = [modelopt.Sensitivity(tuple(row["linears"]), row["kl_divergence"]) for row in rows]
+        kept = modelopt.choose_kept(sensitivities, request.kl_budget)
         self._show("sensitivity", f"{len(kept)} linears stay in 16 bit, for a budget of {request.kl_budget:g} nats")
         if len(kept) == sum(len(one.linears) for one in sensitivities):
             raise DeploymentError(
@@ -168,15 +160,15 @@ class Build:
             target = out / MODEL
             target.mkdir()
             if blueprint.quantizes:
-                with quiet(out / "modelopt.log"):
-                    model = QuantizedModel(
+                with modelopt.quiet(out / "modelopt.log"):
+                    model = modelopt.QuantizedModel(
                         source.directory, blueprint.recipe, self._examples(), self._device, self._progress
                     )
                     self._progress("writing the quantized checkpoint", 0, 0)
                     model.save(target)
                 sizes = f"{_megabytes(source.size)} to {_megabytes(weight_bytes(target))}"
                 return f"{sizes}, calibrated with {self._calibration.describe()}"
-            copy_text_files(source.directory, target)
+            modelopt.copy_text_files(source.directory, target)
             for file in (*source.weights, *source.directory.glob("*.json")):
                 if not (target / file.name).exists():
                     link_or_copy(file, target / file.name)

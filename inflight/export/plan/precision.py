@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from inflight.errors import DeploymentError, nearest
 from inflight.export.plan.gpus import Arithmetic, Gpu
-from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
+from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY, dotted
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,6 @@ class Precision:
         return self.weight != self.base
 
 
-def _dotted(capability: tuple[int, int]) -> str:
-    return f"{capability[0]}.{capability[1]}"
-
-
 _FP8 = MINIMUM_COMPUTE_CAPABILITY["fp8"]
 PRECISIONS = {
     precision.name: precision
@@ -66,7 +62,7 @@ PRECISIONS = {
         Precision(
             "nvfp4", 0.5, "nvfp4", group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,
             first_capability=MINIMUM_COMPUTE_CAPABILITY["nvfp4"],
-            instead=f"fp8 (from compute capability {_dotted(_FP8)}) or int4-awq",
+            instead=f"fp8 (from compute capability {dotted(_FP8)}) or int4-awq",
         ),
     )
 }  # fmt: skip
@@ -98,7 +94,7 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
     if gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops:
         raise DeploymentError(
             f"precision {name}: {gpu.name} has compute capability {gpu.compute_capability}, and {name} begins with "
-            f"{_dotted(precision.first_capability)}; use {precision.instead}"
+            f"{dotted(precision.first_capability)}; use {precision.instead}"
         )
     return precision
 
@@ -114,7 +110,7 @@ def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, in
     if name == "fp8" and not gpu.is_cpu and gpu.capability < _FP8:
         raise DeploymentError(
             f"kv_cache fp8: {gpu.name} has compute capability {gpu.compute_capability}, and FP8 begins with "
-            f"{_dotted(_FP8)}; use bf16"
+            f"{dotted(_FP8)}; use bf16"
         )
     if name == "fp8" or (name == "auto" and precision.fp8_kv_cache):
         return "fp8", 1

@@ -63,8 +63,7 @@ def read_directly(url: str, timeout_s: float = 2) -> bytes:
         http.client.HTTPException: what answers does not speak HTTP.
     """
     with _DIRECTLY.open(url, timeout=timeout_s) as response:
-        content: bytes = response.read()
-        return content
+        return response.read()
 
 
 def without_proxy_for_loopback(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

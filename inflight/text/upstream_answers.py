@@ -147,7 +147,7 @@ def _characters(place: _Place, row: Expected) -> int:
 class _Sequence:
     """One sequence on its way to the client: why it ends is found out from its tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, place: tuple[str, int, str, int], expected: Expected | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, place: _Place, expected: Expected | None) -> None:
         self.place, self.expected = place, expected
         self.tokens = 0
         self.finish: str | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from inflight.contract import EXPECTATION, MARK
+from inflight.contract import DETOKENIZER, ENGINE, EXPECTATION, MARK
 from inflight.engine.request import Output
 from inflight.errors import DeploymentError, EngineFailure, InflightError, InvalidRequest, as_told
 from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
@@ -161,14 +161,8 @@ class TritonSender:
 
 def stop_stream(inputs: Arrays, request_id: str) -> None:
     """Ask the engine stage to end what these inputs and the id name, with a call from stage to stage."""
-    request = pb_utils.InferenceRequest(
-        request_id=request_id,
-        model_name="tensorrt_llm",
-        inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
-        requested_output_names=[],
-    )
-    for answer in request.exec(decoupled=True):
-        if answer is not None and answer.has_error():
+    for answer in _call(ENGINE, inputs, [], request_id):
+        if answer.has_error():
             log.warning("stop of request %r failed: %s", request_id, answer.error().message())
 
 
@@ -181,14 +175,19 @@ def announce(announcements: bytes) -> list[int | None]:
     Raises:
         EngineFailure: the call failed.
     """
-    call = pb_utils.InferenceRequest(
-        model_name="detokenizer",
-        inputs=[pb_utils.Tensor(EXPECTATION, np.array([[announcements]], np.object_))],
-        requested_output_names=[MARK],
-    )
-    [answer] = [one for one in call.exec(decoupled=True) if one is not None]
-    _kept.append(answer)
+    [answer] = _call(DETOKENIZER, {EXPECTATION: np.array([[announcements]], np.object_)}, [MARK])
     if answer.has_error():
         raise EngineFailure(f"the detokenizer could not be told of a request: {answer.error().message()}")
     marks = pb_utils.get_output_tensor_by_name(answer, MARK).as_numpy().reshape(-1).tolist()
     return [None if mark < 0 else mark for mark in marks]
+
+
+def _call(stage: str, inputs: Arrays, outputs: list[str], request_id: str = "") -> list[Any]:
+    """Call another stage, and return its answers; the last ones of all are kept."""
+    tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
+    request = pb_utils.InferenceRequest(
+        request_id=request_id, model_name=stage, inputs=tensors, requested_output_names=outputs
+    )
+    answers = [answer for answer in request.exec(decoupled=True) if answer is not None]
+    _kept.extend(answers)
+    return answers

@@ -147,10 +147,10 @@ class Exporter:
     """The families of one stage, and the thread that keeps them true."""
 
     def __init__(self, stage: str, version: str, engine: str, owners: Mapping[str, object]) -> None:
-        """Export what ``owners`` count, the objects that the sources of the stage's families name; itself it adds.
+        """Make the families of ``stage`` beside this kind of ``engine``; ``owners`` are what their sources name.
 
-        They are read at any time: what is read while it changes is true of each family, and not of all of them at one
-        moment. ``engine`` is ``engine.kind`` of the deployment.
+        The exporter itself is one of them. Owners are read at any time: what is read while it changes is true of each
+        family, and not of all of them at one moment.
         """
         labels = {"model": stage, "version": version}
         self._owners = {**owners, "exporter": self}

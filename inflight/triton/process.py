@@ -71,7 +71,8 @@ def _watch(server: int) -> None:
     loading = True
     _set_alarm_at_parents_end(signal.SIGPWR)
     while os.getppid() == server:
-        if loading and _is_child_of_main_thread(server):
+        # Once its loader has ended, the server's main thread is this process's parent.
+        if loading and os.getpid() in _children(Path(f"/proc/{server}/task/{server}/children")):
             loading = False
             ctypes.CDLL(None).alarm(0)  # the end of the thread that loaded the model has set it
             _set_alarm_at_parents_end(signal.SIGQUIT)
@@ -92,15 +93,6 @@ def _set_alarm_at_parents_end(number: signal.Signals) -> None:
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal(number, ctypes.cast(libc.alarm, ctypes.c_void_p))
     libc.prctl(_PR_SET_PDEATHSIG, number)
-
-
-def _is_child_of_main_thread(server: int) -> bool:
-    """Return whether the server's main thread is this process's parent by now: the model's loader has ended."""
-    try:
-        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    except OSError:
-        return False
-    return str(os.getpid()) in children
 
 
 def forget_region() -> None:
@@ -129,8 +121,15 @@ def _region() -> str:
 
 
 def _descendants(process: int) -> Iterator[int]:
-    for children in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from _descendants(child)
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in _children(file):
+            yield child
+            yield from _descendants(child)
+
+
+def _children(file: Path) -> list[int]:
+    """Return the child processes of a thread, which has such a ``file``; none where it has ended."""
+    try:
+        return list(map(int, file.read_text().split()))
+    except OSError:
+        return []

@@ -62,11 +62,6 @@ class SubRequest:
     batch_index: int
     sequence_index: int
 
-    @property
-    def has_scores(self) -> bool:
-        """Whether something comes with each token."""
-        return self.request.sampling.log_probs or self.request.sampling.generation_logits
-
 
 def read_request(
     arrays: Mapping[str, np.ndarray],
@@ -139,11 +134,9 @@ def _common(inputs: Inputs, name: str, default: Any) -> Any:
 def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:
     length = inputs.scalar("input_lengths", row, ids.shape[-1])
     if not 1 <= length <= ids.shape[-1]:
-        raise InvalidRequest(
-            f"input_lengths is {length}; it must be between 1 and {ids.shape[-1]}, the width of input_ids"
-        )
-    prompt: list[int] = ids[row].reshape(-1)[:length].tolist()
-    return prompt
+        limit = f"{ids.shape[-1]}, the width of input_ids"
+        raise InvalidRequest(f"input_lengths is {length}; it must be between 1 and {limit}")
+    return ids[row].reshape(-1)[:length].tolist()
 
 
 def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) -> SamplingParams:
@@ -179,15 +172,8 @@ def _retention(inputs: Inputs, row: int, prompt_tokens: int) -> Retention:
     names = ("starts", "ends", "priorities", "durations_ms")
     ranges = (inputs.vector(f"retention_token_range_{name}", row).reshape(-1).tolist() for name in names)
     starts, ends, priorities, durations_ms = ranges
-    return retention_of(
-        starts,
-        ends,
-        priorities,
-        durations_ms,
-        inputs.scalar("retention_decode_priority", row),
-        inputs.scalar("retention_decode_duration_ms", row),
-        prompt_tokens,
-    )
+    priority, duration_ms = (inputs.scalar(f"retention_decode_{name}", row) for name in ("priority", "duration_ms"))
+    return retention_of(starts, ends, priorities, durations_ms, priority, duration_ms, prompt_tokens)
 
 
 def _words(inputs: Inputs, name: str, row: int, limits: LimitSettings) -> tuple[tuple[int, ...], ...]:

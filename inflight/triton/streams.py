@@ -229,8 +229,9 @@ class ResponseStreams:
             del self._streams[key]
         if output.error is not None:
             self._drop_rest(stream)
-        outputs = [output]
-        if stream.options.streaming and stream.options.sequences > 1 and sequence.subrequest.has_scores:
+        outputs, sampling = [output], sequence.subrequest.request.sampling
+        has_scores = sampling.log_probs or sampling.generation_logits
+        if stream.options.streaming and stream.options.sequences > 1 and has_scores:
             outputs = response_writer.split_last(output)
             if not output.finished:  # it may be the last token
                 sequence.pending = outputs.pop()

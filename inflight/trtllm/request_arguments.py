@@ -79,29 +79,26 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
     """
     if sampling.beam_width > 1:
         raise UnsupportedFeature("beam_width is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
-    if speculation is not None:
-        for name, asked in _unserved_beside(speculation, sampling).items():
-            if asked:
-                raise UnsupportedFeature(
-                    f"{name} is not supported by TensorRT-LLM beside {speculation}; "
-                    "a deployment without `speculation` has it"
-                )
-    for name, asked in _unserved(sampling, sampler).items():
-        if asked:
-            raise UnsupportedFeature(
-                f"{name} is not supported by TensorRT-LLM's {sampler} sampler; "
-                f"`tensorrt_llm.sampler: {_OTHER_SAMPLER[sampler]}` has it"
-            )
+    if speculation is not None and (names := _unserved_beside(speculation, sampling)):
+        advice = "a deployment without `speculation` has it"
+        raise UnsupportedFeature(f"{names[0]} is not supported by TensorRT-LLM beside {speculation}; {advice}")
+    if names := _unserved(sampling, sampler):
+        advice = f"`tensorrt_llm.sampler: {_OTHER_SAMPLER[sampler]}` has it"
+        raise UnsupportedFeature(f"{names[0]} is not supported by TensorRT-LLM's {sampler} sampler; {advice}")
     if sampling.min_tokens > 1 and len(sampling.end_ids) > 1 and not sampling.ignore_eos:
         raise UnsupportedFeature(
             "min_tokens is not supported by TensorRT-LLM beside several end ids; name one as end_id, or set ignore_eos"
         )
 
 
-def _unserved(sampling: SamplingParams, sampler: Sampler) -> dict[str, bool]:
-    """Return what the sampler does not serve, by tensor, with whether it is asked for."""
+def _unserved(sampling: SamplingParams, sampler: Sampler) -> list[str]:
+    """Return the tensors that ask for what the sampler does not serve."""
+    asked = {
+        "runtime_top_k above 1024": sampling.top_k > MAX_TOP_K and not sampling.greedy,
+        "num_top_log_probs": sampling.top_log_probs > 0,
+    }
     if sampler == "torch":
-        return {
+        asked = {
             "min_p": sampling.min_p > 0 and not sampling.greedy,
             **dict.fromkeys(_penalties(sampling), True),
             "bad_words_list": bool(sampling.bad_sequences),
@@ -112,15 +109,12 @@ def _unserved(sampling: SamplingParams, sampler: Sampler) -> dict[str, bool]:
             "return_log_probs beside min_tokens": sampling.log_probs and sampling.min_tokens > 0,
             "return_log_probs beside guided_decoding_guide_type": sampling.log_probs and sampling.guide is not None,
         }
-    return {
-        "runtime_top_k above 1024": sampling.top_k > MAX_TOP_K and not sampling.greedy,
-        "num_top_log_probs": sampling.top_log_probs > 0,
-    }
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
-def _unserved_beside(speculation: str, sampling: SamplingParams) -> dict[str, bool]:
-    """Return what is not known to reach the tokens that were drafted, by tensor, with whether it is asked for."""
-    return {
+def _unserved_beside(speculation: str, sampling: SamplingParams) -> list[str]:
+    """Return the tensors that ask for what is not known to reach the tokens that were drafted."""
+    asked = {
         # EAGLE takes the likeliest token whatever is asked.
         "a temperature above 0": speculation not in _DRAWING_METHODS and not sampling.greedy,
         "min_tokens": sampling.min_tokens > 0,
@@ -133,6 +127,7 @@ def _unserved_beside(speculation: str, sampling: SamplingParams) -> dict[str, bo
         "return_context_logits": sampling.context_logits,
         "return_generation_logits": sampling.generation_logits,
     }
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 def sampling_arguments(sampling: SamplingParams, vocab_size: int, stops: Collection[int] = ()) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from inflight.engine.cuda import prepare
 from inflight.engine.models.layers import each_of
-from inflight.engine.quant.convert import DecodedLinear, Decoding, LinearParts, decode_weights
+from inflight.engine.quant.convert import DecodedLinear, LinearParts, decode_weights, decoding_cost
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
 from tests.engine.support.fake_card import FakeCard
@@ -72,15 +72,14 @@ def test_parts_of_one_input_become_one_product(scheme: str) -> None:
     model: Any = _Model(qkv=LinearParts(zip("qkv", parts, strict=True)), down=_linear(scheme, bias=False))
     x = _inputs()
     expected = torch.cat([QuantizedLinear.forward(part, x) for part in parts], -1), model.down(x)
-    before = Decoding.of(model, torch.float32)
+    linears, more = decoding_cost(model, torch.float32)
     held = sum(parameter.nbytes for name, parameter in model.named_parameters() if "weight" in name)
-    assert (before.linears, before.packed) == (4, held)
     decode_weights(model, torch.float32)
     assert isinstance(model.qkv, DecodedLinear)
     torch.testing.assert_close(model.qkv(x), expected[0], rtol=1e-4, atol=1e-4)  # another order of sums
     torch.testing.assert_close(model.down(x), expected[1], rtol=1e-4, atol=1e-4)
-    assert before.decoded == model.qkv.weight.nbytes + model.down.weight.nbytes
-    assert Decoding.of(model, torch.float32).linears == 0
+    assert (linears, held + more) == (4, model.qkv.weight.nbytes + model.down.weight.nbytes)
+    assert decoding_cost(model, torch.float32) == (0, 0)
 
 
 def test_parts_that_round_inputs_differently_stay_apart() -> None:
@@ -98,9 +97,9 @@ def test_what_is_decoded_is_not_held_beside_it() -> None:
     card = FakeCard(1 << 30)
     with card:
         model: Any = _Model(**{f"layer{index}": _linear("W4A16_AWQ", bias=False) for index in range(40)})
-        needed = Decoding.of(model, torch.float32)
+        _, more = decoding_cost(model, torch.float32)
         peak = card.peak_of(lambda: decode_weights(model, torch.float32))
-    assert peak <= needed.decoded - needed.packed + 4 * needed.decoded // 40, "and a few of one linear's"
+    assert peak <= more + 4 * model.layer0.weight.nbytes, "and a few of one linear's"
 
 
 def test_modules_that_were_replaced_are_gone() -> None:

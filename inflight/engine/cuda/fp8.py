@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from inflight.engine.attention.store import quantized
-from inflight.engine.models.layers import each_of
-from inflight.engine.quant.convert import LinearParts
+from inflight.engine.quant.convert import products
 from inflight.engine.quant.linears import Fp8Linear
 
 FAST_ACCUMULATION = True
@@ -29,7 +28,7 @@ class ScaledMmLinear(nn.Module):
     """A linear, or several of one input and equal scales, as one FP8 product."""
 
     def __init__(self, parts: list[Fp8Linear]) -> None:
-        """``parts``: linears that ``_suit``."""
+        """``parts``: linears that ``use_scaled_mm`` has found to suit."""
         super().__init__()
         bits = torch.cat([part.weight.view(torch.uint8) for part in parts])
         self.weight = nn.Parameter(bits.view(torch.float8_e4m3fn), requires_grad=False)
@@ -51,15 +50,20 @@ class ScaledMmLinear(nn.Module):
 
 
 def use_scaled_mm(model: nn.Module) -> int:
-    """Put FP8 products into a loaded model that computes in bfloat16, where they suit; return how many."""
+    """Put FP8 products into a loaded model that computes in bfloat16, where they suit; return how many.
+
+    Linears of one input suit if their scales are equal, they have no smoothing, and their sizes are multiples of 16.
+    """
     count = 0
-    for kind in (LinearParts, Fp8Linear):
-        for name, module in each_of(model, kind):
-            children = list(module.children()) if isinstance(module, LinearParts) else [module]
-            parts = [part for part in children if isinstance(part, Fp8Linear)]
-            if len(parts) == len(children) and _suit(parts):
-                model.set_submodule(name, ScaledMmLinear(parts))
-                count += 1
+    for name, parts in products(model, Fp8Linear):
+        if all(
+            torch.equal(part.weight_scale, parts[0].weight_scale)
+            and part.pre_quant_scale is None
+            and not any(size % _MULTIPLE for size in part.weight.shape)
+            for part in parts
+        ):
+            model.set_submodule(name, ScaledMmLinear(parts))
+            count += 1
     return count
 
 
@@ -76,14 +80,3 @@ def _quantize_kernel(x, out, scale, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + place, mask=place < count, other=0.0)
     tl.store(out + place, quantized(value, tl.load(scale), out.dtype.element_ty), mask=place < count)
-
-
-def _suit(parts: list[Fp8Linear]) -> bool:
-    """Whether linears of one input can be one FP8 product: equal scales, no smoothing, and suitable sizes."""
-    return all(
-        parts[0].takes_inputs_as(part)
-        and torch.equal(part.weight_scale, parts[0].weight_scale)
-        and part.pre_quant_scale is None
-        and not any(size % _MULTIPLE for size in part.weight.shape)
-        for part in parts
-    )

@@ -12,7 +12,7 @@ import torch
 from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
 from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.quant.convert import Decoding, decode_weights
+from inflight.engine.quant.convert import decode_weights, decoding_cost
 from inflight.errors import DeploymentError
 
 if TYPE_CHECKING:
@@ -36,31 +36,23 @@ def prepare_weights(
     FP8 products take them as they are; weights of other schemes are decoded once if there is memory for it. That is
     settled, and the memory taken, before a draft model and the KV cache get what is left.
 
-    Args:
-        model: with its weights.
-        device: where they are.
-        reserved: returns how many of the bytes that are free now must be left for what comes later, beside the steps.
-        batch_invariant: take no FP8 products: how those add up may depend on the number of rows.
+    ``reserved`` returns how many of the bytes that are free now must be left for what comes later, beside the steps.
+    ``batch_invariant``: take no FP8 products: how those add up may depend on the number of rows.
     """
     dtype = model.model.norm.weight.dtype
     if device.type != "cuda":
         return
-    if (
-        not batch_invariant
-        and has_compiler()
-        and torch.cuda.get_device_capability(device) >= FP8
-        and dtype == torch.bfloat16
-    ):
+    capable = has_compiler() and torch.cuda.get_device_capability(device) >= FP8
+    if capable and dtype == torch.bfloat16 and not batch_invariant:
         from inflight.engine.cuda.fp8 import use_scaled_mm
 
         if products := use_scaled_mm(model):
             log.info("%d products are FP8", products)
-    needed, free = Decoding.of(model, dtype), free_memory(device)
-    if not needed.linears:
+    (linears, more), free = decoding_cost(model, dtype), free_memory(device)
+    if not linears:
         return
-    more = needed.decoded - needed.packed
     rest = reserved(free) + _RESERVE
-    told = (needed.linears, more / 2**20, free / 2**20, rest / 2**20)
+    told = (linears, more / 2**20, free / 2**20, rest / 2**20)
     if more + rest > free:
         log.warning(
             "the weights of %d linears are decoded in each step, which takes several times as long: decoded once they "
@@ -109,9 +101,7 @@ def require_invariance(device: torch.device, candidates: int) -> None:
     the number of rows, as vLLM has found (https://github.com/vllm-project/vllm/issues/27660); on 8.9 more does, so the
     setting is refused elsewhere.
 
-    Args:
-        device: the GPU.
-        candidates: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
+    ``candidates``: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
 
     Raises:
         DeploymentError: the environment says otherwise, or it would not hold on this device.

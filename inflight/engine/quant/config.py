@@ -57,7 +57,7 @@ class Quantization:
     @property
     def rounds_inputs(self) -> bool:
         """Whether any scheme rounds the inputs of its linears."""
-        return any(SCHEMES[name].rounds_inputs for name in self.schemes)
+        return any(SCHEMES[name].round_input for name in self.schemes)
 
 
 def load_quantization(directory: Path) -> Quantization | None:

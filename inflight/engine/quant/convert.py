@@ -7,8 +7,8 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from torch.nn import functional
 
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import each_of
-from inflight.engine.quant.config import Quantization
+from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.linears import SCHEMES, ExactLinear, Int8Linear, LinearShape, QuantizedLinear
 from inflight.errors import DeploymentError
+
+_Linear = TypeVar("_Linear", bound=QuantizedLinear)
 
 
 class LinearParts(nn.Module):
@@ -36,11 +38,7 @@ class LinearParts(nn.Module):
 
 
 def convert_linears(
-    model: DecoderModel,
-    quantization: Quantization | None,
-    names: Collection[str],
-    exact: bool,
-    separate: bool = False,
+    model: DecoderModel, quantization: Quantization | None, names: Collection[str], exact: bool, separate: bool = False
 ) -> None:
     """Swap the linears that the checkpoint holds quantized, and in an ``exact`` model all others in its layers.
 
@@ -55,21 +53,46 @@ def convert_linears(
         DeploymentError: the checkpoint names a layer that is not there, or its shape does not suit its scheme.
     """
     unknown = set(quantization.layers if quantization else ())
-    converter = _Converter(model, quantization, names, exact, separate, unknown)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and not (name == "lm_head" and model.config.tie_word_embeddings):
-            converter.convert(name, module)
+    for name, linear in [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]:
+        if name == "lm_head" and model.config.tie_word_embeddings:
+            continue
+        above, _, last = name.rpartition(".")
+        fused = {} if f"{name}.weight" in names else model.config.fused_rows.get(last, {})
+        sizes = {f"{above}.{part}": rows for part, rows in fused.items()} or {name: linear.out_features}
+        unknown -= sizes.keys()
+        held = {part: quantization.of(part) if quantization else None for part in sizes}
+        inside = exact and linear is not model.lm_head  # nothing rounds what comes after it
+        if fused and not separate and not any(held.values()):
+            sizes, held = {name: linear.out_features}, {name: None}
+        made = [
+            _quantized(linear, part, rows, kind, f"{part}.pre_quant_scale" in names, exact)
+            if (kind := held[part])
+            else _plain(linear, rows, inside)
+            for part, rows in sizes.items()
+        ]
+        model.set_submodule(name, LinearParts(zip(fused, made, strict=True)) if len(made) > 1 else made[0])
     if unknown:
         raise DeploymentError(f"checkpoint: quantized_layers names {min(unknown)}; the model has no such layer")
 
 
+def products(model: nn.Module, kind: type[_Linear]) -> Iterator[tuple[str, list[_Linear]]]:
+    """Yield the modules of a loaded model that can be one product each, by name, with their linears of a kind.
+
+    First come the fused projections whose parts take inputs alike, then the linears that are left by then.
+    """
+    for outer in (LinearParts, kind):
+        for name, module in each_of(model, outer):
+            children = list(module.children()) if isinstance(module, LinearParts) else [module]
+            parts = [child for child in children if isinstance(child, kind)]
+            if len(parts) == len(children) and all(parts[0].takes_inputs_as(part) for part in parts):
+                yield name, parts
+
+
 def join_int8_parts(model: nn.Module) -> None:
     """Make one product of the parts of a fused projection, in a loaded model, where all of them are INT8."""
-    for name, module in each_of(model, LinearParts):
-        parts = [part for part in module.children() if isinstance(part, Int8Linear)]
-        joined = Int8Linear.joined(parts) if len(parts) == len(list(module.children())) else None
-        if joined is not None:
-            model.set_submodule(name, joined)
+    for name, parts in products(model, Int8Linear):
+        if len(parts) > 1:
+            model.set_submodule(name, Int8Linear.joined(parts))
 
 
 class DecodedLinear(nn.Module):
@@ -88,85 +111,37 @@ class DecodedLinear(nn.Module):
         return functional.linear(self._prepared(x), self.weight, self.bias)
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """What decoding a model's weights once takes."""
-
-    linears: int
-    packed: int
-    """Bytes of the weights as they are, with their scales."""
-    decoded: int
-    """Bytes of the weights decoded."""
-
-    @classmethod
-    def of(cls, model: nn.Module, dtype: torch.dtype) -> Decoding:
-        """Return what it takes to decode all quantized linears of a model to ``dtype``."""
-        linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
-        return cls(
-            len(linears),
-            sum(linear.weight_bytes for linear in linears),
-            sum(linear.weight.numel() * linear.per_element for linear in linears) * dtype.itemsize,
-        )
+def decoding_cost(model: nn.Module, dtype: torch.dtype) -> tuple[int, int]:
+    """Return how many linears of a model are quantized, and how many bytes more they take decoded to ``dtype``."""
+    linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    decoded = sum(linear.weight.numel() * linear.per_element for linear in linears) * dtype.itemsize
+    return len(linears), decoded - sum(linear.weight_bytes for linear in linears)
 
 
 def decode_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Decode all quantized linears of a loaded model; parts of one input that round it alike become one product."""
-    for name, module in each_of(model, LinearParts):
-        children = list(module.children())
-        parts = [child for child in children if isinstance(child, QuantizedLinear)]
-        if parts and len(parts) == len(children) and all(parts[0].takes_inputs_as(part) for part in parts):
-            model.set_submodule(name, DecodedLinear(parts, dtype))
-    for name, linear in each_of(model, QuantizedLinear):  # type: ignore[type-abstract]
-        model.set_submodule(name, DecodedLinear([linear], dtype))
+    for name, parts in products(model, QuantizedLinear):  # type: ignore[type-abstract]
+        model.set_submodule(name, DecodedLinear(parts, dtype))
 
 
-@dataclass
-class _Converter:
-    """What ``convert_linears`` was given."""
+def _quantized(
+    linear: nn.Linear, name: str, rows: int, held: LayerQuantization, smoothed: bool, exact: bool
+) -> nn.Module:
+    """Return a linear in place of ``linear``, or of a part of it, that the checkpoint holds quantized."""
+    shape = LinearShape(
+        name=name,
+        rows=rows,
+        columns=linear.in_features,
+        bias=linear.bias is not None,
+        dtype=linear.weight.dtype,
+        group_size=held.group_size,
+        smoothed=smoothed,
+        exact=exact,
+    )
+    return SCHEMES[held.quant_algo](shape)
 
-    model: DecoderModel
-    quantization: Quantization | None
-    names: Collection[str]
-    exact: bool
-    separate: bool
-    unknown: set[str]
-    """The layers that the checkpoint names and that have not been found yet."""
 
-    def convert(self, name: str, linear: nn.Linear) -> None:
-        """Swap one linear if the checkpoint holds it, or a part of it, quantized."""
-        above, _, last = name.rpartition(".")
-        rows = self.model.config.fused_rows.get(last)
-        if rows is None or f"{name}.weight" in self.names:
-            self.model.set_submodule(name, self._quantized(name, linear, linear.out_features) or self._plain(linear))
-            return
-        parts = {part: self._quantized(f"{above}.{part}", linear, size) for part, size in rows.items()}
-        if self.separate or any(parts.values()):
-            made = ((part, module or self._plain(linear, rows[part])) for part, module in parts.items())
-            self.model.set_submodule(name, LinearParts(made))
-        else:
-            self.model.set_submodule(name, self._plain(linear))
-
-    def _quantized(self, name: str, linear: nn.Linear, rows: int) -> nn.Module | None:
-        """Return the quantized linear for the checkpoint's ``name``, or None where it is not quantized."""
-        self.unknown.discard(name)
-        held = self.quantization.of(name) if self.quantization else None
-        if held is None:
-            return None
-        shape = LinearShape(
-            name=name,
-            rows=rows,
-            columns=linear.in_features,
-            bias=linear.bias is not None,
-            dtype=linear.weight.dtype,
-            group_size=held.group_size,
-            smoothed=f"{name}.pre_quant_scale" in self.names,
-            exact=self.exact,
-        )
-        return SCHEMES[held.quant_algo](shape)
-
-    def _plain(self, linear: nn.Linear, rows: int | None = None) -> nn.Linear:
-        """Return a linear like ``linear``, or a part of it, that is not quantized."""
-        inside = self.exact and linear is not self.model.lm_head  # nothing rounds what comes after it
-        kind = ExactLinear if inside else nn.Linear
-        columns, dtype = linear.in_features, linear.weight.dtype
-        return kind(columns, rows or linear.out_features, linear.bias is not None, device="meta", dtype=dtype)
+def _plain(linear: nn.Linear, rows: int, exact: bool) -> nn.Linear:
+    """Return a linear like ``linear``, or like a part of it, that is not quantized."""
+    kind = ExactLinear if exact else nn.Linear
+    return kind(linear.in_features, rows, linear.bias is not None, device="meta", dtype=linear.weight.dtype)

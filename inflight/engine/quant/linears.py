@@ -28,8 +28,8 @@ from torch.nn import functional
 from inflight.engine.quant.formats import NVFP4_BLOCK, fake_e4m3, fake_int8, fake_nvfp4, unpack_e2m1, unpack_int4
 from inflight.errors import DeploymentError
 
-_OF_CALLS = ("pre_quant_scale", "input_scale", "bias")
-"""What a linear has besides its weight and the scales of that."""
+_OF_INPUTS = ("pre_quant_scale", "input_scale")
+"""What ``QuantizedLinear.prepared`` takes."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,12 @@ class QuantizedLinear(nn.Module, ABC):
     """A linear with a quantized weight; tensors are made on the meta device, the checkpoint brings their contents."""
 
     quant_algo: ClassVar[str]
-    rounds_inputs: ClassVar[bool] = False
+    round_input: ClassVar[staticmethod[[Tensor, Tensor], Tensor] | None] = None
+    """Rounds inputs by ``input_scale`` as the scheme's arithmetic does; None: the scheme quantizes weights only."""
     per_element: ClassVar[int] = 1
     """Weights that an element of ``weight`` holds."""
+    tensor_scales: ClassVar[tuple[str, ...]] = ()
+    """The names of the scales of which there is one for the whole tensor."""
     weight: nn.Parameter
 
     def __init__(self, shape: LinearShape) -> None:
@@ -79,6 +82,8 @@ class QuantizedLinear(nn.Module, ABC):
         self._linear = _exact_linear if shape.exact else functional.linear
         self._hold("bias", (shape.rows,) if shape.bias else None, shape.dtype)
         self._hold("pre_quant_scale", (shape.columns,) if shape.smoothed else None, shape.dtype)
+        for name in self.tensor_scales:
+            self._hold(name, (), torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
@@ -86,7 +91,8 @@ class QuantizedLinear(nn.Module, ABC):
 
     def prepared(self, x: Tensor) -> Tensor:
         """Return ``x`` as the product takes it: smoothed and rounded."""
-        return self.round_input(x if self.pre_quant_scale is None else x * self.pre_quant_scale)
+        x = x if self.pre_quant_scale is None else x * self.pre_quant_scale
+        return x if self.round_input is None else self.round_input(x, self.input_scale)
 
     def takes_inputs_as(self, other: QuantizedLinear) -> bool:
         """Whether ``prepared`` is the same as another's, and both have a bias or none has."""
@@ -100,48 +106,36 @@ class QuantizedLinear(nn.Module, ABC):
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights and their scales."""
-        return sum(parameter.nbytes for name, parameter in self.named_parameters() if name not in _OF_CALLS)
+        return sum(parameter.nbytes for name, parameter in self.named_parameters() if name not in (*_OF_INPUTS, "bias"))
 
     def without_weight(self) -> Self:
         """Return what is left for ``prepared``."""
         rest = copy.copy(self)
-        rest._parameters = {name: held if name in _OF_CALLS else None for name, held in self._parameters.items()}
-        rest._parameters["bias"] = None
+        rest._parameters = {name: held if name in _OF_INPUTS else None for name, held in self._parameters.items()}
         return rest
 
     @abstractmethod
     def decode(self, dtype: torch.dtype) -> Tensor:
         """Return the weight ``[rows, columns]``."""
 
-    def round_input(self, x: Tensor) -> Tensor:
-        """Round ``x`` as the scheme's arithmetic does; schemes that quantize weights only leave it as it is."""
-        return x
-
     def _hold(self, name: str, size: tuple[int, ...] | None, dtype: torch.dtype) -> None:
         tensor = None if size is None else torch.empty(size, dtype=dtype, device="meta")
         self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
-
-    def _hold_scales(self, *names: str) -> None:
-        for name in names:
-            self._hold(name, (), torch.float32)
 
 
 class Fp8Linear(QuantizedLinear):
     """FP8: E4M3 weights and inputs, one scale each."""
 
     quant_algo = "FP8"
-    rounds_inputs = True
+    round_input = staticmethod(fake_e4m3)
+    tensor_scales = ("weight_scale", "input_scale")
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
         self._hold("weight", (shape.rows, shape.columns), torch.float8_e4m3fn)
-        self._hold_scales("weight_scale", "input_scale")
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         return (self.weight.float() * self.weight_scale).to(dtype)
-
-    def round_input(self, x: Tensor) -> Tensor:
-        return fake_e4m3(x, self.input_scale)
 
 
 class Int8WeightLinear(QuantizedLinear):
@@ -162,21 +156,16 @@ class Int8Linear(Int8WeightLinear):
     """INT8 weights and inputs (SmoothQuant, arXiv:2211.10438): a scale per row, and one for the input."""
 
     quant_algo = "W8A8_SQ_PER_CHANNEL"
-    rounds_inputs = True
-
-    def __init__(self, shape: LinearShape) -> None:
-        super().__init__(shape)
-        self._hold_scales("input_scale")
+    round_input = staticmethod(fake_int8)
+    tensor_scales = ("input_scale",)
 
     @classmethod
-    def joined(cls, parts: Sequence[Int8Linear]) -> Int8Linear | None:
-        """Return one linear whose outputs are those of loaded ``parts`` in a row; None: they round inputs differently.
+    def joined(cls, parts: Sequence[Int8Linear]) -> Int8Linear:
+        """Return one linear whose outputs are those of loaded ``parts`` in a row, which take inputs alike.
 
         ModelOpt gives linears of one input the same scales, so that they can be one product.
         """
         one = parts[0]
-        if not all(one.takes_inputs_as(part) for part in parts):
-            return None
         joined = copy.copy(one)
         joined._parameters = dict(one._parameters)
         for name in ("weight", "weight_scale") if one.bias is None else ("weight", "weight_scale", "bias"):
@@ -201,9 +190,6 @@ class Int8Linear(Int8WeightLinear):
             product[steps.isnan().any(-1)] = torch.nan
         return product if self.bias is None else product.add_(self.bias)
 
-    def round_input(self, x: Tensor) -> Tensor:
-        return fake_int8(x, self.input_scale)
-
 
 class Int4WeightLinear(QuantizedLinear):
     """INT4 weights (AWQ, arXiv:2306.00978): a scale per row and group of columns."""
@@ -227,26 +213,21 @@ class Int4Fp8Linear(Int4WeightLinear):
     """INT4 weights that are computed with in E4M3, and E4M3 inputs (W4A8 AWQ)."""
 
     quant_algo = "W4A8_AWQ"
-    rounds_inputs = True
-
-    def __init__(self, shape: LinearShape) -> None:
-        super().__init__(shape)
-        self._hold_scales("weight_scale_2", "input_scale")
+    round_input = staticmethod(fake_e4m3)
+    tensor_scales = ("weight_scale_2", "input_scale")
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         """Return the INT4 weight, rounded to E4M3 by ``weight_scale_2``."""
         return fake_e4m3(super().decode(dtype), self.weight_scale_2)
-
-    def round_input(self, x: Tensor) -> Tensor:
-        return fake_e4m3(x, self.input_scale)
 
 
 class NvFp4Linear(QuantizedLinear):
     """NVFP4 weights and inputs."""
 
     quant_algo = "NVFP4"
-    rounds_inputs = True
+    round_input = staticmethod(fake_nvfp4)
     per_element = 2
+    tensor_scales = ("weight_scale_2", "input_scale")
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
@@ -255,15 +236,11 @@ class NvFp4Linear(QuantizedLinear):
         _check_divides("columns", shape.columns, NVFP4_BLOCK, shape, self.quant_algo)
         self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
         self._hold("weight_scale", (shape.rows, shape.columns // NVFP4_BLOCK), torch.float8_e4m3fn)
-        self._hold_scales("weight_scale_2", "input_scale")
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         scales = self.weight_scale.float() * self.weight_scale_2
         blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, NVFP4_BLOCK))
         return (blocks * scales[..., None]).flatten(-2).to(dtype)
-
-    def round_input(self, x: Tensor) -> Tensor:
-        return fake_nvfp4(x, self.input_scale)
 
 
 SCHEMES: dict[str, type[QuantizedLinear]] = {

@@ -328,7 +328,7 @@ class Engine:
         self._scheduler.observe_step(step.tokens, watch.seconds)
         if self._runner.offload_pool is not None and step.prefill_tokens > step.decode_tokens:
             seconds = watch.parts["run"] * step.prefill_tokens / step.tokens
-            self._runner.offload_pool.computed(step.prefill_tokens, seconds)
+            self._runner.offload_pool.rule.computed(step.prefill_tokens, seconds)
 
     def _take_outputs(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []

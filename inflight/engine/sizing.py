@@ -222,18 +222,19 @@ def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int,
 
 
 def _make_offload_pool(config: EngineConfig, kv_pool: KvPool, num_blocks: int) -> OffloadPool:
-    def make_memory(slot_bytes: int) -> HostMemory | MappedFile:
-        slots = config.offload_bytes // slot_bytes
-        if not slots:
-            raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; one block takes {slot_bytes}")
-        if config.offload_to == "host":
-            free = free_memory(torch.device("cpu"))
-            if config.offload_bytes > free:
-                raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; the host has {free} free")
-            return HostMemory(slots, slot_bytes)
-        return MappedFile(config.offload_directory, slots, slot_bytes)
-
-    return OffloadPool(kv_pool, num_blocks, make_memory, RestoreRule(config.offload_min_tokens))
+    slot_bytes = kv_pool.nbytes // num_blocks
+    slots = config.offload_bytes // slot_bytes
+    if not slots:
+        raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; one block takes {slot_bytes}")
+    storage: HostMemory | MappedFile
+    if config.offload_to == "host":
+        free = free_memory(torch.device("cpu"))
+        if config.offload_bytes > free:
+            raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; the host has {free} free")
+        storage = HostMemory(slots, slot_bytes)
+    else:
+        storage = MappedFile(config.offload_directory, slots, slot_bytes)
+    return OffloadPool(kv_pool, num_blocks, storage, RestoreRule(config.offload_min_tokens))
 
 
 def _arithmetic(config: EngineConfig, block: KvPool, num_blocks: int, served_length: int) -> str:

@@ -87,7 +87,7 @@ def _tensors(kind: type[KvPool] = KvPool) -> KvPool:
 def test_restored_blocks_are_the_same_bytes(kind: type[KvPool], tmp_path: Path) -> None:
     tensors = _tensors(kind)
     before = [part.view(torch.uint8).clone() for part in tensors.parts]
-    pool = OffloadPool(tensors, 6, lambda slot_bytes: MappedFile(tmp_path, 3, slot_bytes), RestoreRule(None))
+    pool = OffloadPool(tensors, 6, MappedFile(tmp_path, 3, tensors.nbytes // 6), RestoreRule(None))
     assert pool._storage.memory.nbytes * 2 == tensors.nbytes
     assert pool.pinned_bytes == 0
     # 0 and 3 leave, the slot of 2 is given up for 3; 3 is written over in the same step; they come back elsewhere.
@@ -112,7 +112,7 @@ def test_many_blocks_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(offload_pool_module, "SLOTS_AT_ONCE", 2)
     tensors = _tensors()
     before = tensors.keys.clone(), tensors.values.clone()
-    pool = OffloadPool(tensors, 6, lambda slot_bytes: HostMemory(5, slot_bytes), RestoreRule(None))
+    pool = OffloadPool(tensors, 6, HostMemory(5, tensors.nbytes // 6), RestoreRule(None))
     pool.copy(
         [*[BlockCopy(block, 6 + block) for block in range(5)], *[BlockCopy(10 - block, block) for block in range(5)]]
     )
@@ -204,7 +204,8 @@ def test_what_the_kernel_cannot_fetch_is_not_touched(
     """The file's size shows nothing, as when its disk fails or is full all the same: a touch would be SIGBUS."""
     if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (5, 14):
         pytest.skip("this kernel cannot be asked")
-    pool = OffloadPool(_tensors(), 6, lambda slot_bytes: MappedFile(tmp_path, 3, slot_bytes), RestoreRule(None))
+    tensors = _tensors()
+    pool = OffloadPool(tensors, 6, MappedFile(tmp_path, 3, tensors.nbytes // 6), RestoreRule(None))
     pool.copy([BlockCopy(0, 8)])
     assert isinstance(pool._storage, MappedFile)
     os.ftruncate(pool._storage._file.fileno(), 0)
@@ -228,14 +229,15 @@ def test_pages_are_asked_for_as_they_will_be_used(
 
 
 def test_a_restore_that_was_slow_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = OffloadPool(_tensors(), 6, lambda slot_bytes: HostMemory(3, slot_bytes), RestoreRule(None))
-    pool.computed(100, 1.0)
+    tensors = _tensors()
+    pool = OffloadPool(tensors, 6, HostMemory(3, tensors.nbytes // 6), RestoreRule(None))
+    pool.rule.computed(100, 1.0)
     pool.copy([BlockCopy(0, 6)])
-    assert pool.pays(4), "it has not been measured yet"
+    assert pool.rule.pays(4), "it has not been measured yet"
     clock = iter([0.0, 60.0])
     monkeypatch.setattr(offload_pool_module.time, "perf_counter", lambda: next(clock))
     pool.copy([BlockCopy(6, 1)])
-    assert not pool.pays(4)
+    assert not pool.rule.pays(4)
 
 
 def test_a_failed_step_restores_nothing_that_was_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +258,6 @@ def test_the_time_that_prompts_take_is_that_of_running_them() -> None:
     _ask_all(engine, "llama")
     pool = engine._runner.offload_pool
     assert pool is not None
-    _, seconds = pool._rule._compute
+    _, seconds = pool.rule._compute
     assert seconds > 0.2 * engine.stats.step_part["run"] / engine.stats.steps, "one step's at least, nearly"
     assert seconds < engine.stats.step_part["run"]

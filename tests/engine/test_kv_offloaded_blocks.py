@@ -229,10 +229,9 @@ def test_a_held_block_is_not_evicted_when_its_last_child_is() -> None:
     first, second = (tree.add(tree.root, (token, token), token) for token in (7, 8))
     assert offloaded.put(child) is not None
     assert offloaded.put(parent) is not None
-    offloaded.hold(parent)
-    assert offloaded.put(first) is not None
-    assert offloaded.put(second) is not None
-    assert (offloaded.has(parent), counts.evictions) == (True, 2)
-    assert tree.child(tree.root, (7, 7)) is None
-    offloaded.release()
+    with offloaded.holding(parent):
+        assert offloaded.put(first) is not None
+        assert offloaded.put(second) is not None
+        assert (offloaded.has(parent), counts.evictions) == (True, 2)
+        assert tree.child(tree.root, (7, 7)) is None
     assert len(offloaded._queue) == 2

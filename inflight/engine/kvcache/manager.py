@@ -40,31 +40,20 @@ class KvCacheManager:
         counts: CacheCounts | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """``eviction``: a name in ``POLICIES``; ``offload_pool``: where evicted blocks go; None: they are forgotten.
+
+        ``counts``: the counts to go on with; None: they begin at 0. ``now_ns``: the clock by which retention expires.
         """
-        Args:
-            num_blocks: capacity.
-            block_size: tokens per block.
-            prefix_reuse: whether to keep blocks for equal prefixes.
-            eviction: a name in ``POLICIES``.
-            offload_pool: where evicted blocks go; None: they are forgotten.
-            counts: the counts to go on with; None: they begin at 0.
-            now_ns: the clock by which retention expires.
-        """
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._prefix_reuse = prefix_reuse
+        self.num_blocks, self.block_size, self._prefix_reuse = num_blocks, block_size, prefix_reuse
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._tree = PrefixTree()
         self._nodes: dict[int, Node] = {}
         """The indexed blocks' nodes, by block id."""
-        policy = POLICIES[eviction]
         self.counts = counts or CacheCounts()
-        self._idle = EvictionQueue(policy, now_ns)
+        self._idle, queue = (EvictionQueue(POLICIES[eviction], now_ns) for _ in range(2))
         """Cached blocks whose children, if any, are all offloaded: these can be evicted."""
-        self.offloaded = OffloadedBlocks(
-            self._tree, offload_pool, num_blocks, EvictionQueue(policy, now_ns), self.counts
-        )
+        self.offloaded = OffloadedBlocks(self._tree, offload_pool, num_blocks, queue, self.counts)
         """Which blocks are offloaded, and where."""
         self._now_ns = now_ns
         self.cached_blocks = 0
@@ -236,19 +225,15 @@ class KvCacheManager:
         """Plan copies of what is known behind the shared blocks: offloaded blocks, then the beginning of a block."""
         size, offloaded = self.block_size, match.path[match.resident :]
         partial, common = (match.partial, match.common) if table.reserved > len(offloaded) else (None, 0)
-        restorable = [node for node in (*offloaded, partial) if node is not None and self.offloaded.has(node)]
-        deepest = restorable[-1] if restorable else None
-        restored = len(offloaded) * size + (common if deepest is partial else 0)
-        if deepest is not None and not self.offloaded.can_restore(restored):
-            return
-        if deepest is not None:
-            self.offloaded.hold(deepest)
-            self.counts.restored_tokens += restored
         wanted = offloaded if partial is None else [*offloaded, partial]
-        # The partly equal block may be evicted by this very call: it is read before anything is written.
-        copies = [BlockCopy(node.block_id, self._take(table)) for node in wanted]
-        if deepest is not None:
-            self.offloaded.release()
+        deepest = next((node for node in reversed(wanted) if self.offloaded.has(node)), None)
+        restored = len(offloaded) * size + (common if deepest is partial else 0)
+        if restored and not self.offloaded.can_restore(restored):
+            return
+        self.counts.restored_tokens += restored
+        with self.offloaded.holding(deepest):
+            # The partly equal block may be evicted by this very call: it is read before anything is written.
+            copies = [BlockCopy(node.block_id, self._take(table)) for node in wanted]
         self._copies += copies
         table.cached_tokens = table.num_computed = len(match.path) * size + common
 

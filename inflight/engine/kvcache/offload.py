@@ -6,6 +6,8 @@ be lost while serving.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from inflight.engine.kvcache.blocks import CacheCounts
@@ -26,19 +28,15 @@ class OffloadedBlocks:
         self._counts = counts
         self._tree, self._pool, self._queue = tree, pool, queue
         self._first = num_blocks
-        self._end = num_blocks + (pool.num_slots if pool else 0)
-        self._free = list(range(self._end - 1, num_blocks - 1, -1))
+        self.num_slots = pool.num_slots if pool else 0
+        """How many blocks can be offloaded; 0 once the pool is lost."""
+        self._free = list(reversed(range(num_blocks, num_blocks + self.num_slots)))
         self._nodes: dict[int, Node] = {}
         """The offloaded nodes, by slot."""
         self._held: Node | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
-
-    @property
-    def num_slots(self) -> int:
-        """How many blocks can be offloaded; 0 once the pool is lost."""
-        return self._end - self._first
 
     def has(self, node: Node) -> bool:
         """Whether a node is offloaded."""
@@ -48,11 +46,11 @@ class OffloadedBlocks:
         """If the pool is lost, forget it and what was in it."""
         if self._pool is not None and not self._pool.usable():
             self.clear()
-            self._pool, self._free, self._end = None, [], self._first
+            self._pool, self._free, self.num_slots = None, [], 0
 
     def can_restore(self, tokens: int) -> bool:
         """Whether there is a pool, and restoring so many tokens pays."""
-        return self._pool is not None and self._pool.pays(tokens)
+        return self._pool is not None and self._pool.rule.pays(tokens)
 
     def put(self, node: Node) -> int | None:
         """Give an evicted node a slot and return it, if need be that of the leaf to evict here; None: there is none."""
@@ -73,16 +71,16 @@ class OffloadedBlocks:
         self._free.append(node.block_id)
         node.block_id = block
 
-    def hold(self, node: Node) -> None:
-        """Keep a node, and so all nodes before it, from being evicted until ``release``."""
+    @contextmanager
+    def holding(self, node: Node | None) -> Iterator[None]:
+        """Keep a node, and so all nodes before it, from being evicted meanwhile."""
         self._held = node
-        self._queue.withdraw(node)
-
-    def release(self) -> None:
-        """End what ``hold`` began."""
-        held, self._held = self._held, None
-        assert held is not None
-        self._offer_leaf(held)
+        if node is not None:
+            self._queue.withdraw(node)
+        yield
+        self._held = None
+        if node is not None:
+            self._offer_leaf(node)
 
     def clear(self) -> None:
         """Forget all offloaded blocks."""

@@ -15,7 +15,8 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from inflight.engine.kvcache.blocks import BlockCopy
-from inflight.engine.kvcache.offload_transfer import SLOTS_AT_ONCE, OffloadTransfer, pin
+from inflight.engine.kvcache.offload_transfer import SLOTS_AT_ONCE, OffloadTransfer
 from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.transfer import to_device
 from inflight.errors import DeploymentError
@@ -55,12 +56,27 @@ class HostMemory:
         """``[slots, slot_bytes]``, as in ``MappedFile``."""
 
     def pin(self) -> bool:
-        """Pin the memory for a GPU; return whether that succeeded."""
-        return pin(self, self.memory)
+        """Have CUDA pin the memory in place, until it is freed; return whether that succeeded.
+
+        PyTorch's own way rounds up to a power of two, which here may be tens of gigabytes.
+        """
+        address, size = self.memory.data_ptr(), self.memory.nbytes
+        try:
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, size, 0)))
+        except RuntimeError as error:
+            log.warning("the second tier's %d bytes cannot be pinned, and are copied once more: %s", size, error)
+            return False
+        weakref.finalize(self, _unpin, address).atexit = False
+        return True
 
     def fault(self, slots: Sequence[int] = (), write: bool = False) -> str | None:
         """Return what is wrong with the memory: nothing."""
         return None
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.synchronize()  # what is on its way
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class MappedFile:
@@ -140,16 +156,13 @@ class RestoreRule:
 class OffloadPool:
     """Copies blocks within the cache, and between the cache and the offload slots."""
 
-    def __init__(
-        self, kv_pool: KvPool, num_blocks: int, make_memory: Callable[[int], HostMemory | MappedFile], rule: RestoreRule
-    ) -> None:
-        """Slots are numbered on from ``num_blocks``; ``make_memory`` makes them, given the bytes of one."""
-        self._kv_pool, self._first, self._rule = kv_pool, num_blocks, rule
+    def __init__(self, kv_pool: KvPool, num_blocks: int, storage: HostMemory | MappedFile, rule: RestoreRule) -> None:
+        """Slots of ``storage`` are numbered on from ``num_blocks``."""
+        self._kv_pool, self._first, self._storage, self.rule = kv_pool, num_blocks, storage, rule
         self._parts = [part.view(torch.uint8).unflatten(2, (num_blocks, -1)).flatten(3) for part in kv_pool.parts]
         """Views ``[layers, kv_heads, blocks, bytes]``."""
         self._sizes = [part[:, :, 0].numel() for part in self._parts]
         """Bytes of a block in each of them."""
-        self._storage = make_memory(sum(self._sizes))
         device = kv_pool.keys.device
         self._copies: OffloadTransfer | None = None
         """Copies asynchronously on a GPU; None: there is no GPU."""
@@ -176,14 +189,6 @@ class OffloadPool:
             log.error("the KV cache's second tier is off: %s; what it held is computed again", fault)
         return not self._lost
 
-    def pays(self, tokens: int) -> bool:
-        """Whether to restore so many tokens rather than to compute them again."""
-        return self._rule.pays(tokens)
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        """Count a measurement: a step computed so many tokens of prompts in so many seconds."""
-        self._rule.computed(tokens, seconds)
-
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Make copies in their order. What a lost pool cannot take is dropped: ``OffloadedBlocks.poll`` forgets it.
 
@@ -193,7 +198,7 @@ class OffloadPool:
         if self._copies is not None:
             self._copies.settle()
             for slots, seconds in self._copies.take_times():
-                self._rule.restored(slots * self._tokens_per_block, seconds)
+                self.rule.restored(slots * self._tokens_per_block, seconds)
         first = self._first
         for (source_here, target_here), group in groupby(copies, lambda one: (one.source < first, one.target < first)):
             batch = list(group)
@@ -224,7 +229,7 @@ class OffloadPool:
             if not there:
                 raise OffloadPoolLost
         if self._copies is None:
-            self._rule.restored(len(copies) * self._tokens_per_block, time.perf_counter() - started)
+            self.rule.restored(len(copies) * self._tokens_per_block, time.perf_counter() - started)
 
     def _gather(self, blocks: Tensor, rows: Tensor) -> None:
         """Copy blocks into rows ``[blocks, slot_bytes]``."""

@@ -7,9 +7,7 @@ Events say when a buffer may be used again; the host waits for one only where it
 
 from __future__ import annotations
 
-import logging
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -18,32 +16,10 @@ from torch import Tensor
 
 from inflight.engine.transfer import OwnStream
 
-log = logging.getLogger(__name__)
-
 SLOTS_AT_ONCE = 32
 """Slots that a buffer holds."""
 _BUFFERS = 2
 """Buffers for each direction: one is filled while the other one is emptied."""
-
-
-def pin(owner: object, memory: Tensor) -> bool:
-    """Have CUDA pin memory of the host in place, until its owner is freed; False: it cannot be pinned.
-
-    PyTorch's own way rounds up to a power of two, which here may be tens of gigabytes.
-    """
-    address = memory.data_ptr()
-    try:
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)))
-    except RuntimeError as error:
-        log.warning("the second tier's %d bytes cannot be pinned, and are copied once more: %s", memory.nbytes, error)
-        return False
-    weakref.finalize(owner, _unpin, address).atexit = False
-    return True
-
-
-def _unpin(address: int) -> None:
-    torch.cuda.synchronize()  # what is on its way
-    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class _Buffer:
@@ -65,12 +41,9 @@ class OffloadTransfer:
     def __init__(
         self, memory: Tensor, device: torch.device, staged: bool, usable: Callable[[Sequence[int], bool], bool]
     ) -> None:
-        """
-        Args:
-            memory: the slots ``[slots, slot_bytes]``.
-            device: the cache's, a CUDA device.
-            staged: whether the slots are not pinned, and buffers on the host are.
-            usable: returns whether the host may touch slots; the second argument: to write them.
+        """``memory``: the slots ``[slots, slot_bytes]``; ``staged``: they are not pinned, but buffers on the host are.
+
+        ``usable`` returns whether the host may touch slots; its second argument: whether it is to write them.
         """
         self._memory, self._device, self._usable = memory, device, usable
         self._own = OwnStream(device)

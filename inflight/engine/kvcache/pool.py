@@ -28,21 +28,16 @@ class KvPool:
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
         stored: torch.dtype | None = None, exact: bool = False,
     ) -> None:  # fmt: skip
+        """``dtype``: the type of the computation, which ``read`` returns; ``stored``: that of keys and values here.
+
+        ``exact``: whether sums over them may not depend on how a step is composed (see ``quant.linears``).
         """
-        Args:
-            config: the model's.
-            num_blocks: capacity.
-            block_size: tokens per block.
-            dtype: the type of the computation, which ``read`` returns.
-            device: where keys and values are.
-            stored: the type that they are stored in; None: ``dtype``.
-            exact: whether sums over them may not depend on how a step is composed (see ``quant.linears``).
-        """
-        self.dtype, self.exact = dtype, exact
+        self.dtype, self.exact, self._block_size = dtype, exact, block_size
         shape = (config.num_layers, config.num_kv_heads, num_blocks * block_size, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=stored or dtype, device=device)
-        self.values = torch.zeros(shape, dtype=stored or dtype, device=device)
-        self._block_size = block_size
+        self.keys, self.values = (torch.zeros(shape, dtype=stored or dtype, device=device) for _ in "kv")
+        one = torch.ones(1, device=device).expand(shape[:-1])
+        self.scales = (one, one)
+        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``, views where slots share one."""
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +60,6 @@ class KvPool:
         float32 = self.keys.dtype == torch.float32 and self.dtype in (torch.float32, torch.bfloat16)
         return float32 and self.keys.device.type == "cpu"
 
-    @property
-    def scales(self) -> tuple[Tensor, Tensor]:
-        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``, views where slots share one."""
-        one = torch.ones(1, device=self.keys.device).expand(self.keys.shape[:-1])
-        return one, one
-
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``, rounded to the nearest."""
         for stored, new in ((self.keys, key), (self.values, value)):
@@ -78,7 +67,11 @@ class KvPool:
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values ``[kv_heads, ..., head_dim]`` of ``slots [...]``, in the type of the computation."""
-        return self.keys[layer][:, slots].to(self.dtype), self.values[layer][:, slots].to(self.dtype)
+        keys, values = self.keys[layer][:, slots], self.values[layer][:, slots]
+        if self.keys.dtype.itemsize == 1:
+            key_scales, value_scales = (scale[layer][:, slots][..., None] for scale in self.scales)
+            keys, values = keys.float() * key_scales, values.float() * value_scales
+        return keys.to(self.dtype), values.to(self.dtype)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks; all sources are read before anything is written."""
@@ -123,23 +116,13 @@ class Fp8KvPool(KvPool):
     ) -> None:  # fmt: skip
         """Arguments are those of ``KvPool``; ``scales``: what stored keys and values are multiples of."""
         super().__init__(config, num_blocks, block_size, dtype, device, torch.float8_e4m3fn, exact=True)
-        self._scales = scales
-
-    @property
-    def scales(self) -> tuple[Tensor, Tensor]:
-        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``: a layer's share one."""
-        shape, own = self.keys.shape[:-1], self._scales
-        return own.keys[:, None, None].expand(shape), own.values[:, None, None].expand(shape)
+        shape = self.keys.shape[:-1]
+        self.scales = (scales.keys[:, None, None].expand(shape), scales.values[:, None, None].expand(shape))
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store, rounded to the nearest and saturating."""
-        scales = self._scales
-        super().write(layer, slots, to_e4m3(key, scales.keys[layer]), to_e4m3(value, scales.values[layer]))
-
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values, scales = self.keys[layer][:, slots], self.values[layer][:, slots], self._scales
-        keys, values = keys.float() * scales.keys[layer], values.float() * scales.values[layer]
-        return keys.to(self.dtype), values.to(self.dtype)
+        key_scale, value_scale = (scale[layer, 0, 0] for scale in self.scales)
+        super().write(layer, slots, to_e4m3(key, key_scale), to_e4m3(value, value_scale))
 
 
 class Int8KvPool(KvPool):
@@ -155,25 +138,16 @@ class Int8KvPool(KvPool):
     ) -> None:
         """Arguments are those of ``KvPool``."""
         super().__init__(config, num_blocks, block_size, dtype, device, torch.int8, exact=True)
-        shape = (*self.keys.shape[:-1], 1)
-        self._key_scales, self._value_scales = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in "kv")
+        of_keys, of_values = torch.zeros((2, *self.keys.shape[:-1]), dtype=torch.bfloat16, device=device)
+        self.scales = (of_keys, of_values)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
         """Keys and values, and the scales of each."""
-        return self.keys, self.values, self._key_scales, self._value_scales
-
-    @property
-    def scales(self) -> tuple[Tensor, Tensor]:
-        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``."""
-        return self._key_scales[..., 0], self._value_scales[..., 0]
+        return self.keys, self.values, *(scale[..., None] for scale in self.scales)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         (keys, key_scales), (values, value_scales) = to_int8(key), to_int8(value)
         super().write(layer, slots, keys, values)
-        self._key_scales[layer][:, slots] = key_scales.transpose(0, 1)
-        self._value_scales[layer][:, slots] = value_scales.transpose(0, 1)
-
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values, key_scales, value_scales = (part[layer][:, slots] for part in self.parts)
-        return (keys.float() * key_scales).to(self.dtype), (values.float() * value_scales).to(self.dtype)
+        for stored, new in zip(self.scales, (key_scales, value_scales), strict=True):
+            stored[layer][:, slots] = new[..., 0].t()

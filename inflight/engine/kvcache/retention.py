@@ -66,19 +66,20 @@ def retention_of(
     Raises:
         InvalidRequest: naming the tensor, the value and what is allowed.
     """
-    _same_length("ends", ends, starts, optional=True)
-    _same_length("priorities", priorities, starts, optional=False)
-    _same_length("durations_ms", durations_ms, starts, optional=True)
+    ends, durations_ms = (values or [-1] * len(starts) for values in (ends, durations_ms))
+    for name, values in (("ends", ends), ("priorities", priorities), ("durations_ms", durations_ms)):
+        if len(values) != len(starts):
+            raise InvalidRequest(
+                f"{_NAMES}{name} has {len(values)} elements; it must have as many as {_NAMES}starts ({len(starts)})"
+            )
     ranges: list[RetentionRange] = []
-    for index, start in enumerate(starts):
-        end = ends[index] if len(ends) else -1
+    for start, end, priority, duration in zip(starts, ends, priorities, durations_ms, strict=True):
         _require(end == -1 or end > start, f"{_NAMES}ends", end, f"above its start ({start}), or -1: open")
         before = ranges[-1].end if ranges else 0
         if before is None:
             raise InvalidRequest(f"{_NAMES}ends has -1, open, before its last element; ranges must not overlap")
         _require(start >= before, f"{_NAMES}starts", start, f"at least {before}: ranges rise, and do not overlap")
-        duration = durations_ms[index] if len(durations_ms) else -1
-        ranges.append(_range(start, end, priorities[index], duration, f"{_NAMES}priorities", f"{_NAMES}durations_ms"))
+        ranges.append(_range(start, end, priority, duration, (f"{_NAMES}priorities", f"{_NAMES}durations_ms")))
     prompt = [
         replace(one, end=prompt_tokens if one.end is None else min(one.end, prompt_tokens))
         for one in ranges
@@ -90,22 +91,14 @@ def retention_of(
         return tuple(prompt)
     names = ("retention_decode_priority", "retention_decode_duration_ms")
     duration = -1 if decode_duration_ms is None else decode_duration_ms
-    return (*prompt, _range(prompt_tokens, -1, decode_priority, duration, *names))
+    return (*prompt, _range(prompt_tokens, -1, decode_priority, duration, names))
 
 
-def _range(
-    start: int, end: int, priority: int, duration_ms: int, priority_name: str, duration_name: str
-) -> RetentionRange:
-    _require(0 <= priority <= MAX_PRIORITY, priority_name, priority, f"between 0 and {MAX_PRIORITY}")
-    _require(duration_ms >= 1 or duration_ms == -1, duration_name, duration_ms, "at least 1, or -1: for good")
+def _range(start: int, end: int, priority: int, duration_ms: int, names: tuple[str, str]) -> RetentionRange:
+    """Return a range; ``names``: the tensors that its priority and its duration come from."""
+    _require(0 <= priority <= MAX_PRIORITY, names[0], priority, f"between 0 and {MAX_PRIORITY}")
+    _require(duration_ms >= 1 or duration_ms == -1, names[1], duration_ms, "at least 1, or -1: for good")
     return RetentionRange(start, None if end == -1 else end, priority, None if duration_ms == -1 else duration_ms)
-
-
-def _same_length(name: str, values: Sequence[int], starts: Sequence[int], optional: bool) -> None:
-    if len(values) != len(starts) and not (optional and not len(values)):
-        raise InvalidRequest(
-            f"{_NAMES}{name} has {len(values)} elements; it must have as many as {_NAMES}starts ({len(starts)})"
-        )
 
 
 def _require(holds: bool, name: str, value: int, limit: str) -> None:

@@ -20,6 +20,7 @@ class Tier:
 
     def __init__(self, slots: int) -> None:
         self.num_slots, self.there, self.pay = slots, True, True
+        self.rule = self
 
     def usable(self) -> bool:
         return self.there

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from inflight.engine import model_runner, sizing
 from inflight.engine.cuda.forward import CudaForward, DecodeGraphs
@@ -21,24 +20,13 @@ _WARM_UP_TOKENS = 2
 """One step that prefills and one that decodes: each takes the interpreter a while."""
 
 
-class Rerun:
-    """In place of a CUDA graph, where there is none: computes again what it was to capture."""
-
-    def __init__(self, compute: Callable[[], Tensor]) -> None:
-        self._compute = compute
-
-    def replay(self) -> Tensor:
-        """Compute again."""
-        return self._compute()
-
-
 class InterpretedForward(CudaForward):
     """Runs a model's steps by the interpreter."""
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Stand for captured steps."""
-        self.graphs = DecodeGraphs(self.run, self.tables, Rerun)
+        self.graphs = DecodeGraphs(self.run, self.tables, lambda compute: compute)
 
 
 def forward(model: DecoderModel, kv_pool: KvPool, *sizes: Any) -> CudaForward:

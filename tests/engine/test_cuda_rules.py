@@ -117,13 +117,13 @@ def _serve(engine: Engine, rounds: int = 1) -> bool:
 
 
 def _replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    replays, replay = [], CudaGraph.replay
+    replays, replay = [], CudaGraph.__call__
 
     def counted(graph: CudaGraph) -> Tensor:
         replays.append(1)
         return replay(graph)
 
-    monkeypatch.setattr(CudaGraph, "replay", counted)
+    monkeypatch.setattr(CudaGraph, "__call__", counted)
     return replays
 
 
@@ -156,7 +156,7 @@ def _move(monkeypatch: pytest.MonkeyPatch, to: str, inert: tuple[str, str] | Non
         monkeypatch.setattr(module, "SLOTS_AT_ONCE", 1)
     tensors = KvPool(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
     make = HostMemory if to == "host" else lambda slots, nbytes: MappedFile(None, slots, nbytes)
-    pool = OffloadPool(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(1))
+    pool = OffloadPool(tensors, 8, make(8, tensors.nbytes // 8), RestoreRule(1))
     for buffer in getattr(pool._copies, inert[0]) if inert else ():
         setattr(buffer, inert[1], _Never())  # type: ignore[index]
     for part in tensors.parts:
@@ -199,7 +199,7 @@ def test_the_device_says_what_restoring_took(cuda: Cuda, to: str, monkeypatch: p
     monkeypatch.setattr(RestoreRule, "restored", lambda _, *measured: learnt.append(measured))
     tensors = KvPool(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
     make = HostMemory if to == "host" else lambda slots, nbytes: MappedFile(None, slots, nbytes)
-    pool = OffloadPool(tensors, 8, lambda nbytes: make(8, nbytes), RestoreRule(None))
+    pool = OffloadPool(tensors, 8, make(8, tensors.nbytes // 8), RestoreRule(None))
     pool.copy([BlockCopy(block, 8 + block) for block in range(8)])
     assert not learnt, "saving is not restoring"
     pool.copy([BlockCopy(8 + block, block) for block in range(6)])
@@ -267,7 +267,7 @@ def test_what_a_capture_must_not_do_is_found(cuda: Cuda) -> None:
     x = torch.arange(3.0, device=CUDA)
     graph = _captured(lambda: 2 * x)
     x += 1
-    assert graph.replay().tolist() == [2.0, 4.0, 6.0]
+    assert graph().tolist() == [2.0, 4.0, 6.0]
     with pytest.raises(Misuse, match="waits while a graph is captured"):
         _captured(lambda: x * x.sum().item())
     cuda.capturing, cuda.stream = None, cuda.default
@@ -281,11 +281,11 @@ def test_a_graph_whose_input_was_freed_is_found(cuda: Cuda) -> None:
     x = torch.arange(3.0, device=CUDA)
     inputs = [x + 1]
     graph = _captured(lambda: 2 * inputs[0])
-    assert graph.replay().tolist() == [2.0, 4.0, 6.0]
+    assert graph().tolist() == [2.0, 4.0, 6.0]
     inputs.clear()
     gc.collect()
     with pytest.raises(Misuse, match="memory which was freed"):
-        graph.replay()
+        graph()
 
 
 def test_streams_that_do_not_wait_for_each_other_are_found(cuda: Cuda) -> None:

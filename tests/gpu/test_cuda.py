@@ -10,7 +10,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.contact.interpreted import Rerun
 from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
@@ -138,7 +137,7 @@ def test_graphs_compute_what_they_captured(settings: dict[str, str]) -> None:
     kernels = without._runner._kernels
     assert kernels is not None
     with torch.inference_mode():  # padded alike: cuBLAS may compute a row in another way where there are more or fewer
-        kernels.graphs = DecodeGraphs(kernels.run, kernels.tables, Rerun)
+        kernels.graphs = DecodeGraphs(kernels.run, kernels.tables, lambda compute: compute)
     assert _generate(with_graphs, 12) == _generate(without, 12)
 
 

@@ -11,7 +11,6 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks.checkpoints import Shape
-from benchmarks.contact.interpreted import Rerun
 from inflight.engine.cuda.forward import DecodeGraphs
 from inflight.engine.engine import Engine
 from tests.engine.support.driving import ask, run
@@ -34,7 +33,7 @@ def _launched_one_by_one(one: Engine) -> None:
     kernels = one._runner._kernels
     assert kernels is not None
     with torch.inference_mode():
-        kernels.graphs = DecodeGraphs(kernels.run, kernels.tables, Rerun)
+        kernels.graphs = DecodeGraphs(kernels.run, kernels.tables, lambda compute: compute)
 
 
 def test_a_full_graph() -> None:
@@ -44,14 +43,14 @@ def test_a_full_graph() -> None:
     assert graphs is not None
     assert max(graphs._graphs) == ROWS
     replays = 0
-    replay = graphs._graphs[ROWS].replay
+    replay = graphs._graphs[ROWS]
 
     def counted() -> torch.Tensor:
         nonlocal replays
         replays += 1
         return replay()
 
-    graphs._graphs[ROWS].replay = counted  # type: ignore[method-assign]
+    graphs._graphs[ROWS] = counted
     tokens = _generate(with_graphs, ROWS)
     assert replays >= TOKENS - 2, "the steps are replayed"
     if DRY:

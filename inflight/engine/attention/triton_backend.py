@@ -70,16 +70,11 @@ class BlockTables:
         """By the identity of the sequence's blocks; the row that was used last is at the end."""
 
     def indices(self, ranges: Sequence[QueryRange]) -> StepIndices:
-        """Return where a step's tokens are; ``update`` must be called with the changes before the next call."""
-        if not ranges:
-            empty = np.zeros(0, np.int64)
-            return StepIndices(*(empty,) * 6)
+        """Return where a step's tokens are; ``send`` must be called with them before the next call."""
         width = self.tensor.shape[1]
         fresh = [(self._row(query_range.blocks), query_range) for query_range in ranges]
-        rows, first, start, counts = np.array(
-            [(row.number, query_range.first, query_range.start, query_range.count) for row, query_range in fresh],
-            np.int64,
-        ).T
+        entries = [(row.number, query_range.first, query_range.start, query_range.count) for row, query_range in fresh]
+        rows, first, start, counts = np.array(entries, np.int64).reshape(-1, 4).T
         changed, values = list[int](), list[int]()
         for row, query_range in fresh:
             begin, news = self._news(row, query_range.blocks)
@@ -98,9 +93,18 @@ class BlockTables:
             np.concatenate((header, np.array(values, np.int64))),
         )  # fmt: skip
 
-    def update(self, changed: Tensor, values: Tensor) -> None:
-        """Change the tables on the device; ``changed`` and ``values`` are int64 and on the device."""
+    def send(self, token_ids: TokenIds, step: StepIndices, layout: np.ndarray) -> Tensor:
+        """Change the tables on the device, and return a step's layout there, int32; both go in one transfer.
+
+        ``layout`` is int64 and begins with the known token ids; those that only the device knows are filled in.
+        """
+        parts = (layout, step.changed, step.values, np.array(token_ids.places, np.int64))
+        packed = to_device(np.concatenate(parts), self.tensor.device)
+        sent, changed, values, places = packed.split([part.size for part in parts])
         self.tensor.view(-1).index_copy_(0, changed, values.int())
+        if token_ids.chosen is not None:
+            sent.index_copy_(0, places, token_ids.chosen)
+        return sent.int()
 
     def forget(self) -> None:
         """Send whole tables with the next step, since what the device has is unknown."""
@@ -154,14 +158,8 @@ class StepLayout:
         short, chunks = step.rows[is_short], step.rows[~is_short]
         longest_short, longest = (int(step.counts[which].max(initial=1)) for which in (is_short, ~is_short))
         parts = (np.asarray(token_ids.known), step.positions, step.slots, short, chunks)
-        sizes = [part.size for part in parts]
-        news = (step.changed, step.values, np.array(token_ids.places, np.int64))
-        packed = to_device(np.concatenate((*parts, *news), dtype=np.int64), tables.tensor.device)
-        layout, changed, values, places = packed.split([sum(sizes), *(part.size for part in news)])
-        tables.update(changed, values)
-        tokens, positions, slots, on_short, on_chunks = layout.int().split(sizes)
-        if token_ids.chosen is not None:
-            tokens.index_copy_(0, places, token_ids.chosen.int())
+        sent = tables.send(token_ids, step, np.concatenate(parts, dtype=np.int64))
+        tokens, positions, slots, on_short, on_chunks = sent.split([part.size for part in parts])
         return tokens, cls(positions, slots, tables.tensor, on_short, on_chunks, longest, longest_short)
 
 
@@ -170,8 +168,7 @@ class TritonAttention:
 
     def __init__(self, layers: Sequence[StoredKv], layout: StepLayout, block_size: int, one_tile: bool = False) -> None:
         """``one_tile``: all ranges take ``plan.common_tile``, so that a token's bits do not depend on its chunk."""
-        self._layers, self._layout, self._block_size = layers, layout, block_size
-        self._one_tile = one_tile
+        self._layers, self._layout, self._block_size, self._one_tile = layers, layout, block_size, one_tile
         self._plans: dict[int | None, list[plan.Plan]] = {}
         """Plans of this step by window, for all layers with that window."""
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,25 +21,20 @@ from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
 from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.transfer import OwnStream, TokenIds, to_device
+from inflight.engine.transfer import OwnStream, TokenIds
 
 log = logging.getLogger(__name__)
 
 Run = Callable[[Tensor, StepLayout], Tensor]
 """The model's forward, of token ids and where they lie; returns hidden states ``[tokens, hidden]``."""
-
-
-class Captured(Protocol):
-    """A captured computation."""
-
-    def replay(self) -> Tensor:
-        """Compute again, from what its inputs hold now; the result is overwritten by the next replay."""
+Compute = Callable[[], Tensor]
+"""Computes from what its inputs hold now; what has been captured overwrites its last result."""
 
 
 class CudaGraph:
     """A computation captured by CUDA."""
 
-    def __init__(self, compute: Callable[[], Tensor], pool: object, stream: OwnStream) -> None:
+    def __init__(self, compute: Compute, pool: object, stream: OwnStream) -> None:
         """
         Args:
             compute: what to capture; launches kernels and waits for none.
@@ -60,7 +54,7 @@ class CudaGraph:
             self._result = compute()
         current.wait_stream(stream.stream)
 
-    def replay(self) -> Tensor:
+    def __call__(self) -> Tensor:
         """Compute again, from what its inputs hold now."""
         self._graph.replay()
         return self._result
@@ -69,12 +63,12 @@ class CudaGraph:
 class DecodeGraphs:
     """Captured decode steps, one for each of some batch sizes."""
 
-    def __init__(self, run: Run, tables: BlockTables, capture: Callable[[Callable[[], Tensor]], Captured]) -> None:
+    def __init__(self, run: Run, tables: BlockTables, capture: Callable[[Compute], Compute]) -> None:
         """``tables``: a step has as many sequences as they have rows; ``capture`` returns a computation captured."""
         self._tables, largest = tables, tables.rows
         self._inputs = torch.zeros(4, largest, dtype=torch.int32, device=tables.tensor.device)
         """Tokens, positions, slots and rows of the tables."""
-        self._graphs: dict[int, Captured] = {}
+        self._graphs: dict[int, Compute] = {}
         for size in reversed(batch_sizes(largest)):  # the largest first: the others fit into its memory
             self._pad(TokenIds([]), [], size)
             tokens, positions, slots, rows = (part[:size] for part in self._inputs)
@@ -90,7 +84,7 @@ class DecodeGraphs:
         if size is None or len(token_ids.known) != len(ranges):
             return None
         self._pad(token_ids, ranges, size)
-        return self._graphs[size].replay()[: len(ranges)]
+        return self._graphs[size]()[: len(ranges)]
 
     def _pad(self, token_ids: TokenIds, ranges: Sequence[QueryRange], size: int) -> None:
         """Write a step into the inputs, padded to ``size`` tokens."""
@@ -99,13 +93,7 @@ class DecodeGraphs:
         inputs = np.zeros((len(self._inputs), size), np.int64)
         inputs[2], inputs[3] = -1, tables.rows + np.arange(size)
         inputs[:, :count] = token_ids.known, step.positions, step.slots, step.rows
-        news = (step.changed, step.values, np.array(token_ids.places, np.int64))
-        packed = to_device(np.concatenate((inputs.reshape(-1), *news)), self._inputs.device)
-        ids, changed, values, places = packed.split([inputs.size, *(part.size for part in news)])
-        tables.update(changed, values)
-        self._inputs[:, :size].copy_(ids.view(inputs.shape))
-        if token_ids.chosen is not None:
-            self._inputs[0].index_copy_(0, places, token_ids.chosen.int())
+        self._inputs[:, :size].copy_(tables.send(token_ids, step, inputs.reshape(-1)).view(inputs.shape))
 
 
 def batch_sizes(largest: int) -> list[int]:

@@ -113,7 +113,7 @@ def test_a_token_more_copies_nothing() -> None:
     assert [beam.before for beam in search.live] == [parent, parent]
     beam = LiveBeam()
     for token in range(50_000):
-        beam = beam.extended(0, token, -1.0)
+        beam = LiveBeam(beam, token, -1.0, beam.cum_log_prob - 1.0, beam.length + 1)
     assert tokens_of(beam) == tuple(range(50_000))
     assert [one.token for one in beam.last(2)] == [49_998, 49_999]
 

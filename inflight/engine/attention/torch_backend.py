@@ -77,7 +77,7 @@ class TorchAttention:
         counts, offsets = torch.tensor([(one.count, one.start - one.first) for one in ranges]).unbind(1)
         owner = torch.arange(len(ranges)).repeat_interleave(counts)
         indices = offsets[owner] + torch.arange(len(owner))  # of each token's own slot in its sequence's
-        positions = _tree_positions(ranges, indices) if has_trees else indices
+        positions, tree_slots = _trees(table, owner, indices, ranges) if has_trees else (indices, None)
         lengths = positions + 1
         self.positions = positions.to(device)
         """Positions of the step's tokens in their sequences ``[tokens]``."""
@@ -88,17 +88,12 @@ class TorchAttention:
         max_row_chunk = 1 if not pool.in_place else math.inf if pool.exact else _MAX_ROW_CHUNK
         alone = [one.count > max_row_chunk and not one.paths for one in ranges]
         rows = (~torch.tensor(alone))[owner].nonzero()[:, 0]
-        tree_slots = _tree_slots(table, owner, ranges) if has_trees else None
         keep = int(lengths[rows].sum()) <= _MAX_KEPT_SLOTS
         self._rows: list[tuple[Tensor, DecodeAttention]] = []
         for tokens in _buckets(rows, lengths):
             slots = table[owner[tokens]] if tree_slots is None else tree_slots[tokens]
-            window_slots = SlotWindow(slots.to(device), lengths[tokens].to(device))
-            attend: DecodeAttention = (
-                SparseDecodeAttention(pool, window_slots, keep)
-                if pool.in_place
-                else GatherDecodeAttention(pool, window_slots)
-            )
+            seen = SlotWindow(slots.to(device), lengths[tokens].to(device))
+            attend = SparseDecodeAttention(pool, seen, keep) if pool.in_place else GatherDecodeAttention(pool, seen)
             self._rows.append((tokens.to(device), attend))
         self._chunks = [
             _ChunkAttention(pool, one, table[index, : one.length].to(device))
@@ -186,70 +181,55 @@ def _slots(ranges: Sequence[QueryRange], block_size: int) -> Tensor:
     return (blocks[:, :, None] * block_size + torch.arange(block_size)).flatten(1)
 
 
-def _tree_positions(ranges: Sequence[QueryRange], indices: Tensor) -> Tensor:
-    """Return the positions of a step's packed tokens ``[tokens]``: in a tree, that of a token is its depth.
+def _trees(table: Tensor, owner: Tensor, indices: Tensor, ranges: Sequence[QueryRange]) -> tuple[Tensor, Tensor]:
+    """Return where the packed tokens of a step with trees are, and what they attend to.
 
-    ``indices``: of each token in its sequence's slots ``[tokens]``.
+    ``table``: the slots of each range's sequence in a row; ``owner``, ``indices``: the row and place of each token.
+
+    Returns:
+        Positions ``[tokens]``: in a tree, that of a token is its depth. Then the slots that each token attends to
+        ``[tokens, slots]``, in the order of their positions: a token of a tree attends to the trunk and its own path.
     """
-    positions = indices.clone()
-    for query_range in ranges:
-        if query_range.paths:
-            depths = torch.tensor([len(path) for path in query_range.paths])
-            positions[query_range.stop - len(depths) : query_range.stop] = depths + (query_range.trunk - 1)
-    return positions
-
-
-def _tree_slots(table: Tensor, owner: Tensor, ranges: Sequence[QueryRange]) -> Tensor:
-    """Return the slots that each packed token attends to, in a row of its own, in the order of their positions.
-
-    A token of a tree attends to the trunk and to its own path.
-    """
-    rows = table[owner]
+    positions, rows = indices.clone(), table[owner]
     for index, query_range in enumerate(ranges):
         first, trunk = query_range.stop - len(query_range.paths), query_range.trunk
-        for row, path in enumerate(query_range.paths):
-            rows[first + row, trunk : trunk + len(path)] = table[index, trunk + torch.tensor(path)]
-    return rows
-
-
-@dataclass(frozen=True)
-class SlotMask:
-    """The slots that each row attends to, padded to one length, and the mask of the padding."""
-
-    slots: Tensor
-    """``[rows, length]``; a shorter row is padded with its own last slot."""
-    bias: Tensor | None
-    """What is added to the scores ``[rows, length]``: 0, or minus infinity at padding; None: there is no padding."""
+        for token, path in enumerate(query_range.paths, first):
+            positions[token] = trunk + len(path) - 1
+            rows[token, trunk : trunk + len(path)] = table[index, trunk + torch.tensor(path)]
+    return positions, rows
 
 
 class SlotWindow:
     """The slots that each row attends to through an attention window; computed once for all layers."""
 
     def __init__(self, slots: Tensor, lengths: Tensor) -> None:
-        """
-        Args:
-            slots: of each row's sequence ``[rows, at least the longest length]``.
-            lengths: how many of them each row may attend to ``[rows]``; the last is the row's own token.
+        """``slots``: of each row's sequence ``[rows, at least the longest length]``.
+
+        ``lengths``: how many of them each row may attend to ``[rows]``; the last is the row's own token.
         """
         self._slots, self._lengths = slots, lengths
-        self._masks: dict[int | None, SlotMask] = {}
+        self._masks: dict[int | None, tuple[Tensor, Tensor | None]] = {}
 
-    def __call__(self, window: int | None) -> SlotMask:
-        """Return the slots within a window of so many tokens; None: all."""
-        if window not in self._masks:
-            self._masks[window] = self._mask(window)
-        return self._masks[window]
+    def __call__(self, window: int | None) -> tuple[Tensor, Tensor | None]:
+        """Return the slots within a window of so many tokens, or with None all slots, padded to one length.
 
-    def _mask(self, window: int | None) -> SlotMask:
+        Returns:
+            The slots ``[rows, length]``; a shorter row is padded with its own last slot. Then what is added to the
+            scores ``[rows, length]``: 0, or minus infinity at padding; None: there is no padding.
+        """
+        if window in self._masks:
+            return self._masks[window]
         lengths = self._lengths
         counts = lengths if window is None else lengths.clamp(max=window)
         width = -(-int(counts.max()) // _LANES) * _LANES
         positions = torch.arange(width, device=lengths.device) + (lengths - counts)[:, None]
         slots = self._slots.gather(1, positions.clamp(max=lengths[:, None] - 1))
         padding = positions >= lengths[:, None]
-        if not padding.any():
-            return SlotMask(slots, None)
-        return SlotMask(slots, torch.zeros(padding.shape, device=slots.device).masked_fill_(padding, -math.inf))
+        bias = None
+        if padding.any():
+            bias = torch.zeros(padding.shape, device=slots.device).masked_fill_(padding, -math.inf)
+        self._masks[window] = slots, bias
+        return slots, bias
 
 
 class SparseDecodeAttention:
@@ -263,56 +243,44 @@ class SparseDecodeAttention:
     def __init__(self, pool: KvPool, window_slots: SlotWindow, keep: bool = True) -> None:
         """``keep``: whether to keep the sparsity pattern from one layer to the next."""
         self._pool, self._window_slots, self._keep = pool, window_slots, keep
-        self._patterns: dict[tuple[int, int | None], _SparsityPattern] = {}
+        self._patterns: dict[tuple[int, int | None], tuple[Tensor, Tensor | None]] = {}
         _accept_sparse_tensors()
 
     def __call__(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
         """Return ``[rows, heads, head_dim]`` of a query of that shape."""
         rows, heads, dim = query.shape
-        pattern = self._pattern(heads, window)
+        entries, bias = self._pattern(heads, window)
         keys, values = self._pool.of_heads[layer]
-        entries = pattern.entries
         torch.sparse.sampled_addmm(
             entries, query.reshape(-1, dim).float(), keys.t(), beta=0.0, alpha=scale, out=entries
         )
         scores = entries.values().view(rows, heads, -1)
-        weights = (scores if pattern.bias is None else scores + pattern.bias).softmax(-1)
+        weights = (scores if bias is None else scores + bias[:, None]).softmax(-1)
+        starts = entries.crow_indices()[:-1]
         out = functional.embedding_bag(
-            pattern.columns, values, pattern.starts, mode="sum", per_sample_weights=weights.view(-1)
+            entries.col_indices(), values, starts, mode="sum", per_sample_weights=weights.view(-1)
         )
         return out.view(rows, heads, dim).to(query.dtype)
 
-    def _pattern(self, heads: int, window: int | None) -> _SparsityPattern:
+    def _pattern(self, heads: int, window: int | None) -> tuple[Tensor, Tensor | None]:
+        """Return the product of queries and keys ``[rows * heads, kv_heads * slots]`` in compressed rows, and the bias.
+
+        It has the entries that are needed; ``SlotWindow`` says what the bias is.
+        """
         if (heads, window) in self._patterns:
             return self._patterns[heads, window]
-        mask, (kv_heads, slots) = self._window_slots(window), self._pool.keys.shape[1:3]
-        rows, length = mask.slots.shape
+        (seen, bias), (kv_heads, slots) = self._window_slots(window), self._pool.keys.shape[1:3]
+        rows, length = seen.shape
         kind = torch.int32 if max(kv_heads * slots, rows * heads * length) < 2**31 else torch.int64
         first = torch.arange(kv_heads, dtype=kind).repeat_interleave(heads // kv_heads) * slots
-        columns = (mask.slots.to(kind)[:, None] + first[:, None]).view(-1)
+        columns = (seen.to(kind)[:, None] + first[:, None]).view(-1)
         bounds = torch.arange(0, len(columns) + 1, length, dtype=kind)
         entries = torch.sparse_csr_tensor(
             bounds, columns, torch.zeros(len(columns)), (rows * heads, kv_heads * slots), check_invariants=False
         )
-        bias = None if mask.bias is None else mask.bias[:, None]
-        pattern = _SparsityPattern(columns, bounds[:-1], entries, bias)
         if self._keep:
-            self._patterns[heads, window] = pattern
-        return pattern
-
-
-@dataclass(frozen=True)
-class _SparsityPattern:
-    """Which entries of the product of queries and keys are needed."""
-
-    columns: Tensor
-    """``[rows * heads * length]``: indices into a layer's keys, head after head."""
-    starts: Tensor
-    """``[rows * heads]``: where each head of each row begins in ``columns``."""
-    entries: Tensor
-    """The product ``[rows * heads, kv_heads * slots]`` in compressed rows."""
-    bias: Tensor | None
-    """``[rows, 1, length]``."""
+            self._patterns[heads, window] = entries, bias
+        return entries, bias
 
 
 class GatherDecodeAttention:
@@ -323,15 +291,15 @@ class GatherDecodeAttention:
 
     def __call__(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
         """Return ``[rows, heads, head_dim]`` of a query of that shape."""
-        mask = self._window_slots(window)
-        keys, values = self._pool.read(layer, mask.slots)
+        slots, bias = self._window_slots(window)
+        keys, values = self._pool.read(layer, slots)
         kind = torch.float64 if self._pool.exact else query.dtype
         # Heads that share keys and values are like further queries of one head.
         out = functional.scaled_dot_product_attention(
             query.unflatten(1, (len(keys), -1)).transpose(0, 1).to(kind),
             keys.to(kind),
             values.to(kind),
-            attn_mask=None if mask.bias is None else mask.bias[None, :, None].to(kind),
+            attn_mask=None if bias is None else bias[None, :, None].to(kind),
             scale=scale,
         )
         return out.to(query.dtype).transpose(0, 1).reshape(query.shape)

@@ -18,17 +18,13 @@ from inflight.engine.request import FinishReason, Output, Request
 from inflight.engine.sequence import Sampled, Sequence, longest, max_blocks
 from inflight.engine.stats import EngineStats
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.sampling import SamplingParams
 
 
 class BeamGroup:
     """One request's search and its sequences."""
 
     def __init__(self, leader: Sequence) -> None:
-        """
-        Args:
-            leader: the request's sequence, which holds its metrics; its prompt must be shorter than its limit.
-        """
+        """``leader``: the request's sequence, which holds its metrics; its prompt must be shorter than its limit."""
         self._leader = leader
         self._candidates: dict[Sequence, Candidates] = {}
         self._search = BeamSearch(leader.request.sampling, leader.longest - len(leader.request.prompt))
@@ -62,9 +58,7 @@ class BeamGroup:
     def fork(self, cache: KvCacheManager, reserve: bool) -> list[Sequence]:
         """Give every live beam the blocks of the one that it continues; return the members that are new.
 
-        Args:
-            cache: theirs.
-            reserve: whether to reserve the blocks that the members may still need.
+        ``reserve``: whether to reserve the blocks that the members may still need.
         """
         leader, members = self._leader, self._leader.members
         parents = [members[beam.parent if leader.forks else 0] for beam in self._search.live]
@@ -107,11 +101,7 @@ class BeamGroup:
 def check_beams(request: Request, config: EngineConfig, vocab_size: int, max_length: int) -> None:
     """Check that a beam search can be done as it is asked for, and that it fits into the engine.
 
-    Args:
-        request: to check; one without a search passes.
-        config: of the engine.
-        vocab_size: of the model.
-        max_length: tokens of prompt and output together.
+    A request without a search passes. ``max_length``: tokens of prompt and output together.
 
     Raises:
         UnsupportedFeature: naming what does not go with it.
@@ -120,7 +110,13 @@ def check_beams(request: Request, config: EngineConfig, vocab_size: int, max_len
     sampling = request.sampling
     if sampling.beam_width == 1:
         return
-    for name, asked in _unserved(sampling).items():
+    unserved = {
+        "sampling (temperature, top_k, top_p, min_p, seed)": not sampling.greedy,
+        "stop_strings (the ensemble's stop_words)": bool(sampling.stop_strings),
+        "num_top_log_probs": sampling.top_log_probs > 0,
+        "return_generation_logits": sampling.generation_logits,
+    }
+    for name, asked in unserved.items():
         if asked:
             raise UnsupportedFeature(f"{name} is not supported with beam_width above 1")
     vocabulary = vocab_size - num_enders(sampling)
@@ -134,13 +130,3 @@ def check_beams(request: Request, config: EngineConfig, vocab_size: int, max_len
             f"beam_width is {sampling.beam_width}; so many beams of {length} tokens may need "
             f"{needed} blocks of the KV cache, which has {config.num_blocks}"
         )
-
-
-def _unserved(sampling: SamplingParams) -> dict[str, bool]:
-    """Return what does not go with a search, by tensor, with whether it is asked for."""
-    return {
-        "sampling (temperature, top_k, top_p, min_p, seed)": not sampling.greedy,
-        "stop_strings (the ensemble's stop_words)": bool(sampling.stop_strings),
-        "num_top_log_probs": sampling.top_log_probs > 0,
-        "return_generation_logits": sampling.generation_logits,
-    }

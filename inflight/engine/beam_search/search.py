@@ -31,10 +31,6 @@ class LiveBeam:
     parent: int = 0
     """The place, among the beams before this step, of the one that it continues."""
 
-    def extended(self, place: int, token: int, log_prob: float) -> LiveBeam:
-        """Return the beam with one more token; ``place``: its own, which is its child's parent."""
-        return LiveBeam(self, token, log_prob, self.cum_log_prob + log_prob, self.length + 1, place)
-
     def last(self, count: int) -> list[LiveBeam]:
         """Return the beam as it was with each of its last ``count`` tokens, in their order."""
         beams: list[LiveBeam] = []
@@ -45,31 +41,18 @@ class LiveBeam:
         return beams[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A continuation that has ended."""
-
-    beam: LiveBeam
-    score: float
-    reason: FinishReason
-
-
 class BeamSearch:
     """The search for one prompt's most likely continuations."""
 
     def __init__(self, sampling: SamplingParams, max_tokens: int) -> None:
-        """
-        Args:
-            sampling: the request's.
-            max_tokens: most tokens to generate, at most the request's own ``max_tokens``.
-        """
+        """``max_tokens``: most tokens to generate, at most the request's own ``max_tokens``."""
         self.width = sampling.beam_width
         self._sampling = sampling
         self._max_tokens = max_tokens
         self._end_ids = frozenset() if sampling.ignore_eos else sampling.end_ids
         self.live = [LiveBeam()]
         """Best first; at the start there is one, and from the first token on as many as the width."""
-        self._finished: list[_Finished] = []
+        self._finished: list[Beam] = []
         self.done = False
 
     @property
@@ -78,12 +61,9 @@ class BeamSearch:
         return self.done or self.live[0].length > 0
 
     def advance(self, candidates: Sequence[Candidates]) -> None:
-        """Take a step.
+        """Take a step with each live beam's candidates: ``num_candidates`` or all tokens of the vocabulary.
 
         Only the best ``width`` continuations can finish; those that do make room for the next best to live on.
-
-        Args:
-            candidates: of each live beam, in their order; ``num_candidates`` or all tokens of the vocabulary.
         """
         ranked = sorted(
             (
@@ -94,8 +74,9 @@ class BeamSearch:
             key=lambda one: (-one[0], *one[1:3]),
         )
         live: list[LiveBeam] = []
-        for rank, (_, place, token, log_prob) in enumerate(ranked):
-            beam = self.live[place].extended(place, token, log_prob)
+        for rank, (cum_log_prob, place, token, log_prob) in enumerate(ranked):
+            before = self.live[place]
+            beam = LiveBeam(before, token, log_prob, cum_log_prob, before.length + 1, place)
             reason = self._end_of(beam)
             if reason is None:
                 live.append(beam)
@@ -110,11 +91,10 @@ class BeamSearch:
     def results(self, reason: FinishReason) -> list[Beam]:
         """Return the best beams, best first, as many as the width where there are so many.
 
-        Args:
-            reason: why the search ends, which is why those end that are not finished.
+        ``reason``: why the search ends, which is why those end that are not finished.
         """
         alive = [] if self.done else [self._ended(beam, reason) for beam in self.live]
-        return [self._result(one) for one in self._best([*self._finished, *alive])]
+        return self._best([*self._finished, *alive])
 
     def _end_of(self, beam: LiveBeam) -> FinishReason | None:
         """Return why a continuation ends with its last token, if it does."""
@@ -126,22 +106,19 @@ class BeamSearch:
             return FinishReason.STOP
         return FinishReason.LENGTH if beam.length >= self._max_tokens else None
 
-    def _ended(self, beam: LiveBeam, reason: FinishReason) -> _Finished:
-        return _Finished(beam, self._score(beam.cum_log_prob, beam.length), reason)
-
-    def _result(self, ended: _Finished) -> Beam:
+    def _ended(self, beam: LiveBeam, reason: FinishReason) -> Beam:
         """Return a beam as it is given out: an end id counts in its score and is not among its tokens."""
-        steps = ended.beam.last(ended.beam.length)
-        if steps and ended.beam.token in self._end_ids:
+        steps = beam.last(beam.length)
+        if steps and beam.token in self._end_ids:
             steps.pop()
         tokens, log_probs = tuple(one.token for one in steps), tuple(one.log_prob for one in steps)
-        return Beam(tokens, log_probs, ended.beam.cum_log_prob, ended.score, ended.reason)
+        return Beam(tokens, log_probs, beam.cum_log_prob, self._score(beam), reason)
 
-    def _score(self, cum_log_prob: float, length: int) -> float:
-        """What beams are ranked by: the log-prob over the length to the power of the length penalty."""
-        return cum_log_prob / length**self._sampling.length_penalty if length else cum_log_prob
+    def _score(self, beam: LiveBeam) -> float:
+        """Return what beams are ranked by: the log-prob over the length to the power of the length penalty."""
+        return beam.cum_log_prob / beam.length**self._sampling.length_penalty if beam.length else beam.cum_log_prob
 
-    def _best(self, beams: list[_Finished]) -> list[_Finished]:
+    def _best(self, beams: list[Beam]) -> list[Beam]:
         return sorted(beams, key=attrgetter("score"), reverse=True)[: self.width]
 
     def _is_settled(self) -> bool:
@@ -151,9 +128,7 @@ class BeamSearch:
         """
         if len(self._finished) < self.width:
             return False
-        best = self.live[0]
-        attainable = self._score(best.cum_log_prob, best.length)
-        return self._sampling.early_stopping or attainable <= self._finished[-1].score
+        return self._sampling.early_stopping or self._score(self.live[0]) <= self._finished[-1].score
 
 
 def num_enders(sampling: SamplingParams) -> int:

@@ -81,7 +81,7 @@ def _total_kernel(logits, temperature, peak, sums, size, stride, temperature_str
 
 @triton.jit
 def _read(row, begin, size, BLOCK: tl.constexpr):
-    """Logits of a row; minus infinity behind its end."""
+    """Return some logits of a row, and minus infinity behind its end."""
     places = begin + tl.arange(0, BLOCK)
     value = tl.load(row + places, mask=places < size, other=float("-inf"))
     value = tl.minimum(value, 3.4028234663852886e38)
@@ -95,7 +95,7 @@ def _weight(value, temperature, peak):
 
 @triton.jit
 def _key(value):
-    """The order of float32 as an integer from 0 to 2**32 - 1."""
+    """Return integers from 0 to 2**32 - 1 that are ordered as the float32 values are."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
 
@@ -108,7 +108,7 @@ def _value(key):
 
 @triton.jit
 def _heavy(value, temperature, peak, least, COUNT: tl.constexpr):
-    """What a logit counts: one, or its weight where it is not below ``least``."""
+    """Return what logits count: one each, or with no ``COUNT`` their weights that are not below ``least``."""
     if COUNT:
         return tl.full(value.shape, 1.0, tl.float64)
     weight = _weight(value, temperature, peak)
@@ -117,7 +117,7 @@ def _heavy(value, temperature, peak, least, COUNT: tl.constexpr):
 
 @triton.jit
 def _search(row, size, temperature, peak, least, target, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key for which what it and larger ones count is more than the target."""
+    """Return the largest key for which what it and larger ones count is more than the target."""
     found = tl.full((), 0, tl.int64)
     for digit in range(8):  # of 4 bits each
         unit = tl.full((), 1, tl.int64) << (28 - 4 * digit)
@@ -134,7 +134,7 @@ def _search(row, size, temperature, peak, least, target, COUNT: tl.constexpr, BL
 
 @triton.jit
 def _above(row, size, temperature, peak, least, key, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """What larger keys count, and how many equal this one."""
+    """Return what larger keys count, and how many keys equal this one."""
     above, equal = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     for begin in range(0, size, BLOCK):
         value = _read(row, begin, size, BLOCK)

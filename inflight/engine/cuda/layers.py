@@ -90,8 +90,7 @@ class FusedAttention(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        self.qkv_proj, self.o_proj = attention.qkv_proj, attention.o_proj
-        self._attention = attention.shape
+        self._plain = attention
         query, key = attention.q_norm, attention.k_norm
         self._norms = HeadNorms()
         if isinstance(query, RmsNorm):
@@ -100,20 +99,20 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        shape = self._attention
-        heads = self.qkv_proj(x).view(len(x), -1, shape.head_dim)
+        plain = self._plain
+        heads = plain.qkv_proj(x).view(len(x), -1, plain.head_dim)
         if isinstance(attend, TritonAttention):
-            slots, stored = attend.target(shape.layer)
+            slots, stored = attend.target(plain.layer)
             query = rotate_and_store(heads, rotation, slots, stored, self._norms)
-            out = attend.attend(shape.layer, query, shape.window, shape.scale)
+            out = attend.attend(plain.layer, query, plain.window, plain.scale)
         else:  # another attention stores keys and values itself
-            key, value = heads.new_empty(2, shape.kv_heads, len(x), shape.head_dim)
+            key, value = heads.new_empty(2, plain.kv_heads, len(x), plain.head_dim)
             ones = torch.ones((), device=x.device).expand(key.shape[:2])
             slots = torch.arange(len(x), dtype=torch.int32, device=x.device)
             query = rotate_and_store(heads, rotation, slots, StoredKv(key, value, ones, ones), self._norms)
             parts = (query, key.transpose(0, 1), value.transpose(0, 1))
-            out = attend(shape.layer, *parts, shape.window, shape.scale)
-        return self.o_proj(out.reshape(len(x), -1))
+            out = attend(plain.layer, *parts, plain.window, plain.scale)
+        return plain.o_proj(out.reshape(len(x), -1))
 
 
 def _input_scale(linear: nn.Module) -> Tensor | None:

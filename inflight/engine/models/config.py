@@ -55,8 +55,6 @@ _UNSUPPORTED = {
     "final_logit_softcapping": 0,
 }
 """Options, each with the value, beside null, that says that it is not used."""
-_ATTENTION_BIAS = {"Qwen2ForCausalLM": (True, False)}
-"""(q, k and v; output) where the architecture fixes it; else ``attention_bias`` says it for all four."""
 _QK_NORM = {"Qwen3ForCausalLM", "Gemma3ForCausalLM"}
 _GEMMA = "Gemma3ForCausalLM"
 _SLIDING = "sliding_attention"
@@ -89,7 +87,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     if activation not in _ACTIVATIONS:
         raise DeploymentError(f"config.json: activation {activation!r} is not one of {sorted(_ACTIVATIONS)}")
     bias = bool(data.get("attention_bias", False))
-    qkv_bias, output_bias = _ATTENTION_BIAS.get(architecture, (bias, bias))
+    fixed_bias = architecture == "Qwen2ForCausalLM"  # for queries, keys and values, and for these alone
     heads = _required(data, "num_attention_heads")
     head_dim = data.get("head_dim") or _required(data, "hidden_size") // heads
     kinds = _layer_kinds(architecture, data)
@@ -106,8 +104,8 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         rms_norm_eps=data.get("rms_norm_eps", 1e-6),
         activation=activation,
         tie_word_embeddings=bool(data.get("tie_word_embeddings", architecture == _GEMMA)),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
+        qkv_bias=bias or fixed_bias,
+        output_bias=bias and not fixed_bias,
         mlp_bias=bool(data.get("mlp_bias", False)),
         qk_norm=architecture in _QK_NORM,
         attention_scale=(data.get("query_pre_attn_scalar", 256) if architecture == _GEMMA else head_dim) ** -0.5,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -22,7 +21,7 @@ from inflight.errors import DeploymentError
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the step's positions."""
 _Kind = TypeVar("_Kind", bound=nn.Module)
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 class Attend(Protocol):
@@ -98,30 +97,15 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
     return (functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)).mul_(up)
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """The sizes and constants of a layer's attention."""
-
-    layer: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None
-    """How many tokens back it reaches, itself included; None: all."""
-    scale: float
-    """The factor of the scores."""
-
-
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; query, key and value projection are one matrix."""
 
     def __init__(self, config: ModelConfig, layer: int, norm: type[RmsNorm]) -> None:
         super().__init__()
-        self.shape = AttentionShape(
-            layer, config.num_heads, config.num_kv_heads, config.head_dim, config.windows[layer], config.attention_scale
-        )
-        width = config.num_heads * config.head_dim
-        rows = width + 2 * config.num_kv_heads * config.head_dim
+        self.layer, self.window, self.scale = layer, config.windows[layer], config.attention_scale
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        width = self.heads * self.head_dim
+        rows = width + 2 * self.kv_heads * self.head_dim
         self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.output_bias)
         self.q_norm = norm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
@@ -129,12 +113,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        shape = self.shape
-        heads = self.qkv_proj(x).view(len(x), -1, shape.head_dim)
-        query, key, value = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         query = rotate(self.q_norm(query), *rotation)
         key = rotate(self.k_norm(key), *rotation)
-        out = attend(shape.layer, query, key, value, shape.window, shape.scale)
+        out = attend(self.layer, query, key, value, self.window, self.scale)
         return self.o_proj(out.reshape(len(x), -1))
 
 
@@ -152,29 +135,33 @@ class RotaryEmbedding:
     """Cosines and sines of positions, for one set of rotary parameters."""
 
     def __init__(self, rope: Mapping[str, Any], head_dim: int, model_length: int, served_length: int) -> None:
-        """
-        Args:
-            rope: parameters; ``rope_type`` and ``rope_theta`` among them.
-            head_dim: size of a head.
-            model_length: the checkpoint's ``max_position_embeddings``.
-            served_length: the longest sequence that will be served. longrope has two sets of factors, and a sequence
-                cannot change from one to the other while its keys are cached: which one is used is settled here.
+        """``model_length``: the checkpoint's ``max_position_embeddings``; ``served_length``: the longest to serve.
+
+        longrope has two sets of factors, and a sequence cannot change from one to the other while its keys are cached:
+        which set is used is settled here, by ``served_length``.
 
         Raises:
             DeploymentError: the type of scaling is not supported, or lacks a parameter.
         """
         kind = rope["rope_type"]
-        if kind not in ROPE_TYPES:
+        if kind not in _ROPE_TYPES:
             raise DeploymentError(
-                f"config.json: rope_type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
+                f"config.json: rope_type {kind!r} is not supported; supported: {', '.join(_ROPE_TYPES)}"
             )
         self.dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         self.length = served_length
         """How many positions there are."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
-        frequencies = 1.0 / rope["rope_theta"] ** exponents
+        self._frequencies, self._scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
         try:
-            self._frequencies, self._scale = _scaled(frequencies, rope, self.dim, model_length, served_length)
+            if kind == "linear":
+                self._frequencies /= rope["factor"]
+            elif kind == "llama3":
+                self._frequencies = _llama3(self._frequencies, rope)
+            elif kind == "yarn":
+                self._frequencies, self._scale = _yarn(self._frequencies, rope, model_length)
+            elif kind == "longrope":
+                self._frequencies, self._scale = _longrope(self._frequencies, rope, model_length, served_length)
         except KeyError as missing:
             raise DeploymentError(f"config.json: rope_type {kind!r} needs {missing}, which is not there") from None
 
@@ -201,22 +188,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(dim // 2, dims=-1), sin)
 
 
-def _scaled(
-    frequencies: Tensor, rope: Mapping[str, Any], dim: int, model_length: int, served_length: int
-) -> tuple[Tensor, float]:
-    """Return the scaled frequencies, and the factor of cosines and sines."""
-    kind = rope["rope_type"]
-    if kind == "linear":
-        return frequencies / rope["factor"], 1.0
-    if kind == "llama3":
-        return _llama3(frequencies, rope), 1.0
-    if kind == "yarn":
-        return _yarn(frequencies, rope, dim, model_length)
-    if kind == "longrope":
-        return _longrope(frequencies, rope, model_length, served_length)
-    return frequencies, 1.0
-
-
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Keep high frequencies, divide low ones by ``factor``, and interpolate smoothly between."""
     length, factor = rope["original_max_position_embeddings"], rope["factor"]
@@ -226,8 +197,12 @@ def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     return frequencies * (smooth + (1 - smooth) / factor)
 
 
-def _yarn(frequencies: Tensor, rope: Mapping[str, Any], dim: int, model_length: int) -> tuple[Tensor, float]:
-    """Interpolate the dimensions that turn seldom, keep those that turn often, and sharpen attention."""
+def _yarn(frequencies: Tensor, rope: Mapping[str, Any], model_length: int) -> tuple[Tensor, float]:
+    """Interpolate the dimensions that turn seldom, keep those that turn often, and sharpen attention.
+
+    Return the frequencies, and the factor of cosines and sines.
+    """
+    dim = 2 * len(frequencies)
     length = rope.get("original_max_position_embeddings") or model_length
     factor = rope.get("factor") or model_length / length
 
@@ -255,7 +230,10 @@ def _yarn(frequencies: Tensor, rope: Mapping[str, Any], dim: int, model_length: 
 def _longrope(
     frequencies: Tensor, rope: Mapping[str, Any], model_length: int, served_length: int
 ) -> tuple[Tensor, float]:
-    """Divide each frequency by a factor of its own: from the long list if long sequences are served."""
+    """Divide each frequency by a factor of its own: from the long list if long sequences are served.
+
+    Return the frequencies, and the factor of cosines and sines.
+    """
     length = rope.get("original_max_position_embeddings") or model_length
     factors = rope["long_factor"] if served_length > length else rope["short_factor"]
     if len(factors) != len(frequencies):

@@ -37,13 +37,10 @@ class PackedLinear(nn.Module):
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
         if not len(x):
             return x.new_empty(0, self._outputs)
-        if len(x) == 1 and self._joins_lone_row:
-            return self._product(functional.pad(x, (0, 0, 0, _FEW_ROWS - 1)))[:1]
-        return self._product(x)
-
-    def _product(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return product
+        is_joined = len(x) == 1 and self._joins_lone_row
+        rows = functional.pad(x, (0, 0, 0, _FEW_ROWS - 1)) if is_joined else x
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return product[:1] if is_joined else product
 
 
 def pad_rows(x: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A proof that mostly waits begins first: all the others run meanwhile, and nobody waits for it at the end.
     """
+    swept: set[str] = set()
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(_group(item)))
@@ -53,6 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("property")
         if item.get_closest_marker("alone"):
             item.add_marker("proof")
+        if item.get_closest_marker("sweep"):
+            test = item.nodeid.partition("[")[0]
+            if test in swept:
+                item.add_marker("proof")
+            swept.add(test)
         item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1, condition=partial(_others_disturbed, item)))
     items.sort(key=lambda item: not any(mark.kwargs.get("waits") for mark in item.iter_markers("proof")))
 

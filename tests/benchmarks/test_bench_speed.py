@@ -124,6 +124,7 @@ def test_a_peer_that_makes_too_few_tokens_is_not_measured() -> None:
         GeneratePeer(Lazy()).run([[1, 2]], 4)
 
 
+@pytest.mark.proof
 def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, folder: Path) -> None:
     few = "--streams 1 --prompt-tokens 4 --output-tokens 3 --rounds 1 --threads 1".split()
     places = ["--checkpoints", str(folder), "--output", str(tmp_path)]

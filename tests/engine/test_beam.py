@@ -33,6 +33,7 @@ def likeliest(name: str, tokens: list[int], count: int) -> Candidates:
     return list(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("early_stopping", [True, False])
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.5, -0.5])

@@ -38,6 +38,7 @@ def check(name: str, requests: list[Request], outputs: dict[int, Output]) -> Non
             assert output.tokens == greedy(name, tuple(request.prompt), request.sampling.max_tokens)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2, tied", "gemma3"])
 @pytest.mark.parametrize("early_stopping", [True, False])
 def test_beams_are_those_of_transformers(name: str, early_stopping: bool) -> None:
@@ -48,6 +49,7 @@ def test_beams_are_those_of_transformers(name: str, early_stopping: bool) -> Non
     check(name, requests, run(load(checkpoint(name)), requests))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "settings",
     [

@@ -135,6 +135,7 @@ def test_chunks_graphs_and_steps_ahead_keep_to_the_rules(cuda: Cuda, monkeypatch
     assert engine._overlap.launches > 20
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("to", ["host", "file"])
 def test_the_second_tier_keeps_to_the_rules(cuda: Cuda, to: str) -> None:
     engine = _engine(cuda, offload_to=to, **SMALL)
@@ -234,6 +235,7 @@ def test_a_copy_that_is_not_pinned_is_found(cuda: Cuda, monkeypatch: pytest.Monk
     assert set(cuda.found) == {"the host waits where it must not"}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_engine_that_ends_leaves_the_graphs_of_others(
     cuda: Cuda, shared: bool, monkeypatch: pytest.MonkeyPatch

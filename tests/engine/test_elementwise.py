@@ -93,6 +93,7 @@ def _heads(dtype: torch.dtype, dim: int = 24) -> tuple[Tensor, tuple[Tensor, Ten
 SLOTS = torch.tensor([4, 1, -1, 7, 0], dtype=torch.int32)
 
 
+@pytest.mark.sweep
 @DTYPES
 @pytest.mark.parametrize("dim", [24, 16])
 @pytest.mark.parametrize("kind", [None, RmsNorm, GemmaRmsNorm])
@@ -119,6 +120,7 @@ def test_rotating_and_storing(kind: type[RmsNorm] | None, dim: int, dtype: torch
     assert not cache.values[:, untouched].any()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_what_is_stored_is_quantized_as_it_would_be_alone(dtype: torch.dtype, stored: torch.dtype) -> None:

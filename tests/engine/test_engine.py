@@ -149,6 +149,7 @@ def test_warm_up_leaves_no_trace(engine: Engine) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 def test_a_storm_of_requests(policy: str) -> None:
     """300 requests come and go at random; each ends once, and those left alone get what they would get alone."""

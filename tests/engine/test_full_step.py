@@ -161,6 +161,7 @@ def test_a_full_step_checks_drafts(size: tuple[int, int], longest: int) -> None:
     assert all(len(chunk.sequence.table.blocks) == -(-chunk.size // 4) for chunk in chunks if chunk.sequence.table)
 
 
+@pytest.mark.proof
 def test_a_batch_that_checks_drafts_fits_where_the_cache_has_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     card = _card(monkeypatch, 128 << 20)
     speculation = SpeculationSettings(method="ngram", max_draft_tokens=7, adaptive=False)

@@ -41,6 +41,7 @@ def _by_kernels(model: DecoderModel, cache: KvPool, ranges: list[QueryRange], to
     return model(ids, layout.positions, TritonAttention(stored_layers(cache), layout, 4))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     ["llama, biases, tied", "mistral", "qwen3", "gemma3, tied, linear", "phi3, partial, windows", "phi3, longrope"],
@@ -141,6 +142,7 @@ def test_a_layer_is_nine_launches_beside_the_combination_of_splits(
     assert once == {"embedding": 1, "add_rms_norm": 1}
 
 
+@pytest.mark.proof
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @torch.inference_mode()
 def test_fp8_products_get_from_norms_and_gates_what_they_would_make_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

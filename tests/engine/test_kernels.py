@@ -40,6 +40,7 @@ SHORT = 12
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # numpy's; a GPU says nothing
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "window"),
     [(4, 4, 16, 16, None), (4, 2, 64, 24, 8), (7, 1, 24, 16, 8), (6, 2, 80, 64, 40), (2, 1, 256, 16, None)],
@@ -54,12 +55,14 @@ def test_blocks_of_one_token() -> None:
     torch.testing.assert_close(seen, expected, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["", "fp8", "int8"])
 def test_float16(kind: str) -> None:
     seen, expected = both(shape(4, 2, 32), MIXED, dtype=torch.float16, kind=kind)
     torch.testing.assert_close(seen, expected, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_a_quantized_cache_in_float32(kind: str) -> None:
     seen, expected = both(shape(4, 2, 32), MIXED, kind=kind, window=50)
@@ -96,6 +99,7 @@ def rows_are_multiplied_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int | None) -> None:
@@ -119,6 +123,7 @@ def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int
     assert torch.equal(torch.cat(parts), together)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize(
     ("context", "dtype"),
@@ -156,6 +161,7 @@ def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
         assert torch.equal(seen(last, 1, one_tile=True), together)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize(("window", "room"), [(None, 16), (300, 8)])
 def test_keys_are_divided_among_programs_as_there_is_room(

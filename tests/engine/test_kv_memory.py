@@ -75,8 +75,8 @@ def test_what_is_read_has_the_computations_type(dtype: torch.dtype) -> None:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "chunked and reused": {"max_tokens_per_step": 24, "num_blocks": 64},
     "preempted": {"max_tokens_per_step": 24, "num_blocks": 64, "policy": "max_utilization"},
+    "chunked and reused": {"max_tokens_per_step": 24, "num_blocks": 64},
 }
 
 
@@ -88,6 +88,7 @@ def _alone(dtype: str) -> list[list[int]]:
     return [outputs[request.key].tokens for request in requests]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_do_not_depend_on_the_way(way: str, dtype: str) -> None:
@@ -101,6 +102,7 @@ def test_tokens_do_not_depend_on_the_way(way: str, dtype: str) -> None:
     assert engine.stats.cached_tokens > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_quality_stays_within_one_percent(dtype: Literal["int8", "fp8"]) -> None:
     """Of the demo model's perplexity on held-out answers, without calibration."""

@@ -39,7 +39,8 @@ def _ask_all(engine: Engine, name: str) -> int:
     return sum(output.metrics.cached_tokens for output in outputs.values() if output.metrics)
 
 
-@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 @pytest.mark.parametrize(("name", "to", "eviction"), [("llama", "file", "lru"), ("gemma3", "host", "prefix")])
 def test_tokens_are_the_same_with_what_was_restored(name: str, to: str, eviction: str, policy: str) -> None:
     """The cache holds a fraction of what is asked; the second time all of it comes from the second tier."""
@@ -168,6 +169,7 @@ def test_a_tier_that_goes_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         pool.copy([BlockCopy(64, 0)])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_tier_that_goes_within_a_step_ends_no_request(
@@ -244,7 +246,7 @@ def test_a_failed_step_restores_nothing_that_was_not_saved(monkeypatch: pytest.M
     """A step fails before its copies are made: what the books had moved is forgotten, and answers stay right."""
     engine = load(checkpoint("llama"), offload_to="host", **SMALL)
     _ask_all(engine, "llama")
-    for prompt in PROMPTS[:8]:
+    for prompt in PROMPTS[:3]:
         with monkeypatch.context() as patch:
             patch.setattr(engine._runner, "run", lambda *_: 1 / 0)
             failed = ask([*prompt[::-1], 5], COUNT)

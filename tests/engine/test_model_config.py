@@ -54,6 +54,7 @@ def _old(data: Json) -> Json:
     return old
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_old_spelling_means_the_same(name: str, tmp_path: Path) -> None:
     new = read_model_config(_read(name))

@@ -65,7 +65,7 @@ def _without(**more: Any) -> Engine:
 def test_every_request_gets_what_it_would_get_alone() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=examples(0.2))
+    @settings(max_examples=examples(0.1))
     @given(schedules(("llama", "gemma3"), SETTINGS))
     @example(CROWD)
     def check(schedule: Schedule) -> None:

@@ -30,8 +30,9 @@ def test_alone(name: str) -> None:
     _check(name, [request], outputs)
 
 
+@pytest.mark.sweep
 @each
-@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str) -> None:
     """Twice: the second time most prefixes are cached."""
     engine = load(checkpoint(name), policy=policy, num_blocks=64, max_tokens_per_step=24, max_batch_size=32)
@@ -47,6 +48,7 @@ def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: st
     assert (preemptions > 0) == (policy == "max_utilization")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_without_reuse_and_with_one_token_per_step(name: str) -> None:
     engine = load(checkpoint(name), prefix_reuse=False, max_tokens_per_step=1)

@@ -61,6 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.proof
 def test_answers_stay(checkpoint: Path) -> None:
     answers = _answers(load(checkpoint, block_size=16))
     same = sum(ours == theirs for ours, theirs in zip(answers, _original(), strict=True))
@@ -70,6 +71,7 @@ def test_answers_stay(checkpoint: Path) -> None:
     assert len(text) > 40
 
 
+@pytest.mark.proof
 def test_the_served_type_is_as_good(checkpoint: Path) -> None:
     """The next token is the original's at nearly every place of its own answers."""
     original, scorer = Scorer(DEMO, "float32", device="cpu"), Scorer(checkpoint, "bfloat16", device="cpu")

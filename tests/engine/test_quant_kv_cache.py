@@ -21,9 +21,9 @@ from tests.engine.support.quantized import VOCAB, Quantized, quantized
 COUNT = 12
 CPU = torch.device("cpu")
 WAYS = {
+    "preempted": {"max_tokens_per_step": 24, "num_blocks": 64, "policy": "max_utilization"},
     "batched": {},
     "chunked": {"max_tokens_per_step": 24, "num_blocks": 64},
-    "preempted": {"max_tokens_per_step": 24, "num_blocks": 64, "policy": "max_utilization"},
     "one token per step": {"max_tokens_per_step": 1, "prefix_reuse": False},
 }
 # Rounded inputs and keys and values; rounded keys and values alone; not calibrated for it; rounded inputs alone.
@@ -56,6 +56,7 @@ def _result(output: Output) -> tuple[list[int], torch.Tensor]:
     return output.tokens, torch.stack([torch.as_tensor(row) for row in output.generation_logits])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_do_not_depend_on_the_way(name: str, way: str) -> None:

@@ -45,11 +45,13 @@ def test_quantization_changes_them_at_all(scheme: str) -> None:
     assert change > 3e-3
 
 
+@pytest.mark.sweep
 @each
 def test_logits_with_an_fp8_cache(scheme: str) -> None:
     _check(quantized(scheme, fp8_kv_cache=True))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", ["FP8", "SmoothQuant", "AWQ", "NVFP4"])
 def test_biases_and_tied_embeddings(scheme: str) -> None:
     _check(quantized(scheme, "Qwen2", tied=True))
@@ -60,6 +62,7 @@ def test_a_checkpoint_that_is_fused_itself(scheme: str) -> None:
     _check(quantized(scheme, "Phi3"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma3Text"])
 def test_norms_of_queries_and_keys(kind: str) -> None:
     _check(quantized("W4A8", kind, fp8_kv_cache=True))
@@ -114,6 +117,7 @@ def test_int4_weights_are_rounded_to_the_type_of_the_computation_before_e4m3() -
     assert (expected != otherwise.bfloat16()).any(), "the order of rounding does not show here"
 
 
+@pytest.mark.sweep
 @each
 def test_greedy_tokens(scheme: str) -> None:
     """The engine's tokens are those that the simulation finds likeliest, or as likely but for the last digits."""
@@ -127,6 +131,7 @@ def test_greedy_tokens(scheme: str) -> None:
     assert (behind == 0).float().mean() > 0.8
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", ["SmoothQuant", "FP8"])
 @pytest.mark.parametrize("settings", [{"max_tokens_per_step": 7}, {"num_blocks": 45, "policy": "max_utilization"}])
 def test_logits_are_the_same_bits_however_they_come(scheme: str, settings: dict[str, Any]) -> None:

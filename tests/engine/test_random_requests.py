@@ -95,11 +95,9 @@ def _prompts(chance: random.Random) -> list[list[int]]:
     return prompts + shared
 
 
-@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [("llama", 11), *(pytest.param(*case, marks=pytest.mark.proof) for case in (("gemma3", 12), ("mistral", 13)))],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
+@pytest.mark.parametrize(("name", "seed"), [("llama", 11), ("gemma3", 12), ("mistral", 13)])
 def test_a_storm(name: str, seed: int, policy: str) -> None:
     storm = Storm(name, random.Random(seed))
     engine = load(checkpoint(name), num_blocks=24, max_batch_size=12, max_tokens_per_step=20, policy=policy)
@@ -130,6 +128,7 @@ def _assert_stormy(storm: Storm, policy: str) -> None:
     assert any(isinstance(last.error, DeadlineExceeded) for last in lasts)
 
 
+@pytest.mark.proof
 def test_a_storm_from_several_threads() -> None:
     """Through the loop: clients submit and cancel from their own threads; each request ends once."""
     engine, collect = load(checkpoint("llama"), num_blocks=24, policy="max_utilization"), Collector()

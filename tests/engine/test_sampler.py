@@ -28,6 +28,7 @@ def _token(logits: torch.Tensor, sequence: Sequence) -> int:
     return sample(logits[None], [sequence])[0].token
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("options", "warpers"),
     [

@@ -20,6 +20,7 @@ PROMPT = PROMPTS[0]
 COUNT = 12
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @pytest.mark.parametrize(
     ("name", "method"),
@@ -85,6 +86,7 @@ def test_a_draft_follows_what_the_request_asks_for() -> None:
     assert engine.stats.accepted_draft_tokens > 0.95 * engine.stats.draft_tokens
 
 
+@pytest.mark.proof
 def test_sampled_tokens_are_distributed_as_the_models() -> None:
     """The second and third token of many seeds against the exact chances; a total variation that chance allows."""
     draws, options = 1500, {"temperature": 1.0, "top_k": 3}

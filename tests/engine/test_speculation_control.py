@@ -68,6 +68,7 @@ class World:
         )  # fmt: skip
 
 
+@pytest.mark.proof
 @each_row("noise", [0.0, 0.4])
 @each_row("batch", [1, 4, 32])
 @each_row("chance", [0.05, 0.5, 0.8, 0.97])

@@ -49,6 +49,7 @@ def test_moved_keys_and_values_are_what_they_were(kind: Any) -> None:
             assert torch.equal(now, was[:, [0, 1, 2, 3, 5, 7, 11, 7, 8, 9, 10, 11]])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @pytest.mark.parametrize("method", ["ngram", "draft_target"])
 def test_greedy_in_a_mixed_batch_with_reuse_chunks_and_preemption(method: str, policy: str) -> None:

@@ -155,6 +155,7 @@ def test_pack_linears() -> None:
     assert [type(module) for module in model] == [PackedLinear, half, nn.LayerNorm]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

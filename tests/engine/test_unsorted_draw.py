@@ -82,6 +82,7 @@ class _Unsure:
         return launch
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_the_candidates_suffice_the_tokens_are_those_of_the_sort(
     kind: Callable[[Tensor, torch.Generator], Tensor], monkeypatch: pytest.MonkeyPatch
@@ -98,6 +99,7 @@ def test_where_the_candidates_suffice_the_tokens_are_those_of_the_sort(
     assert 0.01 < kernel.rows.float().mean() < 0.6
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_among_the_candidates_is_found(
     kind: Callable[[Tensor, torch.Generator], Tensor], monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ def test_other_thresholds_only_write_again(
     assert load_deployment(again.directory).quality.max_kl_divergence == 7
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("tensor", "factor", "named"),
     [

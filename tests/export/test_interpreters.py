@@ -86,6 +86,7 @@ def test_odd_programs_and_places_are_passed_over(tmp_path: Path, monkeypatch: py
     assert found.python == python
 
 
+@pytest.mark.proof
 def test_an_engine_is_compiled_by_the_other_interpreter(
     request_of: Callable[..., BuildRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_price_counts_in_the_plan_and_in_the_ranking() -> None:
     assert ranked["h200"] == find_gpu("h200").usd_per_hour
 
 
+@pytest.mark.proof
 def test_every_option_changes_the_plan() -> None:
     def first(*options: str) -> dict[str, object]:
         found: dict[str, object] = json.loads(_run(LLAMA, "--gpu", "h100", *options, "--json", "-").stdout)["plans"][0]

@@ -73,6 +73,7 @@ def test_the_values_are_those_of_the_summary() -> None:
     assert value["ITL p50"] == pytest.approx(figures.itl_ms.p50)
 
 
+@pytest.mark.proof
 def test_false_alarms_are_as_seldom_as_promised() -> None:
     """Over 60 pairs of the same server: one figure by itself in 5 % of them, any figure of a pair in 5 %."""
     alone = alarms = figures = 0

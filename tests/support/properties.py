@@ -11,7 +11,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", max_examples=30, deadline=None, suppress_health_check=_SPEED, derandomize=True)
+settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
 settings.register_profile("full", max_examples=300, deadline=None, suppress_health_check=_SPEED, print_blob=True)
 settings.register_profile("soak", settings.get_profile("full"), max_examples=5000)
 

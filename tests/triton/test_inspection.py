@@ -147,6 +147,7 @@ def test_top_once_over_http(server: Running) -> None:
     assert f"engine {server.engine}" in shown
 
 
+@pytest.mark.proof
 def test_inspection_false_refuses_inspect_and_top_shows_the_rest(tmp_path: Path) -> None:
     for server in run(on_engine("replay", tmp_path, observability={"inspection": False})):
         with pytest.raises(InferenceServerException, match="UNIMPLEMENTED: inspect is not allowed: observability.insp"):

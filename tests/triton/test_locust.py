@@ -166,6 +166,7 @@ def test_unary_answers_have_no_time_to_the_first_token(locust: Callable[..., Run
     assert run.count("gRPC", "chat unary") + run.count("HTTP", "chat unary") == len(run.records)
 
 
+@pytest.mark.proof
 def test_failures_bear_the_name_of_their_kind(server: TritonServer, tmp_path: Path) -> None:
     long = CHAT.replace("min = 8, max = 40", "min = 4000, max = 4000")
     gone = [f"127.0.0.1:{port}" for port in free_ports(3)[:2]]
@@ -180,6 +181,7 @@ def test_failures_bear_the_name_of_their_kind(server: TritonServer, tmp_path: Pa
         assert f"the first failure of its kind: {kind}: " in output
 
 
+@pytest.mark.proof
 def test_master_and_two_workers_share_the_sessions(locust: Callable[..., Run]) -> None:
     run = locust(CHAT, "--tags", "stream", "--run-time", "10s", workers=2)  # they report each 3 s
     assert run.code == 0, run.output[-2000:]
@@ -199,6 +201,7 @@ def test_options_that_cannot_be_used_end_locust_with_one_line(server: TritonServ
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.proof
 def test_a_process_that_uses_most_of_a_core_is_warned_of(tmp_path: Path) -> None:
     program = f"""
 import sys

@@ -133,6 +133,7 @@ def test_killed_serve_takes_its_server_along(replay: Path) -> None:
         file.unlink()  # nobody was left to do it
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("yaml", "reason"),
     [
@@ -170,6 +171,7 @@ def test_serve_names_a_broken_checkpoint(tmp_path: Path) -> None:
     _expect_failure("tokenizer.json: missing", "--model", str(model))
 
 
+@pytest.mark.proof
 def test_serve_names_an_unsupported_architecture(tmp_path: Path) -> None:
     """Its config.json may have other keys than those that are known."""
     shutil.copytree(DEMO / "model", tmp_path, dirs_exist_ok=True)
@@ -184,6 +186,7 @@ def test_serve_names_a_busy_port() -> None:
         _expect_failure(reason, *_ports()[:4], "--metrics-port", port)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
@@ -258,6 +261,7 @@ def _expect_failure(reason: str, *arguments: str) -> None:
     assert not _servers(), "a process was left running"
 
 
+@pytest.mark.proof
 def test_serve_triton_option_uses_an_installed_triton(replay: Path, tmp_path: Path) -> None:
     """A tree laid out as NVIDIA's images have it, made of the wheel's parts."""
     wheel = find_installation()

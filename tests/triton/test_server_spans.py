@@ -132,6 +132,7 @@ def test_server_spans_of_unary_requests_and_batches(traced_unary: Traced) -> Non
         }
 
 
+@pytest.mark.proof
 def test_trace_sample_ratio_is_of_whole_traces(tmp_path: Path) -> None:
     for traced in serve_traced(tmp_path, "replay", observability={"trace_sample_ratio": 0.3}):
         headers, *_ = context()
@@ -146,7 +147,8 @@ def test_trace_sample_ratio_is_of_whole_traces(tmp_path: Path) -> None:
             traced.trace_of(span.attributes["inflight.request_id"])
 
 
-@pytest.mark.parametrize("fault", ["refuses", pytest.param("fails, then hangs", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("fault", ["refuses", "fails, then hangs"])
 def test_trace_endpoint_that_is_dead_changes_nothing_for_clients(tmp_path: Path, fault: str) -> None:
     (nobody,) = free_ports(1)
     serving = serve_traced(

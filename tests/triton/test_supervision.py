@@ -244,6 +244,7 @@ def test_serve_ended_at_its_start_leaves_nothing(number: signal.Signals, tmp_pat
     _assert_nothing_left(command)
 
 
+@pytest.mark.proof
 def test_supervisor_gives_up_after_a_row_of_crashes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -79,6 +79,7 @@ def test_wheel_plans(installed: Path, empty: Path) -> None:
     assert plan["plans"]
 
 
+@pytest.mark.proof
 def test_wheel_serves_the_demo(installed: Path, empty: Path) -> None:
     before, (http, grpc, metrics) = _data(installed), map(str, free_ports(3))
     command = [str(installed / "bin/inflight"), "serve", "--http-port", http, "--grpc-port", grpc]

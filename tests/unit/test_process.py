@@ -37,6 +37,7 @@ print(stages[0].stdout.readline(), end="")
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["free", "caught"])  # PyDLL keeps the lock during a call
 def test_a_stage_ends_after_its_server(library: str) -> None:
     command = [sys.executable, "-c", SERVER, STAGE.format(library=library)]

@@ -113,6 +113,7 @@ def test_what_cannot_be_done_is_one_line(checkout: Path) -> None:
     assert said.splitlines()[-1] == ".venv could not be made; the code of python -m venv is 1"
 
 
+@pytest.mark.proof
 def test_a_python_that_has_gone_is_replaced(checkout: Path) -> None:
     _set_up(checkout, "engine")
     python = checkout / ".venv/bin/python"

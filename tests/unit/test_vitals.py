@@ -127,6 +127,7 @@ with pulse.in_call():
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("does", "hang_timeout_s", "hurt", "said"),
     [
@@ -205,6 +206,7 @@ def test_a_server_hangs_only_where_neither_http_nor_grpc_answers() -> None:
         lives.stop(None).wait()
 
 
+@pytest.mark.proof
 def test_a_server_that_has_closed_its_ports_gets_the_time_that_an_end_may_take() -> None:
     """With this process in the server's place, and a port where nobody listens."""
     hung = End("server_hung", "the server has closed its ports and has not ended within 2 s")

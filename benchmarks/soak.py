@@ -124,12 +124,11 @@ class _Soak:
     def _check(self, left: set[int]) -> None:
         if left:
             raise EngineFailure(f"{len(left)} requests have not ended, and the engine is idle")
-        self._engine.check()
+        self._engine._cache.check()
         stats = self._engine.stats
-        if stats.kv_blocks_used or stats.kv_cache_reserved_blocks:
-            raise EngineFailure(
-                f"idle, yet {stats.kv_blocks_used} blocks are used and {stats.kv_cache_reserved_blocks} reserved"
-            )
+        now = stats.state()
+        if now.kv_blocks_used or now.kv_blocks_reserved:
+            raise EngineFailure(f"idle, yet {now.kv_blocks_used} blocks are used and {now.kv_blocks_reserved} reserved")
 
 
 def soak(setting: Setting, requests: int) -> Soaked:

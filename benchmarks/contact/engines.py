@@ -118,7 +118,7 @@ def start(contact: Contact, engine: Engine) -> None:
     """Write the phases of the start, and what is in memory."""
     for phase, seconds in engine.stats.start_phases.items():
         contact.recorder.add(f"start, {phase}", round(seconds, 2), "s")
-    tokens = engine.stats.kv_blocks_max * engine.stats.tokens_per_block
+    tokens = engine.stats.state().kv_blocks_max * engine.stats.state().tokens_per_block
     contact.recorder.add("KV cache", tokens, "tokens")
     memory(contact, "memory, reserved when warm")
 
@@ -134,7 +134,7 @@ def memory(contact: Contact, name: str) -> None:
 
 def batches(contact: Contact, engine: Engine, wanted: Sequence[Batch], label: str) -> None:
     """Measure decoding and prefill of batches; what the cache has no room for is left out, and it is said."""
-    room = engine.stats.kv_blocks_max
+    room = engine.stats.state().kv_blocks_max
     for batch in wanted:
         name = f"{batch.name}, {label}"
         if batch.streams * (-(-(batch.prompt + batch.output) // BLOCK_SIZE) + 1) > room:

@@ -71,7 +71,7 @@ def _serve(setting: Setting, kv_type: KvType, tokens: int, nbytes: int) -> dict[
         most = max(most, engine.stats.running_requests)
     whole = max(stream.arrivals_s[-1] for stream in streams) - streams[0].submitted_s
     return {
-        "tokens_in_cache": engine.stats.kv_blocks_max * engine.stats.tokens_per_block,
+        "tokens_in_cache": engine.stats.state().kv_blocks_max * engine.stats.state().tokens_per_block,
         "sequences_at_once": most,
         "tokens_per_s": round(sum(len(stream.tokens) for stream in streams) / whole),
         "itl_median_ms": round(1000 * statistics.median(gap for stream in streams for gap in stream.itl_s), 2),

@@ -78,7 +78,7 @@ def _serve(setting: Setting, block_size: int, requests: list[Request]) -> tuple[
             continue  # a prompt is half computed
         held = [prompt + len(stream.tokens) - 1 for prompt, stream in running]
         needed += sum(held)
-        taken["paged"] += engine.stats.kv_blocks_used * block_size
+        taken["paged"] += engine.stats.state().kv_blocks_used * block_size
         taken["longest"] += len(held) * _LONGEST
         taken["asked"] += sum(min(prompt + _ASKED, _LONGEST) for prompt, _ in running)
         taken["power"] += sum(1 << (tokens - 1).bit_length() for tokens in held)

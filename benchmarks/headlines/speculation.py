@@ -116,7 +116,8 @@ def _decode(
     requests = [ask(prompt, _OUTPUT) for prompt in given]
     if known:
         outputs = {request.key: tokens for request, tokens in zip(requests, known, strict=True)}
-        driver.engine.draft_with(Foretelling(outputs, chance))
+        assert driver.engine._speculator is not None
+        driver.engine._speculator.draft_with(Foretelling(outputs, chance))
     streams = driver.run(requests)
     if known and [stream.tokens for stream in streams] != list(known):
         raise EngineFailure("speculation changed a token")

@@ -56,7 +56,6 @@ def named() -> Iterator[None]:
     targets = [
         (Engine, "step", "other"),
         (Scheduler, "schedule", "schedule"),
-        (Scheduler, "schedule_after", "schedule"),
         (Speculator, "extend", _DRAFT),
         (ModelRunner, "run", "prepare"),
         *_of_classes(DecoderModel, "embed", "embed"),

@@ -201,8 +201,7 @@ def outline_model(
     """Build the model without memory for its weights: it tells how much they, and a KV cache, will take.
 
     Args:
-        directory: the checkpoint's.
-        config: of the checkpoint.
+        directory, config: the checkpoint's.
         dtype: of the computation, and of weights that are not quantized.
         device: where the weights are to go.
         served_length: the longest sequence that will be served.

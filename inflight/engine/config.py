@@ -111,11 +111,9 @@ def _say_what_was_chosen(
     deployment: Deployment, size: StepSize, fraction: float | None, tokens: int, on_gpu: bool
 ) -> None:
     """Log the sizes that the deployment leaves open, and by what they were chosen."""
-    given, chosen = deployment.batching.model_fields_set, list[str]()
-    if "max_batch_size" not in given:
-        chosen.append(f"batching.max_batch_size is {size.sequences}")
-    if "max_tokens_per_step" not in given:
-        chosen.append(f"batching.max_tokens_per_step is {size.tokens}")
+    sizes = {"max_batch_size": size.sequences, "max_tokens_per_step": size.tokens}
+    given = deployment.batching.model_fields_set
+    chosen = [f"batching.{name} is {value}" for name, value in sizes.items() if name not in given]
     if not deployment.kv_cache.sized:
         chosen.append(f"kv_cache.memory_fraction is {fraction}" if on_gpu else f"kv_cache.tokens is {tokens}")
     if chosen:

@@ -27,8 +27,7 @@ class DeviceMemory:
     def free(self) -> int:
         """Return the bytes that can be had now."""
         torch.cuda.empty_cache()
-        free: int = torch.cuda.mem_get_info(self._device)[0]
-        return free
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def peak_of(self, compute: Callable[[], object]) -> int:
         """Compute, and return the most bytes that were taken meanwhile, beyond those held before.

@@ -27,7 +27,7 @@ from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
 from inflight.engine.sizing import warm_up_requests
 from inflight.engine.snapshot import Snapshot, portable_snapshot
-from inflight.engine.speculate.speculator import Drafter, Speculator
+from inflight.engine.speculate.speculator import Speculator
 from inflight.engine.speculate.verification import accepted_tokens, verify_positions
 from inflight.engine.stats import NO_STEP, EngineState, EngineStats, Stopwatch
 from inflight.errors import EngineFailure, InflightError
@@ -127,11 +127,6 @@ class Engine:
         self._scheduler.forget_step_times()
         self.stats.start_phases["warm_up"] = time.perf_counter() - started
 
-    def draft_with(self, drafter: Drafter) -> None:
-        """Have another drafter guess; with a method of speculation in the settings, whose limits hold for it."""
-        assert self._speculator is not None
-        self._speculator.draft_with(drafter)
-
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
@@ -199,7 +194,8 @@ class Engine:
         if not (chunks and self._sequences):  # what an idle engine shows is not its last step
             self._last_step = NO_STEP
         self._active = len(self._sequences)
-        return self._take_outputs()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _schedule(self) -> list[Chunk]:
         """End the requests that cannot be served in time, and return what the step computes."""
@@ -318,7 +314,8 @@ class Engine:
             sequence.release()
             self._end(sequence, Output(key, error=error))
         self._active, self._last_step = 0, NO_STEP
-        return self._take_outputs()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _count_step(self, chunks: list[Chunk], ran: bool, watch: Stopwatch) -> None:
         self._last_step = step = count_chunks(chunks)
@@ -329,10 +326,6 @@ class Engine:
         if self._runner.offload_pool is not None and step.prefill_tokens > step.decode_tokens:
             seconds = watch.parts["run"] * step.prefill_tokens / step.tokens
             self._runner.offload_pool.rule.computed(step.prefill_tokens, seconds)
-
-    def _take_outputs(self) -> list[Output]:
-        outputs, self._outputs = self._outputs, []
-        return outputs
 
     @property
     def max_sequence_length(self) -> int:
@@ -363,10 +356,6 @@ class Engine:
             offloaded_tokens=cache.counts.offloaded_tokens,
             restored_tokens=cache.counts.restored_tokens,
         )
-
-    def check(self) -> None:
-        """Check the cache's books block by block, which takes time; when idle, each step checks their counts."""
-        self._cache.check()
 
     def _check_idle(self) -> None:
         cache = self._cache

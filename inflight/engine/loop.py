@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 class SteppedEngine(Protocol):
     """What the loop, and the engine's stage around it, need of an engine."""
 
-    @property
-    def stats(self) -> EngineStats:
-        """What the engine does and has done."""
+    stats: EngineStats
+    """What the engine does and has done."""
 
     @property
     def max_sequence_length(self) -> int | None:
@@ -34,7 +33,7 @@ class SteppedEngine(Protocol):
 
     @property
     def due_in_s(self) -> float:
-        """While busy: seconds until a step has something to do, if nothing is asked before; 0: now."""
+        """Seconds until a step of a busy engine has something to do, if nothing is asked before; 0: now."""
 
     @property
     def waiting(self) -> int:
@@ -74,7 +73,7 @@ class EngineLoop:
             engine: used by this loop's thread alone, but for ``validate``.
             deliver: called with each output, in the loop's thread; must not block.
             max_queue_size: requests that may wait for their first step.
-            in_call: the context of each turn of the loop: nothing in it takes for ever, unless it hangs.
+            in_call: returns the context in which a turn of the loop runs; a turn that does not end hangs.
         """
         self._engine = engine
         self._deliver = deliver
@@ -195,7 +194,7 @@ class EngineLoop:
 
 
 def _guarded(call: Callable[..., object], *arguments: object) -> None:
-    """Call what belongs to others; a fault of theirs is logged and does not end the engine's thread."""
+    """Call code that is not the engine's: what it raises is logged, and does not end the engine's thread."""
     try:
         call(*arguments)
     except Exception:

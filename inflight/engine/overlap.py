@@ -22,9 +22,6 @@ from inflight.engine.sampler import PendingSample, needs_tokens, sample_async
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Continuation, Sequence
 
-_UNKNOWN = (-1,)
-"""The token that the device has and the host has not."""
-
 
 class LaunchedStep(NamedTuple):
     """A step that was launched and is not read yet."""
@@ -77,7 +74,7 @@ class OverlapScheduler:
 
     def following(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the step after the one of ``chunks``, which is running; empty: that one must be read first."""
-        return self._scheduler.schedule_after(chunks) if all(map(_is_simple, chunks)) else []
+        return self._scheduler.schedule(chunks) if all(map(_is_simple, chunks)) else []
 
     def launch(self, following: list[Chunk], copies: list[BlockCopy], running: LaunchedStep) -> None:
         """Launch the step that follows the running one, whose tokens it awaits; ``copies``: blocks to copy before."""
@@ -87,7 +84,7 @@ class OverlapScheduler:
         tokens = running.pending.of(awaited).clamp(min=0) if awaited else None
         logits, context = self._runner.run(following, copies, tokens)
         sampled = [
-            Continuation(chunk.sequence, _UNKNOWN) if chunk.awaits else chunk.sequence
+            Continuation(chunk.sequence, (-1,)) if chunk.awaits else chunk.sequence  # -1: the host has no token yet
             for chunk in following
             if chunk.samples
         ]

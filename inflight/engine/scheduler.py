@@ -65,7 +65,7 @@ class Scheduler:
     @property
     def num_paused(self) -> int:
         """How many of them were preempted."""
-        return sum(bool(sequence.metrics.preemptions) for sequence in self.waiting)
+        return sum(bool(sequence.metrics.preemptions) for sequence in self.waiting) if self.preemptions else 0
 
     @property
     def num_running_requests(self) -> int:
@@ -99,26 +99,21 @@ class Scheduler:
         for fork in forks:
             bisect.insort(self.running, fork, key=_BY_SORT_KEY)
 
-    def schedule(self) -> list[Chunk]:
-        """Choose the next step's chunks. Empty when nothing runs or waits, or a batch still fills up."""
-        step = _Step(self._config)
-        preemptions = self.preemptions
-        self._continue_running(step)
-        self.charge(step.chunks.values())
-        if self._queue and self.preemptions == preemptions and self._may_admit():
-            self._admit_waiting(step)
-        return list(step.chunks.values())
+    def schedule(self, launched: Iterable[Chunk] = ()) -> list[Chunk]:
+        """Choose the next step's chunks. Empty when nothing runs or waits, or a batch still fills up.
 
-    def schedule_after(self, launched: Iterable[Chunk]) -> list[Chunk]:
-        """Choose the chunks of the step after one that still runs; empty: what to do shows when that one is read.
-
-        It is what ``schedule`` would choose, should no sequence end that need not. No sequence is preempted for it. A
-        sequence that goes on is charged for it when that step is resumed, see ``charge``. Those of the ``launched``
-        chunks that sample make a token that the host has not read.
+        Args:
+            launched: the chunks of the step before, where that still runs: those that sample make a token that the host
+                has not read. The choice is then what it would be once that step is read, should no sequence end that
+                need not; empty: that step must be read first. No sequence is preempted for it, and one that goes on is
+                charged for it when the step is resumed, see ``charge``.
         """
         step = _Step(self._config, {chunk.sequence: chunk for chunk in launched})
+        preemptions = self.preemptions
         self._continue_running(step)
-        if self._queue and not step.given_up and self._may_admit():
+        if not step.launched:
+            self.charge(step.chunks.values())
+        if self._queue and not step.given_up and self.preemptions == preemptions and self._may_admit():
             self._admit_waiting(step)
         return [] if step.given_up else list(step.chunks.values())
 
@@ -139,7 +134,9 @@ class Scheduler:
                 prefills.append(sequence)
             elif remaining and step.budget:
                 self._continue(sequence, start, 1, step)
-        step.begin_prefills()
+        limit = self._config.prefill_chunk_tokens
+        if step.chunks and limit is not None:  # all that decode have their chunks: prefills have a limit beside them
+            step.budget = min(step.budget, limit)
         for sequence in prefills:
             if step.budget:
                 start, remaining = step.progress(sequence)
@@ -190,7 +187,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, step: _Step) -> bool:
         """Have the first sequence of the queue run, or let it expire; return whether there was room."""
         match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
-        if step.makes_known(sequence, match.tokens, self._cache.block_size):
+        if step.makes_known(sequence, match.tokens):
             step.give_up()
             return False
         capacity = self._capacity(sequence, match.tokens, step)
@@ -254,12 +251,12 @@ class Scheduler:
 class _Step:
     """The step being put together: first who decodes, then who prefills."""
 
-    def __init__(self, config: EngineConfig, launched: Mapping[Sequence, Chunk] | None = None) -> None:
-        self._chunk_limit, self._shares = config.prefill_chunk_tokens, config.prefix_reuse
+    def __init__(self, config: EngineConfig, launched: Mapping[Sequence, Chunk]) -> None:
+        self._config = config
         self.budget = config.max_tokens_per_step
         """Tokens that it still takes."""
         self.chunks: dict[Sequence, Chunk] = {}
-        self.launched = launched or {}
+        self.launched = launched
         """The step before, where that still runs."""
         self.given_up = False
         """Whether it cannot be put together before the step that still runs is read."""
@@ -281,13 +278,14 @@ class _Step:
         """Whether it ends, at the latest, with the step that still runs."""
         return sequence in self.launched and not self.progress(sequence)[1]
 
-    def makes_known(self, sequence: Sequence, known: int, block_size: int) -> bool:
+    def makes_known(self, sequence: Sequence, known: int) -> bool:
         """Whether the step that still runs computes a block that ``sequence``, which waits, could share.
 
         ``known``: how many of its tokens need not be computed as it is.
         """
-        tokens, end = sequence.tokens, (known // block_size + 1) * block_size
-        if not self._shares or sequence.request.sampling.context_logits or end >= len(tokens):
+        tokens, size = sequence.tokens, self._config.block_size
+        end = (known // size + 1) * size
+        if not self._config.prefix_reuse or sequence.request.sampling.context_logits or end >= len(tokens):
             return False
         prefills = (chunk for chunk in self.launched.values() if chunk.prefills and chunk.start + chunk.size >= end)
         return any(chunk.sequence.tokens[:end] == tokens[:end] for chunk in prefills)
@@ -295,8 +293,3 @@ class _Step:
     def give_up(self) -> None:
         """Put nothing into it."""
         self.given_up, self.budget = True, 0
-
-    def begin_prefills(self) -> None:
-        """Say that all that decode have their chunks: beside them prefills are held to their own limit."""
-        if self.chunks and self._chunk_limit is not None:
-            self.budget = min(self.budget, self._chunk_limit)

@@ -82,11 +82,7 @@ class Scorer:
 
     @torch.inference_mode()
     def kv_ranges(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the largest absolute key and value of each layer, float32 ``[layers]`` each.
-
-        Raises:
-            ValueError: as ``logits``.
-        """
+        """Return the largest absolute key and value of each layer, float32 ``[layers]`` both; raises as ``logits``."""
         attend, keys, values = self._attend(tokens), list[Tensor](), list[Tensor]()
 
         def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:

@@ -115,10 +115,9 @@ def full_step(
     With speculation each has as many drafts as may be too: each draft takes a row of logits, as a token does.
 
     Args:
-        size: of the step.
+        size, block_size: of the step, and of a block of the KV cache.
         longest: tokens that a sequence may have.
-        block_size: tokens per block of the KV cache.
-        blocks: of which all sequences have the first ones, again and again: what they hold is of no use.
+        blocks: all sequences share so many blocks, and overwrite what the others have stored: it is of no use.
         context_rows: tokens whose context logits are on the device at a time; the first prompt has so many.
         drafts: of each sequence, at most.
     """

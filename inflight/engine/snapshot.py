@@ -1,8 +1,8 @@
-"""Snapshot: what an engine is doing between two steps: what ``inspect`` answers and ``inflight top`` shows.
+"""Snapshot: what an engine is doing between two steps, as ``inspect`` answers and ``inflight top`` shows it.
 
-Its JSON is written and read here; the clients read its ``model`` too. There is no text in it, no stream key and no
-whole request id: who may look at a server must not learn from it what others ask, nor what ``stop`` takes to end it.
-Ids that can be guessed can be stopped all the same.
+This module writes and reads its JSON; the clients read ``model`` from it too. A snapshot holds no text, no stream key
+and no whole request id: whoever may look at a server must learn neither what others ask, nor the id with which ``stop``
+would end their requests. It cannot protect requests whose ids can be guessed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 MAX_REQUESTS = 200
 """Requests that a snapshot describes; it counts them all."""
 MAX_CELLS = 2048
-"""Blocks whose state it tells: of a larger cache, every n-th. Taking it must not hold up the engine."""
+"""Blocks of which it has the state, at most; of a larger cache it has every n-th, not to hold up the engine."""
 SHOWN_CHARACTERS = 8
-"""Of a request's id."""
-
-State = Literal["waiting", "prefill", "decode"]
+"""Characters of a request's id that it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class RequestState:
 
     request_id: str
     """The client's id, as ``short_id`` shortens it; it may be empty."""
-    state: State
+    state: Literal["waiting", "prefill", "decode"]
     priority: int
     prompt_tokens: int
     cached_tokens: int
@@ -129,7 +127,7 @@ class Snapshot:
 
 
 def short_id(request_id: str) -> str:
-    """Return what a client knows its own id by, and nobody else can end the request with.
+    """Return a short form of a request's id, by which its client knows it and with which nobody can end it.
 
     The first characters and an ellipsis; of an id that is no longer than those, ``#`` and the first characters of its
     SHA-256. An empty id stays empty.
@@ -188,7 +186,6 @@ def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: 
 
 def counted_cache(stats: EngineStats) -> CacheState | None:
     """Return the state of a KV cache of which only the counts are known."""
-    total, used, cached = stats.kv_blocks_max, stats.kv_blocks_used, stats.kv_blocks_cached
-    return (
-        CacheState(total, stats.tokens_per_block, used, cached, total - used - (cached or 0), 1, ()) if total else None
-    )
+    now = stats.state()
+    total, used, cached = now.kv_blocks_max, now.kv_blocks_used, now.kv_blocks_cached
+    return CacheState(total, now.tokens_per_block, used, cached, total - used - (cached or 0), 1, ()) if total else None

@@ -44,11 +44,6 @@ class Histogram:
         """For each bound how many values were not above it, then how many there were in all."""
         return list(accumulate(self._counts))
 
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self._counts)
-
 
 def process_memory() -> dict[str, int]:
     """Return the bytes of this process that are in memory (proc_pid_statm(5)), and that none are on a GPU or pinned."""
@@ -173,16 +168,11 @@ class EngineStats:
     memory: Callable[[], dict[str, int]] = process_memory
     """Returns bytes, by kind: ``cpu``, ``gpu``, ``pinned``."""
 
-    active = _now(lambda state: state.active)
-    waiting = waiting_requests = _now(lambda state: state.waiting)
+    waiting_requests = _now(lambda state: state.waiting)
     running_requests = _now(lambda state: state.running)
-    generation = _now(lambda state: state.step.decodes)
     drafted_sequences = _now(lambda state: state.step.drafted)
     preemptions = _now(lambda state: state.preemptions)
-    kv_blocks_max = _now(lambda state: state.kv_blocks_max)
-    kv_blocks_used = _now(lambda state: state.kv_blocks_used)
-    kv_blocks_cached = _now(lambda state: state.kv_blocks_cached)
-    tokens_per_block = kv_cache_block_tokens = _now(lambda state: state.tokens_per_block)
+    kv_cache_block_tokens = _now(lambda state: state.tokens_per_block)
     kv_cache_reserved_blocks = _now(lambda state: state.kv_blocks_reserved)
     kv_cache_evictions = _now(lambda state: state.evictions)
     kv_cache_offloaded_blocks = _now(lambda state: state.offloaded_blocks)
@@ -199,10 +189,8 @@ class EngineStats:
     def count_sampled(self, metrics: RequestMetrics, generated: int, previous_ns: int) -> None:
         """Count what a sequence sampled, which its ``metrics`` have already.
 
-        Args:
-            metrics: the sequence's.
-            generated: tokens that came of it: 1, or 0 where it was an end id.
-            previous_ns: ``last_token_ns`` before it; 0: it is the first.
+        ``generated`` tokens came of it: 1, or 0 where it was an end id. ``previous_ns`` is ``last_token_ns`` before it;
+        0: it is the first.
         """
         self.generated_tokens += generated
         if not previous_ns:

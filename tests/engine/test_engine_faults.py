@@ -115,7 +115,7 @@ def test_the_figures_of_an_engine_that_failed_show_it_idle(
     for _ in range(3):
         engine.submit(ask(PROMPT, 50))
     engine.step()
-    assert engine.stats.active == 3
+    assert engine.stats.state().active == 3
     if whole:
         engine.fail_all(EngineFailure("failed"))
     else:
@@ -123,7 +123,12 @@ def test_the_figures_of_an_engine_that_failed_show_it_idle(
             patch.setattr(engine._runner, "run", _raise)
             engine.step()
     stats = engine.stats
-    assert (stats.active, stats.state().step.sequences, stats.waiting, stats.kv_blocks_used) == (0, 0, 0, 0)
+    assert (
+        stats.state().active,
+        stats.state().step.sequences,
+        stats.state().waiting,
+        stats.state().kv_blocks_used,
+    ) == (0, 0, 0, 0)
 
 
 def test_a_request_that_cannot_be_taken_ends_alone(

@@ -22,7 +22,7 @@ def test_a_histogram_puts_a_value_on_a_bound_below_it() -> None:
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         histogram.observe(value)
     assert histogram.cumulative == [2, 4, 5]
-    assert (histogram.count, histogram.sum) == (5, 14.0)
+    assert (histogram.cumulative[-1], histogram.sum) == (5, 14.0)
 
 
 def test_tokens_steps_and_times_of_two_requests() -> None:
@@ -33,18 +33,18 @@ def test_tokens_steps_and_times_of_two_requests() -> None:
     assert (stats.prompt_tokens, stats.generated_tokens, stats.steps) == (12, 10, 6)
     assert stats.step_tokens == {"prefill": 12, "decode": 3 * 2 + 2}
     assert stats.step_sequences == 2 + 3 * 2 + 2
-    assert stats.step.count == 6
+    assert stats.step.cumulative[-1] == 6
     assert 0 < sum(stats.step_part.values()) <= stats.step.sum * 1.001
-    assert stats.inter_token.count == 10 - 2
+    assert stats.inter_token.cumulative[-1] == 10 - 2
     for one in (stats.request_queue, stats.request_prefill, stats.time_to_first_token, stats.request_decode):
-        assert one.count == 2
+        assert one.cumulative[-1] == 2
     assert abs(stats.request_queue.sum + stats.request_prefill.sum - stats.time_to_first_token.sum) < 1e-6
     assert abs(stats.inter_token.sum - stats.request_decode.sum) < 1e-6
     assert stats.time_to_first_token.sum + stats.request_decode.sum <= stats.request_duration.sum
     assert stats.input_token_len["total_input_tokens"].cumulative == [2] * 6
     assert stats.output_token_len["total_output_tokens"].sum == 10
     assert (stats.preemptions, stats.recomputed_tokens, stats.kv_cache_evictions) == (0, 0, 0)
-    assert (stats.active, stats.running_requests, stats.waiting_requests) == (0, 0, 0)
+    assert (stats.state().active, stats.running_requests, stats.waiting_requests) == (0, 0, 0)
 
 
 def test_a_prompt_in_chunks_is_prefill_to_its_end() -> None:
@@ -79,15 +79,15 @@ def test_a_preemption_and_what_is_computed_again() -> None:
     assert stats.step_tokens == {"prefill": 4 + 4 + 9, "decode": 7 + 6}, "the fifth comes with the eight"
     assert stats.generated_tokens == 16
     assert stats.prompt_tokens == 8, "a sequence that comes back is not admitted anew"
-    assert stats.request_queue.count == 2
-    assert stats.inter_token.count == 14, "the wait for its blocks is a wait for its next token"
+    assert stats.request_queue.cumulative[-1] == 2
+    assert stats.inter_token.cumulative[-1] == 14, "the wait for its blocks is a wait for its next token"
 
 
 def test_evictions() -> None:
     """5 blocks of 2: the first leaves 4 cached and 1 free; the second, which shares nothing, needs 3."""
     engine = _engine(block_size=2, num_blocks=5)
     run(engine, [ask([5, 9, 12, 7, 3, 8, 2], 2, ignore_eos=True)])
-    assert (engine.stats.kv_cache_evictions, engine.stats.kv_blocks_cached) == (0, 4)
+    assert (engine.stats.kv_cache_evictions, engine.stats.state().kv_blocks_cached) == (0, 4)
     run(engine, [ask([30, 31, 32, 33], 2, ignore_eos=True)])
     assert engine.stats.kv_cache_evictions == 2
 
@@ -104,8 +104,12 @@ def test_every_end_is_in_the_duration_and_only_what_ran_elsewhere() -> None:
     assert [output.key for output in engine.step() if output.finished] == [waiting.key]
     before = stats.generated_tokens
     assert all(output.metrics is not None for output in engine.fail_all(EngineFailure("told to")))
-    assert stats.request_duration.count == 2
-    assert (stats.request_queue.count, stats.time_to_first_token.count, stats.request_decode.count) == (1, 1, 1)
+    assert stats.request_duration.cumulative[-1] == 2
+    assert (
+        stats.request_queue.cumulative[-1],
+        stats.time_to_first_token.cumulative[-1],
+        stats.request_decode.cumulative[-1],
+    ) == (1, 1, 1)
     assert (stats.prompt_tokens, stats.generated_tokens) == (6, before)
 
 
@@ -114,10 +118,10 @@ def test_what_is_promised_and_not_taken_is_counted_until_the_end() -> None:
     engine.submit(ask([5, 9, 12], 9, ignore_eos=True))
     engine.step()
     # 12 tokens are six blocks; the prompt takes two.
-    assert (engine.stats.kv_blocks_used, engine.stats.kv_cache_reserved_blocks) == (2, 4)
-    while engine.stats.active:
+    assert (engine.stats.state().kv_blocks_used, engine.stats.kv_cache_reserved_blocks) == (2, 4)
+    while engine.stats.state().active:
         engine.step()
-    assert (engine.stats.kv_blocks_used, engine.stats.kv_cache_reserved_blocks) == (0, 0)
+    assert (engine.stats.state().kv_blocks_used, engine.stats.kv_cache_reserved_blocks) == (0, 0)
 
 
 def test_counters_outlive_a_failure() -> None:
@@ -133,15 +137,20 @@ def test_an_end_at_once_has_a_first_token_and_generates_none() -> None:
     [first] = run(engine, [ask(PROMPT, 1, ignore_eos=True)]).values()
     run(engine, [ask(PROMPT, 5, end_ids=frozenset(first.tokens))])
     assert engine.stats.generated_tokens == 1
-    assert engine.stats.time_to_first_token.count == 2
-    assert engine.stats.inter_token.count == 0
+    assert engine.stats.time_to_first_token.cumulative[-1] == 2
+    assert engine.stats.inter_token.cumulative[-1] == 0
 
 
 def test_the_warm_up_is_not_counted() -> None:
     engine = _engine()
     engine.warm_up()
     stats = engine.stats
-    assert (stats.steps, stats.prompt_tokens, stats.generated_tokens, stats.request_duration.count) == (0, 0, 0, 0)
+    assert (stats.steps, stats.prompt_tokens, stats.generated_tokens, stats.request_duration.cumulative[-1]) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert set(stats.start_phases) == {"weights", "kv_cache", "warm_up"}
     assert min(stats.start_phases.values()) > 0
     run(engine, [ask(PROMPT, 2, ignore_eos=True)])

@@ -174,7 +174,8 @@ def test_a_batch_that_checks_drafts_fits_where_the_cache_has_all_the_rest(monkey
             speculation=speculation,
         )
         served.warm_up()
-        served.draft_with(_Sevens())
+        assert served._speculator is not None
+        served._speculator.draft_with(_Sevens())
         outputs = run(served, [ask([index] * 8, 12, seed=index, **ALL) for index in range(32)])
     assert [output.error for output in outputs.values()] == [None] * 32
 

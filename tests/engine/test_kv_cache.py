@@ -133,10 +133,10 @@ def test_a_lost_block_is_seen_without_a_look_at_each(monkeypatch: pytest.MonkeyP
         engine.submit(ask([1, 2, 3]))
         while engine.busy:
             engine.step()
-    engine.check()
+    engine._cache.check()
     engine._cache._free.pop()
     engine.submit(ask([1, 2, 3], 1))
     with pytest.raises(AssertionError, match="1 blocks are lost"):
         engine.step()
     with pytest.raises(AssertionError, match="1 blocks are lost"):
-        engine.check()
+        engine._cache.check()

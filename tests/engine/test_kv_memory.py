@@ -129,7 +129,7 @@ def test_the_same_bytes_hold_twice_the_tokens() -> None:
 
 def _capacity(engine: Engine) -> int:
     config = engine._runner.config
-    assert engine._cache.num_blocks == config.num_blocks == engine.stats.kv_blocks_max
+    assert engine._cache.num_blocks == config.num_blocks == engine.stats.state().kv_blocks_max
     assert config.kv_cache_bytes is not None
     assert engine._runner._kv_pool.nbytes <= config.kv_cache_bytes
     return config.num_blocks * config.block_size

@@ -142,7 +142,7 @@ def test_a_failure_ends_all_of_them_once() -> None:
     outputs = engine.fail_all(EngineFailure("told to"))
     assert [output.key for output in outputs if output.error] == [request.key for request in requests]
     assert not engine.busy
-    assert (engine.stats.active, engine.stats.state().step.sequences, engine.stats.waiting) == (0, 0, 0)
+    assert (engine.stats.state().active, engine.stats.state().step.sequences, engine.stats.state().waiting) == (0, 0, 0)
     assert [output.tokens for output in _run(engine, ask([8], 2))] == [[8, 8]]
 
 

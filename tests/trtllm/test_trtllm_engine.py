@@ -99,8 +99,8 @@ def test_metrics_of_a_request_and_reuse(start: Start, tokenizer: Tokenizer) -> N
     end = time.monotonic() + 30
     while (engine.stats.iterations or 0) <= 16 and time.monotonic() < end:
         engine.step()
-    assert engine.stats.kv_blocks_max > 0
-    assert engine.stats.kv_blocks_used == engine.stats.active == 0
+    assert engine.stats.state().kv_blocks_max > 0
+    assert engine.stats.state().kv_blocks_used == engine.stats.state().active == 0
     assert (engine.stats.iterations or 0) > 16
 
 
@@ -230,7 +230,7 @@ def test_an_engine_that_becomes_idle_shows_it(start: Start, prompt: list[int], s
         while engine.busy:
             engine.step()
             time.sleep(0.01)  # the generation ends meanwhile
-        assert (engine.stats.state().step.sequences, engine.stats.kv_blocks_used) == (0, 0)
+        assert (engine.stats.state().step.sequences, engine.stats.state().kv_blocks_used) == (0, 0)
 
 
 def test_the_warm_ups_iterations_are_not_counted_however_late(start: Start, prompt: list[int]) -> None:
@@ -256,4 +256,4 @@ def test_what_tensorrt_llm_refuses_is_not_admitted(start: Start, prompt: list[in
     [output] = run(engine, ask(prompt))
     assert isinstance(output.error, InvalidRequest)
     stats = engine.stats
-    assert (stats.prompt_tokens, stats.request_queue.count, stats.request_duration.count) == (0, 0, 1)
+    assert (stats.prompt_tokens, stats.request_queue.cumulative[-1], stats.request_duration.cumulative[-1]) == (0, 0, 1)

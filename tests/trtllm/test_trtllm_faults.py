@@ -333,8 +333,8 @@ def test_what_an_abort_does_not_end_is_still_shown(start: Start, prompt: list[in
     _steps(engine, 0.3)
     engine.cancel(request.key)
     _steps(engine, 0.3)
-    assert engine.stats.active == 0
-    assert engine.stats.kv_blocks_used > 0
+    assert engine.stats.state().active == 0
+    assert engine.stats.state().kv_blocks_used > 0
     assert engine.stats.state().step.sequences == 1
 
 

@@ -277,9 +277,9 @@ def test_a_fault_in_one_round_does_not_end_the_thread(api: FakeApi, caplog: pyte
 def test_the_state_is_asked_for_when_it_is_read() -> None:
     now = EngineState(active=48, waiting=48)
     stats = EngineStats(lambda: now)
-    assert (stats.running_requests, stats.active, stats.waiting_requests) == (0, 48, 48)
+    assert (stats.running_requests, stats.state().active, stats.waiting_requests) == (0, 48, 48)
     now = EngineState(active=48, running=32, waiting=16, step=StepCounts(32, 2, 30, 64), kv_blocks_max=9)
-    assert (stats.running_requests, stats.active, stats.waiting_requests) == (32, 48, 16)
+    assert (stats.running_requests, stats.state().active, stats.waiting_requests) == (32, 48, 16)
     assert stats.request_metrics == {"active": 48, "max": 0, "scheduled": 32, "context": 2, "waiting": 16}
     assert stats.inflight_batcher_metrics["generation_requests"] == 30
     assert stats.kv_cache_blocks == {"used": 0, "free": 9, "cached": 0}

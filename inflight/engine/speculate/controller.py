@@ -1,10 +1,10 @@
-"""The controller: how many tokens to draft for whom, so that tokens come faster than without drafts; often none.
+"""The controller decides how many tokens to draft for whom, so that tokens come faster than without drafts; often none.
 
 A draft is worth its time when the chance that it is accepted exceeds the tokens that the engine makes in that time
 without it. The chance is learnt for each sequence, from what came of its drafts; the time is learnt from the steps:
-their seconds over their tokens are nearly a line, whose slope is what one more token costs. A step of many sequences
+a step's seconds are nearly a line over its tokens, whose slope is what one more token costs. A step of many sequences
 has few seconds to spare for each of its tokens, so that a large batch turns speculation off by itself.
-It knows nothing of where drafts come from.
+The controller does not know where drafts come from.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from inflight.engine.sequence import Sequence
 
 _MEMORY = 0.01
-"""Weight of the newest step: the times of some hundred are remembered."""
+"""The weight of the newest step in the averages, which remember some hundred steps."""
 _FADING = 0.97
-"""What the outcome of older drafts counts, per step."""
+"""The weight of older drafts' outcomes is multiplied by this with each step."""
 _BELIEF = 4.0
-"""Drafts whose outcome weighs as much as what is known of sequences in general."""
+"""What is known of sequences in general weighs as much as the outcome of so many drafts of one sequence."""
 _TRIAL, _TRIED = 32, 8
-"""Every so many steps one does the opposite, for every so many sequences: both sides of the comparison stay known."""
+"""One of so many steps does the opposite, for one of so many sequences: both sides of the comparison stay known."""
 _OUTLIER = 2.0
-"""A step that takes so many times the usual was disturbed; no more than that is believed."""
+"""A step that takes more than so many times the usual was disturbed, and counts as so many times the usual."""
 _FIRST = 16
-"""So many steps make the line known."""
+"""After so many steps the line is known."""
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """How often drafts are accepted, as a chance per draft whose predecessors were accepted."""
+    """The chance that a draft is accepted whose predecessors were accepted."""
 
     accepted: float = 0.0
     tried: float = 0.0
@@ -43,7 +43,7 @@ class Acceptance:
         self.tried += min(drafted, accepted + 1)
 
     def fade(self) -> None:
-        """Forget a little: what came out long ago says less and less of what comes."""
+        """Reduce the weight of what is known: old outcomes say less and less of the next ones."""
         self.accepted *= _FADING
         self.tried *= _FADING
 
@@ -59,11 +59,10 @@ class Acceptance:
 
 @dataclass(slots=True)
 class StepTime:
-    """Seconds of a step as a line over its tokens: least squares, the older the less.
+    """The seconds of a step as a line over its tokens, by least squares in which older steps weigh less.
 
-    A step may be disturbed by whatever else the machine does, and take many times as long. Once the line is known, no
-    more than a multiple of it is believed; until then no step is believed to take longer than one of as many tokens or
-    more took.
+    A step may be disturbed by whatever else the machine does, and take many times as long. Once the line is known, a
+    step counts as a multiple of it at most; until then, as the fastest step of as many tokens or more at most.
     """
 
     steps: int = 0
@@ -110,10 +109,10 @@ class Controller:
     adaptive: bool = True
     """False: always as many as allowed."""
     candidates: int = 1
-    """Guesses of each next token: so many times a draft's tokens are computed."""
+    """Guesses of each next token: the step computes so many times the tokens of one draft."""
     step_time: StepTime = field(default_factory=StepTime)
     pass_time: StepTime = field(default_factory=StepTime)
-    """Of drafting one token for each of some sequences: most of it is the same for one and for many."""
+    """The time of drafting one token for each of some sequences; most of it is the same for one and for many."""
     _general: Acceptance = field(default_factory=Acceptance)
     _known: dict[Sequence, Acceptance] = field(default_factory=dict)
     _decisions: int = 0
@@ -154,7 +153,7 @@ class Controller:
         self._known.pop(sequence, None)
 
     def _best(self, limits: Mapping[Sequence, int], tokens: int, sequences: int) -> dict[Sequence, int]:
-        """Return the lengths with the most tokens per second, for the best depth: a pass of drafting is shared."""
+        """Return the lengths with the most tokens per second. Each depth is tried: sequences share its passes."""
         cost = self.candidates * self.step_time.per_token + self.pass_time.per_token
         seconds, per_pass = self.step_time.of(tokens), self.pass_time.of(0)
         if not self.step_time.steps or not self.pass_time.steps:

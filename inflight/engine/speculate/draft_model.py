@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -25,22 +24,20 @@ from inflight.errors import DeploymentError
 from inflight.settings.speculation import SpeculationSettings
 
 _FEW_TOKENS = 8
-"""As many as one pass computes at hardly more than the cost of one: what a twin lacks after some steps' drafts."""
+"""One pass computes so many at hardly more than the cost of one; a twin lacks so many after some steps' drafts."""
 
 
 class DraftModel:
     """Drafts by decoding, greedy or by the sequence's own random numbers (see ``verification``)."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Path, target: ModelRunner) -> None:
-        """
-        Args:
-            config: the target's; the draft's KV cache has as many blocks.
-            checkpoint: the draft model's directory.
-            target: what is drafted for.
+    def __init__(self, config: EngineConfig, target: ModelRunner) -> None:
+        """``config`` and ``target`` belong to the model that is drafted for; the draft's KV cache has as many blocks.
 
         Raises:
             DeploymentError: the checkpoint cannot be used, there is no memory for it, or its vocabulary is another.
         """
+        checkpoint = config.speculation.draft_model
+        assert checkpoint is not None
         settings = dataclasses.replace(
             config,
             model=checkpoint,
@@ -68,7 +65,7 @@ class DraftModel:
     def prepare(self, wanted: Mapping[Sequence, int]) -> None:
         """Compute what the twins lack, at most as many tokens as a step of the target may have."""
         for sequence in [one for one in self._twins if one.table is None]:
-            self.forget(sequence)  # preempted: its twin's blocks are others' to use
+            self.forget(sequence)  # it was preempted: others may use its twin's blocks
         for sequence in wanted:
             if len(sequence.tokens) < self._runner.max_length:
                 self._follow(sequence)
@@ -89,19 +86,18 @@ class DraftModel:
         tokens are chosen by those before them (``needs_tokens``). The first guess is what is decoded; the others leave
         it, at each of its places, for another likely token.
         """
-        drafts: dict[Sequence, list[int]] = {one: [] for one in wanted if one in self._twins}
-        others: dict[Sequence, list[list[int]]] = {one: [] for one in drafts}
-        active, passes = list(drafts), list[_Pass]()
+        others: dict[Sequence, list[list[int]]] = {one: [] for one in wanted if one in self._twins}
+        active, passes = list(others), list[_Pass]()
         for depth in range(max(wanted.values())):
             active = [one for one in active if wanted[one] > depth and self._can_decode(one, len(passes))]
             if not active:
                 break
             passes.append(self._decode(active, passes))
             if any(needs_tokens(one.request.sampling) for one in active):
-                ended = self._read(passes, drafts, others)
+                ended = self._read(passes, others)
                 active, passes = [one for one in active if one not in ended], []
-        self._read(passes, drafts, others)
-        return {one: [tokens, *others[one]] for one, tokens in drafts.items() if tokens}
+        self._read(passes, others)
+        return {one: [drafted, *rest] for one, rest in others.items() if (drafted := self._drafted(one))}
 
     def forget(self, sequence: Sequence) -> None:
         """Give the twin's blocks back; what is known to be the sequence's stays in the prefix cache."""
@@ -111,7 +107,7 @@ class DraftModel:
             self._cache.close(twin.table)
 
     def reset(self) -> None:
-        """Begin with new books."""
+        """Forget all twins, and begin with an empty cache."""
         self._cache = KvCacheManager(self._config.num_blocks, self._config.block_size, self._config.prefix_reuse)
         self._twins: dict[Sequence, _Twin] = {}
 
@@ -125,11 +121,11 @@ class DraftModel:
         """Give the twin the sequence's tokens; make it where there is none and there is room for it."""
         twin = self._twins.get(sequence)
         if twin is None:
-            # Room for all that may come: where there is none for another, it is better that some draft to their end.
+            # There must be room for all that may come: it is better that fewer sequences draft, each to its end.
             table = self._cache.open(sequence.tokens, min(sequence.longest, self._runner.max_length))
             if table is None:
                 return
-            twin = self._twins[sequence] = _Twin(_same(sequence, table), table, 0)
+            twin = self._twins[sequence] = _Twin(_twin_of(sequence, table), table, 0)
         self._agree(twin, sequence.tokens)
 
     def _agree(self, twin: _Twin, tokens: list[int]) -> None:
@@ -143,7 +139,7 @@ class DraftModel:
         self._cache.commit(twin.table, own, min(twin.table.num_computed, same))
 
     def _can_decode(self, sequence: Sequence, unread: int) -> bool:
-        """Whether a twin can decode behind as many passes that were not read."""
+        """Return whether a twin can decode a token behind ``unread`` passes that were not read."""
         twin, most = self._twins[sequence], self._runner.max_length
         length = len(twin.sequence.tokens) + unread
         within = length < most and len(sequence.tokens) < most
@@ -161,9 +157,11 @@ class DraftModel:
         likely = ToHost([logits.topk(self._candidates).indices]) if self._candidates > 1 else None
         return _Pass(drafted, choice, likely)
 
-    def _read(
-        self, passes: list[_Pass], drafts: dict[Sequence, list[int]], others: dict[Sequence, list[list[int]]]
-    ) -> set[Sequence]:
+    def _drafted(self, sequence: Sequence) -> list[int]:
+        """Return what the twin has decoded behind the sequence's tokens."""
+        return self._twins[sequence].sequence.tokens[len(sequence.tokens) :]
+
+    def _read(self, passes: list[_Pass], others: dict[Sequence, list[list[int]]]) -> set[Sequence]:
         """Wait for passes and book what they drafted; return the sequences of which logits are not numbers."""
         ended = set[Sequence]()
         for drafted, choice, likely in passes:
@@ -173,8 +171,7 @@ class DraftModel:
                     ended.add(one)  # what follows was decoded from another token
                 if one not in ended:
                     other = [token for token in row if token != sampled.token][: self._candidates - 1]
-                    others[one] += [[*drafts[one], token] for token in other]
-                    drafts[one].append(sampled.token)
+                    others[one] += [[*self._drafted(one), token] for token in other]
                     self._twins[one].sequence.tokens.append(sampled.token)
         for twin in (self._twins[one] for one in ended):
             known = len(twin.sequence.tokens)
@@ -209,7 +206,7 @@ class _Twin:
     """How many of its tokens are the target's for certain; what follows is drafted."""
 
 
-def _same(sequence: Sequence, table: BlockTable) -> Sequence:
+def _twin_of(sequence: Sequence, table: BlockTable) -> Sequence:
     """Return a sequence of the same request that is asked for nothing but tokens."""
     plain = dataclasses.replace(
         sequence.request.sampling, log_probs=False, top_log_probs=0, context_logits=False, generation_logits=False

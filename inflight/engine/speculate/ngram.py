@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the last tokens when they came before is guessed to follow again.
+"""Prompt lookup: where a sequence's last tokens have occurred in it before, what followed them then is the guess.
 
-As in https://github.com/apoorvumang/prompt-lookup-decoding: the longest n-gram at the end of the sequence that it has
-had before, where it was last, and the tokens behind it. It costs next to nothing, and it pays where answers repeat
-their prompts: summaries, edits, code, retrieval.
+As in https://github.com/apoorvumang/prompt-lookup-decoding, the drafter looks for the longest n-gram at the end of the
+sequence that occurs earlier in it, and guesses the tokens behind its last occurrence. That costs next to nothing, and
+it pays where answers repeat their prompts: summaries, edits, code, retrieval.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ class NgramDrafter:
     """Guesses from the sequence's own tokens."""
 
     def __init__(self, max_ngram_size: int, candidates: int = 1) -> None:
-        """
-        Args:
-            max_ngram_size: tokens of the longest n-gram that is looked for; shorter ones follow, down to one token.
-            candidates: guesses for each sequence, at most.
-        """
+        """N-grams of ``max_ngram_size`` tokens are looked for, then shorter ones; ``candidates``: guesses, at most."""
         self._max_size, self._candidates = max_ngram_size, candidates
         self._texts: dict[Sequence, bytearray] = {}
         """Tokens as bytes: the search is then that of bytes, and a token takes four of them."""
@@ -39,7 +35,7 @@ class NgramDrafter:
             text += array(_TOKEN, sequence.tokens[len(text) // _WIDTH :]).tobytes()
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
-        """Return what followed before: guesses that differ in what comes first."""
+        """Return the tokens that followed before, as guesses that differ in their first token."""
         return {sequence: list(self._continuations(sequence, count)) for sequence, count in wanted.items()}
 
     def forget(self, sequence: Sequence) -> None:
@@ -59,7 +55,7 @@ class NgramDrafter:
         for behind in islice(self._matches(sequence), _MATCHES * self._candidates):
             if tokens[behind] not in firsts:
                 firsts.add(tokens[behind])
-                # Where the match runs into the end itself, the text repeats with that period: so may what comes.
+                # Where the match reaches the end itself, the text repeats with this period, and may go on to.
                 period = len(tokens) - behind
                 yield [tokens[behind + place % period] for place in range(count)]
             if len(firsts) == self._candidates:

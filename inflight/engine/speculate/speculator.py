@@ -1,4 +1,4 @@
-"""The speculator: adds drafts to a step's chunks where they pay, and learns from what comes of them."""
+"""The speculator adds drafts to a step's chunks where they pay, and learns from what comes of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,12 @@ class Speculator:
         """
         self._settings, self._runner = config.speculation, runner
         self._max_tokens = config.max_tokens_per_step
-        self._drafter: Drafter | None = _drafter(config, runner)
+        own = self._settings
+        by_model = own.method == "draft_target"
+        assert by_model or own.method == "ngram"
+        self._drafter: Drafter | None = (
+            DraftModel(config, runner) if by_model else NgramDrafter(own.max_ngram_size, own.candidates)
+        )
         """None: it has failed, and nothing is drafted any more."""
         self.begin()
 
@@ -134,7 +139,8 @@ class Speculator:
         if output.error is None and sequence.table is not None:
             cache.commit(sequence.table, sequence.tokens, first + accepted)
         sequence.count_drafts(len(chunk.drafts), accepted)
-        self.controller.count(sequence, _depth(chunk), accepted)
+        longest = max(len(ancestry(chunk.parents, node)) for node in range(len(chunk.parents)))
+        self.controller.count(sequence, longest, accepted)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that has ended."""
@@ -149,46 +155,25 @@ class Speculator:
         self.begin()
 
     def check_idle(self) -> None:
-        """Check that nothing is kept of sequences that have ended.
-
-        Raises:
-            AssertionError: something is.
-        """
+        """Check that nothing is kept of sequences that have ended, as ``Drafter.check_idle`` does."""
         if self._drafter is not None:
             self._drafter.check_idle()
 
 
-def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter:
-    settings = config.speculation
-    if settings.method == "ngram":
-        return NgramDrafter(settings.max_ngram_size, settings.candidates)
-    assert settings.method == "draft_target"
-    assert settings.draft_model is not None
-    return DraftModel(config, settings.draft_model, runner)
-
-
-def _depth(chunk: Chunk) -> int:
-    """Return how many tokens the longest guess has."""
-    return max(len(ancestry(chunk.parents, node)) for node in range(len(chunk.parents)))
-
-
 def _decodes(chunk: Chunk) -> bool:
-    """Whether it may have drafts: beams are no guess of what comes, but all of it."""
+    """Whether a chunk may have drafts: it decodes, and is no beam, of whose next tokens all are followed anyway."""
     return chunk.samples and chunk.size == 1 and chunk.sequence.request.sampling.beam_width == 1
 
 
 def _limit(chunk: Chunk) -> int:
-    """Return how many drafts can be of use: beside them comes one token more, and the last one is never computed."""
+    """Return how many drafts can be of use: a step samples one token more, and the last token is never computed."""
     sequence = chunk.sequence
     return sequence.longest - len(sequence.tokens) - 1
 
 
 def _within(wanted: dict[Sequence, int], room: int) -> dict[Sequence, int]:
     """Return what of the wanted drafts fits into ``room`` tokens, cut evenly: the first drafts are the likeliest."""
-    total = sum(wanted.values())
-    while wanted and total > room:
-        longest = max(wanted.values())
-        most = max(0, min(longest - 1, room // len(wanted)))
-        wanted = {one: min(length, most) for one, length in wanted.items() if min(length, most)}
-        total = sum(wanted.values())
+    while sum(wanted.values()) > max(0, room):
+        most = min(max(wanted.values()) - 1, room // len(wanted))
+        wanted = {one: min(length, most) for one, length in wanted.items() if most > 0}
     return wanted

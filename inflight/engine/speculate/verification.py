@@ -16,7 +16,8 @@ transform at one number, mostly give the same token (coupling by common random n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import islice
 
 from inflight.engine.sequence import Chunk, Continuation, Sampled, SamplingRow
 
@@ -26,7 +27,13 @@ ROOT = -1
 
 def verify_positions(chunks: Iterable[Chunk]) -> list[SamplingRow]:
     """Return what each row of a step's logits is sampled for."""
-    return [row for chunk in chunks if chunk.samples for row in _rows_of(chunk)]
+    rows: list[SamplingRow] = []
+    for chunk in chunks:
+        if chunk.samples:
+            paths = (ancestry(chunk.parents, node) for node in range(len(chunk.drafts)))
+            accepted = (tuple(chunk.drafts[node] for node in path) for path in paths)
+            rows += [chunk.sequence, *(Continuation(chunk.sequence, drafts) for drafts in accepted)]
+    return rows
 
 
 def accepted_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[list[Sampled]]:
@@ -34,12 +41,8 @@ def accepted_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[lis
 
     ``sampled`` has one for each of ``verify_positions(chunks)``.
     """
-    made, first = [], 0
-    for chunk in chunks:
-        count = len(chunk.drafts) + 1 if chunk.samples else 0
-        made.append(_follow(chunk, sampled[first : first + count]) if count else [])
-        first += count
-    return made
+    rows = iter(sampled)
+    return [_follow(chunk, list(islice(rows, len(chunk.drafts) + 1))) if chunk.samples else [] for chunk in chunks]
 
 
 def _follow(chunk: Chunk, sampled: list[Sampled]) -> list[Sampled]:
@@ -49,13 +52,6 @@ def _follow(chunk: Chunk, sampled: list[Sampled]) -> list[Sampled]:
         node = following
         made.append(sampled[node + 1])
     return made
-
-
-def _rows_of(chunk: Chunk) -> Iterator[SamplingRow]:
-    yield chunk.sequence
-    for node in range(len(chunk.drafts)):
-        path = ancestry(chunk.parents, node)
-        yield Continuation(chunk.sequence, tuple(chunk.drafts[place] for place in path))
 
 
 def merge(guesses: Iterable[Iterable[int]], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

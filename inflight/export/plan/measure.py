@@ -102,9 +102,9 @@ class _Driver:
     def times(self, load: Load) -> list[float]:
         """Return the seconds of the load's steps."""
         requests = [self._submit(load.context) for _ in range(load.streams)]
-        while self._engine.stats.generation < load.streams:
+        while self._engine.stats.state().step.decodes < load.streams:
             self._engine.step()
-            if self._engine.stats.active < load.streams:
+            if self._engine.stats.state().active < load.streams:
                 raise EngineFailure(f"of {load.streams} streams, some ended before all decoded")
         times = []
         if load.prompt:

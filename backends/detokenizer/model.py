@@ -17,7 +17,7 @@ from inflight.triton import adapter
 from inflight.triton.metrics import StageMetrics
 from inflight.triton.response_writer import FAILURE, Arrays
 from inflight.triton.send_limiter import ANSWERED
-from inflight.triton.tracing.stages import make_tracer, traced_postprocessor
+from inflight.triton.tracing.stages import TracedPostprocessor, make_tracer
 
 
 class TritonPythonModel:
@@ -34,7 +34,8 @@ class TritonPythonModel:
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
         max_length = deployment.max_sequence_length(tokenizer.config.max_length)
         self._postprocessor = kind(tokenizer, max_length)
-        self._traced = traced_postprocessor(self._postprocessor, self._tracer)
+        traced = TracedPostprocessor(self._postprocessor, self._tracer) if self._tracer is not None else None
+        self._traced = traced or self._postprocessor
         self._decoupled = adapter.is_decoupled(args)
         self._answered: SharedCounter | None = None
         self._metrics.start()

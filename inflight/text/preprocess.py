@@ -12,7 +12,7 @@ import numpy as np
 
 from inflight.contract import ENSEMBLE_INPUTS, TOKENIZER_INPUTS, Tensor
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.inputs import Inputs, check_count, check_parameters, check_words
+from inflight.inputs import Inputs, check_number, check_parameters, check_words
 from inflight.settings.deployment import LimitSettings
 from inflight.text.chat import ChatTemplate, parse_json, parse_messages
 from inflight.text.tokenizer import Tokenizer
@@ -87,7 +87,8 @@ class Preprocessor:
             raise InvalidRequest("text_input and messages are both given; a request has one of them")
         inputs = Inputs(request.arrays, self.table, rows=len(source), engine=self.engine)
         check_words(inputs, _WORDS, self._limits)
-        check_count(inputs, "embedding_bias_weights", self._limits.max_words)
+        weights = inputs.vector("embedding_bias_weights", 0)
+        check_number("embedding_bias_weights", weights.size, self._limits.max_words)
         return inputs
 
     def _prompt(self, inputs: Inputs, row: int) -> str:

@@ -13,7 +13,7 @@ from inflight.contract import ENGINE_INPUTS
 from inflight.engine.kvcache.retention import Retention, retention_of
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest
-from inflight.inputs import Inputs, check_count, check_token_words, check_words, given_end_ids, read_sampling
+from inflight.inputs import Inputs, check_number, check_words, given_end_ids, read_sampling
 from inflight.sampling import MAX_SEED, Guide, SamplingParams
 from inflight.settings.deployment import LimitSettings
 
@@ -88,8 +88,8 @@ def read_request(
         raise InvalidRequest(f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`")
     subrequests = []
     check_words(inputs, ["stop_strings"], limits)
-    check_count(inputs, "end_ids", limits.max_words)
-    check_count(inputs, "retention_token_range_starts", limits.max_words)
+    for name in ("end_ids", "retention_token_range_starts"):
+        check_number(name, inputs.vector(name, 0).size, limits.max_words)
     for row in range(inputs.rows):
         prompt = _prompt(inputs, ids, row)
         sampling = _sampling(inputs, row, limits, vocab_size)
@@ -181,7 +181,9 @@ def _words(inputs: Inputs, name: str, row: int, limits: LimitSettings) -> tuple[
     if name not in inputs:
         return ()
     ids, offsets = inputs.vector(name, row)
-    check_token_words(name, ids, offsets, limits)
+    # The tokenizer stage spells each word in two ways, one with a space before it; a token stands for a byte at least.
+    check_number(name, int((offsets >= 0).sum()), 2 * limits.max_words, "words")
+    check_number(name, ids.size, 2 * (limits.max_words + limits.max_words_bytes), "token ids")
     ends = [end for end in offsets.tolist() if end >= 0]
     starts = [0, *ends[:-1]]
     if any(end <= start for start, end in zip(starts, ends, strict=True)) or (ends and ends[-1] > len(ids)):

@@ -30,8 +30,8 @@ are lost: Triton drops those of requests that have failed."""
 class SendLimiter:
     """Says when the next response that can wait may leave. Used by one thread."""
 
-    def __init__(self, answered: SharedCounter | None) -> None:
-        """``answered`` counts the responses that the detokenizer has answered; None if it does not tell."""
+    def __init__(self, answered: SharedCounter) -> None:
+        """``answered`` counts the responses that the detokenizer has answered."""
         self._answered = answered
         self._next_slot = 0.0
         self._sent = 0
@@ -61,8 +61,6 @@ class SendLimiter:
         self._sent += 1
 
     def _is_full(self, now: float) -> bool:
-        if self._answered is None:
-            return False
         answered = self._answered.count
         self._sent = max(self._sent, answered)
         if self._sent - answered < MOST_UNANSWERED:

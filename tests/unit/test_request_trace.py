@@ -25,7 +25,6 @@ from inflight.triton.tracing.stages import (
     RequestTraces,
     TracedPostprocessor,
     phases,
-    traced_postprocessor,
     traced_preprocessor,
 )
 
@@ -171,10 +170,9 @@ def test_a_client_cannot_write_lines_of_the_log() -> None:
 
 
 def test_what_is_not_asked_for_is_not_in_the_way() -> None:
-    preprocessor, postprocessor, sender = object(), object(), Sender()
+    preprocessor, sender = object(), Sender()
     off = deployment()
     assert traced_preprocessor(preprocessor, off, None) is preprocessor  # type: ignore[arg-type,comparison-overlap]
-    assert traced_postprocessor(postprocessor, None) is postprocessor  # type: ignore[arg-type,comparison-overlap]
     assert RequestTraces(off, None).sender(sender, {}, {}, "id") is sender
 
 

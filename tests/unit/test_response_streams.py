@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class Stage:
 
 def _start(stage: Stage, decoupled: bool = True) -> ResponseStreams:
     streams = ResponseStreams(stage, decoupled)
-    streams.start(stage, SendLimiter(None))
+    streams.start(stage, SendLimiter(SimpleNamespace(count=1 << 62)))  # the detokenizer has answered all
     return streams
 
 

@@ -29,9 +29,9 @@ class Detokenizer:
         return sum(end <= self.now for end in self.ends)
 
 
-def _run(seconds: float, detokenizer: Detokenizer, tells: bool = True, lost: int = 0) -> int:
+def _run(seconds: float, detokenizer: Detokenizer, lost: int = 0) -> int:
     """Send whenever the limiter allows; return how many left. ``lost`` are sent first, and never answered."""
-    limiter = SendLimiter(detokenizer if tells else None)
+    limiter = SendLimiter(detokenizer)
     for _ in range(lost):
         limiter.sent()
     left = 0
@@ -57,17 +57,13 @@ def test_a_slow_one_gets_what_it_answers_and_few_wait_before_it(slower: int) -> 
     assert left - detokenizer.count <= MOST_UNANSWERED
 
 
-def test_one_that_does_not_tell_gets_all_slots() -> None:
-    assert _run(2.0, Detokenizer(SLOT * 5), tells=False) == pytest.approx(2 / SLOT, rel=0.05)
-
-
 def test_lost_responses_hold_the_others_back_for_a_moment_only() -> None:
     everything = _run(2.0, Detokenizer(SLOT / 10))
     assert 0.9 * everything < _run(2.0, Detokenizer(SLOT / 10), lost=50) < everything
 
 
 def test_those_that_never_wait_push_the_others_back_by_a_bound() -> None:
-    limiter = SendLimiter(None)
+    limiter = SendLimiter(Detokenizer(SLOT))
     limiter.leave(1000, 5.0)
     assert not limiter.is_free(5.0)
     assert limiter.is_free(5.01)

@@ -152,23 +152,82 @@ class RequestTraces:
             trace, _ = _read_trace(TRACE_CONTEXT, arrays, "tokenizer")
         else:
             trace = self._tracer.begin(parameters, _span_name("text_completion", self._deployment), time.time_ns())
-        return TracedSender(sender, request_id, trace, through_tokenizer, self)
+        return TracedSender(sender, request_id, trace, through_tokenizer, self._tracer, self._level)
 
-    def write(self, sender: TracedSender, end: SpanEnd) -> None:
-        """Write what is known of a request that has ended. A fault in this is not the request's."""
+
+@dataclass(slots=True)
+class TracedSender:
+    """The response side of a request that is traced or logged."""
+
+    _sender: Sender
+    _request_id: str
+    _trace: RequestTrace | None
+    _ends_in_detokenizer: bool
+    """Whether the detokenizer ends the request's server span; the last response tells it how."""
+    _tracer: Tracer | None
+    _level: int
+    """That of the request's line; 0: none is logged."""
+    _ended: list[_Ended] = field(default_factory=list)
+    _began_ns: int = field(default_factory=time.time_ns)
+
+    def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
+        """Take note of a sequence's end, in the engine's thread, before it is sent."""
+        self._ended.append(_Ended(subrequest, output, time.time_ns()))
+
+    def send(self, arrays: Arrays, final: bool) -> None:
+        """Send a response; a sequence's last one tells the detokenizer of the trace."""
+        end = self._end() if final else None
+        trace = self._trace
+        if self._ends_in_detokenizer and trace is not None and trace.sampled and "finish_reason" in arrays:
+            arrays[TRACE_SPAN] = trace.write(rows=len(arrays["output_ids"]), end=end)
+        self._sender.send(arrays, final)
+        if end is not None:
+            self._write(end)
+
+    def fail(self, error: Exception, stream_key: int | None = None) -> None:
+        """Send ``error`` as the last response; see ``Sender``."""
+        self._sender.fail(error, stream_key)
+        self._write(failure(error, self._request_id))
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return self._sender.is_cancelled()
+
+    def _total(self, name: str) -> int:
+        """Return the sum of a figure of ``RequestMetrics`` over the sequences."""
+        return sum(getattr(ended.output.metrics, name) for ended in self._ended if ended.output.metrics is not None)
+
+    def _end(self) -> SpanEnd:
+        reasons = [ended.output.finish_reason.value for ended in self._ended if ended.output.finish_reason]
+        sampling = [ended.subrequest.request.sampling for ended in self._ended]
+        return SpanEnd(
+            identity(self._request_id)
+            | {
+                "inflight.outcome": ",".join(dict.fromkeys(reasons)),  # each way that its sequences ended, named once
+                "gen_ai.response.finish_reasons": reasons,
+                "gen_ai.request.max_tokens": max((one.max_tokens for one in sampling), default=0),
+                "gen_ai.usage.input_tokens": self._total("prompt_tokens"),
+                "gen_ai.usage.cache_read.input_tokens": self._total("cached_tokens"),
+                "gen_ai.usage.output_tokens": self._total("generated_tokens"),
+            }
+        )
+
+    def _write(self, end: SpanEnd) -> None:
+        """Write what is known of the request, which has ended. A fault in this is not the request's."""
         try:
-            if sender.trace is not None and self._tracer is not None:
-                self._write_spans(self._tracer, sender, sender.trace, end)
+            self._write_spans(end)
         except Exception:
-            log.exception("a request could not be traced", extra={"request_id": sender.request_id})
+            log.exception("a request could not be traced", extra={"request_id": self._request_id})
         try:
             if self._level:
-                log.log(self._level, "request finished", extra=_log_fields(sender, end))
+                self._write_line(end)
         except Exception:
-            log.exception("a request could not be logged", extra={"request_id": sender.request_id})
+            log.exception("a request could not be logged", extra={"request_id": self._request_id})
 
-    def _write_spans(self, tracer: Tracer, sender: TracedSender, trace: RequestTrace, end: SpanEnd) -> None:
-        for ended in sender.ended:
+    def _write_spans(self, end: SpanEnd) -> None:
+        if self._tracer is None or self._trace is None:
+            return
+        for ended in self._ended:
             metrics = ended.output.metrics or RequestMetrics()
             attributes = _attributes(metrics)
             indices = {
@@ -177,64 +236,26 @@ class RequestTraces:
             }
             which = {name: index for name, index in indices.items() if index}
             for name, times in phases(metrics, ended.at_ns).items():
-                tracer.child(trace, name, *times, attributes[name] | which)
-        if end.error or not sender.ends_in_detokenizer:
-            tracer.end(trace, end, time.time_ns())
+                self._tracer.child(self._trace, name, *times, attributes[name] | which)
+        if end.error or not self._ends_in_detokenizer:
+            self._tracer.end(self._trace, end, time.time_ns())
 
-
-@dataclass(slots=True)
-class TracedSender:
-    """The response side of a request that is traced or logged."""
-
-    _sender: Sender
-    request_id: str
-    trace: RequestTrace | None
-    ends_in_detokenizer: bool
-    """Whether the detokenizer ends the request's server span; the last response tells it how."""
-    _traces: RequestTraces
-    ended: list[_Ended] = field(default_factory=list)
-    began_ns: int = field(default_factory=time.time_ns)
-
-    def sequence_ended(self, subrequest: SubRequest, output: Output) -> None:
-        """Take note of a sequence's end, in the engine's thread, before it is sent."""
-        self.ended.append(_Ended(subrequest, output, time.time_ns()))
-
-    def send(self, arrays: Arrays, final: bool) -> None:
-        """Send a response; a sequence's last one tells the detokenizer of the trace."""
-        end = self._end() if final else None
-        if self.ends_in_detokenizer and self.trace is not None and self.trace.sampled and "finish_reason" in arrays:
-            arrays[TRACE_SPAN] = self.trace.write(rows=len(arrays["output_ids"]), end=end)
-        self._sender.send(arrays, final)
-        if end is not None:
-            self._traces.write(self, end)
-
-    def fail(self, error: Exception, stream_key: int | None = None) -> None:
-        """Send ``error`` as the last response; see ``Sender``."""
-        self._sender.fail(error, stream_key)
-        self._traces.write(self, failure(error, self.request_id))
-
-    def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
-        return self._sender.is_cancelled()
-
-    def total(self, name: str) -> int:
-        """Return the sum of a figure of ``RequestMetrics`` over the sequences."""
-        return sum(getattr(ended.output.metrics, name) for ended in self.ended if ended.output.metrics is not None)
-
-    def _end(self) -> SpanEnd:
-        reasons = [ended.output.finish_reason.value for ended in self.ended if ended.output.finish_reason]
-        sampling = [ended.subrequest.request.sampling for ended in self.ended]
-        return SpanEnd(
-            identity(self.request_id)
-            | {
-                "inflight.outcome": ",".join(dict.fromkeys(reasons)),  # each way that its sequences ended, named once
-                "gen_ai.response.finish_reasons": reasons,
-                "gen_ai.request.max_tokens": max((one.max_tokens for one in sampling), default=0),
-                "gen_ai.usage.input_tokens": self.total("prompt_tokens"),
-                "gen_ai.usage.cache_read.input_tokens": self.total("cached_tokens"),
-                "gen_ai.usage.output_tokens": self.total("generated_tokens"),
-            }
-        )
+    def _write_line(self, end: SpanEnd) -> None:
+        """Log the request's line; of several sequences, tokens are summed and the longest times taken."""
+        spans = [phases(one.output.metrics, one.at_ns) for one in self._ended if one.output.metrics is not None]
+        longest = {
+            f"{name}_ms": max((_milliseconds(*times[name]) for times in spans if name in times), default=None)
+            for name in ("queue", "prefill", "decode")
+        }
+        fields = {
+            "request_id": self._request_id,
+            "trace_id": self._trace.trace_id if self._trace else "",
+            "outcome": end.attributes["inflight.outcome"],
+            **{name: self._total(name) for name in ("prompt_tokens", "cached_tokens", "generated_tokens")},
+            **longest,
+            "total_ms": _milliseconds(self._began_ns, time.time_ns()),
+        }
+        log.log(self._level, "request finished", extra=fields)
 
 
 def phases(metrics: RequestMetrics, ended_ns: int) -> dict[str, Times]:
@@ -264,25 +285,6 @@ def _attributes(metrics: RequestMetrics) -> dict[str, dict[str, object]]:
         attributes["prefill"]["inflight.steps"] = metrics.prefill_steps
         attributes["decode"]["inflight.steps"] = metrics.steps - metrics.prefill_steps
     return attributes
-
-
-def _log_fields(sender: TracedSender, end: SpanEnd) -> dict[str, object]:
-    """Return the fields of a request's line; of several sequences, tokens are summed and the longest times taken."""
-    spans = [phases(one.output.metrics, one.at_ns) for one in sender.ended if one.output.metrics is not None]
-    longest = {
-        f"{name}_ms": max((_milliseconds(*times[name]) for times in spans if name in times), default=None)
-        for name in ("queue", "prefill", "decode")
-    }
-    return {
-        "request_id": sender.request_id,
-        "trace_id": sender.trace.trace_id if sender.trace else "",
-        "outcome": end.attributes["inflight.outcome"],
-        "prompt_tokens": sender.total("prompt_tokens"),
-        "cached_tokens": sender.total("cached_tokens"),
-        "generated_tokens": sender.total("generated_tokens"),
-        **longest,
-        "total_ms": _milliseconds(sender.began_ns, time.time_ns()),
-    }
 
 
 @dataclass(slots=True)
@@ -332,10 +334,3 @@ class TracedPostprocessor:
             self._tracer.child(trace, "detokenize", work.began_ns, ended, attributes)
             if (last := failed or end) is not None:
                 self._tracer.end(trace, last, ended)
-
-
-def traced_postprocessor(
-    postprocessor: Postprocessor | UpstreamPostprocessor, tracer: Tracer | None
-) -> Postprocessor | UpstreamPostprocessor | TracedPostprocessor:
-    """Return what is to postprocess: the given one unless requests are traced."""
-    return TracedPostprocessor(postprocessor, tracer) if tracer is not None else postprocessor

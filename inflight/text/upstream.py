@@ -49,8 +49,9 @@ _ASKED_BY = {
     "return_perf_metrics": _PERF_OUTPUTS,
     "final_perf_metrics": {"final_perf_metrics"},
 }
-"""The client's flags, and the outputs of theirs, which may come for our own sake too."""
+"""The client's flags, with the outputs that each asks for; the stage asks for some of them on its own account too."""
 OWN_SAKE = _PERF_OUTPUTS | {"num_input_tokens", "num_output_tokens"}
+"""The outputs that the stage may ask for on its own account, whatever the client asks for."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -71,7 +72,7 @@ class Expected:
     sequences: Annotated[int, Field(ge=1)]
     """Return sequences of this row."""
     asked: tuple[str, ...]
-    """Outputs that the client asked for, of those that may come for our own sake; ``final_perf_metrics``: those."""
+    """The outputs of ``OWN_SAKE`` that the client asked for; ``final_perf_metrics``: those of the last response."""
 
     def outputs(self, final: bool) -> Iterable[str]:
         """Return what the client gets of these outputs, with its last response or with another."""
@@ -95,7 +96,7 @@ ANNOUNCEMENTS = TypeAdapter(list[Announcement])
 
 
 def digest(prompt: Sequence[int]) -> str:
-    """Return what stands for a prompt that comes back; for a stream's, which does not, stands its length."""
+    """Return what stands for a prompt in an announcement. A stream returns none: there its length does."""
     return hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=16).hexdigest()
 
 

@@ -85,13 +85,13 @@ class Expectations:
         return None if entry is None else entry.expected
 
     def heard(self, place: _Place) -> None:
-        """One of its sequences goes on."""
+        """Note that one of its sequences goes on."""
         if (entry := self._entries.get(place)) is not None:
             entry.heard = time.monotonic()
             self._entries.move_to_end(place)
 
     def ended(self, place: _Place) -> None:
-        """One sequence of it has ended."""
+        """Note that one of its sequences has ended."""
         if (entry := self._entries.get(place)) is not None:
             entry.open -= 1
             if entry.open <= 0:
@@ -172,7 +172,7 @@ class _Sequence:
         return ids
 
     def end(self, stopped: bool) -> None:
-        """The engine has ended it; upstream's last token is not an end id, which it leaves out."""
+        """Find out why the engine has ended it; upstream leaves an end id out, so the last token is none."""
         expected = self.expected
         if expected is None:
             self.finish = "unknown"

@@ -44,7 +44,7 @@ LIVE_S = 0.2
 COMPLETE_S = 2.0
 """How often the engine's stage sends all that has changed; it does so too once nothing is counted for ``LIVE_S``."""
 TEXT_S = 1.0
-"""How often the other stages do."""
+"""How often the other stages send what has changed."""
 CLOSE_S = 2.0
 """How long the end of a stage waits for the last round."""
 ACTIVITY, OUTCOMES = UPSTREAM[0].name, REQUESTS[0].name

@@ -175,7 +175,7 @@ class TrtLlmEngine:
         """Take what TensorRT-LLM gives, and ask the watchdog; errors and silence are no progress, iterations are."""
         for event in self._runtime.take(_PATIENCE_S):
             if event.fatal:
-                self._watchdog.condemn("TensorRT-LLM has failed (the server's log says why)")
+                self._watchdog.declare_dead("TensorRT-LLM has failed (the server's log says why)")
             elif event.error is None:
                 self._watchdog.progress()
             self._count_failure(event)
@@ -185,7 +185,7 @@ class TrtLlmEngine:
             self._iteration = iteration
             self._watchdog.progress()
         if self._running or self._failures >= _FAILURES_IN_A_ROW:  # what was aborted may be dropped without a word
-            self._watchdog.bites()
+            self._watchdog.check()
 
     def _count_failure(self, event: Event) -> None:
         """Count what fails in a row: a step that fails ends its requests alone, and the next may fail as well.
@@ -195,7 +195,7 @@ class TrtLlmEngine:
         if event.error is None:
             self._failures = 0 if event.tokens else self._failures
         elif event.key == _PROBE:
-            self._watchdog.condemn("TensorRT-LLM fails every request (the server's log says why)")
+            self._watchdog.declare_dead("TensorRT-LLM fails every request (the server's log says why)")
         else:
             self._failures += 1
             if self._failures == _FAILURES_IN_A_ROW:

@@ -53,15 +53,15 @@ class Watchdog:
         """Say that something has come from the engine, or that it has only now got something to do."""
         self._last = self._clock()
 
-    def bites(self) -> bool:
+    def check(self) -> bool:
         """Return whether the engine is dead, by a hang if not already; to be asked while requests run."""
         limit_s = self._limit_s if self._armed else self._start_limit_s
         if not self.dead and self._clock() - self._last > limit_s:
             setting = "" if self._armed else ", server.start_timeout_s"
-            self.condemn(f"TensorRT-LLM has made no progress for {limit_s:g} s{setting}")
+            self.declare_dead(f"TensorRT-LLM has made no progress for {limit_s:g} s{setting}")
         return self.dead
 
-    def condemn(self, reason: str) -> None:
+    def declare_dead(self, reason: str) -> None:
         """Declare the engine dead, if it is not already."""
         if self.dead:
             return

@@ -22,7 +22,7 @@ class Kennel:
 
     def bites_at(self, now: float) -> bool:
         self.now = now
-        return self.watchdog.bites()
+        return self.watchdog.check()
 
     def _call(self) -> None:
         self.calls += 1
@@ -44,7 +44,7 @@ def test_watchdog_bites_without_progress_and_calls_once(kennel: Kennel) -> None:
     assert kennel.watchdog.message == "TensorRT-LLM has made no progress for 10 s; the server must be started again"
     kennel.watchdog.progress()
     assert kennel.bites_at(21), "a dead engine stays dead"
-    kennel.watchdog.condemn("something else")
+    kennel.watchdog.declare_dead("something else")
     assert kennel.called.wait(30)
     assert not threading.Event().wait(0.2)
     assert kennel.calls == 1
@@ -68,7 +68,7 @@ def test_watchdog_waits_anew_after_progress(kennel: Kennel, act: Callable[[Watch
 
 def test_watchdog_condemn_is_dead_at_once(kennel: Kennel) -> None:
     kennel.watchdog.arm()
-    kennel.watchdog.condemn("TensorRT-LLM has failed")
+    kennel.watchdog.declare_dead("TensorRT-LLM has failed")
     assert kennel.watchdog.dead
-    assert kennel.watchdog.bites()
+    assert kennel.watchdog.check()
     assert kennel.called.wait(30)

@@ -51,8 +51,7 @@ class Machine:
     @classmethod
     def detect(cls) -> Machine:
         """Ask the driver and the installed packages; nothing heavy is imported."""
-        found = {name: _installed_version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
-        versions = Versions(**found)
+        versions = Versions(**{name: _installed_version(package) for name, package in _DISTRIBUTIONS.items()})
         try:
             import pynvml
 

@@ -96,7 +96,7 @@ ANNOUNCEMENTS = TypeAdapter(list[Announcement])
 
 
 def digest(prompt: Sequence[int]) -> str:
-    """Return what stands for a prompt in an announcement. A stream returns none: there its length does."""
+    """Return what stands for a prompt in an announcement; a stream does not return its own, so its length does."""
     return hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=16).hexdigest()
 
 

@@ -94,11 +94,7 @@ class DebugSnapshots:
                 log.exception("an answer to inspect could not be sent")
 
     def _look(self) -> Snapshot:
-        """Return the engine's snapshot, with what the engine does not know.
-
-        Raises:
-            ShuttingDown: the engine has stopped.
-        """
+        """Return the engine's snapshot, with what the engine does not know. Raises ShuttingDown once it has stopped."""
         taken: Future[Snapshot] = Future()
 
         def take() -> None:

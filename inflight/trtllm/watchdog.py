@@ -16,25 +16,17 @@ GRACE_S = 1.0
 class Watchdog:
     """Watches one engine. Its owner says when there is progress and asks, often, whether there has been enough."""
 
-    def __init__(
-        self,
-        limit_s: float,
-        start_limit_s: float,
-        on_death: Callable[[], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limit_s: float, start_limit_s: float, on_death: Callable[[], object]) -> None:
         """
         Args:
             limit_s: seconds without progress that make a hang.
             start_limit_s: the same until ``arm``: kernels are compiled and tuned in the first generation.
             on_death: called once, from a thread of its own, ``GRACE_S`` after an armed watchdog finds the engine dead.
-            clock: seconds.
         """
         self._limit_s = limit_s
         self._start_limit_s = start_limit_s
         self._on_death = on_death
-        self._clock = clock
-        self._last = clock()
+        self._last = time.monotonic()
         self._armed = False
         self.message = ""
         """The error of a request that meets a dead engine; empty while the engine lives."""
@@ -51,12 +43,12 @@ class Watchdog:
 
     def progress(self) -> None:
         """Say that something has come from the engine, or that it has only now got something to do."""
-        self._last = self._clock()
+        self._last = time.monotonic()
 
     def check(self) -> bool:
         """Return whether the engine is dead, by a hang if not already; to be asked while requests run."""
         limit_s = self._limit_s if self._armed else self._start_limit_s
-        if not self.dead and self._clock() - self._last > limit_s:
+        if not self.dead and time.monotonic() - self._last > limit_s:
             setting = "" if self._armed else ", server.start_timeout_s"
             self.declare_dead(f"TensorRT-LLM has made no progress for {limit_s:g} s{setting}")
         return self.dead

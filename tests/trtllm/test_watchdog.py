@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,11 +15,12 @@ from inflight.trtllm.watchdog import Watchdog
 class Kennel:
     """A watchdog with a limit of 10 s, 70 s at the start, its clock, and how often it called."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.now = 0.0
         self.calls = 0
         self.called = threading.Event()
-        self.watchdog = Watchdog(10, 70, self._call, lambda: self.now)
+        self.watchdog = Watchdog(10, 70, self._call)
 
     def bites_at(self, now: float) -> bool:
         self.now = now
@@ -32,7 +34,7 @@ class Kennel:
 @pytest.fixture
 def kennel(monkeypatch: pytest.MonkeyPatch) -> Kennel:
     monkeypatch.setattr(module, "GRACE_S", 0.05)
-    return Kennel()
+    return Kennel(monkeypatch)
 
 
 def test_watchdog_bites_without_progress_and_calls_once(kennel: Kennel) -> None:

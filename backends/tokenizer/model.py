@@ -18,7 +18,7 @@ from inflight.triton import adapter
 from inflight.triton.long_requests import LONG_BYTES, LongRequests
 from inflight.triton.metrics import StageMetrics
 from inflight.triton.response_writer import Arrays
-from inflight.triton.tracing.stages import make_tracer, traced_preprocessor
+from inflight.triton.tracing.stages import TracedPreprocessor, make_tracer
 
 
 class TritonPythonModel:
@@ -32,7 +32,7 @@ class TritonPythonModel:
         self._metrics = StageMetrics(deployment, args)
         with self._metrics.phase("tokenizer"):
             tokenizer = Tokenizer.from_checkpoint(deployment.model)
-        self._preprocessor = traced_preprocessor(_preprocessor(tokenizer, deployment), deployment, self._tracer)
+        self._preprocessor = TracedPreprocessor(_preprocessor(tokenizer, deployment), deployment, self._tracer)
         self._counting = threading.Lock()
         self._long = LongRequests()
         self._metrics.start()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from inflight.triton.tracing.record import RequestTrace, SpanEnd
 from inflight.triton.tracing.stages import (
     RequestTraces,
     TracedPostprocessor,
+    TracedPreprocessor,
     phases,
-    traced_preprocessor,
 )
 
 TRACE = RequestTrace("a" * 32, "b" * 16, "", "", True, 1, "text_completion model")
@@ -170,9 +171,10 @@ def test_a_client_cannot_write_lines_of_the_log() -> None:
 
 
 def test_what_is_not_asked_for_is_not_in_the_way() -> None:
-    preprocessor, sender = object(), Sender()
+    results, sender = [], Sender()
+    preprocessor: Any = SimpleNamespace(preprocess=lambda requests: results)
     off = deployment()
-    assert traced_preprocessor(preprocessor, off, None) is preprocessor  # type: ignore[arg-type,comparison-overlap]
+    assert TracedPreprocessor(preprocessor, off, None).preprocess([]) is results
     assert RequestTraces(off, None).sender(sender, {}, {}, "id") is sender
 
 

@@ -77,6 +77,8 @@ class TracedPreprocessor:
 
     def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
         """Return what the preprocessor returns, with each request's trace for the engine's stage."""
+        if self._tracer is None and not self._level:
+            return self._preprocessor.preprocess(requests)
         began = time.time_ns()
         results = self._preprocessor.preprocess(requests)
         ended = time.time_ns()
@@ -107,14 +109,6 @@ class TracedPreprocessor:
             attributes["inflight.prompt_tokens"] = int(result["input_lengths"].sum())
         self._tracer.child(trace, "tokenize", *times, attributes)
         return trace
-
-
-def traced_preprocessor(
-    preprocessor: Preprocessor, deployment: Deployment, tracer: Tracer | None
-) -> Preprocessor | TracedPreprocessor:
-    """Return the tokenizer stage's preprocessor: the given one unless requests are traced or logged."""
-    traced = tracer is not None or _log_level(deployment)
-    return TracedPreprocessor(preprocessor, deployment, tracer) if traced else preprocessor
 
 
 @dataclass(frozen=True, slots=True)

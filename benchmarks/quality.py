@@ -8,7 +8,6 @@ from typing import Literal
 
 from inflight.engine.scoring import Scorer
 from inflight.export.data import DataSet, Example, Source
-from inflight.export.stages import silent
 from inflight.export.verify.measures import measure
 from inflight.resources import HELD_OUT_DATA
 from inflight.text.tokenizer import Tokenizer
@@ -48,7 +47,9 @@ class Demo:
 
     def loss(self, directory: Path, kv_dtype: KvType = "auto") -> Loss:
         """Return what another checkpoint, or another type of the KV cache, loses."""
-        found = measure(self._original, Scorer(directory, "float32", kv_dtype, "cpu"), self.examples, [], (), silent)
+        found = measure(
+            self._original, Scorer(directory, "float32", kv_dtype, "cpu"), self.examples, [], (), lambda *_: None
+        )
         return Loss(
             round(found.perplexity[1], 5),
             round(100 * found.perplexity_increase, 3) + 0.0,  # zero without a minus

@@ -12,7 +12,6 @@ from benchmarks.checkpoints import written_once
 from benchmarks.drive import prompts
 from inflight.export.data import Example
 from inflight.export.quantize.modelopt import QuantizedModel, Recipe, quiet
-from inflight.export.stages import silent
 
 _PROMPTS, _LENGTH = 4, 64
 _BLOCK = 1 << 20
@@ -45,7 +44,7 @@ def quantized_checkpoint(
 
     def write(made: Path) -> None:
         with quiet(folder / "modelopt.log"):
-            QuantizedModel(source, Recipe(precision, False), examples, "cpu", silent).save(made)
+            QuantizedModel(source, Recipe(precision, False), examples, "cpu", lambda *_: None).save(made)
 
     return written_once(directory, write)
 

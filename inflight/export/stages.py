@@ -185,10 +185,6 @@ def link_files(sources: Iterable[Path], target: Path) -> None:
         link_or_copy(source, target / source.name)
 
 
-def silent(_what: str, _done: int, _total: int) -> None:
-    """Show no progress."""
-
-
 def tracked(items: Iterable[Item], what: str, progress: Progress) -> Iterator[Item]:
     """Yield ``items``, saying how many are done; they must have a length."""
     assert isinstance(items, Sized)

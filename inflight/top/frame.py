@@ -106,7 +106,7 @@ def _panels(counted: _Counts, figures: Figures, width: int) -> RenderableType:
     inside = (width // 2 if width >= WIDE else width) - 4
     contents = {
         "throughput": _throughput(figures, inside),
-        "latency": _latency(figures),
+        "latency": _latencies(figures, across=False),
         "batch and queue": _batch(counted, figures, inside),
         "KV cache": _cache(counted.cache, figures, inside),
     }
@@ -147,16 +147,6 @@ def _batch(counted: _Counts, figures: Figures, width: int) -> RenderableType:
     )
 
 
-def _latency(figures: Figures) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(f"last {figures.window_s:.0f} s", style="dim", header_style="dim")
-    table.add_column("p50", justify="right")
-    table.add_column("p99", justify="right")
-    for name, (median, high) in figures.latencies.items():
-        table.add_row(name, _time(median), _time(high))
-    return table
-
-
 def _cache(cache: CacheState | None, figures: Figures, width: int) -> RenderableType:
     if cache is None:
         return _dim("this engine tells of none")
@@ -192,10 +182,10 @@ def _lines(counted: _Counts, figures: Figures, width: int) -> RenderableType:
         cached = "" if cache.cached is None else f"{_CACHED} {cache.cached} cached  "
         cells.append(_gauge("KV used", cache.used, cache.num_blocks, half, "cyan"))
         cells.append(Text(f"{cached}{_FREE} {cache.free} free  hits {_percent(figures.hit_rate)}"))
-    return Group(_grid(columns, cells), _latency_lines(figures, across=columns == 2))
+    return Group(_grid(columns, cells), _latencies(figures, across=columns == 2))
 
 
-def _latency_lines(figures: Figures, across: bool) -> Table:
+def _latencies(figures: Figures, across: bool) -> Table:
     """Return the latencies, a column each or, where they would not fit, a row each."""
     rows = [
         (f"last {figures.window_s:.0f} s" if figures.window_s else _UNKNOWN, "p50", "p99"),

@@ -26,7 +26,6 @@ from inflight.engine.scoring import Scorer
 from inflight.engine.speculate.draft_model import DraftModel
 from inflight.errors import DeploymentError
 from inflight.export.data import DataSet, Source
-from inflight.export.stages import silent
 from inflight.export.verify.measures import measure
 from inflight.resources import HELD_OUT_DATA
 from inflight.serve.command import KV_CACHE_LINE
@@ -35,6 +34,7 @@ from inflight.settings.speculation import SpeculationSettings
 from inflight.text.tokenizer import Tokenizer
 from tests.engine.support.checkpoints import PROMPTS, checkpoint
 from tests.engine.support.driving import ask, load, run
+from tests.support.progress import silent
 
 DEMO = Path(__file__).parents[2] / "deployments/demo/model"
 CPU = torch.device("cpu")

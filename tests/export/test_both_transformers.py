@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from inflight.export.data import Example
 from inflight.export.quantize.config_file import has_older_rope, with_older_rope, write_config
 from inflight.export.quantize.modelopt import QuantizedModel, Recipe
-from inflight.export.stages import silent
 from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint
 from tests.export.support.older_transformers import read, start
 from tests.export.support.read_checkpoints import Found
+from tests.support.progress import silent
 
 THETA = 500_000.0
 SCALING = {

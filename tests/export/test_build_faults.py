@@ -19,9 +19,10 @@ from inflight.export import stages
 from inflight.export.build import pipeline
 from inflight.export.build.pipeline import Build
 from inflight.export.build.request import BuildRequest
-from inflight.export.stages import fresh_directory, silent
+from inflight.export.stages import fresh_directory
 from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import make_checkpoint
+from tests.support.progress import silent
 
 
 def test_an_interrupted_build_resumes(

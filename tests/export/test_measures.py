@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from inflight.engine.scoring import Scorer
 from inflight.export.data import Example
 from inflight.export.quantize.modelopt import Sensitivity, choose_kept
-from inflight.export.stages import silent
 from inflight.export.verify.measures import LayerCost, Quality, kl_divergence, measure
 from inflight.export.verify.report import check, failure
 from inflight.settings.deployment import QualitySettings
+from tests.support.progress import silent
 
 VOCAB, END = 8, 7
 
 
-class Counting:
+class Counting(Scorer):
     """A model that says with ``confidence`` that the next token is one more, and the end after 5."""
 
     def __init__(self, confidence: float, forgets_after: int = 10**6) -> None:

@@ -10,7 +10,6 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +38,6 @@ _LARGEST_CODE = {
     "W8A8_SQ_PER_CHANNEL": 127.0,
 }
 """The largest multiple of ``input_scale`` that an input keeps, by scheme."""
-
-
-class Scores(Protocol):
-    """A model that scores whole sequences."""
-
-    def logits(self, tokens: list[int]) -> Tensor:
-        """Return float32 ``[len(tokens), vocab]``: what follows each token."""
 
 
 @dataclass
@@ -88,8 +80,8 @@ def kl_divergence(original: Tensor, other: Tensor) -> Tensor:
 
 
 def measure(
-    original: Scores,
-    quantized: Scores,
+    original: Scorer,
+    quantized: Scorer,
     examples: Sequence[Example],
     recall: Sequence[Example],
     end_ids: Collection[int],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from inflight.export.build.pipeline import Build
 from inflight.export.build.request import BuildRequest
-from inflight.export.stages import silent
+from tests.support.progress import silent
 
 LENIENT = {
     "max_perplexity_increase": 1e6,

@@ -116,8 +116,3 @@ def next_active(phases: Sequence[Phase], slot: int, now: float) -> float | None:
             reached = math.nextafter(begin + (slot - first) / (last - first) * phase.duration_s, math.inf)
             return max(reached, at)
     return None
-
-
-def most_slots(phases: Sequence[Phase]) -> int:
-    """Return the highest concurrency of a closed loop."""
-    return math.ceil(max(max(phase.ends) for phase in phases))

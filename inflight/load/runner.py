@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from inflight.client import AsyncClient, AsyncHttpClient, Retry
 from inflight.errors import InflightError
-from inflight.load.arrivals import most_slots, next_active
+from inflight.load.arrivals import next_active
 from inflight.load.measurements import RequestRecord
 from inflight.load.observation import Observation
 from inflight.load.overhead import LoopWatch
@@ -74,7 +75,8 @@ class Runner:
             if self.workload.scenario.open:
                 self._start(self._arrive())
             else:
-                for slot in range(most_slots(self.workload.scenario.phases)):
+                most = max(max(phase.ends) for phase in self.workload.scenario.phases)
+                for slot in range(math.ceil(most)):
                     self._start(self._fill(slot))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), max(0.0, self.workload.duration_s - self.clock()))

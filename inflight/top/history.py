@@ -81,7 +81,8 @@ class History:
             return _value(new, name) - _value(old, name)
 
         def quantiles(name: str) -> tuple[float | None, float | None]:
-            buckets = difference(new.buckets(name), old.buckets(name))
+            before = old.buckets(name)
+            buckets = {bound: count - before.get(bound, 0.0) for bound, count in new.buckets(name).items()}
             return quantile(buckets, 0.5), quantile(buckets, 0.99)
 
         steps, prompt = gained(STEPS), gained(PROMPT)
@@ -104,11 +105,6 @@ class History:
 
 def _value(page: Page, name: str) -> float:
     return page.value(name) or 0.0
-
-
-def difference(new: Buckets, old: Buckets) -> Buckets:
-    """Return the observations made between two readings of a histogram."""
-    return {bound: count - old.get(bound, 0.0) for bound, count in new.items()}
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:

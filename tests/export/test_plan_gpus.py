@@ -10,7 +10,7 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.export.plan import gpus
-from inflight.export.plan.gpus import GPUS, find_gpu, gpu_of_driver, known_gpus, measure_cpu
+from inflight.export.plan.gpus import GPUS, find_gpu, known_gpus, measure_cpu
 from inflight.export.plan.precision import PRECISIONS, resolve_kv_cache, resolve_precision
 from inflight.machine import Machine, Versions
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
@@ -135,26 +135,30 @@ def test_the_kv_cache_is_fp8_where_the_precision_is_calibrated_for_it() -> None:
         resolve_kv_cache("fp8", a100, PRECISIONS["bf16"])
 
 
-def test_the_driver_s_names_are_found() -> None:
-    assert gpu_of_driver("NVIDIA A100-SXM4-40GB").name == "a100-40"
-    assert gpu_of_driver("NVIDIA H100 80GB HBM3").name == "h100"
-    assert gpu_of_driver("NVIDIA RTX PRO 6000 Blackwell Workstation Edition").name == "rtxpro6000"
+def _gpu_here(monkeypatch: pytest.MonkeyPatch, *names: str) -> str:
+    """Return what a machine is found to have whose driver tells these names."""
+    monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions(), names, ((8, 9),) * len(names))))
+    return gpus.gpu_here()
+
+
+def test_auto_is_the_gpu_here_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _gpu_here(monkeypatch) == "cpu"
+    assert find_gpu(gpus.gpu_here()).is_cpu
+    assert find_gpu(_gpu_here(monkeypatch, "NVIDIA L4")).name == "l4"
+    assert _gpu_here(monkeypatch, "NVIDIA A100-SXM4-40GB") == "a100-40"
+    assert _gpu_here(monkeypatch, "NVIDIA H100 80GB HBM3") == "h100"
+    assert _gpu_here(monkeypatch, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition") == "rtxpro6000"
     with pytest.raises(DeploymentError, match="'Tesla K80', is not in gpus.toml.*--gpu"):
-        gpu_of_driver("Tesla K80")
+        _gpu_here(monkeypatch, "Tesla K80")
 
 
 @each_row("name", ["NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA RTX PRO 6000 Blackwell Server Edition"])
 def test_a_card_of_other_figures_is_not_taken_for_its_sister(name: str) -> None:
-    with pytest.raises(DeploymentError, match=f"{name!r}, is not in gpus.toml; name a similar one with --gpu"):
-        gpu_of_driver(name)
-
-
-def test_auto_is_the_gpu_here_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions())))
-    assert gpus.gpu_here() == "cpu"
-    assert find_gpu(gpus.gpu_here()).is_cpu
-    monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls(Versions(), ("NVIDIA L4",), ((8, 9),))))
-    assert find_gpu(gpus.gpu_here()).name == "l4"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(DeploymentError, match=f"{name!r}, is not in gpus.toml; name a similar one with --gpu"),
+    ):
+        _gpu_here(patch, name)
 
 
 def test_this_machine_is_measured_in_a_moment() -> None:

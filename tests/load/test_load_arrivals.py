@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from inflight.load.arrivals import Phase, arrival_times, most_slots, next_active
+from inflight.load.arrivals import Phase, arrival_times, next_active
 from inflight.load.lengths import Lengths
 
 
@@ -72,7 +72,6 @@ def test_slots_of_a_closed_loop() -> None:
         Phase(duration_s=10, concurrency=4),
         Phase(duration_s=10, concurrency=1),
     ]
-    assert most_slots(phases) == 4
     begins = [next_active(phases, slot, 0.0) for slot in range(5)]
     assert begins[:4] == pytest.approx([0, 2.5, 5, 7.5])
     assert begins[4] is None

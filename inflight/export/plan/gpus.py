@@ -148,19 +148,14 @@ def gpu_here() -> str:
         DeploymentError: there is a GPU, and the table does not have it.
     """
     machine = Machine.detect()
-    return gpu_of_driver(machine.gpus[0]).name if machine.gpus else CPU
-
-
-def gpu_of_driver(name: str) -> Gpu:
-    """Return the table's entry for a GPU that the driver calls ``name``.
-
-    Raises:
-        DeploymentError: the table does not have it.
-    """
+    if not machine.gpus:
+        return CPU
     for gpu in known_gpus().values():
-        if name in gpu.nvml_names:
-            return gpu
-    raise DeploymentError(f"this machine's GPU, {name!r}, is not in gpus.toml; name a similar one with --gpu")
+        if machine.gpus[0] in gpu.nvml_names:
+            return gpu.name
+    raise DeploymentError(
+        f"this machine's GPU, {machine.gpus[0]!r}, is not in gpus.toml; name a similar one with --gpu"
+    )
 
 
 def cpu_threads() -> int:

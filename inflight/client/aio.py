@@ -52,7 +52,7 @@ class Retry:
     attempts: int = 4
     """Tries in all; 1: no second one."""
     first_pause: float = 0.2
-    """Seconds."""
+    """The seconds before the second try, at most."""
     longest_pause: float = 5.0
 
     def pauses(self) -> Iterator[float | None]:

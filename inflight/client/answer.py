@@ -14,7 +14,7 @@ from typing import Any
 from inflight.errors import EngineFailure
 
 _PADDING = -1.0
-"""Behind the log-probs of a beam that is shorter than others; upstream's."""
+"""What upstream puts behind the log-probs of a beam that is shorter than the others."""
 Outputs = Mapping[str, list[Any]]
 """The output tensors of one response: name to its values in row-major order; BYTES as ``str``."""
 

@@ -34,10 +34,6 @@ KEYS = {
 _COMMAND = re.compile(r"/\w*")
 
 
-class Leave(Exception):
-    """The user wants to leave."""
-
-
 @dataclass
 class Chat:
     """One conversation. Every message is a turn of the user's, or a command when it begins with a slash."""
@@ -68,7 +64,7 @@ class Chat:
         """Act on one line of a user's.
 
         Raises:
-            Leave: it says so.
+            EOFError: it asks to leave, as Ctrl-D does.
         """
         command, _, argument = message.partition(" ")
         if "\n" in message or not _COMMAND.fullmatch(command):
@@ -82,7 +78,7 @@ class Chat:
             self.turns.clear()
             self.note("new conversation")
         elif command in ("/exit", "/quit"):
-            raise Leave
+            raise EOFError
         else:
             known = [*(name.split()[0] for name in COMMANDS), "/quit"]
             if command != "/help":

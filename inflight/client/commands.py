@@ -92,7 +92,6 @@ def _columns() -> int:
 
 def _talk(conversation: Chat, client: Client | HttpClient) -> bool:
     """Answer messages until the user leaves."""
-    from inflight.client.chat import Leave
     from inflight.client.keyboard import Keyboard, unquoted
 
     keyboard = Keyboard()
@@ -105,7 +104,7 @@ def _talk(conversation: Chat, client: Client | HttpClient) -> bool:
                     conversation.ask(unquoted(message))
                 else:
                     conversation.handle(message.strip())
-        except (EOFError, Leave):
+        except EOFError:
             return True
         except KeyboardInterrupt:
             conversation.note("Ctrl-D or /exit leaves")

@@ -30,7 +30,6 @@ class HttpTransport:
         self._url = url if "://" in url else f"http://{url}"
         self._path = f"/v2/models/{model}"
         self._connect_timeout = connect_timeout
-        self._timeout = httpx.Timeout(None, connect=connect_timeout)
         self._http: httpx.AsyncClient | None = None
 
     def _client(self) -> httpx.AsyncClient:
@@ -38,7 +37,7 @@ class HttpTransport:
             unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
             self._http = httpx.AsyncClient(
                 base_url=self._url,
-                timeout=self._timeout,
+                timeout=httpx.Timeout(None, connect=self._connect_timeout),
                 limits=unlimited,
                 mounts=direct_mounts(self._url),
                 verify=tls_context(),

@@ -25,11 +25,11 @@ from inflight.errors import EngineFailure, InflightError, InvalidRequest, NotFou
 
 SCHEMES = ("grpc", "grpcs", "http", "https")
 _PORTS = {"http": 80, "https": 443, "grpcs": 443}
-"""Where an address without a port leads."""
+"""The port of an address that names none, by its scheme."""
 _PROBE_S = 2.0
 """What one look at an address may take."""
 _METRICS = "nv_inference_"
-"""Begins the names of Triton's own metrics."""
+"""The names of Triton's own metrics begin with it."""
 START = "start a server with `inflight serve`, or name another address with --url"
 
 

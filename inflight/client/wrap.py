@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from wcwidth import iter_graphemes, wcswidth
 
 _CLOSING = frozenset(",.;:!?)]}%、。，．！？：；）］｝」』】〉》”’…")
-"""What does not begin a line."""
+"""Characters that begin no line."""
 _OPENING = frozenset("（［｛「『【〈《“‘")
-"""What does not end one."""
+"""Characters that end no line."""
 _UNBROKEN_BLANKS = frozenset("\u00a0\u2007\u202f")
 _FENCES = ("```", "~~~")
 _TAB = 8
@@ -43,7 +43,7 @@ class Wrapper:
     """Returns how many the terminal has now; it may change under way."""
     _held: str = ""
     _blanks: str = ""
-    """Not written yet: a break may take their place."""
+    """Blanks that are not written yet: a break may take their place."""
     _column: int = 0
     _fresh: bool = True
     """Whether the text's own line has had no word yet."""

@@ -21,7 +21,7 @@ from inflight.machine import Machine
 ENVIRONMENT_VARIABLE = "INFLIGHT_TENSORRT_LLM_PYTHON"
 """Names TensorRT-LLM's interpreter, where it is not found; so does ``--tensorrt-llm-python``."""
 IMAGES = Path("/opt/venv-tritonserver/bin/python3")
-"""That of NVIDIA's image."""
+"""The interpreter of NVIDIA's image that has TensorRT-LLM."""
 _ASK = """
 import importlib.metadata, json
 def version(name):

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from inflight.load.measurements import Distribution
 
 LAG_LIMIT_MS = 20.0
-"""At the 99th percentile: a chunk's time may be wrong by so much, which is much for a TTFT or a gap between tokens."""
+"""The event loop's lag at the 99th percentile: a chunk's time may be wrong by so much, which is much for a TTFT."""
 CPU_LIMIT = 0.8
-"""Of one core: above it, queues inside the client begin to grow."""
+"""The share of one core above which queues inside the client begin to grow."""
 SEND_DELAY_LIMIT_MS = 20.0
-"""At the 99th percentile: later, it is not the scheduled load that the server gets."""
+"""The delay at the 99th percentile above which the server does not get the load that was scheduled."""
 _PERIOD_S = 0.02
 
 

@@ -48,6 +48,8 @@ class LoadResult:
     records: list[RequestRecord]
     window: tuple[float, float]
     """The steady one: ramp-up and drain are not in it. Of a test that ended before it, the whole time."""
+    steady: bool = True
+    """Whether the window is the steady one, or a part of it: not where the test ended in the ramp-up."""
     load_ended_s: float
     interrupted: bool
     client: ClientHealth
@@ -57,12 +59,6 @@ class LoadResult:
     """Name of the deployment's directory; empty: not known."""
     fault: str = ""
     """What ended the test before its time, in a line; empty: nothing did."""
-
-    @property
-    def steady(self) -> bool:
-        """Whether the window is the steady one, or a part of it: not where the test ended in the ramp-up."""
-        trace = self.scenario.trace
-        return self.load_ended_s > (self.scenario.steady[0] if trace is None else trace.ramp_up_s)
 
     @property
     def slo_of(self) -> dict[str, Slo]:

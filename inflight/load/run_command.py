@@ -179,8 +179,8 @@ def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: 
     workload = Workload(scenario, PromptWriter.of_checkpoint(target.deployment.model), seed)
     runner = asyncio.run(_run(workload, target))
     begin, end = workload.steady
-    # Of a test that ended before the steady window, the whole time.
-    window = (begin if begin < runner.load_ended_s else 0.0, min(end, runner.load_ended_s))
+    is_steady = begin < runner.load_ended_s
+    window = (begin if is_steady else 0.0, min(end, runner.load_ended_s))
     return LoadResult(
         scenario=scenario,
         seed=workload.seed,
@@ -188,6 +188,7 @@ def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: 
         command=command,
         records=sorted(runner.records, key=lambda one: (one.start_s, one.session, one.turn)),
         window=window,
+        steady=is_steady,
         load_ended_s=runner.load_ended_s,
         interrupted=runner.interrupted,
         client=runner.watch.health(window, send_delay_ms(runner.records, window)),

@@ -21,7 +21,7 @@ from inflight.load.workload import Session, Workload
 ONCE = Retry(attempts=1)
 """What the clients of a load test get: a request that was refused is counted, and not sent again."""
 _PAUSE_AFTER_ERROR_S = 0.1
-"""Of a slot of a closed loop: against a server that refuses everything it would send nothing but refused requests."""
+"""How long a slot of a closed loop waits after an error: else one that refuses everything would only be flooded."""
 _RECENT = 50
 
 

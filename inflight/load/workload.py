@@ -24,7 +24,7 @@ from inflight.load.scenario import RequestClass, Scenario, ScenarioError
 _WORD = re.compile(r"[Ġ▁]([a-z]{2,})")
 """A vocabulary's entry for a whole word: byte-level and Metaspace tokenizers mark the space before it."""
 _ENOUGH = 50
-"""Words; with fewer, two texts would often begin alike, and share cached blocks that they should not share."""
+"""The words to write from: with fewer, texts would often begin alike, and share cached blocks that they should not."""
 TRACE = "trace"
 """Class name of a replayed trace's requests."""
 _SESSIONS, _ARRIVALS, _SYSTEM, _DOCUMENTS, _BLOCKS = range(5)

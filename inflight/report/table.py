@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,22 +17,17 @@ _LONG = 40
 """Characters from which on a text may go over several lines."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """How a page's column is aligned: numbers to the right, words to the left, in the heading as in each row."""
+def columns(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the columns of a page's table, each with the page's class for its heading and its cells.
 
-    name: str
-    is_text: bool
-    is_long: bool
-
-
-def columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns of a page's table; the first one names the rows, and is text."""
-    found = []
+    Words are aligned to the left, and long ones may break; numbers are aligned to the right. The first column names the
+    rows, and is text.
+    """
+    found = {}
     for place, name in enumerate(rows[0]):
+        is_long = any(isinstance(row[name], str) and len(str(row[name])) > _LONG for row in rows)
         is_text = place == 0 or _is_text(rows, name)
-        is_long = is_text and any(isinstance(row[name], str) and len(str(row[name])) > _LONG for row in rows)
-        found.append(Column(name, is_text, is_long))
+        found[name] = "text" + " long" * is_long if is_text else ""
     return found
 
 

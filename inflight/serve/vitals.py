@@ -20,7 +20,7 @@ from inflight.serve.processes import ProcessState, in_words, look_at, waits_for_
 from inflight.shared_counters import Pulse, read_pulses
 
 LIFELESS_S = 3.0
-"""Without a sign of life and without using the processor: it is stopped, or nothing will ever wake it."""
+"""A process that gives no sign of life and uses no processor for so long is stopped, or nothing will ever wake it."""
 PATIENCE_WITH_WORK = 10
 """How many times the limit a call may take that computes: a step of a large model on a CPU may take minutes."""
 LOOK_S = 0.25

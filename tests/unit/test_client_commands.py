@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from inflight.client import Client, Completion, GenerateOptions, Usage
-from inflight.client.chat import Chat, Leave, summary
+from inflight.client.chat import Chat, summary
 from inflight.client.commands import Result, _write, chat, generate
 from inflight.serve.server import free_ports
 from tests.support.fake_server import PIECES, FakeServer, Faults
@@ -180,7 +180,7 @@ def test_slash_commands(fake: FakeServer) -> None:
         for message in said:
             conversation.handle(message)
         for leave in ("/exit", "/quit"):
-            with pytest.raises(Leave):
+            with pytest.raises(EOFError):
                 conversation.handle(leave)
     assert "no command /sytem (did you mean '/system'?)" in notes.getvalue()
     assert "leave; so do /quit and Ctrl-D" in notes.getvalue()

@@ -28,10 +28,10 @@ Arithmetic = Literal["float32", "fp16", "fp8", "int8", "nvfp4"]
 """What a matrix product is computed in; ``fp16`` stands for bfloat16 too."""
 Positive = Annotated[float, Field(gt=0)]
 _COPIED_BYTES = 128 << 20
-"""Far beyond any cache."""
+"""How much is copied: far more than any cache holds."""
 _MATRIX_SIZE = 768
 _MEASURED_SECONDS = 0.3
-"""Each of three measurements."""
+"""How long each of the three measurements takes."""
 
 
 class Gpu(BaseModel):

@@ -113,7 +113,7 @@ class Point:
     """Mean sequences that decode."""
     requests_per_second: float
     tokens_per_second: float
-    """Generated."""
+    """The tokens that are generated."""
     ttft_ms: float
     """The time to the first token of a prompt of P95 length."""
     itl_ms: float
@@ -147,7 +147,7 @@ class Plan:
     """Type of the KV cache's numbers."""
     parameters: Parameters
     weight_bytes: int
-    """On all GPUs of a group."""
+    """The bytes of the weights on all GPUs of a group."""
     tensor_parallel_size: int
     pipeline_parallel_size: int
     max_batch_size: int
@@ -162,7 +162,7 @@ class Plan:
     fitting_sequences: int
     """The number of sequences of P95 length that the KV cache holds at once."""
     unloaded: Point
-    """A request alone."""
+    """What a request meets that is alone."""
     capacity: Point
     """The largest steady state that leaves room for the load's fluctuation, of one replica."""
     load: Point | None

@@ -222,11 +222,11 @@ class Stage:
     windows: tuple[int | None, ...]
     """The window of each layer; None: it sees all tokens."""
     weight_bytes: int
-    """Resident."""
+    """The bytes of the weights that stay in the GPU's memory."""
     linear_bytes: float
-    """Read by every step, without lm_head; of the embedding a step reads a few rows only."""
+    """The bytes that every step reads, without those of lm_head; of the embedding a step reads a few rows only."""
     head_bytes: float
-    """Read by every step that samples."""
+    """The bytes of lm_head, which every step reads that samples."""
     flops_per_token: Mapping[Arithmetic, float]
     """The work of the linear layers: a multiplication and an addition per weight."""
     head_arithmetic: Arithmetic

@@ -16,7 +16,7 @@ from inflight.load.result import ResultError
 Verdict = Literal["better", "worse", "no change", "too few"]
 """Changed beyond noise for the better or the worse; not told from noise; or not judged, for want of requests."""
 _SEED = 0
-"""Of the resampling: the same results are compared the same way every time."""
+"""The seed of the resampling: the same results are compared the same way every time."""
 
 
 class CompareError(ResultError):

@@ -32,17 +32,13 @@ class Run:
     records: Sequence[RequestRecord]
     window: tuple[float, float]
     slo_of: Mapping[str, Slo]
-    """Limits by class name."""
+    """Limits by class name, of every class that the records have."""
 
     @property
     def started(self) -> list[RequestRecord]:
         """The requests that started in the window, in the order of their start."""
         begin, end = self.window
         return sorted((one for one in self.records if begin <= one.start_s < end), key=lambda one: one.start_s)
-
-    def slo(self, one: RequestRecord) -> Slo:
-        """Return the limits of a request."""
-        return self.slo_of.get(one.class_name, Slo())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def _rates(runs: Sequence[Run]) -> Group:
         ("output", "tokens/s", rate(lambda run: list(output_events(run.records)))),
     ]
     if _has_limits(runs):
-        good = rate(lambda run: [(one.start_s, 1) for one in run.records if one.meets(run.slo(one))])
+        good = rate(lambda run: [(one.start_s, 1) for one in run.records if one.meets(run.slo_of[one.class_name])])
         named.append(("goodput", "requests/s", good))
     quantities = tuple(Quantity(name, unit, True, True) for name, unit, _ in named)
     return Group(tuple(len(edges) - 1 for edges in blocks), quantities, tuple(ratio for *_, ratio in named))
@@ -119,7 +115,7 @@ def _requests(runs: Sequence[Run]) -> Group:
     quantities: list[Quantity] = []
     statistics: list[Statistic] = []
     if _has_limits(runs):
-        limited = [(one, run.slo(one)) for run, ones in zip(runs, started, strict=True) for one in ones]
+        limited = [(one, run.slo_of[one.class_name]) for run, ones in zip(runs, started, strict=True) for one in ones]
         quantities.append(Quantity("within limits", "%", True, len(records) >= _FEWEST_REQUESTS))
         statistics.append(share([one.meets(slo) for one, slo in limited], [one.is_judged(slo) for one, slo in limited]))
     for name, outcomes in (("refused", ("refused",)), ("failed", ("failed", "unfinished"))):

@@ -19,9 +19,9 @@ from inflight.load.sweep.step import Step
 MOST_STRETCH = 3
 """How many times as long as asked for a window may get, to see enough requests."""
 _ENOUGH_REQUESTS = 100
-"""In a window: a share of 95 % is five of them."""
+"""The requests that a window should see: 5 % of them, which may miss a limit, are five."""
 _SHORTEST_WARM_UP = 0.25
-"""Of the window."""
+"""The shortest warm-up, as a share of the window."""
 FAILURE_LIMIT = 0.02
 """A step of which more than 2 % of the requests end with an error is no answer: below it, errors alone cannot pass for
 a server that does not keep up."""

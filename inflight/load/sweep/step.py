@@ -17,9 +17,9 @@ SHORTFALL_LIMIT = 0.05
 """A server that answers less than 95 % of what is offered does not keep up: its queue grows all through the step, or it
 refuses."""
 _Z = 1.96
-"""Of a 95 % interval."""
+"""The standard score of a 95 % interval."""
 _SURE_Z = 2.576
-"""Of a 99 % interval: a sweep asks many loads, and one false answer ends it."""
+"""The standard score of a 99 % interval: a sweep asks many loads, and one false answer ends it."""
 
 
 @dataclass(frozen=True, slots=True)

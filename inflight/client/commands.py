@@ -92,7 +92,7 @@ def _columns() -> int:
 
 def _talk(conversation: Chat, client: Client | HttpClient) -> bool:
     """Answer messages until the user leaves."""
-    from inflight.client.keyboard import Keyboard, unquoted
+    from inflight.client.keyboard import QUOTES, Keyboard
 
     keyboard = Keyboard()
     conversation.greet(client.served_model())
@@ -100,10 +100,11 @@ def _talk(conversation: Chat, client: Client | HttpClient) -> bool:
         try:
             message = keyboard.read()
             with keyboard.away():
-                if message.lstrip().startswith('"""'):
-                    conversation.ask(unquoted(message))
+                message = message.strip()
+                if message.startswith(QUOTES):
+                    conversation.ask(message.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
                 else:
-                    conversation.handle(message.strip())
+                    conversation.handle(message)
         except EOFError:
             return True
         except KeyboardInterrupt:

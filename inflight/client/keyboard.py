@@ -72,11 +72,6 @@ class Keyboard:
         self._session.output.flush()
 
 
-def unquoted(message: str) -> str:
-    """Return what stands between the quotes that a message is in."""
-    return message.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
-
-
 def _is_open(text: str) -> bool:
     """Return whether quotes were opened and not closed: Enter then begins a line."""
     text = text.strip()

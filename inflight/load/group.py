@@ -44,9 +44,7 @@ def scenarios() -> None:
 
 
 load = typer.Typer(
-    cls=_RunsScenarios,
-    help="Load tests from scenarios: `inflight load SCENARIO` runs one.",
-    no_args_is_help=True,
+    cls=_RunsScenarios, help="Load tests from scenarios: `inflight load SCENARIO` runs one.", no_args_is_help=True
 )
 load.command("list")(scenarios)
 load.command()(run)

@@ -74,11 +74,7 @@ def _interpreters(blueprint: Blueprint, own: str) -> dict[str, str]:
     if blueprint.flow != "tensorrt":
         return {"all stages": own}
     found = f"the first python3 that has TensorRT-LLM; --tensorrt-llm-python or {VARIABLE} names it"
-    return {
-        "plan, quantize": own,
-        "compile": str(blueprint.request.tensorrt_llm_python or found),
-        "verify, write": own,
-    }
+    return {"plan, quantize": own, "compile": str(blueprint.request.tensorrt_llm_python or found), "verify, write": own}
 
 
 def _size(size: int) -> str:

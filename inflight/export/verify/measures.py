@@ -31,12 +31,7 @@ _AFTER_NORM = dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), ("input_
 )
 """The norm before a linear, Gemma's name first."""
 KV_CACHE = "KV cache"
-_LARGEST_CODE = {
-    "FP8": E4M3_MAX,
-    "W4A8_AWQ": E4M3_MAX,
-    "NVFP4": E4M3_MAX * E2M1_MAX,
-    "W8A8_SQ_PER_CHANNEL": 127.0,
-}
+_LARGEST_CODE = {"FP8": E4M3_MAX, "W4A8_AWQ": E4M3_MAX, "NVFP4": E4M3_MAX * E2M1_MAX, "W8A8_SQ_PER_CHANNEL": 127.0}
 """The largest multiple of ``input_scale`` that an input keeps, by scheme."""
 
 

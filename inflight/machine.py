@@ -15,13 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 ComputeCapability = tuple[int, int]
 
-_DISTRIBUTIONS = {
-    "inflight": "inflight",
-    "torch": "torch",
-    "modelopt": "nvidia-modelopt",
-    "tensorrt_llm": "tensorrt-llm",
-    "tensorrt": "tensorrt",
-}
+_DISTRIBUTIONS = {name: name for name in ("inflight", "torch", "tensorrt_llm", "tensorrt")}
+_DISTRIBUTIONS |= {"modelopt": "nvidia-modelopt"}
 
 
 class Versions(BaseModel):

@@ -143,21 +143,16 @@ def _cuda_graphs(deployment: Deployment) -> dict[str, Any]:
 
     A graph replays what it was captured with, adapters included: 1.2 is not known to compute them right in one.
     """
-    sizes = deployment.tensorrt_llm.cuda_graph_batch_sizes
+    key, sizes = "tensorrt_llm.cuda_graph_batch_sizes", deployment.tensorrt_llm.cuda_graph_batch_sizes
     if deployment.tensorrt_llm.lora:
         if sizes is not None:
-            raise DeploymentError(
-                "tensorrt_llm.cuda_graph_batch_sizes: CUDA graphs are off beside tensorrt_llm.lora; leave it out"
-            )
+            raise DeploymentError(f"{key}: CUDA graphs are off beside tensorrt_llm.lora; leave it out")
         return {"cuda_graph_config": None}
     if sizes is None:
         return {}
     most = max_batch_size(deployment)
     if not sizes or not all(1 <= size <= most for size in sizes):
-        raise DeploymentError(
-            f"tensorrt_llm.cuda_graph_batch_sizes is {sizes}; each must be between 1 and batching.max_batch_size, "
-            f"{most}"
-        )
+        raise DeploymentError(f"{key} is {sizes}; each must be between 1 and batching.max_batch_size, {most}")
     return {"cuda_graph_config": {"batch_sizes": sorted(sizes), "enable_padding": True}}
 
 
@@ -188,9 +183,8 @@ def check_adapters(deployment: Deployment) -> None:
         config = read_json(path / "adapter_config.json")
         rank = config.get("r")
         if not isinstance(rank, int) or rank > settings.max_lora_rank:
-            raise DeploymentError(
-                f"tensorrt_llm.lora.{name} has rank {rank}; max_lora_rank is {settings.max_lora_rank}"
-            )
+            most = settings.max_lora_rank
+            raise DeploymentError(f"tensorrt_llm.lora.{name} has rank {rank}; max_lora_rank is {most}")
         modules = config.get("target_modules")
         targets[name] = json.dumps(sorted(modules) if isinstance(modules, list) else modules)
     if len(set(targets.values())) > 1:

@@ -2,7 +2,8 @@
 
 Every key has a type, a default and a one-line description; docs/deployment.md is written from them. An unknown or wrong
 key stops the start with its name, what is allowed, and the nearest known key.
-This module knows the names and limits of settings, not what they do.
+This module knows the names and limits of settings, not what they do. The marks on the keys (``ReadBy``) say which kinds
+of engine read a key; every kind reads a key without a mark.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FILE_NAME = "deployment.yaml"
 ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
 """Names the deployment's directory to the stages; set by ``inflight serve``."""
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
-"""A time of an hour at the most: a longer one is a slip of the unit."""
+"""A time of at most an hour: a longer one is taken for a mistaken unit."""
 
 
 _PORTABLE_DEVICE = ReadBy(("pytorch", "replay"))
@@ -45,8 +46,8 @@ _CHOSEN_TYPE = ReadBy(("pytorch", "trtllm", "replay"), "`{key}` needs the PyTorc
 _REPLAY_ONLY = ReadBy(
     ("replay",), "`{key}` is {value:g}: it needs `kind: replay`; no other engine has a set pace", off_too=False
 )
-_PYTORCH_FLOW_ONLY = ReadBy(("trtllm",))
-_CPP_BACKEND_ONLY = ReadBy(("tensorrtllm",))
+_TRTLLM_ONLY = ReadBy(("trtllm",))
+_TENSORRTLLM_ONLY = ReadBy(("tensorrtllm",))
 _COMPILED_ENGINE = ReadBy(("tensorrtllm",), f"`{{key}}` needs another kind than trtllm: {COMPILED}", off_too=False)
 
 
@@ -117,26 +118,26 @@ class TensorRtLlmSettings(Section):
         0.9, gt=0, le=1, description="of the memory that weights leave, for the KV cache; kv_cache.tokens limits it too"
     )
     host_cache_bytes: int = Field(0, ge=0, description="host memory for KV blocks that leave the GPU; 0: none")
-    cuda_graph_batch_sizes: Annotated[list[int] | None, _PYTORCH_FLOW_ONLY] = Field(
+    cuda_graph_batch_sizes: Annotated[list[int] | None, _TRTLLM_ONLY] = Field(
         None,
         description="decode batch sizes that get a CUDA graph; null: TensorRT-LLM's own choice; none beside `lora`",
     )
-    sampler: Annotated[Literal["trtllm", "torch"], _PYTORCH_FLOW_ONLY] = Field(
+    sampler: Annotated[Literal["trtllm", "torch"], _TRTLLM_ONLY] = Field(
         "trtllm",
         description="trtllm: serves penalties, min_p, bad words and seeds; torch: serves "
         "num_top_log_probs, and is the only one beside speculation. What a sampler does not serve is refused",
     )
-    guided_decoding: Annotated[Literal["xgrammar", "llguidance"] | None, _PYTORCH_FLOW_ONLY] = Field(
+    guided_decoding: Annotated[Literal["xgrammar", "llguidance"] | None, _TRTLLM_ONLY] = Field(
         None, description="what enforces JSON schemas, regular expressions and grammars; null: refused"
     )
-    lora: Annotated[dict[str, Path], _PYTORCH_FLOW_ONLY] = Field(
+    lora: Annotated[dict[str, Path], _TRTLLM_ONLY] = Field(
         {}, description="LoRA adapters by name, relative to the deployment"
     )
-    max_lora_rank: Annotated[int, _PYTORCH_FLOW_ONLY] = Field(64, ge=1, description="largest rank among them")
-    watchdog_s: Annotated[float, _PYTORCH_FLOW_ONLY] = Field(
+    max_lora_rank: Annotated[int, _TRTLLM_ONLY] = Field(64, ge=1, description="largest rank among them")
+    watchdog_s: Annotated[float, _TRTLLM_ONLY] = Field(
         60, gt=0, description="without progress for so long while requests run, they fail and the server is not ready"
     )
-    parameters: Annotated[dict[str, str], _CPP_BACKEND_ONLY] = Field(
+    parameters: Annotated[dict[str, str], _TENSORRTLLM_ONLY] = Field(
         {}, description="parameters of upstream's C++ backend that take the place of what the deployment implies"
     )
 

@@ -24,7 +24,10 @@ COMPILED = "compiled engines are served by `engine.kind: tensorrtllm`"
 
 @dataclass(frozen=True)
 class ReadBy:
-    """Says on a key, or on a section for all its keys, which kinds of engine read it. The other kinds refuse it."""
+    """A mark on a key, or on a section for all its keys: only these kinds of engine read it, and the others refuse it.
+
+    Every kind of engine reads a key without a mark.
+    """
 
     engines: tuple[EngineKind, ...]
     refusal: str = ENGINES_ALONE

@@ -1,8 +1,12 @@
-"""Incremental detokenization: a stream's tokens to text, as they come; joined, exactly the whole decoding.
+"""Incremental detokenization: turns a stream's tokens into text as they come. The parts joined are the whole decoding.
 
-Text is held back only while a later token could still change it: an unfinished character, and in byte-fallback
-vocabularies a run of byte tokens (one wrong byte turns the whole run into replacement characters, so none of it is
-settled before the run ends).
+Text is held back in two places, for two reasons:
+
+- ``IncrementalDetokenizer`` holds back what a later token could still change: an unfinished character and, in
+  byte-fallback vocabularies, a run of byte tokens, which one wrong byte turns wholly into replacement characters.
+- ``StreamText``, in the detokenizer stage, holds back what may belong to a stop string. It does not search: the engine
+  does, since a match must end the sequence (``stops.StopTextLimit``), and sends the number of characters that may be
+  shown with each response, as ``text_limit``.
 """
 
 from __future__ import annotations
@@ -72,12 +76,14 @@ class TextDelta(NamedTuple):
 
 
 class StreamText:
-    """Turns a stream's tokens into text, cut at the limit that the engine's stop strings set."""
+    """The detokenizer stage's text of one stream: it shows no more characters than the engine allows."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._held = ""
+        """Text beyond the limit so far."""
         self._shown = 0
+        """Characters shown so far."""
 
     def push(self, tokens: Sequence[int], text_limit: int | None, final: bool) -> TextDelta:
         """Take the next tokens, the last ones with ``final``; return the text to show now.

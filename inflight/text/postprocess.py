@@ -18,17 +18,17 @@ from inflight.text.detokenizer import StreamText, TextDelta
 from inflight.text.tokenizer import Tokenizer
 
 MAX_STREAMS = 65_536
-"""States of streams that are kept at once; that of a stream which failed midway is never asked for again."""
+"""Most states that are kept at once: a stream that fails midway sends no last response, which would remove its state."""
 _HANDED_THROUGH = tuple(tensor.name for tensor in PER_REQUEST_OUTPUTS)
 
 _State = TypeVar("_State")
 
 
 class StreamStates(OrderedDict[int, _State]):
-    """A state for each running stream, by its key; the oldest goes when ``MAX_STREAMS`` are newer."""
+    """A state for each running stream, by its key; beyond ``MAX_STREAMS`` the oldest is dropped."""
 
     def keep(self, key: int, state: _State) -> None:
-        """Keep the newest state."""
+        """Keep the state of the stream that was heard of last."""
         self[key] = state
         while len(self) > MAX_STREAMS:
             self.popitem(last=False)
@@ -38,7 +38,7 @@ class Postprocessor:
     """Turns token ids into text, stream by stream."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
-        """``max_length``: tokens that a sequence has at most; None: it is not known."""
+        """``max_length``: the most tokens of a sequence; None: it is not known."""
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._streams: StreamStates[StreamText] = StreamStates()
@@ -46,7 +46,8 @@ class Postprocessor:
     def postprocess(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
         """Return the client's arrays for one response of the engine, or None if it has nothing for the client.
 
-        The id of the client's request does not matter here: Inflight's engines name their streams themselves.
+        Inflight's engines send a stream key with each response. Only behind upstream's C++ backend, which sends none, is
+        ``request_id`` used (``upstream_answers``).
 
         Raises:
             InvalidRequest: it is not what an engine sends. Any client can call this stage.
@@ -67,20 +68,20 @@ class Postprocessor:
         """Return whether nothing comes after this response of the engine."""
         return "finish_reason" in arrays
 
-    def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the engine inputs that end the streams of this response."""
+    def cancel_requests(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the inputs of the requests that make the engine cancel the streams of this response."""
         keys: list[int] = arrays["stream_key"].reshape(-1).tolist()
         return [{"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)} for key in keys]
 
     def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Return whether the engine is to be stopped after the response at hand; ours ends by itself."""
+        """Return whether the engine must be told to end the request after this response; Inflight's engines end by themselves."""
         return False
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def _row(self, arrays: Mapping[str, np.ndarray], row: int, final: bool) -> list[TextDelta]:
-        """Return a row's new text, or that of each of its beams, which come whole in the one response that there is."""
+        """Return a row's new text, one per beam; only a request with a single response has several beams."""
         key = int(arrays["stream_key"].reshape(-1)[row])
         beams = self.beams(arrays["output_ids"][row], arrays["sequence_length"][row].reshape(-1).tolist())
         stream = self._streams.pop(key, None) or StreamText(self._tokenizer)

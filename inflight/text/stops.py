@@ -1,4 +1,10 @@
-"""Stop strings: found in the text of a stream across token borders; nothing that may belong to one is shown before."""
+"""Stop strings: the search for them in a stream's text, across the borders of tokens.
+
+The engine searches, with ``StopTextLimit`` in each sequence, because a match ends the sequence. It therefore detokenizes
+too, but sends no text: it sends how many characters may be shown, as ``text_limit``. The detokenizer stage decodes the
+same tokens again and holds back the rest (``detokenizer.StreamText``). Behind upstream's C++ backend, whose engine
+knows no stop strings, ``upstream_answers`` does both in the detokenizer stage.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,9 @@ from inflight.text.detokenizer import IncrementalDetokenizer
 from inflight.text.tokenizer import Family, Tokenizer
 
 _SEPARATOR = b"\xff"
-"""A byte that no UTF-8 text has, so that no string is found across two pieces."""
+"""A byte that occurs in no UTF-8 text, so that no search matches across two pieces."""
 MAX_STOP_SEQUENCES = 512
-"""Sequences for one request: an engine compares with each of them at each step, and a newline is in hundreds."""
+"""Most stop sequences of one request. An engine compares each of them at each step, and hundreds of tokens have a newline."""
 
 
 class StopMatcher:
@@ -32,7 +38,7 @@ class StopMatcher:
         for stop in stops:
             self._ending[stop[-1]].append(stop)
         self._followed, self._open = "", 0
-        """A string, and how many of its first characters are the text's open part."""
+        """One of the strings, and how many of its first characters are the open part of the text."""
         self.length = 0
         """Characters so far."""
         self.match_start: int | None = None
@@ -79,7 +85,7 @@ class StopMatcher:
 
 
 class StopTextLimit:
-    """Follows one stream's tokens and says how much of its text may be shown."""
+    """Follows one sequence's tokens in the engine: says when a stop string has come and how much text may be shown."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
@@ -98,7 +104,7 @@ class StopTextLimit:
     def push(self, token: int, may_stop: bool = True) -> bool:
         """Take the next token; return whether a stop string has been found.
 
-        ``may_stop`` is False while the stream must go on (``min_tokens``): what comes then is shown as it is.
+        ``may_stop`` is False while the stream must go on (``min_tokens``): such text is shown without a search.
         """
         text = self._detokenizer.push((token,))
         if may_stop:
@@ -107,16 +113,16 @@ class StopTextLimit:
         return False
 
     def finish(self) -> int:
-        """Return the limit of the whole stream; what was held back is settled."""
+        """End the stream, which settles its last characters; return how many of all its characters may be shown."""
         if not self.matched and not self._matcher.push(self._detokenizer.finish()):
             return self._matcher.length
         return self._matcher.settled
 
 
 class StopTokens:
-    """The pieces of a vocabulary, to be searched for token sequences that certainly bring a stop string into the text.
+    """Finds the token sequences that certainly bring a stop string into the text, by a search of the vocabulary.
 
-    They save steps of an engine that knows tokens and no text.
+    An engine that knows tokens and no text stops at them, and so computes fewer tokens behind a stop string.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -129,7 +135,7 @@ class StopTokens:
     def sequences(self, word: str, most: int = MAX_STOP_SEQUENCES) -> list[list[int]]:
         """Return spellings of ``word``, and then single tokens that have it in them; ``most`` of them.
 
-        A text in which one of them has come has the string, at the latest then, whatever stands before.
+        A text contains the string, whatever stands before, once one of these sequences has come.
         """
         spellings = map(self._tokenizer.spelling, (word, f" {word}"))
         certain = [tuple(tokens) for tokens in spellings if word.encode() in self._certain_text(tokens)]
@@ -153,7 +159,7 @@ class StopTokens:
     def _certain_text(self, tokens: Sequence[int]) -> bytes:
         if self._byte_level:
             return b"".join(map(self._piece, tokens))
-        # A byte that stands for itself is text together with its neighbours only.
+        # A byte-fallback token is text only together with the bytes beside it.
         pieces = (self._tokenizer.token_bytes[token] for token in tokens)
         return "".join(piece if isinstance(piece, str) else "\0" for piece in pieces).lstrip(" ").encode()
 

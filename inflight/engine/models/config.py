@@ -1,10 +1,15 @@
-"""ModelConfig: what the engine reads from a checkpoint's ``config.json``, old spellings and new, in one form."""
+"""ModelConfig: what the engine reads from a checkpoint's ``config.json``, old spellings and new, in one form.
+
+A new architecture needs a row in ``ARCHITECTURES``. It needs a new option there, which ``read_model_config`` obeys, only
+for what its ``config.json`` leaves unsaid, and new modules in ``decoder.py`` only if its layers differ from both kinds
+there. docs/architectures.md lists the other files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from inflight.errors import DeploymentError, nearest
 
@@ -55,17 +60,31 @@ _UNSUPPORTED = {
     "final_logit_softcapping": 0,
 }
 """Options, each with the value, beside null, that says that it is not used."""
-_QK_NORM = {"Qwen3ForCausalLM", "Gemma3ForCausalLM"}
-_GEMMA = "Gemma3ForCausalLM"
 _SLIDING = "sliding_attention"
-SUPPORTED = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Phi3ForCausalLM",
-    _GEMMA,
-)
+
+
+class Architecture(NamedTuple):
+    """What an architecture implies that its ``config.json`` need not say; the defaults are Llama's."""
+
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias, and the attention's output has none."""
+    qk_norm: bool = False
+    all_layers_slide: bool = False
+    """Whether every layer has the sliding window where the file does not give the layers' types."""
+    longrope_types: tuple[str, ...] = ()
+    """The values of ``rope_type`` that mean longrope."""
+    is_gemma: bool = False
+    """Whether the layers, the embedding's scale and the options' defaults are Gemma 3's."""
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture(),
+    "MistralForCausalLM": Architecture(all_layers_slide=True),
+    "Qwen2ForCausalLM": Architecture(qkv_bias=True),
+    "Qwen3ForCausalLM": Architecture(qk_norm=True),
+    "Phi3ForCausalLM": Architecture(all_layers_slide=True, longrope_types=("su", "yarn")),
+    "Gemma3ForCausalLM": Architecture(qk_norm=True, is_gemma=True),
+}
 
 
 def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
@@ -74,25 +93,25 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     Raises:
         DeploymentError: the architecture or one of its options is not supported; it names both.
     """
-    architecture = (data.get("architectures") or ["none"])[0]
-    if architecture not in SUPPORTED:
+    name = (data.get("architectures") or ["none"])[0]
+    if name not in ARCHITECTURES:
         raise DeploymentError(
-            f"config.json: architecture {architecture} is not supported; supported: {', '.join(SUPPORTED)}"
-            f"{nearest(architecture, SUPPORTED)}"
+            f"config.json: architecture {name} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"{nearest(name, list(ARCHITECTURES))}"
         )
-    for name, harmless in _UNSUPPORTED.items():
-        if data.get(name) not in (None, harmless):
-            raise DeploymentError(f"config.json: {name} is {data[name]}; it is not supported")
+    architecture = ARCHITECTURES[name]
+    for option, harmless in _UNSUPPORTED.items():
+        if data.get(option) not in (None, harmless):
+            raise DeploymentError(f"config.json: {option} is {data[option]}; it is not supported")
     activation = data.get("hidden_activation") or data.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
         raise DeploymentError(f"config.json: activation {activation!r} is not one of {sorted(_ACTIVATIONS)}")
     bias = bool(data.get("attention_bias", False))
-    fixed_bias = architecture == "Qwen2ForCausalLM"  # for queries, keys and values, and for these alone
     heads = _required(data, "num_attention_heads")
     head_dim = data.get("head_dim") or _required(data, "hidden_size") // heads
     kinds = _layer_kinds(architecture, data)
     return ModelConfig(
-        architecture=architecture,
+        architecture=name,
         vocab_size=_required(data, "vocab_size"),
         hidden_size=_required(data, "hidden_size"),
         intermediate_size=_required(data, "intermediate_size"),
@@ -103,12 +122,12 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         max_position_embeddings=_required(data, "max_position_embeddings"),
         rms_norm_eps=data.get("rms_norm_eps", 1e-6),
         activation=activation,
-        tie_word_embeddings=bool(data.get("tie_word_embeddings", architecture == _GEMMA)),
-        qkv_bias=bias or fixed_bias,
-        output_bias=bias and not fixed_bias,
+        tie_word_embeddings=bool(data.get("tie_word_embeddings", architecture.is_gemma)),
+        qkv_bias=bias or architecture.qkv_bias,
+        output_bias=bias and not architecture.qkv_bias,
         mlp_bias=bool(data.get("mlp_bias", False)),
-        qk_norm=architecture in _QK_NORM,
-        attention_scale=(data.get("query_pre_attn_scalar", 256) if architecture == _GEMMA else head_dim) ** -0.5,
+        qk_norm=architecture.qk_norm,
+        attention_scale=(data.get("query_pre_attn_scalar", 256) if architecture.is_gemma else head_dim) ** -0.5,
         windows=tuple(data.get("sliding_window") if kind == _SLIDING else None for kind in kinds),
         ropes=tuple(_rope(architecture, data, kind) for kind in kinds),
         dtype=data.get("dtype") or data.get("torch_dtype") or "float32",
@@ -122,15 +141,15 @@ def _required(data: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _layer_kinds(architecture: str, data: Mapping[str, Any]) -> list[str]:
+def _layer_kinds(architecture: Architecture, data: Mapping[str, Any]) -> list[str]:
     """Return per layer ``full_attention`` or ``sliding_attention``; older files imply it."""
     count = _required(data, "num_hidden_layers")
     if data.get("layer_types"):
         return list(data["layer_types"])
-    if architecture == _GEMMA:
+    if architecture.is_gemma:
         pattern = data.get("sliding_window_pattern", 6)
         return [_SLIDING if (layer + 1) % pattern else "full_attention" for layer in range(count)]
-    if architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+    if architecture.all_layers_slide:
         return [_SLIDING] * count
     if data.get("use_sliding_window"):
         first = data.get("max_window_layers", count)
@@ -138,19 +157,19 @@ def _layer_kinds(architecture: str, data: Mapping[str, Any]) -> list[str]:
     return ["full_attention"] * count
 
 
-def _rope(architecture: str, data: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
     parameters = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if isinstance(parameters.get(kind), Mapping):
         parameters = parameters[kind]
-    elif architecture == _GEMMA and kind == _SLIDING:
+    elif architecture.is_gemma and kind == _SLIDING:
         # Gemma's local layers have a base of their own and are never scaled.
         parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
     rope = dict(parameters)
-    default_theta = 1_000_000.0 if architecture == _GEMMA else 10_000.0
+    default_theta = 1_000_000.0 if architecture.is_gemma else 10_000.0
     rope.setdefault("rope_theta", data.get("rope_theta", default_theta))
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
-    if architecture == "Phi3ForCausalLM" and rope["rope_type"] in ("su", "yarn"):
+    if rope["rope_type"] in architecture.longrope_types:
         rope["rope_type"] = "longrope"
     rope.setdefault("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
     if data.get("original_max_position_embeddings"):

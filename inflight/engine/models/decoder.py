@@ -1,11 +1,15 @@
-"""The decoder-only transformer: Llama's shape, which Mistral, Qwen2, Qwen3 and Phi-3 share, and Gemma 3's."""
+"""The decoder-only transformer: one model for Llama, Mistral, Qwen2, Qwen3 and Phi-3, and one for Gemma 3.
+
+A new architecture whose layers are like one of these needs no change here: it is a row of ``config.ARCHITECTURES``. One
+with other layers needs a layer beside ``DecoderLayer``, a subclass of ``DecoderModel``, and its choice in ``make_model``.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.config import ARCHITECTURES, ModelConfig
 from inflight.engine.models.layers import Attend, Attention, GatedMlp, GemmaRmsNorm, RmsNorm, RotaryEmbedding, Rotation
 
 
@@ -26,7 +30,7 @@ class DecoderLayer(nn.Module):
 
 
 class GemmaDecoderLayer(nn.Module):
-    """Gemma 3's: a norm before and behind both parts."""
+    """Gemma 3's layer: a norm before and behind both attention and feed-forward."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -45,11 +49,11 @@ class GemmaDecoderLayer(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Embedding, layers and last norm; named as in checkpoints, where it is ``model``."""
+    """Embedding, layers and last norm. The names are those of checkpoints, where this is ``model``."""
 
     def __init__(self, config: ModelConfig, layer: type[nn.Module], norm: type[RmsNorm]) -> None:
         super().__init__()
-        # Any other way it is filled with random numbers, and on the meta device that loads PyTorch's compiler first.
+        # nn.Embedding(...) would draw random numbers, which on the meta device first loads PyTorch's compiler.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
         self.norm = norm(config.hidden_size, config.rms_norm_eps)
@@ -105,5 +109,5 @@ class Gemma3Model(DecoderModel):
 
 def make_model(config: ModelConfig, served_length: int) -> DecoderModel:
     """Return the model for ``config.architecture``, without weights."""
-    kind = Gemma3Model if config.architecture == "Gemma3ForCausalLM" else DecoderModel
+    kind = Gemma3Model if ARCHITECTURES[config.architecture].is_gemma else DecoderModel
     return kind(config, served_length)

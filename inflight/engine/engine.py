@@ -1,7 +1,4 @@
-"""The engine: requests in, outputs out, one step at a time. A step is three verbs: schedule, run, finish.
-
-With speculation there is a fourth: between the first two, draft.
-"""
+"""The engine: requests in, outputs out, one step at a time. A step is: schedule, draft (with speculation), run, finish."""
 
 from __future__ import annotations
 
@@ -47,12 +44,12 @@ class StepResult(NamedTuple):
 
 
 class StepFailed(NamedTuple):
-    """A step that has computed nothing."""
+    """A step that failed: nothing that it computed is used."""
 
     fault: Exception | None
-    """What was raised; None: the offload pool could not restore blocks, and is off now."""
+    """The exception; None: the offload pool could not restore blocks and has been turned off."""
     copied: bool
-    """Whether blocks were to be copied: what any sequence shares may then lack its contents."""
+    """Whether the step had blocks to copy. Any running sequence may share such a block, which may lack its contents."""
 
 
 class Engine:
@@ -66,18 +63,18 @@ class Engine:
         self._cache = self._new_cache()
         self._scheduler = Scheduler(config, self._cache)
         self._sequences: dict[int, Sequence] = {}
-        """The requests that have not ended, by key."""
+        """The requests that have not ended, by key; of a beam search, the leader."""
         self._searches: dict[int, BeamGroup] = {}
-        """Their beam searches."""
+        """The beam searches among them, by the request's key."""
         speculates = config.speculation.method is not None
         self._speculator = Speculator(config, runner) if speculates else None
-        # Drafts follow from tokens that the host must have: a step that has them is not launched ahead.
+        # Drafts are guessed from tokens on the host, so that speculation leaves nothing to launch ahead.
         self._overlap = OverlapScheduler(runner, self._scheduler) if runner.overlaps and not speculates else None
         self._outputs: list[Output] = []
-        """Made and not yet returned: a step that raises loses none of them."""
+        """Outputs that ``step`` has not returned yet. They are kept here so that a step that raises loses none."""
         self._orders = itertools.count()
         self._active = 0
-        """The requests that had not ended when all of the last step was counted."""
+        """The number of requests that had not ended after the last step, for the metrics."""
         self._last_step = NO_STEP
         self.stats = self._new_stats()
 
@@ -111,7 +108,7 @@ class Engine:
         return cls(ModelRunner(config), tokenizer)
 
     def warm_up(self) -> None:
-        """Generate a few tokens for real, so that whatever is slow the first time has happened; it is not counted."""
+        """Serve a few requests, so that whatever is slow the first time has happened. The metrics do not count them."""
         self._runner.warm_up()
         started = time.perf_counter()
         on_gpu = device_memory(self._runner.device) is not None
@@ -178,68 +175,71 @@ class Engine:
     def step(self) -> list[Output]:
         """Do one step and return what is new, at most one output per sequence."""
         watch = Stopwatch()
-        chunks = self._schedule()
+        launched, chunks = self._schedule()
         watch.lap("schedule")
         if chunks:
             if self._speculator is not None:
                 chunks = self._speculator.extend(chunks, self._cache)
                 watch.lap("draft")
-            result = self._run(chunks)
+            result = self._run(chunks, launched)
             watch.lap("run")
             self._finish(chunks, result)
             watch.lap("finish")
             self._count_step(chunks, isinstance(result, StepResult), watch)
         if not self._sequences:
             self._check_idle()
-        if not (chunks and self._sequences):  # what an idle engine shows is not its last step
+        if not (chunks and self._sequences):  # the metrics of an idle engine do not show its last step
             self._last_step = NO_STEP
         self._active = len(self._sequences)
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _schedule(self) -> list[Chunk]:
-        """End the requests that cannot be served in time, and return what the step computes."""
+    def _schedule(self) -> tuple[LaunchedStep | None, list[Chunk]]:
+        """End the requests that cannot be served in time; return the step to read, if one was launched, and its chunks."""
         for sequence in self._scheduler.take_expired():
-            self._end(sequence, sequence.expired())
-        chunks = [] if self._overlap is None else self._overlap.resume(self._sequences)
-        chunks = chunks or self._scheduler.schedule()
+            self._end(sequence, sequence.expiry_output())
+        launched = None if self._overlap is None else self._overlap.take(self._sequences)
+        chunks = self._scheduler.schedule() if launched is None else launched.chunks
         for chunk in chunks:
             chunk.sequence.count_scheduled(self.stats)
-        return chunks
+        return launched, chunks
 
-    def _run(self, chunks: list[Chunk]) -> StepResult | StepFailed:
-        """Compute the chunks and sample. With overlap, launch the step behind it before this one is read."""
+    def _run(self, chunks: list[Chunk], launched: LaunchedStep | None) -> StepResult | StepFailed:
+        """Compute the chunks and sample, unless that is launched; launch the next step, if it is known; read this one.
+
+        Both steps fail together: a fault while the next one is launched ends this one's sequences too.
+        """
         started, copies = time.perf_counter(), list[BlockCopy]()
         try:
-            launched = None if self._overlap is None else self._overlap.take()
             if launched is None:
-                copies += self._cache.take_copies()
+                copies = self._cache.take_copies()
                 logits, context = self._runner.run(chunks, copies)
                 own = [chunk.sequence for chunk in chunks if chunk.samples]
                 rows = own if self._speculator is None else verify_positions(chunks)
                 launched = LaunchedStep(chunks, sample_async(logits, rows), context)
             if self._overlap is not None and (following := self._overlap.following(chunks)):
-                copies += (more := self._cache.take_copies())
-                self._overlap.launch(following, more, launched)
+                next_copies = self._cache.take_copies()
+                copies = [*copies, *next_copies]
+                self._overlap.launch(following, next_copies, launched)
             sampled = launched.pending.wait()
             if self._speculator is not None:
                 self._speculator.observe(chunks, time.perf_counter() - started)
                 return StepResult(accepted_tokens(chunks, sampled), launched.context)
             tokens = iter(sampled)
             return StepResult([[next(tokens)] if chunk.samples else [] for chunk in chunks], launched.context)
-        except OffloadPoolLost:  # it is in the log; the tier is off, and what it held will be computed
+        except OffloadPoolLost:  # it is logged; the pool is off, and the tokens of its blocks will be computed
             return StepFailed(None, bool(copies))
         except Exception as fault:
             log.exception("a step of %d sequences failed", len(chunks))
             return StepFailed(fault, bool(copies))
 
     def _finish(self, chunks: list[Chunk], result: StepResult | StepFailed) -> None:
-        """Give the step's results to the sequences. A step that failed ends them, or has them begin again."""
+        """Give the step's results to the sequences. A failed step ends or preempts them."""
         if isinstance(result, StepFailed):
-            self._give_up(chunks, result)
+            self._fail_step(chunks, result)
             return
         for index, (chunk, tokens) in enumerate(zip(chunks, result.sampled, strict=True)):
-            if chunk.sequence.table is not None:  # else another beam has ended its search in this very step
+            if chunk.sequence.table is not None:  # None: another beam has ended the search in this step
                 self._finish_chunk(chunk, tokens, result.context.get(index))
 
     def _finish_chunk(self, chunk: Chunk, sampled: list[Sampled], context: Tensor | None) -> None:
@@ -247,14 +247,16 @@ class Engine:
         sequence, table = chunk.sequence, chunk.sequence.table
         assert table is not None
         sequence.count_step()
-        if not sampled or sampled[0].error is None:  # what is not a number must not be shared
+        # Without a token the logits were NaN, or all tokens were banned. The keys and values of NaN logits may be NaN too:
+        # they must not enter the prefix cache.
+        if not sampled or sampled[0].error is None:
             self._cache.commit(table, sequence.tokens, chunk.start + chunk.size - len(chunk.drafts))
         if context is not None:
             sequence.keep_context(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
         if not sampled:
             return
         if sequence.request.sampling.beam_width > 1:
-            self._search_on(sequence, sampled[0])
+            self._advance_beam(sequence, sampled[0])
             return
         output = sequence.advance(sampled, self.stats)
         if chunk.drafts and self._speculator is not None:
@@ -264,8 +266,8 @@ class Engine:
         else:
             self._outputs.append(output)
 
-    def _search_on(self, member: Sequence, sampled: Sampled) -> None:
-        """Give a beam's candidates to its search, which may then end or fork."""
+    def _advance_beam(self, member: Sequence, sampled: Sampled) -> None:
+        """Give a beam's candidates to its beam search, which then may end or fork."""
         search = self._searches[member.request.key]
         output = search.advance(member, sampled, self.stats)
         if output is not None:
@@ -273,23 +275,23 @@ class Engine:
         elif search.must_fork:
             self._scheduler.adopt(search.fork(self._cache, self._config.policy == "guaranteed_no_evict"))
 
-    def _give_up(self, chunks: list[Chunk], step: StepFailed) -> None:
-        """End the sequences of a step that failed; all that run where blocks were to be copied.
+    def _fail_step(self, chunks: list[Chunk], step: StepFailed) -> None:
+        """End the sequences of a failed step, or all running ones if it had blocks to copy.
 
-        A batch may have taken in a sequence that is computed later, whose blocks were not filled. Where only the
-        offload pool was lost, all that run begin again.
+        Copies fill blocks that running sequences without a chunk in this step may share: such a block may now hold
+        uninitialized keys and values. If only the offload pool was lost, all running sequences are preempted instead.
         """
         if step.fault is None:
             self._scheduler.preempt_all()
             return
-        self._cache.offloaded.clear()  # what the step was to copy there may not be there
+        self._cache.offloaded.clear()  # the blocks that the step was to copy there may be missing
         error = EngineFailure("the engine failed on a step; the server's log says why", step.fault)
         failed = [chunk.sequence for chunk in chunks] + (self._scheduler.running if step.copied else [])
         for leader in dict.fromkeys(sequence.leader for sequence in failed):
             self._end(leader, Output(leader.request.key, error=error))
 
     def _end(self, sequence: Sequence, output: Output) -> None:
-        """End a request, whatever its end: its last output goes out, and its blocks are free now."""
+        """End a request for whatever reason: queue its last output and free its blocks."""
         if sequence.stop_text is not None:
             output.text_limit = sequence.stop_text.finish()
         search = self._searches.pop(sequence.request.key, None)
@@ -305,7 +307,10 @@ class Engine:
         self._outputs.append(output)
 
     def fail_all(self, error: InflightError) -> list[Output]:
-        """End every request with ``error``, with new books whatever state they are in; return their last outputs."""
+        """End every request with ``error`` and return their last outputs.
+
+        The cache and the scheduler begin anew, because a fault may have left them in any state.
+        """
         self._cache = self._new_cache(self._cache.counts)
         self._scheduler.reset(self._cache)
         if self._speculator is not None:
@@ -320,7 +325,7 @@ class Engine:
     def _count_step(self, chunks: list[Chunk], ran: bool, watch: Stopwatch) -> None:
         self._last_step = step = count_chunks(chunks)
         self.stats.count_step(step, watch.seconds, watch.parts)
-        if not ran:  # the time of a step that failed teaches nothing
+        if not ran:  # the time of a failed step must not be learned
             return
         self._scheduler.observe_step(step.tokens, watch.seconds)
         if self._runner.offload_pool is not None and step.prefill_tokens > step.decode_tokens:
@@ -333,7 +338,7 @@ class Engine:
         return self._runner.max_length
 
     def snapshot(self) -> Snapshot:
-        """Return what it is doing, between two steps."""
+        """Return the state of its requests and of the cache, between two steps."""
         return portable_snapshot(self.stats, self._sequences.values(), self._cache)
 
     def _state(self) -> EngineState:

@@ -1,4 +1,4 @@
-"""The engine's thread: takes requests and cancellations from any thread, steps while there is work, delivers."""
+"""The engine's thread: takes requests and cancellations from any thread, steps while there is work, delivers outputs."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ class EngineLoop:
         engine: SteppedEngine,
         deliver: Callable[[Output], object],
         max_queue_size: int,
-        in_call: Callable[[], AbstractContextManager[None]] = nullcontext,
+        turn_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """
         Args:
             engine: used by this loop's thread alone, but for ``validate``.
             deliver: called with each output, in the loop's thread; must not block.
             max_queue_size: requests that may wait for their first step.
-            in_call: returns the context in which a turn of the loop runs; a turn that does not end hangs.
+            turn_context: returns the context in which a turn of the loop runs; a turn that does not end hangs.
         """
         self._engine = engine
         self._deliver = deliver
         self._max_queue_size = max_queue_size
-        self._in_call = in_call
+        self._turn_context = turn_context
         self._inbox: list[Request] = []
         self._cancels: list[int] = []
         self._calls: list[Callable[[], object]] = []
@@ -147,7 +147,7 @@ class EngineLoop:
                 cancels, self._cancels = self._cancels, []
                 calls, self._calls = self._calls, []
                 closing = self._closing
-            with self._in_call():
+            with self._turn_context():
                 for call in calls:
                     _guarded(call)
                 for output in refused + self._step(cancels, closing):

@@ -1,12 +1,11 @@
-"""Overlap: while a GPU computes a step, the next one is scheduled, put together and launched.
+"""Overlap scheduling: while a GPU computes a step, the next one is scheduled and launched.
 
-What comes next is known but for the tokens that the step makes: prompts go on with their next chunks, sequences that
-decode go on by one token each, and waiting ones join. So the next step is launched with those tokens where they are, on
-the device, before the host has seen them, and the host books a step's tokens while the next one runs. A sequence that
-turns out to have ended has had a row too many. It is dropped, and its blocks are free at once: what the row stored lies
-behind every token that is kept, and whichever sequence gets the block stores there by a later step.
+Only the tokens that the running step samples are unknown on the host. The next step takes them from the device, and the
+host reads and processes a step's tokens while the next one runs. A sequence may turn out to have ended with the running
+step; its row in the next one is then dropped. Its blocks can be freed at once: the row has stored its keys and values
+behind all tokens that are kept, and a sequence that gets such a block later stores there in a later step.
 
-It knows no policy: ``Scheduler`` says what comes next, or that the step must be read first.
+The policy is the scheduler's: ``Scheduler.schedule`` says what comes next, or that the running step must be read first.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from inflight.engine.sequence import Chunk, Continuation, Sequence
 
 
 class LaunchedStep(NamedTuple):
-    """A step that was launched and is not read yet."""
+    """A step that was launched and whose tokens the host has not read."""
 
     chunks: list[Chunk]
     pending: PendingSample
@@ -33,7 +32,7 @@ class LaunchedStep(NamedTuple):
 
     @property
     def rows(self) -> dict[Sequence, int]:
-        """The row of ``pending`` of each sequence that gets a token."""
+        """For each sequence that gets a token, its row in ``pending``."""
         sampling = (chunk.sequence for chunk in self.chunks if chunk.samples)
         return {sequence: row for row, sequence in enumerate(sampling)}
 
@@ -47,40 +46,35 @@ class OverlapScheduler:
         self._scheduler = scheduler
         self._launched: LaunchedStep | None = None
         self.launches = 0
-        """Steps launched before the one before was read, so far."""
+        """How many steps were launched before the step before them was read."""
 
-    def resume(self, still_open: Container[int]) -> list[Chunk]:
-        """Return the chunks of the step that was launched, but for sequences that have ended since; none: no step was.
+    def take(self, still_open: Container[int]) -> LaunchedStep | None:
+        """Hand over the launched step, without the sequences that have ended since; None: there is none left.
 
         ``still_open``: the keys of the requests that have not ended.
         """
-        step = self._launched
+        step, self._launched = self._launched, None
         if step is None:
-            return []
+            return None
         kept = [index for index, chunk in enumerate(step.chunks) if chunk.sequence.request.key in still_open]
         chunks = [step.chunks[index] for index in kept]
         if len(kept) < len(step.chunks):
             rows = step.rows
             step.pending.keep([rows[chunk.sequence] for chunk in chunks if chunk.sequence in rows])
             context = {place: step.context[index] for place, index in enumerate(kept) if index in step.context}
-            self._launched = LaunchedStep(chunks, step.pending, context) if chunks else None
+            step = LaunchedStep(chunks, step.pending, context)
         self._scheduler.charge(chunks)
-        return chunks
-
-    def take(self) -> LaunchedStep | None:
-        """Return the step that was launched, once; None: none was."""
-        launched, self._launched = self._launched, None
-        return launched
+        return step if chunks else None
 
     def following(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the step after the one of ``chunks``, which is running; empty: that one must be read first."""
-        return self._scheduler.schedule(chunks) if all(map(_is_simple, chunks)) else []
+        """Return the chunks of the step after the running one of ``chunks``; empty: that one must be read first."""
+        return self._scheduler.schedule(chunks) if all(map(_next_step_is_known, chunks)) else []
 
     def launch(self, following: list[Chunk], copies: list[BlockCopy], running: LaunchedStep) -> None:
-        """Launch the step that follows the running one, whose tokens it awaits; ``copies``: blocks to copy before."""
+        """Launch the step that follows the running one and takes its tokens; ``copies``: blocks to copy first."""
         rows = running.rows
         awaited = [rows[chunk.sequence] for chunk in following if chunk.awaits]
-        # No number (-1) ends its sequence; until then it must not be looked up in the embedding.
+        # NaN logits sample -1, which ends the sequence when it is read. The embedding must not look it up before.
         tokens = running.pending.of(awaited).clamp(min=0) if awaited else None
         logits, context = self._runner.run(following, copies, tokens)
         sampled = [
@@ -92,7 +86,10 @@ class OverlapScheduler:
         self.launches += 1
 
 
-def _is_simple(chunk: Chunk) -> bool:
-    """Whether the token that it ends with, if any, decides what comes next only through the model."""
+def _next_step_is_known(chunk: Chunk) -> bool:
+    """Whether the next step needs the sampled token, if there is one, only as the model's input.
+
+    Beam search and the sampling parameters that look at earlier tokens need it on the host.
+    """
     sampling = chunk.sequence.request.sampling
     return not chunk.samples or (sampling.beam_width == 1 and not needs_tokens(sampling))

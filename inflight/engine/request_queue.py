@@ -1,10 +1,10 @@
 """RequestQueue: which sequences wait, which of them is next, and whose deadline has passed. Both engines use it.
 
-It knows sort keys, clients and deadlines; not blocks, not budgets. Without fairness the sequence of the smallest sort
-key is next. With fairness, the client that has been served least is next, with its first sequence: the virtual token
-counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, arXiv:2401.00588), charged for each
-token when it is computed. A client that begins to wait is lifted to the least served of those that wait, so that having
-been away earns nothing.
+It knows sort keys, clients and deadlines, but neither blocks nor budgets. Without fairness the sequence with the
+smallest sort key is next. With fairness it is the first sequence of the client with the smallest counter of served
+tokens: the Virtual Token Counter (VTC) of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024,
+arXiv:2401.00588). The counter grows when tokens are computed. When a client begins to wait, its counter is raised to
+the smallest of those that wait, so that a client gains nothing from a time without requests.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from operator import attrgetter
 from inflight.engine.sequence import Sequence
 
 REMEMBERED_CLIENTS = 4096
-"""Beyond so many, clients that do not wait are forgotten; when they come back they begin as new ones do."""
+"""With more clients than this, those without waiting requests are forgotten and count as new when they come back."""
 _SORT_KEY, _DEADLINE, _SERVED_TOKENS = map(attrgetter, ("sort_key", "request.deadline_ns", "served_tokens"))
 
 
 @dataclass(slots=True, eq=False)
 class _Client:
     served_tokens: int = 0
-    """Virtual tokens: those computed for it, and those that it was lifted by."""
+    """The virtual token counter: tokens computed for it, and what the counter was raised by."""
     waiting: list[Sequence] = field(default_factory=list)
-    """Its sequences that wait, by their sort keys."""
+    """Its waiting sequences, by their sort keys."""
 
 
 class RequestQueue:
-    """Sequences that wait, and the deadlines of all that have not ended.
+    """The waiting sequences, and the deadlines of all sequences that have not ended.
 
     A sequence is added once, waits, is popped to run, may be pushed to wait again, and is removed when it ends.
     """
 
     def __init__(self, fair: bool) -> None:
-        """``fair``: whether clients take turns; else all are one."""
+        """``fair``: whether the least served client is next; else all requests count as one client's."""
         self._fair = fair
         self._waiting: dict[Sequence, None] = {}
         self._clients: dict[str, _Client] = {}
         self._waiting_clients: list[_Client] = []
         """The clients that have sequences in the queue, in the order in which they began to wait."""
-        self._last = _Client()
-        """The client that was the last to stop waiting."""
+        self._last_waiting = _Client()
+        """The client that stopped waiting last."""
         self._deadlines: list[Sequence] = []
-        """The sequences with a deadline that have neither ended nor expired, by their deadlines."""
+        """The sequences with a deadline, waiting or running, that have neither ended nor expired, by deadline."""
         self._expired: list[Sequence] = []
-        """Those that cannot be served in time, until they are taken."""
+        """The sequences that cannot be served in time, until ``take_expired`` returns them."""
 
     def __len__(self) -> int:
         """How many wait."""
@@ -59,16 +59,16 @@ class RequestQueue:
         return iter(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Take in a new sequence, which waits; its deadline is watched until it is removed."""
+        """Put a new sequence into the queue and watch its deadline until it is removed."""
         self.push(sequence)
         if sequence.request.deadline_ns is not None:
             insort(self._deadlines, sequence, key=_DEADLINE)
 
     def push(self, sequence: Sequence) -> None:
-        """Have a sequence wait: a new one, or one that was preempted."""
+        """Put a sequence into the queue: a new one, or one that was preempted."""
         client = self._client_of(sequence)
         if not client.waiting:
-            client.served_tokens = max(client.served_tokens, self._level())
+            client.served_tokens = max(client.served_tokens, self._min_counter())
             self._waiting_clients.append(client)
         self._waiting[sequence] = None
         insort(client.waiting, sequence, key=_SORT_KEY)
@@ -110,7 +110,7 @@ class RequestQueue:
         return max(0.0, (_DEADLINE(self._deadlines[0]) - now_ns) / 1e9) if self._deadlines else math.inf
 
     def charge(self, client_id: str, tokens: int) -> None:
-        """Count so many tokens as computed for a client; where clients do not take turns, that says nothing."""
+        """Add computed tokens to a client's counter; without fairness there are no counters."""
         if self._fair:
             self._client(client_id).served_tokens += tokens
 
@@ -120,7 +120,7 @@ class RequestQueue:
         client.waiting.remove(sequence)
         if not client.waiting:
             self._waiting_clients.remove(client)
-            self._last = client
+            self._last_waiting = client
 
     def _client_of(self, sequence: Sequence) -> _Client:
         return self._client(sequence.request.client_id if self._fair else "")
@@ -130,12 +130,12 @@ class RequestQueue:
         if client is None:
             if len(self._clients) >= REMEMBERED_CLIENTS + len(self._waiting):
                 self._clients = {known: one for known, one in self._clients.items() if one.waiting}
-            client = self._clients[name] = _Client(self._level())
+            client = self._clients[name] = _Client(self._min_counter())
         return client
 
-    def _level(self) -> int:
-        """Return where a client begins: at the least served that waits, or the last that did."""
-        return (self._least_served() if self._waiting else self._last).served_tokens
+    def _min_counter(self) -> int:
+        """Return the smallest counter of the clients that wait; if none waits, that of the client that stopped last."""
+        return (self._least_served() if self._waiting else self._last_waiting).served_tokens
 
     def _least_served(self) -> _Client:
         return min(self._waiting_clients, key=_SERVED_TOKENS)

@@ -1,11 +1,11 @@
 """The scheduler: which tokens of which sequences the next step computes.
 
-It owns the queue and the running set. The policy, in order: running sequences decode, one token each; running prefills
-go on, in chunks; waiting sequences are admitted, when the mode of batching lets them. All under one budget of tokens
-per step; running sequences by their sort key, waiting ones as their queue has them. Two policies of capacity,
-upstream's: ``guaranteed_no_evict`` reserves a sequence's longest possible length when it is admitted, so that it never
-has to stop; ``max_utilization`` reserves nothing, and when blocks run out the last sequence by sort key gives its
-blocks back and is computed again later.
+It owns the queue and the running set. One budget of tokens per step is spent in this order: running sequences decode,
+one token each; running prefills go on, in chunks; waiting sequences are admitted, when the batching mode lets them.
+Running sequences are served by their sort key, waiting ones in the order of their queue. There are TensorRT-LLM's two
+capacity policies: ``guaranteed_no_evict`` reserves a sequence's longest possible length when it is admitted, so that it
+is never preempted; ``max_utilization`` reserves nothing, and when blocks run out it preempts the last sequence by sort
+key, whose tokens are computed again later.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from inflight.engine.sequence import Chunk, Sequence, max_blocks
 
 _BY_SORT_KEY = attrgetter("sort_key")
 _AFTER_REFUSAL = 0.9
-"""The known time of a full step is multiplied by this when a prompt is refused because of it: a time that was taken
-while the machine was disturbed must not refuse prompts for ever."""
+"""The measured time of a full step is multiplied by this when it refuses a prompt, so that a time measured on a disturbed
+machine does not refuse prompts for ever."""
 
 
 class Scheduler:
@@ -40,11 +40,11 @@ class Scheduler:
         self.reset(cache)
 
     def reset(self, cache: KvCacheManager) -> None:
-        """Begin anew with a new cache: nothing waits or runs. Preemptions are counted on."""
+        """Forget all sequences and take a new cache. The number of preemptions stays."""
         self._cache = cache
         self._queue = RequestQueue(self._fair)
         self.running: list[Sequence] = []
-        """By sort key; of a search, all its beams."""
+        """Sorted by their sort keys; a beam search has one for each of its beams."""
         self.forget_step_times()
 
     def forget_step_times(self) -> None:
@@ -64,7 +64,7 @@ class Scheduler:
 
     @property
     def num_paused(self) -> int:
-        """How many of them were preempted."""
+        """How many sequences in the queue were preempted."""
         return sum(bool(sequence.metrics.preemptions) for sequence in self.waiting) if self.preemptions else 0
 
     @property
@@ -74,8 +74,8 @@ class Scheduler:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until there is something to do, if nothing arrives before; 0: now. Only a batch that fills up waits,
-        for more requests or for a deadline to pass."""
+        """Seconds until there is something to do, if nothing arrives before; 0: now. It waits only for a batch to fill
+        up, or for a deadline to pass."""
         seconds = self._batch_due_in_s()
         return seconds and min(seconds, self._queue.seconds_to_deadline(self._clock()))
 
@@ -90,7 +90,7 @@ class Scheduler:
         self._queue.remove(sequence)
 
     def preempt_all(self) -> None:
-        """Have all running sequences begin again: their blocks do not hold what they should."""
+        """Preempt all running sequences, because their blocks may lack their contents."""
         while self.running:
             self._preempt(self.running[-1])
 
@@ -103,19 +103,18 @@ class Scheduler:
         """Choose the next step's chunks. Empty when nothing runs or waits, or a batch still fills up.
 
         Args:
-            launched: the chunks of the step before, where that still runs: those that sample make a token that the host
-                has not read. The choice is then what it would be once that step is read, should no sequence end that
-                need not; empty: that step must be read first. No sequence is preempted for it, and one that goes on is
-                charged for it when the step is resumed, see ``charge``.
+            launched: the chunks of the step that was launched and is not read yet, if there is one. The tokens that it
+                samples are unknown, so the choice assumes that only those sequences end with it that reach their
+                longest length. It is empty if that step must be read first: nothing is preempted on an assumption. The
+                sequences that run already are charged when the step is taken from ``OverlapScheduler``.
         """
-        step = _Step(self._config, {chunk.sequence: chunk for chunk in launched})
-        preemptions = self.preemptions
-        self._continue_running(step)
-        if not step.launched:
-            self.charge(step.chunks.values())
-        if self._queue and not step.given_up and self.preemptions == preemptions and self._may_admit():
-            self._admit_waiting(step)
-        return [] if step.given_up else list(step.chunks.values())
+        plan = StepPlan(self._config, {chunk.sequence: chunk for chunk in launched})
+        preempted = self._continue_running(plan)
+        if not plan.launched:
+            self.charge(plan.chunks.values())
+        if self._queue and not (plan.abandoned or preempted) and self._may_admit():
+            self._admit_waiting(plan)
+        return [] if plan.abandoned else list(plan.chunks.values())
 
     def take_expired(self) -> list[Sequence]:
         """Return, once, the sequences whose deadline has passed, or would pass before their first token."""
@@ -126,36 +125,38 @@ class Scheduler:
         if tokens == self._config.max_tokens_per_step:
             self._full_step_s = min(self._full_step_s or seconds, seconds)
 
-    def _continue_running(self, step: _Step) -> None:
-        prefills = []
+    def _continue_running(self, plan: StepPlan) -> bool:
+        """Plan the chunks of the running sequences; return whether one was preempted for them."""
+        preemptions, prefills = self.preemptions, []
         for sequence in list(self.running):
-            start, remaining = step.progress(sequence)
+            start, remaining = plan.progress(sequence)
             if remaining > 1:
                 prefills.append(sequence)
-            elif remaining and step.budget:
-                self._continue(sequence, start, 1, step)
+            elif remaining and plan.budget:
+                self._continue(sequence, start, 1, plan)
         limit = self._config.prefill_chunk_tokens
-        if step.chunks and limit is not None:  # all that decode have their chunks: prefills have a limit beside them
-            step.budget = min(step.budget, limit)
+        if plan.chunks and limit is not None:  # a limit of prefills beside decodes, which have their chunks now
+            plan.budget = min(plan.budget, limit)
         for sequence in prefills:
-            if step.budget:
-                start, remaining = step.progress(sequence)
-                self._continue(sequence, start, min(remaining, step.budget), step)
+            if plan.budget:
+                start, remaining = plan.progress(sequence)
+                self._continue(sequence, start, min(remaining, plan.budget), plan)
+        return self.preemptions > preemptions
 
-    def _continue(self, sequence: Sequence, start: int, count: int, step: _Step) -> None:
+    def _continue(self, sequence: Sequence, start: int, count: int, plan: StepPlan) -> None:
         table = sequence.table
         if table is None:  # preempted in this very step
             return
         while not self._cache.grow(table, start + count):
-            if step.launched:
-                step.give_up()
+            if plan.launched:
+                plan.abandon()
                 return
             for member in self._preempt(self.running[-1]):
-                step.chunks.pop(member, None)
+                plan.chunks.pop(member, None)
             if sequence.table is None:
                 return
-        step.chunks[sequence] = Chunk(sequence, start, count, awaits=start == len(sequence.tokens))
-        step.budget -= count
+        plan.chunks[sequence] = Chunk(sequence, start, count, awaits=start == len(sequence.tokens))
+        plan.budget -= count
 
     def _batch_due_in_s(self) -> float:
         config, queue = self._config, self._queue
@@ -168,29 +169,31 @@ class Scheduler:
         """Whether sequences may join now: at any time, or only when a new batch forms."""
         return self._config.mode == "inflight" or not (self.running or self._batch_due_in_s())
 
-    def _admit_waiting(self, step: _Step) -> None:
-        batches = self._config.mode != "inflight"  # all of a batch is admitted at once, its prompts' chunks come later
-        staying = [sequence for sequence in self.running if not step.ends(sequence)] if step.launched else self.running
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        batches = self._config.mode != "inflight"  # a batch is admitted at once, even what the budget leaves no chunk
+        staying = (
+            [sequence for sequence in self.running if not plan.will_end(sequence)] if plan.launched else self.running
+        )
         if len(staying) >= self._config.max_batch_size:
             return
-        free_slots = self._config.max_batch_size - sum(sequence.num_slots for sequence in staying)
-        while self._queue and (batches or step.budget):
+        free_rows = self._config.max_batch_size - sum(sequence.batch_rows for sequence in staying)
+        while self._queue and (batches or plan.budget):
             sequence = self._queue.first
-            if sequence.num_slots > free_slots:
+            if sequence.batch_rows > free_rows:
                 return
-            if not self._admit(sequence, step):
-                if any(step.ends(member) for member in self.running):
-                    step.give_up()  # they leave blocks
+            if not self._admit(sequence, plan):
+                if any(plan.will_end(member) for member in self.running):
+                    plan.abandon()  # the blocks that these free may admit it into this step
                 return
-            free_slots -= sequence.num_slots if sequence.table is not None else 0
+            free_rows -= sequence.batch_rows if sequence.table is not None else 0
 
-    def _admit(self, sequence: Sequence, step: _Step) -> bool:
+    def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Have the first sequence of the queue run, or let it expire; return whether there was room."""
         match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
-        if step.makes_known(sequence, match.tokens):
-            step.give_up()
+        if plan.will_cache_prefix_of(sequence, match.tokens):
+            plan.abandon()
             return False
-        capacity = self._capacity(sequence, match.tokens, step)
+        capacity = self._capacity(sequence, match.tokens, plan)
         if not self._cache.has_room(match, capacity):
             return False
         if self._is_too_late(sequence, match.tokens):
@@ -200,30 +203,30 @@ class Scheduler:
         sequence.admit(self._cache.admit(match, capacity, sequence.request.retention))
         self._queue.pop()
         bisect.insort(self.running, sequence, key=_BY_SORT_KEY)
-        count = min(sequence.remaining, step.budget)
+        count = min(sequence.remaining, plan.budget)
         if count:
-            self._continue(sequence, sequence.computed, count, step)
-            self.charge([step.chunks[sequence]])
+            self._continue(sequence, sequence.computed, count, plan)
+            self.charge([plan.chunks[sequence]])
         return True
 
-    def _capacity(self, sequence: Sequence, known: int, step: _Step) -> int:
-        """Return the tokens for which there must be room to admit a sequence of which so many are known."""
+    def _capacity(self, sequence: Sequence, num_cached: int, plan: StepPlan) -> int:
+        """Return the tokens for which there must be room to admit a sequence; ``num_cached`` of them are cached."""
         if self._config.policy == "guaranteed_no_evict":
             size = self._cache.block_size
             return max_blocks(sequence.request, sequence.longest, size) * size
         tokens = len(sequence.tokens)
-        return min(tokens, known + step.budget) if self._config.mode == "inflight" else tokens
+        return min(tokens, num_cached + plan.budget) if self._config.mode == "inflight" else tokens
 
-    def _is_too_late(self, sequence: Sequence, known: int) -> bool:
-        """Whether the whole steps that the prompt needs, as fast as can be, go beyond the deadline."""
+    def _is_too_late(self, sequence: Sequence, num_cached: int) -> bool:
+        """Whether the full steps that the prompt needs would end after the deadline, each as fast as the fastest."""
         deadline = sequence.request.deadline_ns
-        steps = (len(sequence.tokens) - known) // self._config.max_tokens_per_step
+        steps = (len(sequence.tokens) - num_cached) // self._config.max_tokens_per_step
         if deadline is None or sequence.metrics.first_token_ns:
             return False
         return self._clock() + steps * self._full_step_s * 1e9 > deadline
 
     def charge(self, chunks: Iterable[Chunk]) -> None:
-        """Count what is new as served to its clients: accepted drafts too, but not what a preemption has lost."""
+        """Charge the clients for the chunks' tokens, but not again for those that a preemption has lost."""
         if not self._fair:
             return
         served: dict[str, int] = defaultdict(int)
@@ -234,7 +237,7 @@ class Scheduler:
             self._queue.charge(client_id, tokens)
 
     def _preempt(self, sequence: Sequence) -> list[Sequence]:
-        """Have a sequence wait again, and with it all beams of its search; return those that no longer run."""
+        """Put a sequence, with all beams of its search, back into the queue; return the sequences that stop running."""
         leader, members = sequence.leader, sequence.members
         self._stop_running(members, leader.preempt())
         self.preemptions += 1
@@ -248,23 +251,23 @@ class Scheduler:
             self._cache.close(table)
 
 
-class _Step:
-    """The step being put together: first who decodes, then who prefills."""
+class StepPlan:
+    """The chunks chosen for the next step so far, and what is left of its budget."""
 
     def __init__(self, config: EngineConfig, launched: Mapping[Sequence, Chunk]) -> None:
         self._config = config
         self.budget = config.max_tokens_per_step
-        """Tokens that it still takes."""
+        """Tokens that the step can still take."""
         self.chunks: dict[Sequence, Chunk] = {}
         self.launched = launched
-        """The step before, where that still runs."""
-        self.given_up = False
-        """Whether it cannot be put together before the step that still runs is read."""
+        """The chunks of the step that still runs, by sequence; empty: none runs."""
+        self.abandoned = False
+        """Whether the step that still runs must be read before this one can be planned."""
 
     def progress(self, sequence: Sequence) -> tuple[int, int]:
-        """Return how many of its tokens are computed when the step begins, and how many must then be computed.
+        """Return how many tokens of a sequence are computed when the step begins, and how many remain.
 
-        The second number counts up to the token that lets the next one be sampled; 0: there is no next one.
+        The remaining ones are those before the next token can be sampled; 0: the sequence ends.
         """
         chunk = self.launched.get(sequence) if self.launched else None
         if chunk is None:
@@ -272,24 +275,23 @@ class _Step:
             computed = 0 if table is None else table.num_computed
             return computed, len(sequence.tokens) - computed
         end = chunk.start + chunk.size
-        return end, int(end < sequence.longest - 1) if chunk.samples else len(sequence.tokens) - end
+        if not chunk.samples:
+            return end, len(sequence.tokens) - end
+        return end, int(end < sequence.longest - 1)  # the sampled token remains, unless it is the last one
 
-    def ends(self, sequence: Sequence) -> bool:
-        """Whether it ends, at the latest, with the step that still runs."""
+    def will_end(self, sequence: Sequence) -> bool:
+        """Whether the step that still runs makes the sequence's last possible token."""
         return sequence in self.launched and not self.progress(sequence)[1]
 
-    def makes_known(self, sequence: Sequence, known: int) -> bool:
-        """Whether the step that still runs computes a block that ``sequence``, which waits, could share.
-
-        ``known``: how many of its tokens need not be computed as it is.
-        """
+    def will_cache_prefix_of(self, sequence: Sequence, num_cached: int) -> bool:
+        """Whether the step that still runs computes a block that a waiting sequence could share beyond its cached tokens."""
         tokens, size = sequence.tokens, self._config.block_size
-        end = (known // size + 1) * size
+        end = (num_cached // size + 1) * size
         if not self._config.prefix_reuse or sequence.request.sampling.context_logits or end >= len(tokens):
             return False
         prefills = (chunk for chunk in self.launched.values() if chunk.prefills and chunk.start + chunk.size >= end)
         return any(chunk.sequence.tokens[:end] == tokens[:end] for chunk in prefills)
 
-    def give_up(self) -> None:
-        """Put nothing into it."""
-        self.given_up, self.budget = True, 0
+    def abandon(self) -> None:
+        """Plan nothing until the step that still runs is read."""
+        self.abandoned, self.budget = True, 0

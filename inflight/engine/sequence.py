@@ -1,4 +1,4 @@
-"""Sequence: a request while an engine works on it: its tokens, its place in the KV cache, its metrics, its end.
+"""Sequence: a request while an engine works on it, with its tokens, its block table, its metrics and the tests of its end.
 
 Only this module changes a sequence's fields; the others call its methods. The block table belongs to the KV cache,
 which alone writes what is in it. A beam search has one sequence per live beam: the leader, which stands for the
@@ -22,7 +22,7 @@ from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
 
 NAN_LOGITS, ALL_BANNED = -1, -2
-"""In place of a token, where none could be sampled."""
+"""The values of ``Sampled.token`` where none could be sampled."""
 SortKey = tuple[int, int, int]
 """The order in which sequences are served; smaller is sooner. The last number is the order of arrival."""
 _NEVER_NS = 1 << 62
@@ -33,7 +33,7 @@ class Sampled:
     """One sequence's next token, and what was asked about it."""
 
     token: int
-    """Below 0: there is none; ``error`` says why."""
+    """The token; below 0: none could be sampled, and ``error`` says why."""
     log_prob: float = 0.0
     top: list[tuple[int, float]] = field(default_factory=list)
     logits: np.ndarray | None = None
@@ -82,11 +82,11 @@ class Sequence:
     table: BlockTable | None = field(default=None, init=False)
     """The blocks of the KV cache that it holds; None while it waits."""
     computed_before: int = field(default=0, init=False)
-    """The tokens that were computed when it was last preempted; up to there its steps compute again."""
+    """The most tokens that were computed at a preemption; its steps compute these again."""
     served_tokens: int = field(default=0, init=False)
     """The tokens that were counted as served to its client, or came from the prefix cache."""
-    num_slots: int = field(init=False)
-    """The slots of the batch that it takes; the leader of a search takes those of all beams until it forks."""
+    batch_rows: int = field(init=False)
+    """How much of ``max_batch_size`` it takes: 1; the leader of a beam search has one per beam until it forks."""
     forks: list[Sequence] = field(default_factory=list, init=False)
     """The other live beams of the request, where this is the leader of a search that has forked."""
     context_logits: list[np.ndarray] = field(default_factory=list, init=False)
@@ -99,7 +99,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.sort_key = sort_key(self.request, self.order, self.aging_ns)
         self.tokens = list(self.request.prompt)
-        self.num_slots = self.request.sampling.beam_width
+        self.batch_rows = self.request.sampling.beam_width
         self.metrics = RequestMetrics(self.request.arrival_ns, prompt_tokens=len(self.tokens))
 
     @property
@@ -159,26 +159,26 @@ class Sequence:
         metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
 
     def preempt(self) -> list[BlockTable]:
-        """Give up the blocks, to be computed again; return the tables to close. A search goes back to its prompt."""
+        """Stop running, to be computed again; return the block tables to close. A beam search begins at its prompt again."""
         self.computed_before = max(self.computed_before, *(member.computed for member in self.members))
         tables = self.release()
         self.metrics.preemptions += 1
         self.forks.clear()
         if self.request.sampling.beam_width > 1:
-            self.tokens, self.num_slots = list(self.request.prompt), self.request.sampling.beam_width
+            self.tokens, self.batch_rows = list(self.request.prompt), self.request.sampling.beam_width
         return tables
 
     def fork(self) -> Sequence:
-        """Add a beam to the leader of a search, and return it; ``go_on_as`` gives it its blocks and tokens."""
+        """Add a beam to the leader of a search, and return it; ``continue_as`` gives it its blocks and tokens."""
         fork = Sequence(self.request, self.order, self.seed, self.max_length, None)
         fork._leader, fork.sort_key, fork._counted = self, self.sort_key, True
         fork.computed_before, fork.served_tokens = self.computed_before, self.served_tokens
-        self.num_slots = fork.num_slots = 1
+        self.batch_rows = fork.batch_rows = 1
         self.forks.append(fork)
         return fork
 
-    def go_on_as(self, table: BlockTable, tokens: list[int]) -> None:
-        """Continue another beam of the search: its blocks and its tokens."""
+    def continue_as(self, table: BlockTable, tokens: list[int]) -> None:
+        """Take over the blocks and the tokens of a beam of the search, and continue it."""
         self.table, self.tokens = table, tokens
         self.served_tokens = max(self.served_tokens, table.num_computed)
 
@@ -212,7 +212,7 @@ class Sequence:
         self.context_logits.append(logits)
 
     def stamp(self) -> int:
-        """Note that something was sampled now; return when it last was, 0 if never, as ``time.time_ns()``."""
+        """Record that a token was sampled now; return the time of the one before as ``time.time_ns()``, 0 if there was none."""
         metrics, now = self.metrics, time.time_ns()
         previous_ns, metrics.last_token_ns = metrics.last_token_ns, now
         if not metrics.first_token_ns:
@@ -228,7 +228,7 @@ class Sequence:
                 before = len(self.tokens)
                 output.finish_reason = self.append(one.token, stats)
                 if len(self.tokens) > before:
-                    _report(output, one, self.request)
+                    _add_to_output(output, one, self.request)
             if output.finished:
                 break
         if self.context_logits:
@@ -256,7 +256,7 @@ class Sequence:
             return FinishReason.LENGTH
         return None
 
-    def expired(self) -> Output:
+    def expiry_output(self) -> Output:
         """Return the last output of a sequence that its deadline ends."""
         if self.metrics.first_token_ns:
             return Output(self.request.key, finish_reason=FinishReason.DEADLINE)
@@ -270,7 +270,7 @@ class Sequence:
         )
 
 
-def _report(output: Output, sampled: Sampled, request: Request) -> None:
+def _add_to_output(output: Output, sampled: Sampled, request: Request) -> None:
     """Put a new token, and what was asked about it, into the output."""
     sampling = request.sampling
     output.tokens.append(sampled.token)
@@ -344,7 +344,7 @@ class Chunk(NamedTuple):
     parents: tuple[int, ...] = ()
     """For each draft the index of the draft that it follows, see ``speculate.verification``."""
     awaits: bool = False
-    """Whether it is one token that a step makes which is not read yet: the device has it, the sequence has not."""
+    """Whether it is one token that a launched step samples: the device has it, and the host has not read it."""
 
     @property
     def samples(self) -> bool:

@@ -162,7 +162,7 @@ class TrtLlmEngine:
         """Hand waiting requests over, and return what is new."""
         if not self._watchdog.dead:
             for sequence in self._queue.take_expired(time.time_ns()):
-                self._end(sequence, sequence.expired())
+                self._end(sequence, sequence.expiry_output())
             self._admit()
             if self._running or not self._runtime.idle:
                 self._listen()

@@ -101,7 +101,7 @@ def test_a_search_takes_as_many_places_as_it_has_beams() -> None:
     while engine.busy:
         engine.step()
         most = max(most, engine.stats.state().step.sequences)
-        assert sum(sequence.num_slots for sequence in engine._scheduler.running) <= 6
+        assert sum(sequence.batch_rows for sequence in engine._scheduler.running) <= 6
     assert most == 4
 
 

@@ -78,7 +78,7 @@ class BeamGroup:
         prompt = len(leader.request.prompt)
         for member, beam, (table, tokens) in zip(leader.members, self._search.live, heirs, strict=True):
             tokens += [one.token for one in beam.last(prompt + beam.length - len(tokens))]
-            member.go_on_as(table, tokens)
+            member.continue_as(table, tokens)
             if reserve:  # one more: a shared block may have to be copied
                 cache.reserve(table, cache.blocks_for(leader.longest) - len(table.blocks) + 1)
         self.must_fork = False

@@ -213,5 +213,5 @@ def _twin_of(sequence: Sequence, table: BlockTable) -> Sequence:
     )
     request = dataclasses.replace(sequence.request, sampling=plain)
     twin = Sequence(request, sequence.order, sequence.seed, sequence.max_length, None)
-    twin.go_on_as(table, list(sequence.tokens))
+    twin.continue_as(table, list(sequence.tokens))
     return twin

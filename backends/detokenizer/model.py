@@ -69,7 +69,7 @@ class TritonPythonModel:
             outputs = self._postprocess(arrays, request)
             gone = request.is_cancelled() and not self._postprocessor.is_final(arrays)
             if self._postprocessor.ends_engine(arrays) or gone:
-                for stop in self._postprocessor.stops(arrays):
+                for stop in self._postprocessor.cancel_requests(arrays):
                     adapter.stop_stream(stop, adapter.read_id(request))
         except Exception as error:
             self._metrics.count_refusal(error)

@@ -1,4 +1,4 @@
-"""The engine: requests in, outputs out, one step at a time. A step is: schedule, draft (with speculation), run, finish."""
+"""The engine: requests in, outputs out, one step at a time: schedule, draft (with speculation), run, finish."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Engine:
         return outputs
 
     def _schedule(self) -> tuple[LaunchedStep | None, list[Chunk]]:
-        """End the requests that cannot be served in time; return the step to read, if one was launched, and its chunks."""
+        """End the requests that cannot be served in time; return the step launched ahead, if any, and its chunks."""
         for sequence in self._scheduler.take_expired():
             self._end(sequence, sequence.expiry_output())
         launched = None if self._overlap is None else self._overlap.take(self._sequences)
@@ -247,8 +247,8 @@ class Engine:
         sequence, table = chunk.sequence, chunk.sequence.table
         assert table is not None
         sequence.count_step()
-        # Without a token the logits were NaN, or all tokens were banned. The keys and values of NaN logits may be NaN too:
-        # they must not enter the prefix cache.
+        # Where no token could be sampled, the logits may be NaN, and so may keys and values: other sequences must not
+        # find them in the prefix cache.
         if not sampled or sampled[0].error is None:
             self._cache.commit(table, sequence.tokens, chunk.start + chunk.size - len(chunk.drafts))
         if context is not None:
@@ -307,10 +307,7 @@ class Engine:
         self._outputs.append(output)
 
     def fail_all(self, error: InflightError) -> list[Output]:
-        """End every request with ``error`` and return their last outputs.
-
-        The cache and the scheduler begin anew, because a fault may have left them in any state.
-        """
+        """End every request with ``error``, with a new cache and an empty scheduler; return their last outputs."""
         self._cache = self._new_cache(self._cache.counts)
         self._scheduler.reset(self._cache)
         if self._speculator is not None:

@@ -1,4 +1,4 @@
-"""The engine's thread: takes requests and cancellations from any thread, steps while there is work, delivers outputs."""
+"""The engine's thread: takes requests and cancellations from any thread, steps while there is work."""
 
 from __future__ import annotations
 

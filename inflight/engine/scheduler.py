@@ -24,8 +24,8 @@ from inflight.engine.sequence import Chunk, Sequence, max_blocks
 
 _BY_SORT_KEY = attrgetter("sort_key")
 _AFTER_REFUSAL = 0.9
-"""The measured time of a full step is multiplied by this when it refuses a prompt, so that a time measured on a disturbed
-machine does not refuse prompts for ever."""
+"""The measured time of a full step is multiplied by this whenever it refuses a prompt: a time measured on a disturbed
+machine must not refuse prompts for ever."""
 
 
 class Scheduler:
@@ -170,10 +170,8 @@ class Scheduler:
         return self._config.mode == "inflight" or not (self.running or self._batch_due_in_s())
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        batches = self._config.mode != "inflight"  # a batch is admitted at once, even what the budget leaves no chunk
-        staying = (
-            [sequence for sequence in self.running if not plan.will_end(sequence)] if plan.launched else self.running
-        )
+        batches = self._config.mode != "inflight"  # a batch is admitted at once, with or without budget for its chunks
+        staying = [one for one in self.running if not plan.will_end(one)] if plan.launched else self.running
         if len(staying) >= self._config.max_batch_size:
             return
         free_rows = self._config.max_batch_size - sum(sequence.batch_rows for sequence in staying)
@@ -284,7 +282,7 @@ class StepPlan:
         return sequence in self.launched and not self.progress(sequence)[1]
 
     def will_cache_prefix_of(self, sequence: Sequence, num_cached: int) -> bool:
-        """Whether the step that still runs computes a block that a waiting sequence could share beyond its cached tokens."""
+        """Whether the step that still runs computes a waiting sequence's next block after its cached ones."""
         tokens, size = sequence.tokens, self._config.block_size
         end = (num_cached // size + 1) * size
         if not self._config.prefix_reuse or sequence.request.sampling.context_logits or end >= len(tokens):

@@ -1,4 +1,4 @@
-"""Sequence: a request while an engine works on it, with its tokens, its block table, its metrics and the tests of its end.
+"""Sequence: a request while an engine works on it: its tokens, block table, metrics and end.
 
 Only this module changes a sequence's fields; the others call its methods. The block table belongs to the KV cache,
 which alone writes what is in it. A beam search has one sequence per live beam: the leader, which stands for the
@@ -159,7 +159,7 @@ class Sequence:
         metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
 
     def preempt(self) -> list[BlockTable]:
-        """Stop running, to be computed again; return the block tables to close. A beam search begins at its prompt again."""
+        """Stop running, to be computed again; return the block tables to close. A beam search begins again."""
         self.computed_before = max(self.computed_before, *(member.computed for member in self.members))
         tables = self.release()
         self.metrics.preemptions += 1
@@ -212,7 +212,7 @@ class Sequence:
         self.context_logits.append(logits)
 
     def stamp(self) -> int:
-        """Record that a token was sampled now; return the time of the one before as ``time.time_ns()``, 0 if there was none."""
+        """Record that a token was sampled now; return when the one before was, in nanoseconds, 0 if there was none."""
         metrics, now = self.metrics, time.time_ns()
         previous_ns, metrics.last_token_ns = metrics.last_token_ns, now
         if not metrics.first_token_ns:

@@ -24,10 +24,7 @@ COMPILED = "compiled engines are served by `engine.kind: tensorrtllm`"
 
 @dataclass(frozen=True)
 class ReadBy:
-    """A mark on a key, or on a section for all its keys: only these kinds of engine read it, and the others refuse it.
-
-    Every kind of engine reads a key without a mark.
-    """
+    """Marks a key, or all keys of a section, as read by these kinds of engine; the others refuse it."""
 
     engines: tuple[EngineKind, ...]
     refusal: str = ENGINES_ALONE

@@ -1,12 +1,9 @@
 """Incremental detokenization: turns a stream's tokens into text as they come. The parts joined are the whole decoding.
 
-Text is held back in two places, for two reasons:
-
-- ``IncrementalDetokenizer`` holds back what a later token could still change: an unfinished character and, in
-  byte-fallback vocabularies, a run of byte tokens, which one wrong byte turns wholly into replacement characters.
-- ``StreamText``, in the detokenizer stage, holds back what may belong to a stop string. It does not search: the engine
-  does, since a match must end the sequence (``stops.StopTextLimit``), and sends the number of characters that may be
-  shown with each response, as ``text_limit``.
+Text is held back in two places. ``IncrementalDetokenizer`` holds back what a later token could still change: an
+unfinished character and, in byte-fallback vocabularies, a run of byte tokens, since one wrong byte turns all of them
+into replacement characters. ``StreamText``, in the detokenizer stage, holds back what may belong to a stop string. The
+engine searches for these (``stops.StopTextLimit``) and says in each response how many characters may be shown.
 """
 
 from __future__ import annotations
@@ -80,10 +77,8 @@ class StreamText:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._held = ""
-        """Text beyond the limit so far."""
-        self._shown = 0
-        """Characters shown so far."""
+        self._held = ""  # the text beyond the limit
+        self._shown = 0  # the number of characters before it
 
     def push(self, tokens: Sequence[int], text_limit: int | None, final: bool) -> TextDelta:
         """Take the next tokens, the last ones with ``final``; return the text to show now.

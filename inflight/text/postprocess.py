@@ -18,7 +18,7 @@ from inflight.text.detokenizer import StreamText, TextDelta
 from inflight.text.tokenizer import Tokenizer
 
 MAX_STREAMS = 65_536
-"""Most states that are kept at once: a stream that fails midway sends no last response, which would remove its state."""
+"""Most states kept at once. A stream that fails midway leaves its state behind: no last response removes it."""
 _HANDED_THROUGH = tuple(tensor.name for tensor in PER_REQUEST_OUTPUTS)
 
 _State = TypeVar("_State")
@@ -46,8 +46,7 @@ class Postprocessor:
     def postprocess(self, arrays: Mapping[str, np.ndarray], request_id: str = "") -> dict[str, np.ndarray] | None:
         """Return the client's arrays for one response of the engine, or None if it has nothing for the client.
 
-        Inflight's engines send a stream key with each response. Only behind upstream's C++ backend, which sends none, is
-        ``request_id`` used (``upstream_answers``).
+        Inflight's engines name the stream in each response: only ``UpstreamPostprocessor`` uses ``request_id``.
 
         Raises:
             InvalidRequest: it is not what an engine sends. Any client can call this stage.
@@ -74,7 +73,7 @@ class Postprocessor:
         return [{"stop": np.ones((1, 1), np.bool_), "stream_key": np.array([[key]], np.int64)} for key in keys]
 
     def ends_engine(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Return whether the engine must be told to end the request after this response; Inflight's engines end by themselves."""
+        """Return whether the engine must be told to end the request; Inflight's engines end it by themselves."""
         return False
 
     def __len__(self) -> int:

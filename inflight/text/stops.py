@@ -1,9 +1,9 @@
 """Stop strings: the search for them in a stream's text, across the borders of tokens.
 
-The engine searches, with ``StopTextLimit`` in each sequence, because a match ends the sequence. It therefore detokenizes
-too, but sends no text: it sends how many characters may be shown, as ``text_limit``. The detokenizer stage decodes the
-same tokens again and holds back the rest (``detokenizer.StreamText``). Behind upstream's C++ backend, whose engine
-knows no stop strings, ``upstream_answers`` does both in the detokenizer stage.
+The engine searches, with a ``StopTextLimit`` in each sequence, because a match ends the sequence. It decodes for this,
+but sends no text, only how many characters may be shown (``text_limit``). The detokenizer stage decodes the same tokens
+and holds back the rest (``detokenizer.StreamText``). Upstream's C++ backend knows no stop strings: behind it
+``upstream_answers`` does both in the detokenizer stage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inflight.text.tokenizer import Family, Tokenizer
 _SEPARATOR = b"\xff"
 """A byte that occurs in no UTF-8 text, so that no search matches across two pieces."""
 MAX_STOP_SEQUENCES = 512
-"""Most stop sequences of one request. An engine compares each of them at each step, and hundreds of tokens have a newline."""
+"""Most stop sequences of one request: an engine compares each at each step, and hundreds of tokens have a newline."""
 
 
 class StopMatcher:

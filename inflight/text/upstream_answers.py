@@ -1,6 +1,6 @@
-"""The detokenizer stage after upstream's C++ backend: it finds the stop strings, and why a request ends.
+"""The detokenizer stage behind upstream's C++ backend: it finds the stop strings and why a request ends.
 
-Upstream says neither. What it does say, of each response:
+The backend says neither. It does say of each response:
 
 - ``num_input_tokens``; an answer that does not stream has ``output_ids`` that begin with so many of the prompt;
 - ``last_token_time_ns`` is zero until the last response of a sequence (TensorRT-LLM sets it when the request is
@@ -237,8 +237,8 @@ class UpstreamPostprocessor:
             return True
         return bool(arrays["last_token_time_ns"].all()) or not arrays["output_ids"].size
 
-    def stops(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the engine inputs that end the request of the response at hand; none if they would end another.
+    def cancel_requests(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the inputs of the request that makes the engine cancel this one; none if it would cancel another.
 
         Upstream ends the newest request of an id, and requires two of its inputs.
         """

@@ -142,7 +142,7 @@ class TritonSender:
         """Send ``error`` as the last response; see ``streams.Sender``."""
         if stream_key is not None:
             told = _told(error, self._request_id)
-            self.send(response_writer.failure(stream_key, told.triton_code, told.wire_message()), final=True)
+            self.send(response_writer.failure_arrays(stream_key, told.triton_code, told.wire_message()), final=True)
             return
         self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -150,7 +150,7 @@ class TritonSender:
         """Triton is told by the last response alone."""
 
     def fail_as_told(self, failure: np.ndarray) -> None:
-        """Send as the last response what another stage's ``response_writer.failure`` says."""
+        """Send as the last response what another stage's ``response_writer.failure_arrays`` says."""
         code, message = (part.decode(errors="replace") for part in failure.reshape(-1)[:2])
         self._sender.send(_error(code, message), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

@@ -1,4 +1,4 @@
-"""The engine stage, whichever engine it has: requests to the engine's thread, its outputs to the response streams."""
+"""The engine stage of every engine kind: passes requests to the engine's thread, and its outputs to the streams."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _KNOWN = [tensor.name for tensor in ENGINE_INPUTS]
 
 
 class EngineStage:
-    """A Triton Python model; a backend's class is this with ``make_engine``."""
+    """A Triton Python model; each engine backend subclasses it and defines ``make_engine``."""
 
     make_engine: Callable[[Deployment, Tokenizer], Any]
-    """Returns a ``SteppedEngine``, loaded and warmed up, so that readiness means readiness."""
+    """Returns a ``SteppedEngine`` that is loaded and warmed up: the model is ready once this returns."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and run a first generation."""
@@ -53,15 +53,15 @@ class EngineStage:
         self._traces = RequestTraces(self._deployment, self._tracer)
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand each request over; the streams answer later."""
+        """Hand each request to the engine; the streams answer it later."""
         for request in requests:
-            responder = adapter.TritonSender(request)
-            sender: Sender = responder
+            untraced = adapter.TritonSender(request)
+            sender: Sender = untraced  # the tracing sender around it, once the request is read
             arrays: Arrays = {}
             subrequests: list[SubRequest] = []
             try:
                 arrays = adapter.read_arrays(request)
-                if self._control(request, arrays, responder):
+                if self._control(request, arrays, untraced):
                     continue
                 parameters = adapter.read_parameters(request)
                 sender = self._traces.sender(sender, arrays, parameters, adapter.read_id(request))
@@ -73,21 +73,21 @@ class EngineStage:
                 self._accept(sender, options, subrequests)
             except Exception as error:
                 self._metrics.count_refusal(error, max(1, len(subrequests)))
-                # What asks for heartbeats is told by the detokenizer, by the stream key.
+                # A request with heartbeats is answered by the detokenizer, which sends this error by the stream key.
                 through_detokenizer = self._decoupled and "heartbeat" in arrays and arrays["heartbeat"].any()
                 sender.fail(error, new_stream_key() if through_detokenizer else None)
 
-    def _control(self, request: Any, arrays: Arrays, responder: adapter.TritonSender) -> bool:
-        """Answer a request that generates nothing, and is not counted as one; return whether it was such."""
+    def _control(self, request: Any, arrays: Arrays, sender: adapter.TritonSender) -> bool:
+        """Answer a stop or an inspection, which is not counted as a request; return whether it was one."""
         stops, inspects = (name in arrays and bool(arrays[name].any()) for name in ("stop", INSPECT))
         try:
             if stops:
                 self._stop(arrays, adapter.read_id(request))
-                responder.end(self._decoupled)
+                sender.end(self._decoupled)
             elif inspects:
-                self._snapshots.answer(arrays, responder)
+                self._snapshots.answer(arrays, sender)
         except Exception as error:
-            responder.fail(error)
+            sender.fail(error)
         return stops or inspects
 
     def finalize(self) -> None:

@@ -1,8 +1,8 @@
-"""Writes the engine's outputs as the engine stage's arrays. Knows arrays and the contract; not Triton."""
+"""Makes the engine stage's response arrays of the engine's outputs. Knows arrays and the contract; not Triton."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace
 
 import numpy as np
@@ -30,8 +30,8 @@ def split_last(output: Output) -> list[Output]:
     ]
 
 
-def heartbeat(key: int) -> Arrays:
-    """Return a response without tokens: it only lets the detokenizer notice that the client has gone."""
+def heartbeat_arrays(key: int) -> Arrays:
+    """Return a response without tokens, at which the detokenizer can notice that the client has gone."""
     return {
         "output_ids": np.zeros((1, 1, 0), np.int32),
         "sequence_length": np.zeros((1, 1), np.int32),
@@ -39,22 +39,22 @@ def heartbeat(key: int) -> Arrays:
     }
 
 
-def failure(key: int, code: str, message: str) -> Arrays:
+def failure_arrays(key: int, code: str, message: str) -> Arrays:
     """Return the last response of a request that fails; the detokenizer makes the client's error of it.
 
-    The engine does not send that error itself: an error to a client that has gone leaves its request in flight in
-    Triton (2.51), which then waits for it when it is to stop, and only the detokenizer is told who has gone.
+    The engine stage does not send an error itself. An error to a client that has gone leaves the request in flight in
+    Triton (2.51), which then waits for it at its shutdown, and only the detokenizer learns that a client has gone.
     """
     told = np.array([[code.encode(), message.encode()]], np.object_)
-    return heartbeat(key) | {"finish_reason": np.array([[b"cancelled"]], np.object_), FAILURE: told}
+    return heartbeat_arrays(key) | {"finish_reason": np.array([[b"cancelled"]], np.object_), FAILURE: told}
 
 
-def write(
+def to_arrays(
     output: Output, subrequest: SubRequest, options: OutputOptions, generated: int, cum_log_prob: float
 ) -> Arrays:
     """Return the arrays of one response of a sequence: its new ``output``, as the request asked for it.
 
-    ``generated`` and ``cum_log_prob`` are of all its tokens so far, this output's included.
+    ``generated`` and ``cum_log_prob`` cover all its tokens so far, including this output's.
     """
     echo = [] if options.streaming or options.exclude_input_in_output else subrequest.request.prompt
     rows = [echo + output.tokens] if output.beams is None else [[*echo, *beam.tokens] for beam in output.beams]
@@ -95,13 +95,13 @@ def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_
     return arrays
 
 
-def _logits(rows: Sequence[np.ndarray] | np.ndarray | None, options: OutputOptions) -> np.ndarray:
+def _logits(rows: abc.Sequence[np.ndarray] | np.ndarray | None, options: OutputOptions) -> np.ndarray:
     """Return ``[n, vocab]``, empty without rows: upstream's clients look for what they asked for in every response."""
     empty = np.empty((0, options.vocab_size), np.float32)
     return empty if rows is None or not len(rows) else np.asarray(rows, np.float32)
 
 
-def _beams(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
+def _beams(rows: abc.Sequence[abc.Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
     """Return ``[1, beams, n]``; short beams are padded with -1, as upstream does."""
     table = np.full((1, len(rows), max(map(len, rows))), -1, dtype)
     for beam, row in zip(table[0], rows, strict=True):

@@ -1,7 +1,7 @@
-"""Limits how fast responses leave: to a steady rate, and to what the stage behind answers.
+"""Limits how fast responses leave: to a steady rate, and to the rate at which the detokenizer answers them.
 
 Each response costs the ensemble most of a millisecond, whatever it carries. One that leaves too early does not arrive
-earlier: it waits in Triton, before the first tokens of others; one that leaves later takes more tokens along.
+earlier: it waits in Triton, ahead of other requests' first tokens. One that leaves later carries more tokens.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import time
 from inflight.shared_counters import SharedCounter
 
 RESPONSES_PER_SECOND = min(2_400, 600 * len(os.sched_getaffinity(0)))
-"""The most responses that leave the engine's stage: cores that send responses do not compute tokens.
+"""The most responses that leave the engine stage in a second: cores that send responses do not compute tokens.
 
 Measured on two cores; with four and more, the detokenizer's one instance is what limits.
 """
 ANSWERED = "answered"
 """The shared counter of responses that the detokenizer has answered."""
 MOST_UNANSWERED = 3
-"""Responses that may be under way to the detokenizer and back; with fewer, it waits for the next one."""
+"""The most responses that the detokenizer has not answered; with fewer, it would wait for the next one."""
 _MOST_ARREARS_S = 0.005
-"""How far responses that never wait may push back the others."""
+"""How far responses that never wait may delay the others."""
 _MOST_WAIT_S = 0.1
-"""How long a response is held back at most. By then, those under way are first tokens faster than they are answered, or
-are lost: Triton drops those of requests that have failed."""
+"""How long unanswered responses hold back others. After this time, first tokens come faster than they are answered, or
+some responses are lost: Triton drops those of requests that have failed."""
 
 
 class SendLimiter:
@@ -33,28 +33,28 @@ class SendLimiter:
     def __init__(self, answered: SharedCounter) -> None:
         """``answered`` counts the responses that the detokenizer has answered."""
         self._answered = answered
-        self._next_slot = 0.0
+        self._next_send = 0.0
         self._sent = 0
         self._full_since: float | None = None
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next slot."""
-        return max(0.0, self._next_slot - time.monotonic())
+        """Seconds until the next response may leave, as far as the rate is concerned."""
+        return max(0.0, self._next_send - time.monotonic())
 
-    def is_free(self, now: float) -> bool:
-        """Return whether a response may leave now; if not, ask again in the next slot."""
-        if now < self._next_slot:
+    def may_send(self, now: float) -> bool:
+        """Return whether a response that can wait may leave now; if not, ask again after ``wait_s``."""
+        if now < self._next_send:
             return False
         if not self._is_full(now):
             return True
-        self._next_slot = now + 1 / RESPONSES_PER_SECOND
+        self._next_send = now + 1 / RESPONSES_PER_SECOND
         return False
 
-    def leave(self, count: int, now: float) -> None:
-        """Take the slots of ``count`` responses, some of which may not have waited for theirs."""
-        slot = max(now, self._next_slot) + count / RESPONSES_PER_SECOND
-        self._next_slot = min(slot, now + _MOST_ARREARS_S)
+    def reserve(self, count: int, now: float) -> None:
+        """Delay the next response for ``count`` that leave now, whether or not they have waited."""
+        next_send = max(now, self._next_send) + count / RESPONSES_PER_SECOND
+        self._next_send = min(next_send, now + _MOST_ARREARS_S)
 
     def sent(self) -> None:
         """Count a response that the detokenizer will answer."""

@@ -1,8 +1,8 @@
 """Response streams: what the engine makes, sent as the responses of Triton requests; every stream ends exactly once.
 
-Tokens are coalesced when streams are many: responses leave at a limited rate, the stream that has waited longest first,
-with all the tokens that it has by then. A first token and a last one never wait. One thread sends, so that the engine's
-own thread never does. This module knows Triton only as ``Sender``.
+With many streams tokens are coalesced: responses leave at a limited rate, and each carries all the tokens that its
+stream has by then. The stream that has waited longest is next; first and last tokens never wait. One thread sends, so
+that the engine's own thread never waits for Triton. This module knows Triton only as ``Sender``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
-"""How often a request that has nothing to send tells the detokenizer that it lives."""
+"""The time between heartbeats, by which the detokenizer learns that a request without output still runs."""
 HEARTBEAT_SHARE = 8
-"""Heartbeats take at most one response in so many."""
+"""At most one response in this many is a heartbeat."""
 CANCEL_POLL_S = 0.05
 
 
@@ -52,13 +52,13 @@ class Sender(Protocol):
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """One sequence of a Triton request, and what of it has not been sent."""
+class _SequenceStream:
+    """One sequence of a Triton request, with its output that has not been sent."""
 
     subrequest: SubRequest
     pending: Output | None = None
     context_logits: np.ndarray | None = None
-    """The last response carries them."""
+    """Kept until the last response, which carries them."""
     started: bool = False
     """Whether its first tokens have been sent."""
     generated: int = 0
@@ -67,19 +67,19 @@ class _Sequence:
 
 
 @dataclass(slots=True)
-class _Request:
+class _RequestStream:
     """One Triton request: its sequences by stream key, and those that have not ended."""
 
     sender: Sender
     options: OutputOptions
     request_id: str
-    sequences: dict[int, _Sequence]
+    sequences: dict[int, _SequenceStream]
     open: set[int] = field(default_factory=set)
     rows: dict[int, Arrays] = field(default_factory=dict)
     """Finished rows of a unary request, by batch index, until all are there."""
     last_sent: float = 0.0
     failed: bool = False
-    """Whether a response could not be sent: its error was the last one, and nothing may follow."""
+    """Whether a response could not be sent. The error that says so was its last response: none may follow."""
 
 
 class ResponseStreams:
@@ -91,12 +91,12 @@ class ResponseStreams:
         self._decoupled = decoupled
         self.responses = 0
         """Responses sent so far, without heartbeats and errors."""
-        self._streams: dict[int, _Request] = {}
+        self._streams: dict[int, _RequestStream] = {}
         self._due: dict[int, None] = {}
         """Keys with something to send, oldest first."""
         self._urgent: dict[int, None] = {}
         """The keys among them that must not wait: those of first tokens and last ones."""
-        self._heartbeat_to: _Request | None = None
+        self._heartbeat_to: _RequestStream | None = None
         """The request to which a heartbeat is being sent."""
         self._changed = threading.Condition()
         self._closing = False
@@ -110,8 +110,8 @@ class ResponseStreams:
 
     def open(self, sender: Sender, options: OutputOptions, subrequests: list[SubRequest]) -> None:
         """Register a request before its sequences are submitted to the engine."""
-        sequences = {subrequest.request.key: _Sequence(subrequest) for subrequest in subrequests}
-        stream = _Request(
+        sequences = {subrequest.request.key: _SequenceStream(subrequest) for subrequest in subrequests}
+        stream = _RequestStream(
             sender, options, subrequests[0].request.request_id, sequences, set(sequences), last_sent=time.monotonic()
         )
         with self._changed:
@@ -186,7 +186,7 @@ class ResponseStreams:
                     without_due_s = CANCEL_POLL_S if self._streams else None  # None: until something comes
                     self._changed.wait(self._limiter.wait_s if self._due else without_due_s)
                 closing = self._closing
-                # One failed sequence takes the others of its request out of the books.
+                # _take of a failed sequence also removes the other sequences of its request.
                 keys = list(self._due) if closing else self._ready_keys()
                 ready = [self._take(key) for key in keys if key in self._due]
             for stream, sequence, outputs, final in ready:
@@ -200,19 +200,19 @@ class ResponseStreams:
                 self._poll(now)
 
     def _ready_keys(self) -> list[int]:
-        """Return the keys to send now: all that are urgent, and the one that has waited longest if a slot is free."""
+        """Return the keys to send now: all that are urgent, and the one that has waited longest if it may leave."""
         keys, now = list(self._urgent), time.monotonic()
-        if self._due and self._limiter.is_free(now):
+        if self._due and self._limiter.may_send(now):
             keys.append(next(iter(self._due)))
         if keys:
-            self._limiter.leave(len(keys), now)
+            self._limiter.reserve(len(keys), now)
         return keys
 
-    def _take(self, key: int) -> tuple[_Request, _Sequence, list[Output], bool]:
+    def _take(self, key: int) -> tuple[_RequestStream, _SequenceStream, list[Output], bool]:
         """Take what a sequence has to send, and whether its request's last response is the last of it.
 
-        A finished sequence leaves the books here, before anything is sent. Upstream's client stacks the scores of its
-        sequences' last responses, so these have one token each, if the sequences have any.
+        A finished sequence is removed here, before anything is sent. Upstream's client stacks the scores of its
+        sequences' last responses, so that each of these must have one token, if the sequence has any.
         """
         stream = self._streams[key]
         sequence = stream.sequences[key]
@@ -237,8 +237,8 @@ class ResponseStreams:
                 sequence.pending = outputs.pop()
         return stream, sequence, outputs, not stream.open
 
-    def _drop_rest(self, stream: _Request) -> None:
-        """One failed sequence fails its request: an error and the final flag go in one response."""
+    def _drop_rest(self, stream: _RequestStream) -> None:
+        """Remove a failed request's other sequences: the response with its error is its last one."""
         for key in stream.open:
             del self._streams[key]
             self._due.pop(key, None)
@@ -246,12 +246,12 @@ class ResponseStreams:
             self._loop.cancel(key)
         stream.open.clear()
 
-    def _send(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
+    def _send(self, stream: _RequestStream, sequence: _SequenceStream, output: Output, final: bool) -> None:
         """Send one response. A fault here is this request's alone: the thread serves all of them."""
         if stream.failed:
             return
         try:
-            self._write(stream, sequence, output, final)
+            self._send_output(stream, sequence, output, final)
         except Exception:
             log.exception("response of stream %d failed", output.key)
             stream.failed = True
@@ -261,8 +261,8 @@ class ResponseStreams:
             self._metrics.count_refusal(failure)
             self._fail(stream, failure)
 
-    def _fail(self, stream: _Request, error: InflightError) -> None:
-        """Send the error that a request ends with; the detokenizer tells it where it tells the rest."""
+    def _fail(self, stream: _RequestStream, error: InflightError) -> None:
+        """End a request with an error, through the detokenizer if its other responses go there."""
         through_detokenizer = stream.options.heartbeat and self._decoupled
         try:
             if through_detokenizer:
@@ -271,32 +271,32 @@ class ResponseStreams:
         except Exception:  # its request has ended already
             log.exception("an error could not be sent")
 
-    def _write(self, stream: _Request, sequence: _Sequence, output: Output, final: bool) -> None:
+    def _send_output(self, stream: _RequestStream, sequence: _SequenceStream, output: Output, final: bool) -> None:
         if output.error is not None:
             self._fail(stream, output.error)
             return
         sequence.generated += output.num_tokens
         sequence.cum_log_prob += sum(output.log_probs or ())
-        subrequest = sequence.subrequest
-        arrays = response_writer.write(output, subrequest, stream.options, sequence.generated, sequence.cum_log_prob)
+        subrequest, generated, cum_log_prob = sequence.subrequest, sequence.generated, sequence.cum_log_prob
+        arrays = response_writer.to_arrays(output, subrequest, stream.options, generated, cum_log_prob)
         if not self._decoupled:
             stream.rows[subrequest.batch_index] = arrays
             if not final:
                 return
             arrays = response_writer.stack([stream.rows[row] for row in sorted(stream.rows)], stream.options.pad_id)
-        self._send_on(stream, arrays, final)
+        self._send_arrays(stream, arrays, final)
         self.responses += 1
 
-    def _send_on(self, stream: _Request, arrays: Arrays, final: bool) -> None:
+    def _send_arrays(self, stream: _RequestStream, arrays: Arrays, final: bool) -> None:
         if stream.options.heartbeat:  # its responses go to the detokenizer
             self._limiter.sent()
         stream.sender.send(arrays, final)
 
     def _poll(self, now: float) -> None:
-        """Look for clients that have gone, and let silent requests show that they live."""
+        """Cancel the requests of clients that have gone, and send heartbeats for those without output."""
         with self._changed:
             requests = {id(request): (key, request) for key, request in self._streams.items()}
-        # Heartbeats take the stages' time too: many silent requests beat more slowly.
+        # Heartbeats cost the stages time, so that each of many requests sends fewer.
         interval = max(HEARTBEAT_S, HEARTBEAT_SHARE * len(requests) / RESPONSES_PER_SECOND)
         for key, request in requests.values():
             try:
@@ -304,7 +304,7 @@ class ResponseStreams:
             except Exception:
                 log.exception("request of stream %d could not be polled", key)
 
-    def _poll_one(self, key: int, request: _Request, now: float, interval: float) -> None:
+    def _poll_one(self, key: int, request: _RequestStream, now: float, interval: float) -> None:
         if not request.options.heartbeat:
             if request.sender.is_cancelled():
                 for one in self.keys_beside([key]):
@@ -312,11 +312,11 @@ class ResponseStreams:
         elif self._decoupled and now - request.last_sent >= interval:
             request.last_sent = now
             with self._changed:
-                if key not in request.open:  # the engine has refused it, and Triton's thread says so
+                if key not in request.open:  # the engine refused it, and Triton's thread answers it with the error
                     return
                 self._heartbeat_to = request
             try:
-                self._send_on(request, response_writer.heartbeat(key), final=False)
+                self._send_arrays(request, response_writer.heartbeat_arrays(key), final=False)
             finally:
                 with self._changed:
                     self._heartbeat_to = None

@@ -12,7 +12,7 @@ from inflight.sampling import SamplingParams
 from inflight.text.postprocess import Postprocessor
 from inflight.text.tokenizer import Tokenizer
 from inflight.triton.request_reader import OutputOptions, SubRequest
-from inflight.triton.response_writer import Arrays, stack, write
+from inflight.triton.response_writer import Arrays, stack, to_arrays
 from tests.support.tokenizers import FAMILIES, make_tokenizer
 
 TEXTS = ("a quick brown fox", "naïve 😀", "")
@@ -39,7 +39,7 @@ def respond(tokenizer: Tokenizer, key: int = 0, texts: tuple[str, ...] = TEXTS, 
     [prompt] = tokenizer.encode_batch(["say a"], True)
     output = Output(key, beams=beams, finish_reason=FinishReason.STOP)
     subrequest = SubRequest(Request(prompt, SamplingParams(8, beam_width=len(texts))), key, 0)
-    return write(output, subrequest, OutputOptions(**(usual | options)), output.num_tokens, 0.0)
+    return to_arrays(output, subrequest, OutputOptions(**(usual | options)), output.num_tokens, 0.0)
 
 
 def texts_of(tokenizer: Tokenizer, arrays: Arrays) -> list[str]:

@@ -36,8 +36,8 @@ def _run(seconds: float, detokenizer: Detokenizer, lost: int = 0) -> int:
         limiter.sent()
     left = 0
     while detokenizer.now < seconds:
-        if limiter.is_free(detokenizer.now):
-            limiter.leave(1, detokenizer.now)
+        if limiter.may_send(detokenizer.now):
+            limiter.reserve(1, detokenizer.now)
             limiter.sent()
             detokenizer.take()
             left += 1
@@ -64,9 +64,9 @@ def test_lost_responses_hold_the_others_back_for_a_moment_only() -> None:
 
 def test_those_that_never_wait_push_the_others_back_by_a_bound() -> None:
     limiter = SendLimiter(Detokenizer(SLOT))
-    limiter.leave(1000, 5.0)
-    assert not limiter.is_free(5.0)
-    assert limiter.is_free(5.01)
+    limiter.reserve(1000, 5.0)
+    assert not limiter.may_send(5.0)
+    assert limiter.may_send(5.01)
 
 
 def test_a_shared_counter_is_counted_in_one_process_and_read_in_another() -> None:

@@ -198,16 +198,16 @@ def test_a_client_that_goes_away_stops_no_other_of_its_id(tokenizer: Tokenizer) 
     several = stages.preprocess("same", rows=2, stream=True, num_return_sequences=2)
     first = response(several, [50], sequence_index=1)
     stages.answer(first, "same")
-    assert len(stages.postprocessor.stops(first)) == 1, "all that runs is its own"
+    assert len(stages.postprocessor.cancel_requests(first)) == 1, "all that runs is its own"
     other = stages.preprocess("same", stream=True, max_tokens=7, text="Another prompt")
     stages.answer(first, "same")
-    assert not stages.postprocessor.stops(first), "it would end the other"
+    assert not stages.postprocessor.cancel_requests(first), "it would end the other"
     stages.answer(response(other, [], last=True, arrival=2), "same")
     stages.answer(first, "same")
-    assert len(stages.postprocessor.stops(first)) == 1
+    assert len(stages.postprocessor.cancel_requests(first)) == 1
     stages.preprocess("same", rows=2, stream=True, num_return_sequences=2)
     stages.answer(first, "same")
-    assert not stages.postprocessor.stops(first), "it would end the other, which is alike"
+    assert not stages.postprocessor.cancel_requests(first), "it would end the other, which is alike"
 
 
 def test_what_runs_for_long_keeps_its_end_while_marks_are_left(
@@ -274,7 +274,7 @@ def test_a_stop_has_what_upstream_requires_of_every_request(tokenizer: Tokenizer
     for request_id in ("", "a"):
         answered = response(stages.preprocess(request_id, stream=True), [1])
         stages.answer(answered, request_id)
-        stops = stages.postprocessor.stops(answered)
+        stops = stages.postprocessor.cancel_requests(answered)
         assert len(stops) == bool(request_id), "without an id upstream calls it an error"
     [stop] = stops
     assert set(stop) == {"stop", "input_lengths", "request_output_len"}

@@ -1,8 +1,7 @@
 """ModelConfig: what the engine reads from a checkpoint's ``config.json``, old spellings and new, in one form.
 
-A new architecture needs a row in ``ARCHITECTURES``. It needs a new option there, which ``read_model_config`` obeys, only
-for what its ``config.json`` leaves unsaid, and new modules in ``decoder.py`` only if its layers differ from both kinds
-there. docs/architectures.md lists the other files.
+A new architecture is a row of ``ARCHITECTURES``; ``decoder.py`` changes only where its layers differ from those there.
+docs/architectures.md lists the other files.
 """
 
 from __future__ import annotations
@@ -66,15 +65,11 @@ _SLIDING = "sliding_attention"
 class Architecture(NamedTuple):
     """What an architecture implies that its ``config.json`` need not say; the defaults are Llama's."""
 
-    qkv_bias: bool = False
-    """Whether queries, keys and values have a bias, and the attention's output has none."""
+    qkv_bias: bool = False  # queries, keys and values have a bias, and the attention's output has none
     qk_norm: bool = False
-    all_layers_slide: bool = False
-    """Whether every layer has the sliding window where the file does not give the layers' types."""
-    longrope_types: tuple[str, ...] = ()
-    """The values of ``rope_type`` that mean longrope."""
-    is_gemma: bool = False
-    """Whether the layers, the embedding's scale and the options' defaults are Gemma 3's."""
+    all_layers_slide: bool = False  # if the file gives no layer types, all layers have the sliding window
+    longrope_types: tuple[str, ...] = ()  # the values of rope_type that mean longrope
+    is_gemma: bool = False  # the layers, the scale of embeddings and the defaults of options are Gemma 3's
 
 
 ARCHITECTURES = {

@@ -1,7 +1,7 @@
 """The decoder-only transformer: one model for Llama, Mistral, Qwen2, Qwen3 and Phi-3, and one for Gemma 3.
 
-A new architecture whose layers are like one of these needs no change here: it is a row of ``config.ARCHITECTURES``. One
-with other layers needs a layer beside ``DecoderLayer``, a subclass of ``DecoderModel``, and its choice in ``make_model``.
+A new architecture with layers like these is only a row of ``config.ARCHITECTURES``. One with other layers needs a layer
+beside ``DecoderLayer``, a subclass of ``DecoderModel`` and its choice in ``make_model``.
 """
 
 from __future__ import annotations

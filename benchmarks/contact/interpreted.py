@@ -12,7 +12,7 @@ import torch
 from inflight.engine import model_runner, sizing
 from inflight.engine.cuda.forward import CudaForward, DecodeGraphs
 from inflight.engine.cuda.layers import fuse_layers
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.decoder import DecoderModel
 

@@ -28,7 +28,7 @@ from inflight.engine.cuda import fp8
 from inflight.engine.cuda.forward import CudaForward
 from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.device import FP8
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.sampler import sample_async
 from inflight.engine.transfer import TokenIds

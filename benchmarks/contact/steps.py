@@ -15,7 +15,7 @@ from benchmarks.checkpoints import Shape
 from benchmarks.random_weights import config_of
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
-from inflight.engine.kvcache.pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.transfer import TokenIds
 

@@ -91,13 +91,13 @@ def _hit_rate(trace: Sequence[Sequence[int]], blocks: int, policy: str) -> float
     """Return the share of the trace's tokens that the cache had, in percent; requests come one after the other."""
     cache, found = KvCacheManager(min(blocks, _UNLIMITED), _BLOCK, eviction=policy), 0
     for tokens in trace:
-        table = cache.open(tokens, len(tokens))
+        table = cache.allocate(tokens, len(tokens))
         assert table is not None, "a prompt is larger than the cache"
         found += table.cached_tokens
         cache.grow(table, len(tokens))
         cache.take_copies()
         cache.commit(table, tokens, len(tokens))
-        cache.close(table)
+        cache.free(table)
     return 100 * found / sum(map(len, trace))
 
 

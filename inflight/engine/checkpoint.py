@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
-from inflight.engine.kvcache.pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import Quantization, load_quantization

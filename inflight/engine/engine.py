@@ -25,7 +25,7 @@ from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
 from inflight.engine.sizing import warm_up_requests
 from inflight.engine.snapshot import Snapshot, portable_snapshot
 from inflight.engine.speculate.speculator import Speculator
-from inflight.engine.speculate.verification import accepted_tokens, verify_positions
+from inflight.engine.speculate.verification import accepted_and_bonus_tokens, sampling_rows
 from inflight.engine.stats import NO_STEP, EngineState, EngineStats, Stopwatch
 from inflight.errors import EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
@@ -215,7 +215,7 @@ class Engine:
                 copies = self._cache.take_copies()
                 logits, context = self._runner.run(chunks, copies)
                 own = [chunk.sequence for chunk in chunks if chunk.samples]
-                rows = own if self._speculator is None else verify_positions(chunks)
+                rows = own if self._speculator is None else sampling_rows(chunks)
                 launched = LaunchedStep(chunks, sample_async(logits, rows), context)
             if self._overlap is not None and (following := self._overlap.following(chunks)):
                 next_copies = self._cache.take_copies()
@@ -224,7 +224,7 @@ class Engine:
             sampled = launched.pending.wait()
             if self._speculator is not None:
                 self._speculator.observe(chunks, time.perf_counter() - started)
-                return StepResult(accepted_tokens(chunks, sampled), launched.context)
+                return StepResult(accepted_and_bonus_tokens(chunks, sampled), launched.context)
             tokens = iter(sampled)
             return StepResult([[next(tokens)] if chunk.samples else [] for chunk in chunks], launched.context)
         except OffloadPoolLost:  # it is logged; the pool is off, and the tokens of its blocks will be computed
@@ -260,7 +260,7 @@ class Engine:
             return
         output = sequence.advance(sampled, self.stats)
         if chunk.drafts and self._speculator is not None:
-            self._speculator.book(chunk, output, self._cache)
+            self._speculator.commit_accepted(chunk, output, self._cache)
         if output.finished:
             self._end(sequence, output)
         else:
@@ -327,7 +327,7 @@ class Engine:
         self._scheduler.observe_step(step.tokens, watch.seconds)
         if self._runner.offload_pool is not None and step.prefill_tokens > step.decode_tokens:
             seconds = watch.parts["run"] * step.prefill_tokens / step.tokens
-            self._runner.offload_pool.rule.computed(step.prefill_tokens, seconds)
+            self._runner.offload_pool.rule.observe_compute(step.prefill_tokens, seconds)
 
     @property
     def max_sequence_length(self) -> int:
@@ -348,13 +348,13 @@ class Engine:
             step=self._last_step,
             preemptions=scheduler.preemptions,
             kv_blocks_max=cache.num_blocks,
-            kv_blocks_used=cache.used_blocks,
-            kv_blocks_cached=cache.cached_blocks,
-            kv_blocks_reserved=cache.reserved_blocks,
+            kv_blocks_used=cache.num_used_blocks,
+            kv_blocks_cached=cache.num_cached_blocks,
+            kv_blocks_reserved=cache.num_reserved_blocks,
             tokens_per_block=cache.block_size,
             evictions=cache.counts.evictions,
             offloaded_blocks=len(cache.offloaded),
-            offload_blocks_limit=cache.offloaded.num_slots,
+            offload_blocks_limit=cache.offloaded.capacity,
             offloaded_tokens=cache.counts.offloaded_tokens,
             restored_tokens=cache.counts.restored_tokens,
         )
@@ -364,5 +364,5 @@ class Engine:
         cache.check_counts()
         if self._speculator is not None:
             self._speculator.check_idle()
-        if cache.used_blocks or cache.reserved_blocks:
-            log.error("idle, yet %d blocks are used and %d reserved", cache.used_blocks, cache.reserved_blocks)
+        if cache.num_used_blocks or cache.num_reserved_blocks:
+            log.error("idle, yet %d blocks are used and %d reserved", cache.num_used_blocks, cache.num_reserved_blocks)

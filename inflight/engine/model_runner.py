@@ -21,13 +21,13 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_invariance
 from inflight.engine.device import DeviceMemory, device_memory, resolve_device
 from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import sample_async
 from inflight.engine.sequence import Chunk
 from inflight.engine.sizing import allocate_kv_memory, full_step, reserved_bytes, size_step
-from inflight.engine.speculate.verification import ancestry, verify_positions
+from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
 from inflight.settings.batching import StepSize
@@ -111,7 +111,7 @@ class ModelRunner:
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
             chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS, drafts)
-            sample_async(self.run(chunks, ())[0], verify_positions(chunks)).wait()
+            sample_async(self.run(chunks, ())[0], sampling_rows(chunks)).wait()
 
         sized = size_step(config, memory, compute)
         del self._kv_pool

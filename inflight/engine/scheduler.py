@@ -188,13 +188,13 @@ class Scheduler:
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Have the first sequence of the queue run, or let it expire; return whether there was room."""
         match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
-        if plan.will_cache_prefix_of(sequence, match.tokens):
+        if plan.will_cache_prefix_of(sequence, match.num_tokens):
             plan.abandon()
             return False
-        capacity = self._capacity(sequence, match.tokens, plan)
+        capacity = self._capacity(sequence, match.num_tokens, plan)
         if not self._cache.has_room(match, capacity):
             return False
-        if self._is_too_late(sequence, match.tokens):
+        if self._is_too_late(sequence, match.num_tokens):
             self._full_step_s *= _AFTER_REFUSAL
             self._queue.expire_first()
             return True
@@ -246,7 +246,7 @@ class Scheduler:
         for member in members:
             self.running.remove(member)
         for table in tables:
-            self._cache.close(table)
+            self._cache.free(table)
 
 
 class StepPlan:

@@ -17,8 +17,8 @@ from inflight.engine.checkpoint import LoadedModel, load_config, outline_model, 
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import DeviceMemory, free_memory
 from inflight.engine.kvcache.blocks import Blocks, BlockTable
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
-from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.request import Request
 from inflight.engine.sequence import Chunk, Sequence
 from inflight.errors import DeploymentError
@@ -160,8 +160,8 @@ def allocate_kv_memory(
         log.info(
             "KV cache, second tier in %s: %d blocks, %d tokens, %.1f MiB",
             "the host's memory" if config.offload_to == "host" else "a mapped file",
-            offload_pool.num_slots, offload_pool.num_slots * config.block_size,
-            offload_pool.num_slots * block.nbytes / 2**20,
+            offload_pool.capacity, offload_pool.capacity * config.block_size,
+            offload_pool.capacity * block.nbytes / 2**20,
         )  # fmt: skip
     return kv_pool, num_blocks, offload_pool
 
@@ -221,18 +221,18 @@ def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int,
 
 
 def _make_offload_pool(config: EngineConfig, kv_pool: KvPool, num_blocks: int) -> OffloadPool:
-    slot_bytes = kv_pool.nbytes // num_blocks
-    slots = config.offload_bytes // slot_bytes
-    if not slots:
-        raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; one block takes {slot_bytes}")
+    block_bytes = kv_pool.nbytes // num_blocks
+    blocks = config.offload_bytes // block_bytes
+    if not blocks:
+        raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; one block takes {block_bytes}")
     storage: HostMemory | MappedFile
     if config.offload_to == "host":
         free = free_memory(torch.device("cpu"))
         if config.offload_bytes > free:
             raise DeploymentError(f"kv_cache.offload.bytes is {config.offload_bytes}; the host has {free} free")
-        storage = HostMemory(slots, slot_bytes)
+        storage = HostMemory(blocks, block_bytes)
     else:
-        storage = MappedFile(config.offload_directory, slots, slot_bytes)
+        storage = MappedFile(config.offload_directory, blocks, block_bytes)
     return OffloadPool(kv_pool, num_blocks, storage, RestoreRule(config.offload_min_tokens))
 
 

@@ -175,9 +175,9 @@ def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: 
     state = CacheState(
         num_blocks=cache.num_blocks,
         block_size=cache.block_size,
-        used=cache.used_blocks,
-        cached=cache.cached_blocks,
-        free=cache.free_blocks,
+        used=cache.num_used_blocks,
+        cached=cache.num_cached_blocks,
+        free=cache.num_free_blocks,
         stride=stride,
         runs=tuple((state, len(list(group))) for state, group in itertools.groupby(states)),
     )

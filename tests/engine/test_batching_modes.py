@@ -107,7 +107,7 @@ def test_nobody_joins_a_batch_and_everybody_gets_there(
             break
         step()
     assert sorted(one.order for one in books.ended) == [one.order for one in added]
-    assert (books.cache.used_blocks, books.cache.reserved_blocks) == (0, 0)
+    assert (books.cache.num_used_blocks, books.cache.num_reserved_blocks) == (0, 0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -21,8 +21,8 @@ from inflight.engine.engine import Engine
 from inflight.engine.kvcache import offload_pool as offload_pool_module
 from inflight.engine.kvcache import offload_transfer
 from inflight.engine.kvcache.blocks import BlockCopy
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
-from inflight.engine.kvcache.pool import KvPool
 from inflight.engine.transfer import OwnStream, ToHost
 from tests.engine.support.checkpoints import checkpoint, greedy
 from tests.engine.support.driving import ask, finish, load
@@ -154,11 +154,11 @@ def _move(monkeypatch: pytest.MonkeyPatch, to: str, inert: tuple[str, str] | Non
         inert: buffers, and which of their events is never recorded.
     """
     for module in (offload_pool_module, offload_transfer):
-        monkeypatch.setattr(module, "SLOTS_AT_ONCE", 1)
+        monkeypatch.setattr(module, "BLOCKS_AT_ONCE", 1)
     tensors = KvPool(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
-    make = HostMemory if to == "host" else lambda slots, nbytes: MappedFile(None, slots, nbytes)
+    make = HostMemory if to == "host" else lambda blocks, nbytes: MappedFile(None, blocks, nbytes)
     pool = OffloadPool(tensors, 8, make(8, tensors.nbytes // 8), RestoreRule(1))
-    for buffer in getattr(pool._copies, inert[0]) if inert else ():
+    for buffer in getattr(pool._transfer, inert[0]) if inert else ():
         setattr(buffer, inert[1], _Never())  # type: ignore[index]
     for part in tensors.parts:
         part.copy_(torch.arange(part.numel(), device=CUDA).view(part.shape))
@@ -178,8 +178,8 @@ def test_pages_come_back_as_they_left(cuda: Cuda, to: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("to", ["host", "file"])
-@pytest.mark.parametrize("event", ["full", "free"])
-@pytest.mark.parametrize("way", ["_leaving", "_coming"])
+@pytest.mark.parametrize("event", ["rows_filled", "rows_emptied"])
+@pytest.mark.parametrize("way", ["_save_buffers", "_load_buffers"])
 def test_without_an_event_of_the_second_tier_it_is_found(
     cuda: Cuda, way: str, event: str, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +197,9 @@ def test_pages_that_cannot_be_pinned_go_by_way_of_memory_that_is(cuda: Cuda, mon
 def test_the_device_says_what_restoring_took(cuda: Cuda, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each time, as soon as it is known; what is pinned is the tier, or the buffers on the way to it."""
     learnt: list[tuple[int, float]] = []
-    monkeypatch.setattr(RestoreRule, "restored", lambda _, *measured: learnt.append(measured))
+    monkeypatch.setattr(RestoreRule, "observe_restore", lambda _, *measured: learnt.append(measured))
     tensors = KvPool(load_config(checkpoint("llama")), 8, 4, torch.float32, CUDA)
-    make = HostMemory if to == "host" else lambda slots, nbytes: MappedFile(None, slots, nbytes)
+    make = HostMemory if to == "host" else lambda blocks, nbytes: MappedFile(None, blocks, nbytes)
     pool = OffloadPool(tensors, 8, make(8, tensors.nbytes // 8), RestoreRule(None))
     pool.copy([BlockCopy(block, 8 + block) for block in range(8)])
     assert not learnt, "saving is not restoring"
@@ -210,8 +210,8 @@ def test_the_device_says_what_restoring_took(cuda: Cuda, to: str, monkeypatch: p
     [(tokens, seconds)] = learnt
     assert (tokens, seconds >= 1e-3) == (6 * 4, True), "the device's own millisecond is among them"
     nbytes = pool._storage.memory.nbytes
-    slot = nbytes // pool.num_slots
-    assert pool.pinned_bytes == (nbytes if to == "host" else 4 * offload_transfer.SLOTS_AT_ONCE * slot)
+    block = nbytes // pool.capacity
+    assert pool.pinned_bytes == (nbytes if to == "host" else 4 * offload_transfer.BLOCKS_AT_ONCE * block)
 
 
 class _Never(Event):

@@ -104,7 +104,7 @@ def test_nothing_of_a_failed_step_is_reused(engine: Engine, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(engine._runner, "run", _raise)
         run(engine, [ask(prompt, 4)])
-    assert engine._cache.cached_blocks == 0
+    assert engine._cache.num_cached_blocks == 0
     assert run(engine, [ask(prompt, 4)]).popitem()[1].tokens == greedy("llama", tuple(prompt), 4)
 
 

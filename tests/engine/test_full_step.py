@@ -14,11 +14,11 @@ from inflight.engine import device, engine, factory, model_runner
 from inflight.engine import sizing as memory
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.sequence import Sequence
 from inflight.engine.sizing import full_step, size_step
-from inflight.engine.speculate.verification import verify_positions
+from inflight.engine.speculate.verification import sampling_rows
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
 from inflight.settings.batching import ON_CPU, ON_GPU, StepSize
@@ -155,7 +155,7 @@ def test_a_full_step_checks_drafts(size: tuple[int, int], longest: int) -> None:
     chunks = full_step(StepSize(*size), longest, 4, 3, 2, drafts=4)
     most = min(4, size[1] // size[0] - 1, longest - 1)
     assert [len(chunk.drafts) for chunk in chunks] == [most] * min(size)
-    assert len(verify_positions(chunks)) == min(size) * (1 + most)
+    assert len(sampling_rows(chunks)) == min(size) * (1 + most)
     assert all(chunk.samples and len(chunk.tokens) == chunk.size <= longest for chunk in chunks)
     assert sum(chunk.size for chunk in chunks) <= size[1]
     assert all(len(chunk.sequence.table.blocks) == -(-chunk.size // 4) for chunk in chunks if chunk.sequence.table)

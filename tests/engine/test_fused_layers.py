@@ -20,7 +20,7 @@ from inflight.engine.attention.triton_backend import BlockTables, StepLayout, Tr
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.fp8 import use_scaled_mm
 from inflight.engine.cuda.layers import fuse_layers
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.config import read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import LayerQuantization, Quantization

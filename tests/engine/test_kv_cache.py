@@ -29,7 +29,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14), more=st.integers(0, 8), reuse=st.booleans())
     def admit(self, tokens: list[int], more: int, reuse: bool) -> None:
         capacity = len(tokens) + more
-        table = self.cache.open(tokens, capacity, reuse=reuse)
+        table = self.cache.allocate(tokens, capacity, reuse=reuse)
         for source, target in self.cache.take_copies():
             self.content[target] = list(self.content[source])
         if table is None:
@@ -66,15 +66,15 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         table, _, _ = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        self.cache.close(table)
+        self.cache.free(table)
 
     @invariant()
     def books_are_right(self) -> None:
         cache = self.cache
         cache.check()
-        assert cache.free_blocks + cache.cached_blocks + cache.used_blocks == BLOCKS
+        assert cache.num_free_blocks + cache.num_cached_blocks + cache.num_used_blocks == BLOCKS
         used = {block for table, _, _ in self.open for block in table.blocks}
-        assert cache.used_blocks == len(used)
+        assert cache.num_used_blocks == len(used)
         for block, node in cache._nodes.items():
             assert node.block_id == block
             assert node.parent is cache._tree.root or node.parent.block_id in cache._nodes, (
@@ -84,8 +84,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for table, _, _ in self.open:
-            self.cache.close(table)
-        assert self.cache.used_blocks == self.cache.reserved_blocks == 0
+            self.cache.free(table)
+        assert self.cache.num_used_blocks == self.cache.num_reserved_blocks == 0
 
 
 TestCacheMachine = CacheMachine.TestCase
@@ -94,20 +94,20 @@ TestCacheMachine.settings = settings(max_examples=examples(2), stateful_step_cou
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
     cache = KvCacheManager(6, 2)
-    cache.close(fill(cache, [1, 1, 2, 2, 3, 3]))
-    cache.close(fill(cache, [7, 7, 8, 8]))
-    cache.close(fill(cache, [4, 4, 5, 5]))  # one free block, so the first leaf [3, 3] goes
-    table = cache.open([1, 1, 2, 2, 3, 3, 9], 7)
+    cache.free(fill(cache, [1, 1, 2, 2, 3, 3]))
+    cache.free(fill(cache, [7, 7, 8, 8]))
+    cache.free(fill(cache, [4, 4, 5, 5]))  # one free block, so the first leaf [3, 3] goes
+    table = cache.allocate([1, 1, 2, 2, 3, 3, 9], 7)
     assert table is not None
     assert table.cached_tokens == 4, "the beginning of a prefix must outlive its end"
 
 
 def test_a_reservation_is_never_broken() -> None:
     cache = KvCacheManager(4, 2)
-    first = cache.open([1], 6)
+    first = cache.allocate([1], 6)
     assert first is not None
-    assert cache.open([2], 4) is None
-    second = cache.open([2], 2)
+    assert cache.allocate([2], 4) is None
+    second = cache.allocate([2], 2)
     assert second is not None
     assert cache.grow(second, 2)
     assert not cache.grow(second, 3)
@@ -117,7 +117,7 @@ def test_a_reservation_is_never_broken() -> None:
 def test_a_partly_equal_block_is_copied() -> None:
     cache = KvCacheManager(8, 4)
     table = fill(cache, [1, 2, 3, 4])
-    other = cache.open([1, 2, 9, 9], 4)
+    other = cache.allocate([1, 2, 9, 9], 4)
     assert other is not None
     assert other.cached_tokens == 2
     [(source, target)] = cache.take_copies()

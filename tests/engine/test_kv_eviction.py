@@ -25,11 +25,11 @@ from tests.support.properties import examples
 
 def _use(cache: KvCacheManager, *prompts: list[int], **retention: Any) -> None:
     for prompt in prompts:
-        table = cache.open(prompt, len(prompt), **retention)
+        table = cache.allocate(prompt, len(prompt), **retention)
         assert table is not None
         assert cache.grow(table, len(prompt))
         cache.commit(table, prompt, len(prompt))
-        cache.close(table)
+        cache.free(table)
 
 
 def _left(cache: KvCacheManager, wanted: int) -> set[tuple[int, ...]]:
@@ -80,12 +80,12 @@ def test_policies_on_a_skewed_trace() -> None:
     for policy in POLICIES:
         cache, hits = KvCacheManager(40, 2, eviction=policy), 0
         for prompt in trace:
-            table = cache.open(prompt, len(prompt))
+            table = cache.allocate(prompt, len(prompt))
             assert table is not None
             hits += table.cached_tokens
             assert cache.grow(table, len(prompt))
             cache.commit(table, prompt, len(prompt))
-            cache.close(table)
+            cache.free(table)
         cached[policy] = hits
     assert cached["prefix"] > 1.1 * cached["lru"]
     assert cached["lfu"] > 1.1 * cached["lru"]
@@ -299,10 +299,10 @@ def test_opening_does_not_search_all_prompts() -> None:
 
     cache = KvCacheManager(4_000, 4)
     for first in range(2_000):
-        cache.close(fill(cache, [1, *divmod(first, 40), 0]))
+        cache.free(fill(cache, [1, *divmod(first, 40), 0]))
     for node in cache._tree.root.children:
         node.tokens = Counted(node.tokens)
-    table = cache.open([1, 30, 30, 9, 9], 5)
+    table = cache.allocate([1, 30, 30, 9, 9], 5)
     assert table is not None
     assert table.cached_tokens == 3
     assert 0 < looked < 50

@@ -20,7 +20,7 @@ from inflight.engine import sizing as memory
 from inflight.engine.checkpoint import load_config, load_model, outline_model
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
-from inflight.engine.kvcache.pool import Int8KvPool, KvPool
+from inflight.engine.kvcache.memory_pool import Int8KvPool, KvPool
 from inflight.engine.quant.formats import to_int8
 from inflight.engine.scoring import Scorer
 from inflight.engine.speculate.draft_model import DraftModel

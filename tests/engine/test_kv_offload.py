@@ -20,8 +20,8 @@ from inflight.engine.checkpoint import load_config
 from inflight.engine.engine import Engine
 from inflight.engine.kvcache import offload_pool as offload_pool_module
 from inflight.engine.kvcache.blocks import BlockCopy
+from inflight.engine.kvcache.memory_pool import Int8KvPool, KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, OffloadPoolLost, RestoreRule
-from inflight.engine.kvcache.pool import Int8KvPool, KvPool
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import PROMPTS, checkpoint, greedy
 from tests.engine.support.driving import ask, load, run
@@ -110,7 +110,7 @@ def test_restored_blocks_are_the_same_bytes(kind: type[KvPool], tmp_path: Path) 
 
 
 def test_many_blocks_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload_pool_module, "SLOTS_AT_ONCE", 2)
+    monkeypatch.setattr(offload_pool_module, "BLOCKS_AT_ONCE", 2)
     tensors = _tensors()
     before = tensors.keys.clone(), tensors.values.clone()
     pool = OffloadPool(tensors, 6, HostMemory(5, tensors.nbytes // 6), RestoreRule(None))
@@ -193,7 +193,7 @@ def test_a_tier_that_goes_within_a_step_ends_no_request(
     monkeypatch.setattr(OffloadPool, "copy", copy_too_late)
     _ask_all(engine, "llama")
     assert met[restores]
-    assert not pool.usable()
+    assert not pool.check_usable()
     assert engine.stats.kv_cache_offload_blocks_limit == 0
     if policy == "guaranteed_no_evict":
         assert (engine.stats.preemptions > preemptions) == restores
@@ -214,7 +214,7 @@ def test_what_the_kernel_cannot_fetch_is_not_touched(
     monkeypatch.setattr(os, "fstat", lambda _: SimpleNamespace(st_size=1 << 40))
     with nullcontext() if write else pytest.raises(OffloadPoolLost):
         pool.copy([BlockCopy(0, 8) if write else BlockCopy(8, 0)])
-    assert not pool.usable()
+    assert not pool.check_usable()
     assert f"the kernel cannot {'write' if write else 'read'} the file: Bad address" in caplog.text
 
 
@@ -233,13 +233,13 @@ def test_pages_are_asked_for_as_they_will_be_used(
 def test_a_restore_that_was_slow_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = _tensors()
     pool = OffloadPool(tensors, 6, HostMemory(3, tensors.nbytes // 6), RestoreRule(None))
-    pool.rule.computed(100, 1.0)
+    pool.rule.observe_compute(100, 1.0)
     pool.copy([BlockCopy(0, 6)])
-    assert pool.rule.pays(4), "it has not been measured yet"
+    assert pool.rule.decide(4), "it has not been measured yet"
     clock = iter([0.0, 60.0])
     monkeypatch.setattr(offload_pool_module.time, "perf_counter", lambda: next(clock))
     pool.copy([BlockCopy(6, 1)])
-    assert not pool.rule.pays(4)
+    assert not pool.rule.decide(4)
 
 
 def test_a_failed_step_restores_nothing_that_was_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:

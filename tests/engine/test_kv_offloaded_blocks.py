@@ -66,13 +66,13 @@ class OffloadMachine(RuleBasedStateMachine):
         for index, tokens in enumerate(prompts):
             retention = (RetentionRange(0, 5, priority, duration_ms),) if priority % 2 else ()
             restored = self.cache.counts.restored_tokens
-            table = self.cache.open(tokens, max(1, len(tokens) + more), retention=retention)
+            table = self.cache.allocate(tokens, max(1, len(tokens) + more), retention=retention)
             assert pay or self.cache.counts.restored_tokens == restored
             if table is not None:
                 assert table.cached_tokens < len(tokens), "the last token must be computed"
                 self.owners.append(Owner(table, tokens))
             if table is not None and index == too_late:
-                self.cache.close(self.owners.pop().table)
+                self.cache.free(self.owners.pop().table)
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
@@ -98,7 +98,7 @@ class OffloadMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """Before its first step too."""
-        self.cache.close(self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1))).table)
+        self.cache.free(self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1))).table)
 
     @rule()
     def fail(self) -> None:
@@ -106,7 +106,7 @@ class OffloadMachine(RuleBasedStateMachine):
         self.cache.take_copies()
         self.cache.offloaded.clear()
         for owner in self.owners:
-            self.cache.close(owner.table)
+            self.cache.free(owner.table)
         self.owners.clear()
 
     @precondition(lambda self: not self.owners)
@@ -129,19 +129,19 @@ class OffloadMachine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         cache = self.cache
         cache.check()
-        assert cache.free_blocks + cache.cached_blocks + cache.used_blocks == BLOCKS
-        assert cache.used_blocks == len({block for owner in self.owners for block in owner.table.blocks})
-        assert len(cache.offloaded) <= self.tier.num_slots
+        assert cache.num_free_blocks + cache.num_cached_blocks + cache.num_used_blocks == BLOCKS
+        assert cache.num_used_blocks == len({block for owner in self.owners for block in owner.table.blocks})
+        assert len(cache.offloaded) <= self.tier.capacity
         resident, offloaded = [], []
         for node in _below(cache._tree.root):
             (offloaded if cache.offloaded.has(node) else resident).append(node)
             assert node.parent is not None
             assert not cache.offloaded.has(node.parent) or cache.offloaded.has(node), "a prefix has a gap"
-            assert node.resident == sum(not cache.offloaded.has(child) for child in node.children)
+            assert node.children_on_device == sum(not cache.offloaded.has(child) for child in node.children)
         assert {node.block_id: node for node in resident} == cache._nodes
         assert {node.block_id: node for node in offloaded} == cache.offloaded._nodes
-        idle = [node for node in resident if not node.resident and not cache._references[node.block_id]]
-        assert len(cache._idle) == len(idle)
+        idle = [node for node in resident if not node.children_on_device and not cache._references[node.block_id]]
+        assert len(cache._evictable) == len(idle)
         assert len(cache.offloaded._queue) == sum(not node.children for node in offloaded)
 
     @invariant()
@@ -153,8 +153,8 @@ class OffloadMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for owner in self.owners:
-            self.cache.close(owner.table)
-        assert self.cache.used_blocks == self.cache.reserved_blocks == 0
+            self.cache.free(owner.table)
+        assert self.cache.num_used_blocks == self.cache.num_reserved_blocks == 0
         assert self.cache.grow(BlockTable([], 0, 0), BLOCKS * SIZE), "every block can be had again"
 
 
@@ -168,7 +168,7 @@ TestOffloadMachine.settings = settings(max_examples=examples(3), stateful_step_c
 
 def _filled(cache: KvCacheManager, *prompts: list[int]) -> None:
     for prompt in prompts:
-        cache.close(fill(cache, prompt))
+        cache.free(fill(cache, prompt))
         cache.take_copies()
 
 
@@ -176,7 +176,7 @@ def test_evicted_blocks_come_back() -> None:
     cache = KvCacheManager(4, 2, offload_pool=Tier(4))
     _filled(cache, [1, 1, 2, 2, 3, 3], [7, 7, 8, 8, 9, 9])
     assert (len(cache.offloaded), cache.counts.offloaded_tokens, cache.counts.evictions) == (2, 4, 0)
-    table = cache.open([1, 1, 2, 2, 3, 3, 4], 7)
+    table = cache.allocate([1, 1, 2, 2, 3, 3, 4], 7)
     assert table is not None
     assert (table.cached_tokens, table.reused_blocks, cache.counts.restored_tokens) == (6, 1, 4)
     sources = [copy.source for copy in cache.take_copies() if copy.source >= 4]
@@ -198,26 +198,26 @@ def test_the_second_tier_forgets_in_the_policys_order() -> None:
 def test_restoring_pays_where_it_is_faster(restoring: float | None, computing: float | None, pays: bool) -> None:
     rule_of_cost = RestoreRule(None)
     if restoring is not None:
-        rule_of_cost.restored(100, restoring)
+        rule_of_cost.observe_restore(100, restoring)
     if computing is not None:
-        rule_of_cost.computed(100, computing)
-    assert rule_of_cost.pays(100) is pays
+        rule_of_cost.observe_compute(100, computing)
+    assert rule_of_cost.decide(100) is pays
 
 
 def test_a_verdict_against_restoring_wears_off() -> None:
     """Restoring was slow once, and is never measured while it is not done."""
     rule_of_cost = RestoreRule(None)
-    rule_of_cost.restored(100, 0.02)
-    rule_of_cost.computed(100, 0.01)
-    refused = next(count for count in range(1000) if rule_of_cost.pays(1))
+    rule_of_cost.observe_restore(100, 0.02)
+    rule_of_cost.observe_compute(100, 0.01)
+    refused = next(count for count in range(1000) if rule_of_cost.decide(1))
     assert 50 < refused < 100  # 0.99 ** 69 is one half
 
 
 def test_a_set_length_decides_alone() -> None:
     rule_of_cost = RestoreRule(64)
-    rule_of_cost.restored(100, 9.0)
-    rule_of_cost.computed(100, 0.1)
-    assert [rule_of_cost.pays(tokens) for tokens in (63, 64)] == [False, True]
+    rule_of_cost.observe_restore(100, 9.0)
+    rule_of_cost.observe_compute(100, 0.1)
+    assert [rule_of_cost.decide(tokens) for tokens in (63, 64)] == [False, True]
 
 
 def test_a_held_block_is_not_evicted_when_its_last_child_is() -> None:

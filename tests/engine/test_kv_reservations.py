@@ -42,7 +42,7 @@ class ReservingMachine(RuleBasedStateMachine):
         """Only the reservation is made: the blocks come as they are needed."""
         before = self._free_room()
         known = set(self.cache._nodes)
-        table = self.cache.open(tokens, len(tokens) + more, reuse=reuse)
+        table = self.cache.allocate(tokens, len(tokens) + more, reuse=reuse)
         if table is None:
             assert self.cache.blocks_for(len(tokens) + more) > before or known, "there was room"
             assert self._free_room() == before, "a refusal has left something behind"
@@ -104,7 +104,7 @@ class ReservingMachine(RuleBasedStateMachine):
         """Between steps: what was to be copied is copied by then."""
         self._make_copies()
         owner = self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1)))
-        self.cache.close(owner.table)
+        self.cache.free(owner.table)
         assert not owner.table.blocks
         assert not owner.table.reserved
 
@@ -120,8 +120,8 @@ class ReservingMachine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         cache = self.cache
         cache.check()
-        assert cache.free_blocks + cache.cached_blocks + cache.used_blocks == BLOCKS
-        assert cache.reserved_blocks == sum(owner.table.reserved for owner in self.owners)
+        assert cache.num_free_blocks + cache.num_cached_blocks + cache.num_used_blocks == BLOCKS
+        assert cache.num_reserved_blocks == sum(owner.table.reserved for owner in self.owners)
         counts = [0] * BLOCKS
         for owner in self.owners:
             assert len(set(owner.table.blocks)) == len(owner.table.blocks), "a block is twice in a table"
@@ -137,21 +137,21 @@ class ReservingMachine(RuleBasedStateMachine):
         for block, node in cache._nodes.items():
             assert cache._tree.child(node.parent, node.tokens) is node
             assert node.block_id == block
-            assert node.resident == len(node.children)
+            assert node.children_on_device == len(node.children)
             children = [cache._references[child.block_id] for child in node.children]
             assert cache._references[block] >= max(children, default=0)
         idle = {block for block, node in cache._nodes.items() if not cache._references[block] and not node.children}
-        assert len(cache._idle) == len(idle)
+        assert len(cache._evictable) == len(idle)
 
     def teardown(self) -> None:
         for owner in self.owners:
-            self.cache.close(owner.table)
+            self.cache.free(owner.table)
         self.cache.check()
-        assert self.cache.used_blocks == self.cache.reserved_blocks == 0
+        assert self.cache.num_used_blocks == self.cache.num_reserved_blocks == 0
         assert self.cache.grow(BlockTable([], 0, 0), BLOCKS * SIZE), "every block can be had again"
 
     def _free_room(self) -> int:
-        return self.cache.free_blocks + self.cache.cached_blocks - self.cache.reserved_blocks
+        return self.cache.num_free_blocks + self.cache.num_cached_blocks - self.cache.num_reserved_blocks
 
 
 TestReservingMachine = ReservingMachine.TestCase
@@ -162,8 +162,8 @@ TestReservingMachine.settings = settings(max_examples=examples(2), stateful_step
 def test_eviction_takes_the_oldest_leaves_first(wanted: int) -> None:
     """Two branches of one prefix, one used more recently: what is left is always the newest of it, from its root."""
     cache = KvCacheManager(6, 2)
-    cache.close(fill(cache, [1, 1, 2, 2, 3, 3]))
-    cache.close(fill(cache, [1, 1, 4, 4, 5, 5, 6, 6]))
+    cache.free(fill(cache, [1, 1, 2, 2, 3, 3]))
+    cache.free(fill(cache, [1, 1, 4, 4, 5, 5, 6, 6]))
     order = [(3, 3), (2, 2), (6, 6), (5, 5), (4, 4), (1, 1)]
     assert {node.tokens for node in cache._nodes.values()} == set(order)
     assert cache.grow(BlockTable([], 0, 0), wanted * 2)
@@ -172,11 +172,11 @@ def test_eviction_takes_the_oldest_leaves_first(wanted: int) -> None:
 
 def test_use_makes_a_prefix_young_again() -> None:
     cache = KvCacheManager(4, 2)
-    cache.close(fill(cache, [1, 1, 2, 2]))
-    cache.close(fill(cache, [7, 7, 8, 8]))
-    again = cache.open([1, 1, 2, 2, 3], 4)
+    cache.free(fill(cache, [1, 1, 2, 2]))
+    cache.free(fill(cache, [7, 7, 8, 8]))
+    again = cache.allocate([1, 1, 2, 2, 3], 4)
     assert again is not None
-    cache.close(again)
+    cache.free(again)
     assert cache.grow(BlockTable([], 0, 0), 4)
     assert {node.tokens for node in cache._nodes.values()} == {(1, 1), (2, 2)}
 
@@ -184,7 +184,7 @@ def test_use_makes_a_prefix_young_again() -> None:
 def test_equal_sequences_end_in_the_same_blocks() -> None:
     """Two that computed the same prompt at once share it from then on."""
     cache = KvCacheManager(8, 2)
-    first, second = (cache.open([1, 2, 3, 4, 5], 6) for _ in range(2))
+    first, second = (cache.allocate([1, 2, 3, 4, 5], 6) for _ in range(2))
     assert first is not None
     assert second is not None
     for table in (first, second):
@@ -193,15 +193,15 @@ def test_equal_sequences_end_in_the_same_blocks() -> None:
         cache.commit(table, [1, 2, 3, 4, 5], 5)
     assert first.blocks[:2] == second.blocks[:2]
     assert first.blocks[2] != second.blocks[2]
-    assert cache.used_blocks == 4
+    assert cache.num_used_blocks == 4
     cache.check()
 
 
 def test_without_reuse_nothing_stays() -> None:
     cache = KvCacheManager(4, 2, prefix_reuse=False)
-    cache.close(fill(cache, [1, 2, 3, 4]))
-    assert (cache.free_blocks, cache.cached_blocks) == (4, 0)
-    table = cache.open([1, 2, 3, 4, 5], 5)
+    cache.free(fill(cache, [1, 2, 3, 4]))
+    assert (cache.num_free_blocks, cache.num_cached_blocks) == (4, 0)
+    table = cache.allocate([1, 2, 3, 4, 5], 5)
     assert table is not None
     assert table.cached_tokens == 0
 
@@ -210,8 +210,8 @@ def test_the_books_do_not_grow_with_use() -> None:
     """A prefix that is used for days, in a cache that never fills, takes no more memory than on the first day."""
     cache = KvCacheManager(16, 2)
     for turn in range(2000):
-        cache.close(fill(cache, [1, 1, 2, 2, 3 + turn % 3, 3]))
-    assert len(cache._idle._heap) <= 3 * cache.num_blocks + 64
+        cache.free(fill(cache, [1, 1, 2, 2, 3 + turn % 3, 3]))
+    assert len(cache._evictable._heap) <= 3 * cache.num_blocks + 64
     assert cache.grow(BlockTable([], 0, 0), 32), "every block can be had all the same"
     assert not cache._nodes
 
@@ -219,9 +219,9 @@ def test_the_books_do_not_grow_with_use() -> None:
 def test_a_prefix_in_use_is_never_evicted() -> None:
     """It is the oldest leaf by its last use, and in use again: what is younger and idle goes in its place."""
     cache = KvCacheManager(5, 2)
-    cache.close(fill(cache, [1, 1, 2, 2]))
-    cache.close(fill(cache, [7, 7, 8, 8]))
-    again = cache.open([1, 1, 2, 2, 3], 4)
+    cache.free(fill(cache, [1, 1, 2, 2]))
+    cache.free(fill(cache, [7, 7, 8, 8]))
+    again = cache.allocate([1, 1, 2, 2, 3], 4)
     assert again is not None
     assert cache.grow(BlockTable([], 0, 0), 6)
     assert {node.tokens for node in cache._nodes.values()} == {(1, 1), (2, 2)}

@@ -100,7 +100,7 @@ def _facts(engine: Engine) -> dict[str, Any]:
     names = ("steps", "step_tokens", "step_sequences", "generated_tokens", "cached_tokens", "kv_blocks_reused")
     known = {name: getattr(stats, name) for name in names}
     cache = engine._cache
-    return known | {"counts": cache.counts, "free": cache.free_blocks, "cached": cache.cached_blocks}
+    return known | {"counts": cache.counts, "free": cache.num_free_blocks, "cached": cache.num_cached_blocks}
 
 
 def test_the_books_are_those_of_an_engine_without() -> None:

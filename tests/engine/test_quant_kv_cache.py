@@ -10,7 +10,7 @@ import torch
 
 from inflight.engine.checkpoint import load_config
 from inflight.engine.kvcache.blocks import BlockCopy
-from inflight.engine.kvcache.pool import Fp8KvPool, KvPool, KvScales
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, KvPool, KvScales
 from inflight.engine.request import Output
 from inflight.engine.scoring import Scorer
 from inflight.settings.kv_cache import KvCacheSettings

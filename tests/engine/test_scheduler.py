@@ -93,20 +93,20 @@ def test_what_is_not_admitted_leaves_no_trace(too_late: bool) -> None:
     books = Books("max_utilization", max_tokens_per_step=8)
     cache = books.cache = KvCacheManager(16, SIZE, offload_pool=Tier(1))
     scheduler = books.scheduler = Scheduler(books.config, cache, lambda: books.now_ns)
-    cache.close(fill(cache, list(range(40))))
+    cache.free(fill(cache, list(range(40))))
     held, taken = BlockTable([], 0, 0), BlockTable([], 0, 0)
     assert cache.grow(held, 6 * SIZE)
     assert cache.grow(taken, SIZE)
-    cache.close(taken)
+    cache.free(taken)
     cache.take_copies()
     if too_late:
-        cache.close(held)
+        cache.free(held)
         scheduler._full_step_s = 5.0
     waits = books.add(list(range(49)), deadline_ns=3 * SECOND if too_late else None)
 
     def traces() -> tuple[list[tuple[int, int]], int, int]:
         nodes = [*cache._nodes.values(), *cache.offloaded._nodes.values()]
-        return [(node.uses, node.block_id) for node in nodes], cache.counts.restored_tokens, cache.free_blocks
+        return [(node.uses, node.block_id) for node in nodes], cache.counts.restored_tokens, cache.num_free_blocks
 
     before = traces()
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_what_is_not_admitted_leaves_no_trace(too_late: bool) -> None:
     if too_late:
         assert scheduler.take_expired() == [waits]
     else:
-        cache.close(held)
+        cache.free(held)
         assert sizes(books.step()) == {waits: 8}
         assert waits.metrics.cached_tokens == 40
         assert cache.counts.restored_tokens == SIZE
@@ -140,7 +140,7 @@ def test_a_sequence_can_be_removed_from_anywhere(where: str) -> None:
     while books.step():
         pass
     assert victim not in books.ended
-    assert (books.cache.used_blocks, books.cache.reserved_blocks) == (0, 0)
+    assert (books.cache.num_used_blocks, books.cache.num_reserved_blocks) == (0, 0)
 
 
 def test_block_counts_are_those_of_the_cache() -> None:
@@ -217,4 +217,4 @@ def test_everybody_gets_there(
         longest = blocks * SIZE - len(sequence.request.prompt)
         assert sequence.generated == min(sequence.request.sampling.max_tokens, longest)
         assert policy == "max_utilization" or not sequence.metrics.preemptions
-    assert (books.cache.used_blocks, books.cache.reserved_blocks) == (0, 0)
+    assert (books.cache.num_used_blocks, books.cache.num_reserved_blocks) == (0, 0)

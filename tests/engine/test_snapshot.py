@@ -95,7 +95,7 @@ def test_it_is_bounded() -> None:
     cache = KvCacheManager(num_blocks=10 * MAX_CELLS + 1, block_size=2)
     tables = [fill(cache, [index, index + 1]) for index in range(200)]
     for table in tables[::2]:
-        cache.close(table)
+        cache.free(table)
     shot = portable_snapshot(EngineStats(), [], cache)
     assert shot.kv_cache is not None
     assert len(shot.kv_cache.map()) <= MAX_CELLS

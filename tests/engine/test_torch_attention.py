@@ -21,7 +21,7 @@ from inflight.engine.attention.torch_backend import (
     length_buckets,
 )
 from inflight.engine.checkpoint import load_config
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.packed import PackedLinear, pack_linears
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, load, run

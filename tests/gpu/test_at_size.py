@@ -17,7 +17,7 @@ from benchmarks.contact.stage import Contact
 from benchmarks.contact.steps import BLOCK_SIZE, AttentionStep
 from benchmarks.random_weights import config_of
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.kvcache.pool import Fp8KvPool, KvScales
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, KvScales
 from inflight.engine.models.config import read_model_config
 from tests.gpu.support.device import DEVICE, DRY
 

@@ -1,7 +1,7 @@
 """Storing keys and values in the paged cache, in the Triton language; and the types that they are stored in.
 
 The kernel takes slots and strides, not sequences; ``triton_backend`` prepares both. It stores, bit for bit, what
-``kvcache.pool`` stores.
+``kvcache.memory_pool`` stores.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 
 _LANES = 16
 """Rows are padded to a multiple of it, so that a row's sums are the same whatever the longest row is."""
@@ -250,7 +250,7 @@ class SparseDecodeAttention:
         """Return ``[rows, heads, head_dim]`` of a query of that shape."""
         rows, heads, dim = query.shape
         entries, bias = self._pattern(heads, window)
-        keys, values = self._pool.of_heads[layer]
+        keys, values = self._pool.flat_layers[layer]
         torch.sparse.sampled_addmm(
             entries, query.reshape(-1, dim).float(), keys.t(), beta=0.0, alpha=scale, out=entries
         )

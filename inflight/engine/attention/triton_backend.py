@@ -19,7 +19,7 @@ from inflight.engine.attention import plan, triton_kernels
 from inflight.engine.attention.store import StoredKv, store
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.blocks import Blocks
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.transfer import TokenIds, to_device
 
 HEADER = int(plan.HEADER.value)

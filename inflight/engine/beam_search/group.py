@@ -73,7 +73,7 @@ class BeamGroup:
         for table in unclaimed.values():
             assert table is not None
             leader.count_blocks(table)
-            cache.close(table)
+            cache.free(table)
         new = [leader.fork() for _ in range(len(heirs) - len(members))]
         prompt = len(leader.request.prompt)
         for member, beam, (table, tokens) in zip(leader.members, self._search.live, heirs, strict=True):

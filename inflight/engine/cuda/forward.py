@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.transfer import OwnStream, TokenIds
 

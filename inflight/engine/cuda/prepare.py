@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
-from inflight.engine.kvcache.pool import KvPool
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.quant.convert import decode_weights, decoding_cost
 from inflight.errors import DeploymentError

@@ -13,7 +13,7 @@ from inflight.engine.kvcache.retention import Retention
 class BlockCopy(NamedTuple):
     """The whole block ``source`` is to be copied into ``target`` before the next step runs.
 
-    Copies serve copy-on-write, offloading and restoring: ids from the cache's ``num_blocks`` on are offload slots.
+    Copies serve copy-on-write, offloading and restoring: ids from the cache's ``num_blocks`` on are offload blocks.
     Copies take effect in their order.
     """
 
@@ -22,24 +22,24 @@ class BlockCopy(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """What the prefix index knows of a sequence's first tokens."""
+    """A sequence's longest cached prefix."""
 
     path: list[Node]
-    """The full blocks that are known."""
-    resident: int
-    """How many of them, from the first on, are in the cache; the others are offloaded."""
+    """Its full blocks."""
+    blocks_on_device: int
+    """How many of them, from the first on, are on the device; the others are offloaded."""
     partial: Node | None
     """The block behind them whose first tokens are the sequence's next ones; None: there is none."""
-    common: int
+    partial_tokens: int
     """Tokens that it has in common with the sequence."""
-    tokens: int
+    num_tokens: int
     """Tokens that need not be computed, if restoring the offloaded ones pays."""
 
 
 class Blocks(list[int]):
-    """The ids of a sequence's blocks. It counts changes other than appending, so that copies can be kept up to date.
+    """The ids of a sequence's blocks; it counts changes other than appending, so that copies can be kept up to date.
 
-    Those are assignment and ``pop``. A caller that needs another one, such as ``insert``, must add its counting here.
+    These changes are assignment and ``pop``. A caller that needs another one, such as ``insert``, must count it here.
     """
 
     __slots__ = ("replaced",)
@@ -64,13 +64,13 @@ class BlockTable:
 
     blocks: Blocks
     cached_tokens: int
-    """Tokens whose keys and values were there already when the sequence was admitted."""
+    """Tokens whose keys and values the cache had when the sequence was admitted."""
     reused_blocks: int
     """Blocks that were shared from the prefix index when the sequence was admitted."""
     num_computed: int = 0
     """Tokens of the sequence whose keys and values the blocks hold."""
     reserved: int = 0
-    """Blocks that are set aside for this sequence and that it has not taken yet."""
+    """Blocks that are reserved for this sequence and that it has not taken yet."""
     new_blocks: int = 0
     """Blocks that were allocated for it."""
     indexed: int = 0
@@ -87,7 +87,7 @@ class CacheCounts:
     """What the cache has done so far, in blocks and tokens."""
 
     evictions: int = 0
-    """Blocks that were forgotten, in the cache or offloaded."""
+    """Blocks whose contents were dropped, on the device or from the offload pool."""
     offloaded_tokens: int = 0
     """Tokens whose blocks were offloaded."""
     restored_tokens: int = 0

@@ -1,10 +1,10 @@
-"""The paged KV cache's manager: it says which sequence has which block. It handles block ids; ``pool`` is the memory.
+"""The paged KV cache's manager decides which sequence has which block, by block id; ``memory_pool`` holds the tensors.
 
-A block holds the keys and values of ``block_size`` tokens. Full blocks are entered in a prefix index
+A block holds the keys and values of ``block_size`` tokens. Full blocks are entered into a prefix index
 (``prefix_tree``). A block that no sequence references stays cached until its room is needed; the eviction policy says
-which leaf is evicted first (``eviction``). With offloading (``offload``) the contents of an evicted block are kept
-outside of the cache, and come back when a sequence begins with them. Sequences that fork share their blocks until one
-of them writes into a block (copy-on-write).
+which block is evicted first (``eviction``). With offloading (``offload``) the contents of an evicted block are kept
+outside of the device's cache, and are restored when a sequence begins with them. Sequences that fork share their blocks
+until one of them writes into a block (copy-on-write).
 
 Every block is in exactly one of three states: free (no content), used (referenced by a sequence), cached (indexed, not
 referenced). free + cached + used == total, always. Offloaded blocks are none of these: they are counted apart.
@@ -13,7 +13,7 @@ referenced). free + cached + used == total, always. Offloaded blocks are none of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,15 +31,10 @@ class KvCacheManager:
     """Allocates blocks: reference counts, reservations, the prefix index, and what is to be copied."""
 
     def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        prefix_reuse: bool = True,
-        eviction: str = "lru",
-        offload_pool: OffloadPool | None = None,
-        counts: CacheCounts | None = None,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+        self, num_blocks: int, block_size: int, prefix_reuse: bool = True, eviction: str = "lru",
+        offload_pool: OffloadPool | None = None, counts: CacheCounts | None = None,
+        now_ns: abc.Callable[[], int] = time.monotonic_ns,
+    ) -> None:  # fmt: skip
         """``eviction``: a name in ``POLICIES``; ``offload_pool``: where evicted blocks go; None: they are forgotten.
 
         ``counts``: the counts to go on with; None: they begin at 0. ``now_ns``: the clock by which retention expires.
@@ -51,67 +46,69 @@ class KvCacheManager:
         self._nodes: dict[int, Node] = {}
         """The indexed blocks' nodes, by block id."""
         self.counts = counts or CacheCounts()
-        self._idle, queue = (EvictionQueue(POLICIES[eviction], now_ns) for _ in range(2))
-        """Cached blocks whose children, if any, are all offloaded: these can be evicted."""
+        self._evictable, queue = (EvictionQueue(POLICIES[eviction], now_ns) for _ in range(2))
+        """Cached blocks without children on the device."""
         self.offloaded = OffloadedBlocks(self._tree, offload_pool, num_blocks, queue, self.counts)
         """Which blocks are offloaded, and where."""
         self._now_ns = now_ns
-        self.cached_blocks = 0
-        """Blocks that only the prefix index refers to; they can be evicted."""
-        self.used_blocks = 0
+        self.num_cached_blocks = 0
+        """Blocks that only the prefix index refers to."""
+        self.num_used_blocks = 0
         """Blocks that running sequences refer to."""
-        self.reserved_blocks = 0
+        self.num_reserved_blocks = 0
         """Blocks promised to running sequences that have not taken them yet."""
         self._clock = 0
         self._copies: list[BlockCopy] = []
 
     @property
-    def free_blocks(self) -> int:
+    def num_free_blocks(self) -> int:
         """Blocks without content."""
         return len(self._free)
 
-    def open(
-        self, tokens: Sequence[int], capacity: int, reuse: bool = True, retention: Retention = ()
+    def allocate(
+        self, tokens: abc.Sequence[int], capacity: int, reuse: bool = True, retention: Retention = ()
     ) -> BlockTable | None:
-        """Admit a sequence: share the blocks of its longest known prefix, and reserve room for ``capacity`` tokens.
+        """Admit a sequence: share the blocks of its longest cached prefix, and reserve room for ``capacity`` tokens.
 
         Return its table, or None when there is not enough room now.
         """
         match = self.match(tokens, reuse)
         return self.admit(match, capacity, retention) if self.has_room(match, capacity) else None
 
-    def match(self, tokens: Sequence[int], reuse: bool = True) -> PrefixMatch:
-        """Return the longest known prefix of a sequence, valid until the cache changes; not ``reuse``: an empty one."""
+    def match(self, tokens: abc.Sequence[int], reuse: bool = True) -> PrefixMatch:
+        """Return a sequence's longest cached prefix, valid until the cache changes; it is empty if not ``reuse``."""
         if not (reuse and self._prefix_reuse):
             return PrefixMatch([], 0, None, 0, 0)
-        self.offloaded.poll()
-        path, partial, common = self._tree.match(tokens, self.block_size)
-        resident = next((index for index, node in enumerate(path) if self.offloaded.has(node)), len(path))
-        return PrefixMatch(path, resident, partial, common, len(path) * self.block_size + common)
+        self.offloaded.drop_lost_pool()
+        path, partial, partial_tokens = self._tree.longest_prefix(tokens, self.block_size)
+        on_device = next((index for index, node in enumerate(path) if self.offloaded.has(node)), len(path))
+        return PrefixMatch(path, on_device, partial, partial_tokens, len(path) * self.block_size + partial_tokens)
 
     def has_room(self, match: PrefixMatch, capacity: int) -> bool:
-        """Whether a sequence with this known prefix can be admitted with room for ``capacity`` tokens."""
-        available = len(self._free) + self.cached_blocks - self.reserved_blocks
-        idle = sum(self._references[node.block_id] == 0 for node in match.path[: match.resident])
-        return self._needed(match, capacity) <= available - idle
+        """Whether a sequence with this cached prefix can be admitted with room for ``capacity`` tokens."""
+        available = len(self._free) + self.num_cached_blocks - self.num_reserved_blocks
+        to_share = sum(self._references[node.block_id] == 0 for node in match.path[: match.blocks_on_device])
+        return self._blocks_to_reserve(match, capacity) <= available - to_share
 
     def admit(self, match: PrefixMatch, capacity: int, retention: Retention = ()) -> BlockTable:
-        """Admit a sequence for which ``has_room``: share its known prefix, reserve the rest; return its table."""
-        known, needed = match.resident, self._needed(match, capacity)
-        for node in match.path[:known]:
+        """Admit a sequence for which ``has_room``: share its cached prefix, reserve the rest; return its table."""
+        shared, reserved = match.path[: match.blocks_on_device], self._blocks_to_reserve(match, capacity)
+        for node in shared:
             node.uses += 1
             self._acquire(node.block_id)
-        shared, last = Blocks(node.block_id for node in match.path[:known]), match.path[known - 1] if known else None
-        cached = known * self.block_size
-        table = BlockTable(shared, cached, known, cached, needed, 0, known, last, retention)
-        self.reserved_blocks += needed
-        self._copy_known(table, match)
+        cached_tokens = len(shared) * self.block_size
+        table = BlockTable(
+            Blocks(node.block_id for node in shared), cached_tokens, reused_blocks=len(shared), reserved=reserved,
+            num_computed=cached_tokens, indexed=len(shared), node=shared[-1] if shared else None, retention=retention,
+        )  # fmt: skip
+        self.num_reserved_blocks += reserved
+        self._copy_unshared_prefix(table, match)
         return table
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Give a sequence blocks for ``num_tokens``, and a copy of its own of a shared block that it goes on in.
+        """Give a sequence blocks for ``num_tokens``; copy the block that it is to write into if a fork shares it.
 
-        Return False when there are no more blocks; those that were given stay.
+        Return False when there are no more blocks; the sequence keeps those that it was given.
         """
         if table.shared_tail is not None and not self._unshare(table, table.shared_tail):
             return False
@@ -120,8 +117,8 @@ class KvCacheManager:
     def fork(self, table: BlockTable) -> BlockTable:
         """Return a second table of the same blocks; no further blocks are reserved for it.
 
-        A block that the computed tokens do not fill is copied when either sequence grows, unless it is no longer shared
-        then.
+        If the computed tokens do not fill the last block, the first of both sequences to grow copies it, while it is
+        still shared.
         """
         for block in table.blocks:
             self._acquire(block)
@@ -130,61 +127,39 @@ class KvCacheManager:
         return replace(table, blocks=Blocks(table.blocks), reserved=0, new_blocks=0)
 
     def reserve(self, table: BlockTable, blocks: int) -> None:
-        """Set a sequence's reservation to so many blocks, or to as many as there are.
+        """Set a sequence's reservation to ``blocks``, or to as many as there are.
 
-        What a fork may have to copy is not known before it forks, and others may have reserved the room since.
+        How many blocks a fork may copy is not known before it forks; other sequences may have reserved them since.
         """
-        blocks = min(blocks, table.reserved + len(self._free) + self.cached_blocks - self.reserved_blocks)
-        self.reserved_blocks += blocks - table.reserved
+        blocks = min(blocks, table.reserved + len(self._free) + self.num_cached_blocks - self.num_reserved_blocks)
+        self.num_reserved_blocks += blocks - table.reserved
         table.reserved = blocks
 
-    def commit(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
-        """Note that so many tokens are ``computed``, and enter the blocks that are full now into the prefix index.
-
-        Where the index already has an equal block, the sequence takes that one and gives its own back; where the index
-        has it offloaded, the sequence's own takes its place.
-        """
+    def commit(self, table: BlockTable, tokens: abc.Sequence[int], computed: int) -> None:
+        """Note that ``computed`` tokens are computed, and enter the blocks that they fill into the prefix index."""
         table.num_computed = computed
-        size = self.block_size
-        if not self._prefix_reuse or computed < (table.indexed + 1) * size:
-            return
-        for position in range(table.indexed, computed // size):
-            content = tuple(tokens[position * size : (position + 1) * size])
-            above, block = table.node or self._tree.root, table.blocks[position]
-            node = self._tree.child(above, content)
-            if node is None:
-                node = self._tree.add(above, content, block)
-            else:
-                node.uses += 1
-                if self.offloaded.has(node):
-                    self.offloaded.take_back(node, block)
-            if node.block_id != block:
-                self._acquire(node.block_id)
-                table.blocks[position] = node.block_id
-                self._release(block)
-            elif block not in self._nodes:
-                self._nodes[block] = node
-                above.resident += 1
-            table.node = node
-            table.indexed = position + 1
+        if self._prefix_reuse:
+            size = self.block_size
+            for position in range(table.indexed, computed // size):
+                self._index_next_block(table, tuple(tokens[position * size : (position + 1) * size]))
 
     def mark_computed(self, table: BlockTable, num_tokens: int) -> None:
-        """Note that the blocks hold the keys and values of so many tokens, without entering them into the index."""
+        """Note that the blocks hold the keys and values of ``num_tokens``, without entering blocks into the index."""
         table.num_computed = num_tokens
 
-    def close(self, table: BlockTable) -> None:
+    def free(self, table: BlockTable) -> None:
         """Give a sequence's blocks back."""
         self._clock += 1
         if table.retention:
             nodes = [self._nodes[block] for block in table.blocks[: table.indexed]]
             apply_retention(table.retention, nodes, self.block_size, self._now_ns())
-        if self._copies:  # what was to be copied for a sequence that never ran
+        if self._copies:  # the sequence may never have run: what was to be copied for it alone is dropped
             private = {block for block in table.blocks[table.indexed :] if self._references[block] == 1}
             self._copies = [copy for copy in self._copies if copy.target not in private]
         for block in reversed(table.blocks):
             self._release(block)
         table.blocks = Blocks()
-        self.reserved_blocks -= table.reserved
+        self.num_reserved_blocks -= table.reserved
         table.reserved = 0
 
     def state(self, block: int) -> str:
@@ -192,7 +167,7 @@ class KvCacheManager:
         return "used" if self._references[block] else "cached" if block in self._nodes else "free"
 
     def take_copies(self) -> list[BlockCopy]:
-        """Return the copies to make before the next step runs, once."""
+        """Return the copies to make before the next step runs, and forget them."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -202,51 +177,80 @@ class KvCacheManager:
 
     def check_counts(self) -> None:
         """Assert that no block is lost, in constant time."""
-        available = len(self._free) + self.cached_blocks
-        lost = self.num_blocks - available - self.used_blocks
+        available = len(self._free) + self.num_cached_blocks
+        lost = self.num_blocks - available - self.num_used_blocks
         assert not lost, f"{lost} blocks are lost"
-        assert 0 <= self.reserved_blocks <= available, "more blocks are reserved than there are"
+        assert 0 <= self.num_reserved_blocks <= available, "more blocks are reserved than there are"
         self.offloaded.check_counts()
 
     def check(self) -> None:
         """Assert that references, free blocks and the index agree, block by block."""
         self.check_counts()
         used = sum(count > 0 for count in self._references)
-        assert used == self.used_blocks, f"{used} blocks are referenced, {self.used_blocks} are counted as used"
+        assert used == self.num_used_blocks, f"{used} blocks are referenced, {self.num_used_blocks} are counted as used"
         assert len(set(self._free)) == len(self._free), "a block is free twice"
         assert not any(self._references[block] for block in self._free), "a free block is referenced"
         self.offloaded.check()
 
-    def _needed(self, match: PrefixMatch, capacity: int) -> int:
-        """Return the blocks to reserve beside those that are shared."""
-        return max(self.blocks_for(capacity), len(match.path)) - match.resident
+    def _blocks_to_reserve(self, match: PrefixMatch, capacity: int) -> int:
+        """Return how many blocks a sequence needs beside those that it shares."""
+        return max(self.blocks_for(capacity), len(match.path)) - match.blocks_on_device
 
-    def _copy_known(self, table: BlockTable, match: PrefixMatch) -> None:
-        """Plan copies of what is known behind the shared blocks: offloaded blocks, then the beginning of a block."""
-        size, offloaded = self.block_size, match.path[match.resident :]
-        partial, common = (match.partial, match.common) if table.reserved > len(offloaded) else (None, 0)
-        wanted = offloaded if partial is None else [*offloaded, partial]
-        deepest = next((node for node in reversed(wanted) if self.offloaded.has(node)), None)
-        restored = len(offloaded) * size + (common if deepest is partial else 0)
-        if restored and not self.offloaded.can_restore(restored):
+    def _copy_unshared_prefix(self, table: BlockTable, match: PrefixMatch) -> None:
+        """Plan copies of the cached tokens behind the shared blocks, and count those tokens as computed.
+
+        They are in offloaded blocks and in the first tokens of a partly equal block. The latter is copied only if the
+        reservation has a block for it. Where restoring does not pay, nothing is copied.
+        """
+        sources, partial_tokens = match.path[match.blocks_on_device :], 0
+        restored = len(sources) * self.block_size
+        if match.partial is not None and table.reserved > len(sources):
+            sources, partial_tokens = [*sources, match.partial], match.partial_tokens
+            restored += partial_tokens if self.offloaded.has(match.partial) else 0
+        if restored and not self.offloaded.decide_restore(restored):
             return
         self.counts.restored_tokens += restored
+        deepest = next((node for node in reversed(sources) if self.offloaded.has(node)), None)
         with self.offloaded.holding(deepest):
-            # The partly equal block may be evicted by this very call: it is read before anything is written.
-            copies = [BlockCopy(node.block_id, self._take(table)) for node in wanted]
+            # `_take` may evict the partly equal block, and even return it. The copy is right all the same, since the
+            # source's id is read first, and `KvPool.copy` reads all sources before it writes.
+            copies = [BlockCopy(node.block_id, self._take(table)) for node in sources]
         self._copies += copies
-        table.cached_tokens = table.num_computed = len(match.path) * size + common
+        table.cached_tokens = table.num_computed = len(match.path) * self.block_size + partial_tokens
+
+    def _index_next_block(self, table: BlockTable, content: tuple[int, ...]) -> None:
+        """Enter a sequence's first full block that is not in the prefix index; its tokens are ``content``.
+
+        If the index has an equal block on the device, the sequence shares that one and gives its own back. If the equal
+        block is offloaded, its node takes the sequence's block, and the offload block is freed.
+        """
+        position, parent = table.indexed, table.node or self._tree.root
+        block, node = table.blocks[position], self._tree.child(parent, content)
+        if node is None:
+            node = self._tree.add(parent, content, block)
+        else:
+            node.uses += 1
+            if self.offloaded.has(node):
+                self.offloaded.take_back(node, block)
+        if node.block_id != block:
+            self._acquire(node.block_id)
+            table.blocks[position] = node.block_id
+            self._release(block)
+        elif block not in self._nodes:  # otherwise a fork, which shares the block, has entered it already
+            self._nodes[block] = node
+            parent.children_on_device += 1
+        table.node, table.indexed = node, position + 1
 
     def _extend(self, table: BlockTable, num_blocks: int) -> bool:
         """Give a sequence blocks until it has ``num_blocks``; False when there are no more."""
         while len(table.blocks) < num_blocks:
-            if not table.reserved and len(self._free) + self.cached_blocks <= self.reserved_blocks:
+            if not table.reserved and len(self._free) + self.num_cached_blocks <= self.num_reserved_blocks:
                 return False
             self._take(table)
         return True
 
     def _unshare(self, table: BlockTable, position: int) -> bool:
-        """Give a sequence a copy of its own of the block at this position, if it is shared still."""
+        """Copy the block at this position for a sequence, if another sequence still shares the block."""
         if self._references[table.blocks[position]] > 1:
             if not self._extend(table, len(table.blocks) + 1):
                 return False
@@ -260,50 +264,50 @@ class KvCacheManager:
     def _take(self, table: BlockTable) -> int:
         block = self._free.pop() if self._free else self._evict()
         self._references[block] = 1
-        self.used_blocks += 1
+        self.num_used_blocks += 1
         table.blocks.append(block)
         table.new_blocks += 1
         if table.reserved:
             table.reserved -= 1
-            self.reserved_blocks -= 1
+            self.num_reserved_blocks -= 1
         return block
 
     def _acquire(self, block: int) -> None:
         if self._references[block] == 0:
-            self.cached_blocks -= 1
-            self.used_blocks += 1
-            self._idle.withdraw(self._nodes[block])
+            self.num_cached_blocks -= 1
+            self.num_used_blocks += 1
+            self._evictable.withdraw(self._nodes[block])
         self._references[block] += 1
 
     def _release(self, block: int) -> None:
         self._references[block] -= 1
         if self._references[block]:
             return
-        self.used_blocks -= 1
+        self.num_used_blocks -= 1
         node = self._nodes.get(block)
         if node is None:
             self._free.append(block)
             return
-        self.cached_blocks += 1
+        self.num_cached_blocks += 1
         node.last_used = self._clock
-        if not node.resident:
-            self._idle.offer(node)
+        if not node.children_on_device:
+            self._evictable.offer(node)
 
     def _evict(self) -> int:
-        """Offload the cached leaf that goes first, or forget it, and return its block."""
-        node = self._idle.pop()
-        block, above = node.block_id, node.parent
-        assert above is not None
+        """Offload the cached block that goes first, or forget it, and return its id."""
+        node = self._evictable.pop()
+        block, parent = node.block_id, node.parent
+        assert parent is not None
         del self._nodes[block]
-        self.cached_blocks -= 1
-        above.resident -= 1
-        slot = self.offloaded.put(node)
-        if slot is None:
+        self.num_cached_blocks -= 1
+        parent.children_on_device -= 1
+        offload_block = self.offloaded.put(node)
+        if offload_block is None:
             self._tree.remove(node)
             self.counts.evictions += 1
         else:
-            self._copies.append(BlockCopy(block, slot))
+            self._copies.append(BlockCopy(block, offload_block))
             self.counts.offloaded_tokens += self.block_size
-        if not above.resident and above is not self._tree.root and not self._references[above.block_id]:
-            self._idle.offer(above)
+        if not parent.children_on_device and parent is not self._tree.root and not self._references[parent.block_id]:
+            self._evictable.offer(parent)
         return block

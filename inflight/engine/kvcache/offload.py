@@ -1,7 +1,7 @@
-"""Which evicted blocks are offloaded, and in which offload slots.
+"""The index of offloaded blocks: it says which evicted block is in which offload block.
 
-An offload slot holds the contents of one block. ``offload_pool`` is the memory; here it is a number of slots, which may
-be lost while serving.
+An offload block holds the contents of one block outside of the device. ``offload_pool`` is the memory of all of them,
+which may be lost while serving; here they are only ids.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:  # it needs PyTorch
 
 
 class OffloadedBlocks:
-    """Which nodes are in which offload slots, which are numbered on from the cache's blocks."""
+    """Which node is in which offload block; the ids of offload blocks follow those of the cache's blocks."""
 
     def __init__(
         self, tree: PrefixTree, pool: OffloadPool | None, num_blocks: int, queue: EvictionQueue, counts: CacheCounts
     ) -> None:
-        """``pool``: None: nothing is offloaded; ``queue``: orders the offloaded leaves for eviction."""
+        """``pool``: None: nothing is offloaded; ``queue``: orders offloaded nodes without children for eviction."""
         self._counts = counts
         self._tree, self._pool, self._queue = tree, pool, queue
         self._first = num_blocks
-        self.num_slots = pool.num_slots if pool else 0
-        """How many blocks can be offloaded; 0 once the pool is lost."""
-        self._free = list(reversed(range(num_blocks, num_blocks + self.num_slots)))
+        self.capacity = pool.capacity if pool else 0
+        """How many offload blocks there are; 0 once the pool is lost."""
+        self._free = list(reversed(range(num_blocks, num_blocks + self.capacity)))
         self._nodes: dict[int, Node] = {}
-        """The offloaded nodes, by slot."""
+        """The offloaded nodes, by the id of their offload block."""
         self._held: Node | None = None
 
     def __len__(self) -> int:
@@ -42,30 +42,34 @@ class OffloadedBlocks:
         """Whether a node is offloaded."""
         return node.block_id >= self._first
 
-    def poll(self) -> None:
-        """If the pool is lost, forget it and what was in it."""
-        if self._pool is not None and not self._pool.usable():
+    def drop_lost_pool(self) -> None:
+        """If the pool is lost, forget it and all offloaded blocks."""
+        if self._pool is not None and not self._pool.check_usable():
             self.clear()
-            self._pool, self._free, self.num_slots = None, [], 0
+            self._pool, self._free, self.capacity = None, [], 0
 
-    def can_restore(self, tokens: int) -> bool:
-        """Whether there is a pool, and restoring so many tokens pays."""
-        return self._pool is not None and self._pool.rule.pays(tokens)
+    def decide_restore(self, tokens: int) -> bool:
+        """Decide whether to restore so many tokens; False if the pool is lost."""
+        return self._pool is not None and self._pool.rule.decide(tokens)
 
     def put(self, node: Node) -> int | None:
-        """Give an evicted node a slot and return it, if need be that of the leaf to evict here; None: there is none."""
+        """Give a node that the device evicts an offload block, and return its id.
+
+        If all offload blocks are taken, the offloaded leaf that goes first is evicted for it. Return None if no leaf
+        can be evicted; the caller must forget ``node`` then.
+        """
         if not self._free:
             if not len(self._queue):
                 return None
             self._forget(self._queue.pop())
-        slot = self._free.pop()
-        node.block_id = slot
-        self._nodes[slot] = node
+        block = self._free.pop()
+        node.block_id = block
+        self._nodes[block] = node
         self._offer_leaf(node)
-        return slot
+        return block
 
     def take_back(self, node: Node, block: int) -> None:
-        """Give a node a block of the cache again, and free its slot."""
+        """Give an offloaded node a block on the device, and free its offload block."""
         self._queue.withdraw(node)
         del self._nodes[node.block_id]
         self._free.append(node.block_id)
@@ -73,7 +77,7 @@ class OffloadedBlocks:
 
     @contextmanager
     def holding(self, node: Node | None) -> Iterator[None]:
-        """Keep a node, and so all nodes before it, from being evicted meanwhile."""
+        """Keep an offloaded node from eviction in a ``with`` block, and so its ancestors, which are no leaves."""
         self._held = node
         if node is not None:
             self._queue.withdraw(node)
@@ -84,10 +88,10 @@ class OffloadedBlocks:
 
     def clear(self) -> None:
         """Forget all offloaded blocks."""
-        for slot, node in self._nodes.items():
+        for block, node in self._nodes.items():
             self._queue.withdraw(node)
             node.children.clear()
-            self._free.append(slot)
+            self._free.append(block)
         for node in self._nodes.values():
             assert node.parent is not None
             if not self.has(node.parent):
@@ -95,12 +99,12 @@ class OffloadedBlocks:
         self._nodes.clear()
 
     def check_counts(self) -> None:
-        """Assert that no slot is lost, in constant time."""
-        assert len(self._free) + len(self._nodes) == self.num_slots, "slots are lost"
+        """Assert that no offload block is lost, in constant time."""
+        assert len(self._free) + len(self._nodes) == self.capacity, "offload blocks are lost"
 
     def check(self) -> None:
-        """Assert that no slot is both free and in use."""
-        assert not set(self._free) & self._nodes.keys(), "a free slot is in use"
+        """Assert that no offload block is both free and in use."""
+        assert not set(self._free) & self._nodes.keys(), "a free offload block is in use"
 
     def _offer_leaf(self, node: Node) -> None:
         if not node.children and node is not self._held:
@@ -111,7 +115,7 @@ class OffloadedBlocks:
         self._free.append(leaf.block_id)
         del self._nodes[leaf.block_id]
         self._counts.evictions += 1
-        above = leaf.parent
-        assert above is not None
-        if self.has(above):
-            self._offer_leaf(above)
+        parent = leaf.parent
+        assert parent is not None
+        if self.has(parent):
+            self._offer_leaf(parent)

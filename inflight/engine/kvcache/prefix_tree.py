@@ -1,6 +1,6 @@
-"""The prefix index: a tree of blocks. A node is a block's tokens behind its parent's: equal paths are equal prefixes.
+"""The prefix index: a tree whose nodes are full blocks. The path from the root to a node is a cached prefix.
 
-The tree compares tokens themselves: there are no hashes that could collide. Siblings are kept in the order of their
+The tree compares the tokens themselves: there are no hashes that could collide. Siblings are kept in the order of their
 tokens, so that both the equal block and the one with the longest common beginning are found by bisection, however many
 prompts differ in their first block. The tree keeps each node's ``block_id`` and does not interpret it.
 """
@@ -8,7 +8,7 @@ prompts differ in their first block. The tree keeps each node's ``block_id`` and
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -25,13 +25,13 @@ class Node:
     parent: Node | None
     """None: it is the root, which is no block."""
     block_id: int
-    """Where its keys and values are: a block of the cache, or an offload slot behind those."""
+    """Where its keys and values are: a block on the device, or an offload block, whose ids follow those."""
     children: list[Node] = field(default_factory=list)
     """The blocks that continue it, in the order of their tokens."""
-    resident: int = 0
-    """How many of the children are in the cache, and not offloaded."""
+    children_on_device: int = 0
+    """How many of the children are not offloaded."""
     last_used: int = 0
-    """How many sequences had been closed when one last gave it back."""
+    """The manager's clock when a sequence last gave it back; the clock counts sequences that were freed."""
     uses: int = 1
     """How many sequences have used it."""
     priority: int = DEFAULT_PRIORITY
@@ -39,11 +39,11 @@ class Node:
     expires_ns: int | None = None
     """When the priority becomes the default again; None: never."""
     ticket: int = 0
-    """The number of its entry in an eviction queue; 0: it is in none."""
+    """The number of its valid entry in an eviction queue; 0: it is in none."""
 
 
 class PrefixTree:
-    """All known prefixes."""
+    """All cached prefixes."""
 
     def __init__(self) -> None:
         self.root = Node((), None, -1)
@@ -56,8 +56,8 @@ class PrefixTree:
             return children[index]
         return None
 
-    def match(self, tokens: Sequence[int], block_size: int) -> tuple[list[Node], Node | None, int]:
-        """Return the longest known prefix that leaves one token over: that one must be computed to give logits.
+    def longest_prefix(self, tokens: abc.Sequence[int], block_size: int) -> tuple[list[Node], Node | None, int]:
+        """Return the longest cached prefix of ``tokens`` without the last, which must be computed to give logits.
 
         Returns:
             Its full blocks; then the result of ``longest_common`` for the tokens behind them.
@@ -74,7 +74,7 @@ class PrefixTree:
         return path, *self.longest_common(last, tuple(tokens[start : min(start + block_size, most)]))
 
     def longest_common(self, parent: Node, tokens: tuple[int, ...]) -> tuple[Node | None, int]:
-        """Return the child whose beginning has most of ``tokens`` in common, and how many those are; (None, 0): none.
+        """Return the child with the longest common beginning with ``tokens``, and its length; (None, 0): there is none.
 
         Among sorted siblings it is a neighbour of the place where ``tokens`` would be inserted.
         """
@@ -88,7 +88,7 @@ class PrefixTree:
         return best, common
 
     def add(self, parent: Node, tokens: tuple[int, ...], block_id: int) -> Node:
-        """Enter a block that is not in the tree yet, and return its node."""
+        """Add a block that is not in the tree yet, and return its node."""
         node = Node(tokens, parent, block_id)
         parent.children.insert(bisect_left(parent.children, tokens, key=_by_tokens), node)
         return node

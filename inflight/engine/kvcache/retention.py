@@ -44,14 +44,9 @@ def apply_retention(retention: Retention, nodes: Iterable[Node], block_size: int
 
 
 def retention_of(
-    starts: Sequence[int],
-    ends: Sequence[int],
-    priorities: Sequence[int],
-    durations_ms: Sequence[int],
-    decode_priority: int | None,
-    decode_duration_ms: int | None,
-    prompt_tokens: int,
-) -> Retention:
+    starts: Sequence[int], ends: Sequence[int], priorities: Sequence[int], durations_ms: Sequence[int],
+    decode_priority: int | None, decode_duration_ms: int | None, prompt_tokens: int,
+) -> Retention:  # fmt: skip
     """Return what the contract's six ``retention_*`` tensors say.
 
     Args:

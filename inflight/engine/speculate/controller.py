@@ -4,7 +4,7 @@ A draft is worth its time when the chance that it is accepted exceeds the tokens
 without it. The chance is learnt for each sequence, from what came of its drafts; the time is learnt from the steps:
 a step's seconds are nearly a line over its tokens, whose slope is what one more token costs. A step of many sequences
 has few seconds to spare for each of its tokens, so that a large batch turns speculation off by itself.
-The controller does not know where drafts come from.
+The controller does not depend on the method of drafting.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MEMORY = 0.01
 """The weight of the newest step in the averages, which remember some hundred steps."""
 _FADING = 0.97
 """The weight of older drafts' outcomes is multiplied by this with each step."""
-_BELIEF = 4.0
-"""What is known of sequences in general weighs as much as the outcome of so many drafts of one sequence."""
+_PRIOR_WEIGHT = 4.0
+"""The prior chance weighs as much as the outcome of so many drafts."""
 _TRIAL, _TRIED = 32, 8
-"""One of so many steps does the opposite, for one of so many sequences: both sides of the comparison stay known."""
+"""One of ``_TRIAL`` decisions is reversed, for one of ``_TRIED`` sequences, so that both choices stay measured."""
 _OUTLIER = 2.0
 """A step that takes more than so many times the usual was disturbed, and counts as so many times the usual."""
 _FIRST = 16
@@ -37,23 +37,23 @@ class Acceptance:
     tried: float = 0.0
 
     def count(self, drafted: int, accepted: int) -> None:
-        """Count a step's drafts; behind the first wrong one nothing is learnt."""
+        """Count a step's drafts; those behind the first rejected one were not tried."""
         self.fade()
         self.accepted += accepted
         self.tried += min(drafted, accepted + 1)
 
     def fade(self) -> None:
-        """Reduce the weight of what is known: old outcomes say less and less of the next ones."""
+        """Give earlier outcomes less weight: they say less and less of the next ones."""
         self.accepted *= _FADING
         self.tried *= _FADING
 
     def chance(self, prior: float) -> float:
-        """Return the chance, overestimated where it is uncertain: what is never tried is never learnt.
+        """Return the chance, overestimated where it is uncertain, so that drafts are tried and their chance is learnt.
 
-        ``prior``: the chance that is assumed while little is known.
+        ``prior``: the chance that is assumed before there are outcomes.
         """
-        weight = self.tried + _BELIEF
-        mean = (self.accepted + _BELIEF * prior) / weight
+        weight = self.tried + _PRIOR_WEIGHT
+        mean = (self.accepted + _PRIOR_WEIGHT * prior) / weight
         return mean + 0.5 * math.sqrt(mean * (1 - mean) / weight)
 
 
@@ -93,7 +93,7 @@ class StepTime:
 
     @property
     def per_token(self) -> float:
-        """Seconds that one more token takes; 0 while that is not known."""
+        """Seconds that one more token takes; 0 until steps of different sizes were measured."""
         return min(max(0.0, self.covariance / self.variance), self.seconds / self.tokens) if self.variance else 0.0
 
     def of(self, tokens: float) -> float:
@@ -109,16 +109,16 @@ class Controller:
     adaptive: bool = True
     """False: always as many as allowed."""
     candidates: int = 1
-    """Guesses of each next token: the step computes so many times the tokens of one draft."""
+    """Guesses for each sequence: the target computes so many times the tokens of one draft."""
     step_time: StepTime = field(default_factory=StepTime)
     pass_time: StepTime = field(default_factory=StepTime)
     """The time of drafting one token for each of some sequences; most of it is the same for one and for many."""
-    _general: Acceptance = field(default_factory=Acceptance)
-    _known: dict[Sequence, Acceptance] = field(default_factory=dict)
+    _overall: Acceptance = field(default_factory=Acceptance)
+    _of_sequence: dict[Sequence, Acceptance] = field(default_factory=dict)
     _decisions: int = 0
 
     def lengths(self, limits: Mapping[Sequence, int], tokens: int, sequences: int) -> dict[Sequence, int]:
-        """Return how many tokens to draft for whom; a sequence that is left out gets none.
+        """Return how many tokens to draft for each sequence; one that is left out gets none.
 
         Args:
             limits: the sequences that may have drafts, and the most that each can use.
@@ -129,18 +129,18 @@ class Controller:
         if not (self.adaptive and limits):
             return limits
         self._decisions += 1
-        chosen = self._best(limits, tokens, sequences)
+        chosen = self._best_lengths(limits, tokens, sequences)
         trial, step = divmod(self._decisions, _TRIAL)
-        if step == _TRIAL // 8 or self._decisions == _TRIAL // 4:  # the first one may have been disturbed
+        if step == _TRIAL // 8 or self._decisions == _TRIAL // 4:  # the very first trial may have been disturbed
             chosen = {} if chosen else dict.fromkeys(list(limits)[trial % _TRIED :: _TRIED] or limits, 1)
-        for sequence in self._known.keys() & (limits.keys() - chosen.keys()):
-            self._known[sequence].fade()
+        for sequence in self._of_sequence.keys() & (limits.keys() - chosen.keys()):
+            self._of_sequence[sequence].fade()
         return chosen
 
     def count(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Learn what came of a sequence's drafts."""
-        self._known.setdefault(sequence, Acceptance()).count(drafted, accepted)
-        self._general.count(drafted, accepted)
+        """Learn how many of a sequence's drafts were accepted."""
+        self._of_sequence.setdefault(sequence, Acceptance()).count(drafted, accepted)
+        self._overall.count(drafted, accepted)
 
     def observe_drafting(self, lengths: Collection[int], seconds: float) -> None:
         """Learn how long it took to draft so many tokens for each of some sequences."""
@@ -149,11 +149,11 @@ class Controller:
             self.pass_time.observe(sum(lengths) / passes, seconds / passes)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a sequence."""
-        self._known.pop(sequence, None)
+        """Drop what was learnt about a sequence."""
+        self._of_sequence.pop(sequence, None)
 
-    def _best(self, limits: Mapping[Sequence, int], tokens: int, sequences: int) -> dict[Sequence, int]:
-        """Return the lengths with the most tokens per second. Each depth is tried: sequences share its passes."""
+    def _best_lengths(self, limits: Mapping[Sequence, int], tokens: int, sequences: int) -> dict[Sequence, int]:
+        """Return the lengths with the most tokens per second, of all depths: sequences share drafting passes."""
         cost = self.candidates * self.step_time.per_token + self.pass_time.per_token
         seconds, per_pass = self.step_time.of(tokens), self.pass_time.of(0)
         if not self.step_time.steps or not self.pass_time.steps:
@@ -172,9 +172,8 @@ class Controller:
         return chosen
 
     def _chance(self, sequence: Sequence) -> float:
-        known = self._known.get(sequence)
-        general = min(1.0, self._general.chance(0.7))
-        return min(0.999, max(0.001, general if known is None else known.chance(general)))
+        own, overall = self._of_sequence.get(sequence), min(1.0, self._overall.chance(0.7))
+        return min(0.999, max(0.001, overall if own is None else own.chance(overall)))
 
 
 def _length(chance: float, price: float, limit: int) -> int:

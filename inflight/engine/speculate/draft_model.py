@@ -1,8 +1,8 @@
 """A small model with the same vocabulary drafts for the large one (arXiv:2211.17192).
 
-It has a runner and a KV cache of its own, and for each sequence a twin there: the same tokens and the same request, so
-that it follows penalties, temperature and seed as the target does. What a twin lacks it computes when it is to draft,
-from its own prefix cache where it can; so a sequence without drafts costs the draft model nothing.
+It has a runner and a KV cache of its own, and there a twin of each sequence: a sequence with the same tokens and the
+same request, so that it follows penalties, temperature and seed as the target does. A twin's new tokens are computed
+only when it is to draft, from the prefix cache where possible; a sequence without drafts costs the draft model nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inflight.errors import DeploymentError
 from inflight.settings.speculation import SpeculationSettings
 
 _FEW_TOKENS = 8
-"""One pass computes so many at hardly more than the cost of one; a twin lacks so many after some steps' drafts."""
+"""One pass computes so many at hardly more than the cost of one; after a few steps a twin lacks no more."""
 
 
 class DraftModel:
@@ -63,16 +63,16 @@ class DraftModel:
         self.reset()
 
     def prepare(self, wanted: Mapping[Sequence, int]) -> None:
-        """Compute what the twins lack, at most as many tokens as a step of the target may have."""
+        """Compute the tokens that the twins lack, at most as many as a step of the target may have."""
         for sequence in [one for one in self._twins if one.table is None]:
-            self.forget(sequence)  # it was preempted: others may use its twin's blocks
+            self.forget(sequence)  # it was preempted: other twins may need the blocks of its twin
         for sequence in wanted:
             if len(sequence.tokens) < self._runner.max_length:
-                self._follow(sequence)
+                self._sync(sequence)
         room, chunks = self._config.max_tokens_per_step, []
         for sequence, table in ((one.sequence, one.table) for one in map(self._twins.get, wanted) if one is not None):
             size = min(sequence.remaining - 1, room)
-            # A few tokens are as cheap in the first step of drafting.
+            # A few tokens are computed in the first pass of drafting instead, at no more cost.
             if size > _FEW_TOKENS and self._cache.grow(table, sequence.computed + size):
                 chunks.append(Chunk(sequence, sequence.computed, size))
                 room -= size
@@ -83,8 +83,8 @@ class DraftModel:
         """Decode with the twins, each for as many steps as tokens are wanted.
 
         A pass takes the tokens of the one before it from the device, and the host waits once for all of them, unless
-        tokens are chosen by those before them (``needs_tokens``). The first guess is what is decoded; the others leave
-        it, at each of its places, for another likely token.
+        sampling depends on earlier tokens (``needs_tokens``). The first guess has the decoded tokens; each of the
+        others ends in another likely token at one of its positions.
         """
         others: dict[Sequence, list[list[int]]] = {one: [] for one in wanted if one in self._twins}
         active, passes = list(others), list[_Pass]()
@@ -100,11 +100,11 @@ class DraftModel:
         return {one: [drafted, *rest] for one, rest in others.items() if (drafted := self._drafted(one))}
 
     def forget(self, sequence: Sequence) -> None:
-        """Give the twin's blocks back; what is known to be the sequence's stays in the prefix cache."""
+        """Free the twin's blocks; those with the sequence's own tokens stay in the prefix cache."""
         twin = self._twins.pop(sequence, None)
         if twin is not None:
-            self._agree(twin, sequence.tokens)
-            self._cache.close(twin.table)
+            self._take_over(twin, sequence.tokens)
+            self._cache.free(twin.table)
 
     def reset(self) -> None:
         """Forget all twins, and begin with an empty cache."""
@@ -114,21 +114,21 @@ class DraftModel:
     def check_idle(self) -> None:
         """Check that no block is used."""
         self._cache.check_counts()
-        used = self._cache.used_blocks
+        used = self._cache.num_used_blocks
         assert not used, f"{used} blocks of the draft model are used"
 
-    def _follow(self, sequence: Sequence) -> None:
-        """Give the twin the sequence's tokens; make it where there is none and there is room for it."""
+    def _sync(self, sequence: Sequence) -> None:
+        """Give the twin the sequence's tokens; if there is no twin yet, make one if the cache has room."""
         twin = self._twins.get(sequence)
         if twin is None:
             # There must be room for all that may come: it is better that fewer sequences draft, each to its end.
-            table = self._cache.open(sequence.tokens, min(sequence.longest, self._runner.max_length))
+            table = self._cache.allocate(sequence.tokens, min(sequence.longest, self._runner.max_length))
             if table is None:
                 return
             twin = self._twins[sequence] = _Twin(_twin_of(sequence, table), table, 0)
-        self._agree(twin, sequence.tokens)
+        self._take_over(twin, sequence.tokens)
 
-    def _agree(self, twin: _Twin, tokens: list[int]) -> None:
+    def _take_over(self, twin: _Twin, tokens: list[int]) -> None:
         """Take over the target's tokens, and drop the drafts that were not accepted."""
         own = twin.sequence.tokens
         same, most = twin.agreed, min(len(tokens), len(own))
@@ -146,11 +146,12 @@ class DraftModel:
         return within and length - twin.table.num_computed <= _FEW_TOKENS + 1 and self._cache.grow(twin.table, length)
 
     def _decode(self, drafted: list[Sequence], unread: list[_Pass]) -> _Pass:
-        """Launch a pass that decodes a token with the twin of each, behind passes that were not read."""
+        """Launch a pass that decodes a token with the twin of each, after passes whose results were not read."""
         twins, chosen = [self._twins[one].sequence for one in drafted], None
         if unread:
             last = {one: row for row, one in enumerate(unread[-1].drafted)}
-            chosen = unread[-1].choice.of([last[one] for one in drafted]).clamp(min=0)  # below: no number, see _read
+            # The sampled token is negative where logits are NaN; `_read` drops what is decoded behind it.
+            chosen = unread[-1].choice.of([last[one] for one in drafted]).clamp(min=0)
         chunks = [Chunk(twin, twin.computed, 1 if unread else twin.remaining, awaits=bool(unread)) for twin in twins]
         logits = self._run(chunks, chosen)
         choice = sample_async(logits, [Continuation(twin, (-1,) * len(unread)) if unread else twin for twin in twins])
@@ -162,20 +163,19 @@ class DraftModel:
         return self._twins[sequence].sequence.tokens[len(sequence.tokens) :]
 
     def _read(self, passes: list[_Pass], others: dict[Sequence, list[list[int]]]) -> set[Sequence]:
-        """Wait for passes and book what they drafted; return the sequences of which logits are not numbers."""
+        """Wait for passes and append what they drafted; return the sequences whose logits are NaN."""
         ended = set[Sequence]()
         for drafted, choice, likely in passes:
             rows = [[]] * len(drafted) if likely is None else likely.wait()[0].tolist()
             for one, sampled, row in zip(drafted, choice.wait(), rows, strict=True):
                 if sampled.token < 0:
-                    ended.add(one)  # what follows was decoded from another token
+                    ended.add(one)  # later passes decoded from a token that does not exist
                 if one not in ended:
                     other = [token for token in row if token != sampled.token][: self._candidates - 1]
                     others[one] += [[*self._drafted(one), token] for token in other]
                     self._twins[one].sequence.tokens.append(sampled.token)
         for twin in (self._twins[one] for one in ended):
-            known = len(twin.sequence.tokens)
-            self._cache.mark_computed(twin.table, min(twin.table.num_computed, known))
+            self._cache.mark_computed(twin.table, min(twin.table.num_computed, len(twin.sequence.tokens)))
         return ended
 
     def _run(self, chunks: list[Chunk], chosen: Tensor | None = None) -> Tensor:
@@ -188,7 +188,7 @@ class DraftModel:
 
 
 class _Pass(NamedTuple):
-    """A pass of drafting, which may still be computed."""
+    """A drafting pass, which the device may not have computed yet."""
 
     drafted: list[Sequence]
     choice: PendingSample
@@ -203,11 +203,11 @@ class _Twin:
     sequence: Sequence
     table: BlockTable
     agreed: int
-    """How many of its tokens are the target's for certain; what follows is drafted."""
+    """How many of its first tokens are the target's; those behind them are drafted."""
 
 
 def _twin_of(sequence: Sequence, table: BlockTable) -> Sequence:
-    """Return a sequence of the same request that is asked for nothing but tokens."""
+    """Return a sequence of the same request, which returns tokens only: no log probabilities and no logits."""
     plain = dataclasses.replace(
         sequence.request.sampling, log_probs=False, top_log_probs=0, context_logits=False, generation_logits=False
     )

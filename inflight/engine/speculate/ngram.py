@@ -1,4 +1,4 @@
-"""Prompt lookup: where a sequence's last tokens have occurred in it before, what followed them then is the guess.
+"""Prompt lookup: if a sequence's last tokens occur earlier in it, the draft is the tokens that followed them there.
 
 As in https://github.com/apoorvumang/prompt-lookup-decoding, the drafter looks for the longest n-gram at the end of the
 sequence that occurs earlier in it, and guesses the tokens behind its last occurrence. That costs next to nothing, and
@@ -20,16 +20,16 @@ _MATCHES = 4
 
 
 class NgramDrafter:
-    """Guesses from the sequence's own tokens."""
+    """Drafts tokens that the sequence itself has had before."""
 
     def __init__(self, max_ngram_size: int, candidates: int = 1) -> None:
         """N-grams of ``max_ngram_size`` tokens are looked for, then shorter ones; ``candidates``: guesses, at most."""
         self._max_size, self._candidates = max_ngram_size, candidates
         self._texts: dict[Sequence, bytearray] = {}
-        """Tokens as bytes: the search is then that of bytes, and a token takes four of them."""
+        """Each sequence's tokens as bytes, four for each: `rfind` on bytes is the fastest search."""
 
     def prepare(self, wanted: Mapping[Sequence, int]) -> None:
-        """Take the tokens that are new."""
+        """Append the sequences' new tokens."""
         for sequence in wanted:
             text = self._texts.setdefault(sequence, bytearray())
             text += array(_TOKEN, sequence.tokens[len(text) // _WIDTH :]).tobytes()
@@ -62,11 +62,11 @@ class NgramDrafter:
                 return
 
     def _matches(self, sequence: Sequence) -> Iterator[int]:
-        """Yield the places behind what the sequence ends with: the longest n-grams first, of each the last first."""
+        """Yield the places behind earlier occurrences of the last n-gram, of the longest first, the latest first."""
         text = self._texts[sequence]
         for size in range(min(self._max_size, len(sequence.tokens) - 1), 0, -1):
             ending, end = text[-size * _WIDTH :], len(text) - _WIDTH
             while (found := text.rfind(ending, 0, end)) >= 0:
-                if found % _WIDTH == 0:  # else these bytes begin within a token
+                if found % _WIDTH == 0:  # otherwise the found bytes begin within a token
                     yield found // _WIDTH + size
                 end = found + len(ending) - 1  # the next occurrence may overlap this one

@@ -21,22 +21,22 @@ log = logging.getLogger(__name__)
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences; it keeps what it must know of each sequence until that is forgotten.
+    """Guesses the next tokens of sequences; it keeps state for each sequence until ``forget``.
 
-    A wrong guess costs time; none ever changes a token.
+    A wrong guess costs time, and never changes a token.
     """
 
     def prepare(self, wanted: Mapping[Sequence, int]) -> None:
-        """Learn what is new in the sequences: the part of the work that does not grow with what is drafted."""
+        """Take over the sequences' new tokens; the time for it is not counted as time for drafting."""
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
         """Return guesses for the sequences that were prepared.
 
         Args:
-            wanted: how many tokens for whom, at most and at least 1 each.
+            wanted: how many tokens to draft for each sequence at most; at least 1.
 
         Returns:
-            Guesses of what comes next, the likeliest first; none for a sequence that nothing is known for.
+            Guesses of what comes next, the likeliest first; none for a sequence for which there is no guess.
         """
 
     def forget(self, sequence: Sequence) -> None:
@@ -46,15 +46,11 @@ class Drafter(Protocol):
         """Drop what is kept of all sequences, in whatever state it is."""
 
     def check_idle(self) -> None:
-        """Check that nothing is kept where no sequence is left.
-
-        Raises:
-            AssertionError: something is.
-        """
+        """Assert that nothing is kept; it is called when no sequence is left."""
 
 
 class Speculator:
-    """Drafts for the sequences that decode. What it adds takes of a step only what the scheduler has left over."""
+    """Drafts for the sequences that decode, within the token budget and the blocks that the scheduler has left over."""
 
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         """``config`` has a method of speculation; ``runner`` computes the target's steps.
@@ -74,12 +70,12 @@ class Speculator:
         self.begin()
 
     def draft_with(self, drafter: Drafter) -> None:
-        """Draft with another drafter from now on: a measurement's, which knows how often it is right."""
+        """Draft with another drafter from now on; measurements use one whose acceptance they set."""
         self._drafter = drafter
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was learnt of times and chances: the first steps of a process are slow."""
+        """Forget the measured times and chances: the first steps of a process are slow."""
         settings = self._settings
         self.controller = Controller(settings.max_draft_tokens, settings.adaptive, settings.candidates)
 
@@ -112,7 +108,7 @@ class Speculator:
         return drafts
 
     def _extended(self, chunk: Chunk, guesses: list[list[int]], cache: KvCacheManager) -> Chunk:
-        """Return the chunk with as many of the drafts as there are blocks for; no sequence gives way to them."""
+        """Return the chunk with as many drafts as there are blocks for; no sequence is preempted for drafts."""
         table, end = chunk.sequence.table, chunk.start + chunk.size
         assert table is not None
         drafts, parents = merge(guesses, min(_limit(chunk), self._settings.most_drafts))
@@ -122,14 +118,15 @@ class Speculator:
         return chunk._replace(size=chunk.size + len(drafts), drafts=drafts, parents=parents)
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
-        """Learn from how long the target took for a step; one that prefills has other costs per token."""
+        """Learn the seconds of a step of the target. Steps that prefill cost less per token, and are left out."""
         if self._drafter is not None and not any(chunk.prefills for chunk in chunks):
             self.controller.step_time.observe(sum(chunk.size for chunk in chunks), seconds)
 
-    def book(self, chunk: Chunk, output: Output, cache: KvCacheManager) -> None:
-        """Book what came of a chunk's drafts, whose sequence has the output's tokens already.
+    def commit_accepted(self, chunk: Chunk, output: Output, cache: KvCacheManager) -> None:
+        """Commit the accepted drafts of a chunk, whose sequence has the output's tokens already.
 
-        Rejected drafts are computed too; they are no tokens of the sequence, and are written over.
+        Their keys and values are moved to their positions if other branches of the tree lie between them. Those of
+        rejected drafts are not committed, and later tokens overwrite them.
         """
         sequence, path = chunk.sequence, walk(chunk.drafts, chunk.parents, output.tokens)
         first, accepted = sequence.computed, len(path)
@@ -172,7 +169,7 @@ def _limit(chunk: Chunk) -> int:
 
 
 def _within(wanted: dict[Sequence, int], room: int) -> dict[Sequence, int]:
-    """Return what of the wanted drafts fits into ``room`` tokens, cut evenly: the first drafts are the likeliest."""
+    """Cut the wanted drafts to ``room`` tokens in all, the longest first: a draft's first tokens are the likeliest."""
     while sum(wanted.values()) > max(0, room):
         most = min(max(wanted.values()) - 1, room // len(wanted))
         wanted = {one: min(length, most) for one, length in wanted.items() if most > 0}

@@ -1,12 +1,12 @@
-"""Verification: which drafts of a step are what the sequence would have got without them.
+"""Verification: it finds the drafts of a step that equal the tokens that the target samples.
 
-Several guesses of what comes next are checked in one step as a tree, in which guesses share the tokens that they begin
+Several guesses of what comes next are verified in one step as a tree, in which guesses share the tokens that they begin
 with (arXiv:2305.09781). Its nodes are draft tokens, in an order in which parents come first; the first guess comes
-first of all, so that its tokens lie where they stay if they are right.
+first of all, so that the keys and values of its tokens need not be moved if they are accepted.
 
 A drafted position is sampled as every other is: from the target's own distribution, with all that the request asks for,
-at the one number that seed and position give. A draft is accepted while it equals that token. So the tokens are those
-of a run without speculation, greedy or sampled, whatever the drafts are, and so is their distribution.
+at the one random number that seed and position give. A draft is accepted if it equals that token, and so are all drafts
+before it. So the tokens are those of a run without speculation, greedy or sampled, and so is their distribution.
 
 Rejection sampling (arXiv:2211.17192, arXiv:2302.01318) accepts a draft more often, up to one minus the total variation
 of both distributions, but then tokens depend on the drafts: on the draft model, on its rounding, on the batch. What is
@@ -25,8 +25,8 @@ ROOT = -1
 """The parent of a first token: the last token of the sequence."""
 
 
-def verify_positions(chunks: Iterable[Chunk]) -> list[SamplingRow]:
-    """Return what each row of a step's logits is sampled for."""
+def sampling_rows(chunks: Iterable[Chunk]) -> list[SamplingRow]:
+    """Return the rows of a step's logits: of each chunk that samples, its sequence, then one for each draft."""
     rows: list[SamplingRow] = []
     for chunk in chunks:
         if chunk.samples:
@@ -36,10 +36,10 @@ def verify_positions(chunks: Iterable[Chunk]) -> list[SamplingRow]:
     return rows
 
 
-def accepted_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[list[Sampled]]:
-    """Return, for each chunk, the tokens that it has made: one more than the drafts accepted; none if it samples none.
+def accepted_and_bonus_tokens(chunks: Iterable[Chunk], sampled: list[Sampled]) -> list[list[Sampled]]:
+    """Return, for each chunk, its accepted drafts and the bonus token behind them; none for a chunk that samples none.
 
-    ``sampled`` has one for each of ``verify_positions(chunks)``.
+    ``sampled`` has one token for each of ``sampling_rows(chunks)``.
     """
     rows = iter(sampled)
     return [_follow(chunk, list(islice(rows, len(chunk.drafts) + 1))) if chunk.samples else [] for chunk in chunks]
@@ -55,22 +55,22 @@ def _follow(chunk: Chunk, sampled: list[Sampled]) -> list[Sampled]:
 
 
 def merge(guesses: Iterable[Iterable[int]], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tree of guesses, the likeliest first: its tokens, and of each the index of its parent.
+    """Return the tree of guesses, of which the likeliest comes first: its tokens, and the index of each one's parent.
 
-    It has ``most`` nodes at most: what does not fit is left out.
+    It has ``most`` nodes at most: tokens that do not fit are left out.
     """
-    known: dict[tuple[int, int], int] = {}
+    nodes: dict[tuple[int, int], int] = {}
     for guess in guesses:
         node = ROOT
         for token in guess:
-            if (node, token) not in known and len(known) == most:
+            if (node, token) not in nodes and len(nodes) == most:
                 break
-            node = known.setdefault((node, token), len(known))
-    return tuple(token for _, token in known), tuple(parent for parent, _ in known)
+            node = nodes.setdefault((node, token), len(nodes))
+    return tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes)
 
 
 def walk(tokens: tuple[int, ...], parents: tuple[int, ...], made: Iterable[int]) -> list[int]:
-    """Return the nodes that are the first of the tokens ``made``, from the root on."""
+    """Return the path from the root whose nodes equal the first of the tokens ``made``: the accepted drafts."""
     path = [ROOT]
     for token in made:
         node = _child(tokens, parents, path[-1], token)

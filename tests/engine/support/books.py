@@ -18,14 +18,14 @@ from inflight.sampling import SamplingParams
 class Tier:
     """Pages that can go, and a rule that the test sets."""
 
-    def __init__(self, slots: int) -> None:
-        self.num_slots, self.there, self.pay = slots, True, True
+    def __init__(self, blocks: int) -> None:
+        self.capacity, self.there, self.pay = blocks, True, True
         self.rule = self
 
-    def usable(self) -> bool:
+    def check_usable(self) -> bool:
         return self.there
 
-    def pays(self, tokens: int) -> bool:
+    def decide(self, tokens: int) -> bool:
         assert tokens > 0
         return self.pay
 

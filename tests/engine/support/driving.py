@@ -55,13 +55,13 @@ def assert_idle(engine: Engine) -> None:
     """Check that no block is used or reserved."""
     cache = engine._cache
     cache.check()
-    assert (cache.used_blocks, cache.reserved_blocks) == (0, 0)
-    assert cache.free_blocks + cache.cached_blocks == cache.num_blocks
+    assert (cache.num_used_blocks, cache.num_reserved_blocks) == (0, 0)
+    assert cache.num_free_blocks + cache.num_cached_blocks == cache.num_blocks
 
 
 def fill(cache: KvCacheManager, tokens: list[int]) -> BlockTable:
     """Open a sequence, compute all of it and commit it."""
-    table = cache.open(tokens, len(tokens))
+    table = cache.allocate(tokens, len(tokens))
     assert table is not None
     assert cache.grow(table, len(tokens))
     cache.commit(table, tokens, len(tokens))

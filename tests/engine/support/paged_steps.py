@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
-from inflight.engine.kvcache.pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.transfer import TokenIds
 

@@ -1,14 +1,14 @@
-"""The memory of the paged KV cache: keys and values of all layers, in slots; a block is ``block_size`` slots in a row.
+"""The tensors of the paged KV cache: keys and values of all layers. A slot is one token's place in them.
 
-The model runner owns it. FP8 and INT8, with scales, take half the memory of bfloat16. Attention reads what is stored,
-for the tokens of the step too, so that a token attends to the same keys and values whether its prompt was computed at
-once, in chunks, or found in the cache.
+A block is ``block_size`` slots in a row. The model runner owns the tensors; ``manager`` decides who has which block.
+FP8 and INT8, with scales, take half the memory of bfloat16. Attention reads what is stored, for the tokens of the step
+too, so that a token attends to the same keys and values whether its prompt was computed at once, in chunks, or cached.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ class KvPool:
         self.keys, self.values = (torch.zeros(shape, dtype=stored or dtype, device=device) for _ in "kv")
         one = torch.ones(1, device=device).expand(shape[:-1])
         self.scales = (one, one)
-        """What stored keys and values are multiples of ``[layers, kv_heads, slots]``, views where slots share one."""
+        """What stored keys and values are multiples of, each ``[layers, kv_heads, slots]``; views if slots share."""
 
     @property
     def nbytes(self) -> int:
@@ -46,17 +46,17 @@ class KvPool:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All that is stored ``[layers, kv_heads, slots, ...]``: keys, values, and what reading them needs."""
+        """All that is stored ``[layers, kv_heads, slots, ...]``: keys, values, and the scales of single slots."""
         return self.keys, self.values
 
     @functools.cached_property
-    def of_heads(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, slots of all heads in a row ``[kv_heads * slots, head_dim]``."""
+    def flat_layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, the slots of all heads in one dimension ``[kv_heads * slots, head_dim]``."""
         return [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in zip(self.keys, self.values, strict=True)]
 
     @property
     def in_place(self) -> bool:
-        """Whether attention can read keys and values where they lie, with nothing lost (``SparseDecodeAttention``)."""
+        """Whether attention can read keys and values without copies, at no loss (``SparseDecodeAttention``)."""
         float32 = self.keys.dtype == torch.float32 and self.dtype in (torch.float32, torch.bfloat16)
         return float32 and self.keys.device.type == "cpu"
 
@@ -73,13 +73,13 @@ class KvPool:
             keys, values = keys.float() * key_scales, values.float() * value_scales
         return keys.to(self.dtype), values.to(self.dtype)
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
+    def copy(self, copies: abc.Sequence[BlockCopy]) -> None:
         """Copy whole blocks; all sources are read before anything is written."""
         if copies:
             slots = np.array(copies)[..., None] * self._block_size + np.arange(self._block_size)
             self.move(*slots.swapaxes(0, 1).reshape(2, -1))
 
-    def move(self, sources: Sequence[int] | np.ndarray, targets: Sequence[int] | np.ndarray) -> None:
+    def move(self, sources: abc.Sequence[int] | np.ndarray, targets: abc.Sequence[int] | np.ndarray) -> None:
         """Copy slots; all sources are read before anything is written."""
         there, here = (to_device(np.array(slots), self.keys.device) for slots in (targets, sources))
         for part in self.parts:

@@ -133,7 +133,7 @@ def test_it_tells_a_sequence_whose_drafts_are_right_from_one_whose_are_not() -> 
     assert lengths.get(bad, 0) == 0
     controller.forget(good)
     controller.forget(bad)
-    assert not controller._known
+    assert not controller._of_sequence
 
 
 def test_not_adaptive_is_always_all() -> None:

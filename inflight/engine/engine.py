@@ -135,7 +135,7 @@ class Engine:
         return 0.0 if self._outputs else self._scheduler.due_in_s
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests in the queue."""
         return self._scheduler.num_waiting
 

@@ -36,7 +36,7 @@ class SteppedEngine(Protocol):
         """Seconds until a step of a busy engine has something to do, if nothing is asked before; 0: now."""
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests in the queue; read from any thread."""
 
     def validate(self, request: Request) -> None:
@@ -55,7 +55,7 @@ class SteppedEngine(Protocol):
         """End every request."""
 
     def snapshot(self) -> Snapshot:
-        """Return what it is doing, between two steps."""
+        """Return the state of its requests and of its cache, between two steps."""
 
 
 class EngineLoop:
@@ -106,7 +106,7 @@ class EngineLoop:
         with self._changed:
             if self._closing:
                 raise ShuttingDown("the server is stopping")
-            if len(self._inbox) + self._engine.waiting + len(requests) > self._max_queue_size:
+            if len(self._inbox) + self._engine.num_waiting + len(requests) > self._max_queue_size:
                 raise QueueFull(
                     "Exceeds maximum queue size: "
                     f"Maximum queue size of {self._max_queue_size} has been reached; try again later"
@@ -121,7 +121,7 @@ class EngineLoop:
             self._changed.notify()
 
     def between_steps(self, call: Callable[[], object]) -> None:
-        """Have the engine's thread make ``call`` between two steps; it must not block.
+        """Have the engine's thread call ``call`` between two steps; ``call`` must not block.
 
         Raises:
             ShuttingDown: the loop is closing.
@@ -165,7 +165,7 @@ class EngineLoop:
         return bool(self._closing or self._inbox or self._cancels or self._calls)
 
     def _take_requests(self) -> list[Output]:
-        """Hand the inbox to the engine, under the lock: each request counts as waiting, here or there, at any time.
+        """Hand the inbox to the engine, under the lock, so that ``submit`` counts each request as waiting exactly once.
 
         Returns the last outputs of those that the engine could not take.
         """
@@ -181,7 +181,7 @@ class EngineLoop:
         return refused
 
     def _step(self, cancels: list[int], closing: bool) -> list[Output]:
-        """Cancel and step; a fault of the engine ends what runs, with an error, and never the thread."""
+        """Cancel and step. An exception in the engine ends all requests with an error, but never the thread."""
         try:
             for key in cancels:
                 self._engine.cancel(key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ if TYPE_CHECKING:  # it needs Triton's compiler
 log = logging.getLogger(__name__)
 
 _CONTEXT_ROWS = 256
-"""Tokens whose context logits are on the device at a time: of a whole prompt they may take more than its KV cache."""
+"""Tokens whose context logits are on the device at once: a whole prompt's could take more memory than its KV cache."""
 
 
 class ModelRunner:
@@ -53,7 +54,7 @@ class ModelRunner:
         self.device = resolve_device(config.device)
         if config.batch_invariant and self.device.type == "cuda":
             require_invariance(self.device, config.speculation.candidates)
-        # One core is left to the server and the other stages: a thread that waits for a busy core stalls every step.
+        # One core is left to the server and the other stages: a step waits for its slowest thread.
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         model = load_config(config.model)
         dtype = resolve_dtype(config.dtype, model, self.device)
@@ -80,7 +81,7 @@ class ModelRunner:
             config, step_bytes = self._size_step(config, loaded, memory)
         kv_pool, num_blocks, self.offload_pool = allocate_kv_memory(config, loaded, self.max_length, step_bytes)
         self.config = replace(config, num_blocks=num_blocks)
-        """The settings, with the sizes that were decided here."""
+        """The settings, with the sizes of the step and of the cache that were chosen here."""
         self.max_length = min(self.max_length, num_blocks * config.block_size)
         self._use(kv_pool, config.max_batch_size)
         self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
@@ -91,7 +92,7 @@ class ModelRunner:
         )  # fmt: skip
 
     def _use(self, kv_pool: KvPool, max_batch_size: int) -> None:
-        """Use this memory for keys and values from now on, for at most so many sequences."""
+        """Use this memory for keys and values, with at most ``max_batch_size`` sequences, from now on."""
         self._kv_pool, sizes = kv_pool, (self._block_size, max_batch_size, self.max_length, self._one_tile)
         forward = cuda_forward if self._kernels is None else type(self._kernels)
         self._kernels = forward(self._model, kv_pool, *sizes)
@@ -99,8 +100,8 @@ class ModelRunner:
     def _size_step(self, config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> tuple[EngineConfig, int]:
         """Return the settings with the sizes of a step settled, and the bytes that the largest step takes.
 
-        It is computed before the cache takes the rest of the memory, with one of a single block, which is all that
-        kernels need to compute a result that is thrown away; without kernels, with one just large enough.
+        The step is computed before the cache takes the rest of the memory. With kernels a cache of a single block will
+        do, as the result is not used; without kernels the cache must be large enough for it.
         """
         longest, blocks = min(self.max_length, config.max_tokens_per_step), 1
         self._use(loaded.make_kv_pool(blocks, self._block_size), config.max_batch_size)
@@ -129,7 +130,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, chunks: Sequence[Chunk], copies: Sequence[BlockCopy], chosen: Tensor | None = None
+        self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy], chosen: Tensor | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Compute a step.
 
@@ -189,7 +190,7 @@ class ModelRunner:
             return self._logits(hidden)
         return torch.cat([self._logits(part).cpu() for part in hidden.split(_CONTEXT_ROWS)])
 
-    def move(self, table: BlockTable, pairs: Sequence[tuple[int, int]]) -> None:
+    def move(self, table: BlockTable, pairs: abc.Sequence[tuple[int, int]]) -> None:
         """Copy keys and values within a sequence: ``pairs`` of source and target position; all are read first."""
         size = self._block_size
         sources, targets = (
@@ -198,7 +199,7 @@ class ModelRunner:
         )
         self._kv_pool.move(sources, targets)
 
-    def _ranges(self, chunks: Sequence[Chunk]) -> list[QueryRange]:
+    def _ranges(self, chunks: abc.Sequence[Chunk]) -> list[QueryRange]:
         ranges, first = [], 0
         for chunk in chunks:
             table, parents = chunk.sequence.table, chunk.parents

@@ -1,7 +1,7 @@
 """ReplayEngine: answers with the prompt's own tokens, over and over, without a model.
 
-It stands in for the engine where the stages around it are measured or tested: what it does costs next to nothing, at a
-pace that is set. With delays that are known, every latency and capacity that is measured around it has a true value.
+It takes the engine's place where the stages around it are measured or tested. It costs next to no time itself, and its
+delays are set: since they are known, measured latencies and capacities can be compared with their true values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inflight.errors import InflightError, UnsupportedFeature
 from inflight.sampling import SamplingParams
 
 _HONOURED = ("max_tokens", "end_ids", "ignore_eos", "seed")
-"""What a replay follows, or what has no meaning to it and comes with every request."""
+"""The sampling parameters that a replay obeys, or that every request has and that mean nothing to it."""
 _TENSOR_OF = {
     "log_probs": "return_log_probs",
     "top_log_probs": "num_top_log_probs",
@@ -37,15 +37,15 @@ _TENSOR_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long what a replay does takes. A request's times follow from it and from nothing that happens beside it."""
+    """The set delays of a replay. A request's times depend on them alone and not on other requests."""
 
     queue_s: float = 0.0
     """From arrival to the time it may be scheduled, at the earliest."""
     prefill_s: float = 0.0
     """From being scheduled to the first token."""
     step_s: float = 0.0
-    """From each token to the next. Where nothing else takes time, tokens come on the ticks of one clock, to all that
-    run at once, as from an engine whose steps take so long; a tick that was missed is not made up for."""
+    """From each token to the next. If the other delays are 0, all running requests get a token at each tick of one
+    clock, as from an engine with steps of this length. A tick that was missed is skipped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +61,12 @@ class _OpenRequest:
 class ReplayEngine:
     """A ``SteppedEngine``: a step gives one token to each running request that has one due.
 
-    Times are absolute, reckoned from when a thing was due and not from when it was done: lateness does not add up. With
+    Each time is computed from when the event before was due, not from when it happened: delays do not add up. With
     n tokens per request, the capacity is ``max_batch_size / (prefill_s + (n - 1) * step_s)`` requests per second.
     """
 
     def __init__(self, config: EngineConfig, pace: Pace = Pace(), clock: Callable[[], int] = time.time_ns) -> None:
-        """Of ``config``, ``max_batch_size`` holds: more requests wait. ``clock`` returns nanoseconds."""
+        """It reads only ``max_batch_size`` of ``config``; ``clock`` returns nanoseconds."""
         self._queue_ns, self._prefill_ns, self._step_ns = (
             round(1e9 * seconds) for seconds in (pace.queue_s, pace.prefill_s, pace.step_s)
         )
@@ -74,11 +74,11 @@ class ReplayEngine:
         self._clock = clock
         self._waiting: deque[_OpenRequest] = deque()
         self._running: dict[int, _OpenRequest] = {}
-        self._free_slots = [0] * config.max_batch_size
-        """Heap: since when each free slot of the batch is free."""
+        self._free_places = [0] * config.max_batch_size
+        """A heap: for each free place in the batch the time since when it is free."""
         self._ended: list[Output] = []
         self._state = EngineState()
-        """What it held after the last step."""
+        """The state after the last step."""
         self.stats = EngineStats(lambda: self._state, batch_size_limit=config.max_batch_size)
 
     max_sequence_length = None
@@ -95,17 +95,17 @@ class ReplayEngine:
         if self._ended or not self.busy or (self._on_ticks and not self._step_ns):
             return 0.0
         due = [running.due_ns for running in self._running.values()]
-        if self._waiting and self._free_slots:
+        if self._waiting and self._free_places:
             due.append(self._next_start_ns())
         return max(0, min(due) - self._clock()) / 1e9
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)
 
     def validate(self, request: Request) -> None:
-        """Refuse whatever would make no difference.
+        """Refuse inputs that a replay would ignore.
 
         Raises:
             UnsupportedFeature: naming what.
@@ -135,7 +135,7 @@ class ReplayEngine:
                 self._ended.append(self._end(one, Output(key, finish_reason=FinishReason.CANCELLED), self._clock()))
 
     def step(self) -> list[Output]:
-        """Give the requests that run one token each, where it is due."""
+        """Give one token to each running request whose next token is due."""
         began, now = time.perf_counter(), self._clock()
         self._schedule(now)
         outputs, self._ended = self._ended, []
@@ -149,13 +149,13 @@ class ReplayEngine:
             step = StepCounts(len(due), len(prompts), decodes, sum(prompts), decodes)
             self.stats.count_step(step, time.perf_counter() - began)
         running, waiting, shown = len(self._running), len(self._waiting), NO_STEP
-        if self.busy:  # what an idle engine shows is not its last step
+        if self.busy:  # the metrics of an idle engine do not show its last step
             shown = StepCounts(scheduled, context, scheduled - context, sum(prompts))
         self._state = EngineState(active=running + waiting, waiting=waiting, running=running, step=shown)
         return outputs
 
     def snapshot(self) -> Snapshot:
-        """Return what it is doing, between two steps."""
+        """Return the state of its requests, between two steps."""
         requests = [(one.request, one.metrics, one.request.key not in self._running) for one in self._open()]
         return snapshot(self.stats, requests, kv_cache=None)
 
@@ -172,8 +172,8 @@ class ReplayEngine:
 
     def _schedule(self, now: int) -> None:
         """Give free places to those that have waited long enough, in the order of arrival."""
-        while self._waiting and self._free_slots and (start := self._next_start_ns()) <= now:
-            heapq.heappop(self._free_slots)
+        while self._waiting and self._free_places and (start := self._next_start_ns()) <= now:
+            heapq.heappop(self._free_places)
             one = self._waiting.popleft()
             one.metrics.first_scheduled_ns = start
             self.stats.count_scheduled(one.metrics)
@@ -182,7 +182,7 @@ class ReplayEngine:
 
     def _next_start_ns(self) -> int:
         """Return when the first request that waits gets the next free place."""
-        return max(self._waiting[0].request.arrival_ns + self._queue_ns, self._free_slots[0])
+        return max(self._waiting[0].request.arrival_ns + self._queue_ns, self._free_places[0])
 
     def _next_tick(self, after: int) -> int:
         return (after // self._step_ns + 1) * self._step_ns if self._step_ns else after
@@ -203,9 +203,9 @@ class ReplayEngine:
         return output
 
     def _end(self, one: _OpenRequest, output: Output, at_ns: int) -> Output:
-        """End a request, whatever its end, and return its last output; its place, if any, is free from ``at_ns`` on."""
+        """End a request and return its last output; its place, if it has one, is free from ``at_ns`` on."""
         if self._running.pop(output.key, None) is not None:
-            heapq.heappush(self._free_slots, at_ns)
+            heapq.heappush(self._free_places, at_ns)
         else:
             self._waiting.remove(one)
         self.stats.count_end(one.metrics, self._clock())

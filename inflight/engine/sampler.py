@@ -1,9 +1,8 @@
-"""The sampler: it turns a step's logits into tokens, batched, each request's by its own seed and parameters.
+"""The sampler: it draws a step's tokens from the logits in one batch, with each request's own seed and parameters.
 
 A token is drawn by the inverse of the distribution function at one number in [0, 1) that depends only on the request's
-seed and the position. So a request's tokens do not depend on its neighbours, and a preempted request gets the tokens
-that it would have got. Order of application: logit bias, bad words and min_tokens, penalties, temperature, top-k,
-top-p, min-p.
+seed and the position. So a request's tokens do not depend on its neighbours, and preemption does not change them. The
+order of application is: logit bias, bad words and min_tokens, penalties, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +25,14 @@ from inflight.engine.transfer import ToHost, to_device
 from inflight.sampling import SamplingParams
 
 _FLOAT64 = {(8, 0), (9, 0), (10, 0)}
-"""Compute capabilities of GPUs that have a unit for float64 for every two or four of float32, and not for every 64."""
+"""Compute capabilities of GPUs with fast float64: a unit for every two or four of float32, not for every 64."""
 
 
 class PendingSample:
     """A step's sampled tokens on the device, which may still be computing them."""
 
-    def __init__(self, tokens: Tensor, reports: Sequence[_Report]) -> None:
-        """``tokens``: int64 ``[n]``; below 0: there is none. ``reports``: what the requests asked about them."""
+    def __init__(self, tokens: Tensor, reports: abc.Sequence[_Report]) -> None:
+        """``tokens``: int64 ``[n]``, below 0 where none could be sampled; ``reports``: what else was asked for."""
         self.tokens = tokens
         self._reports = reports
         self._kept: list[int] | None = None
@@ -58,7 +58,7 @@ class PendingSample:
 
 
 class _Report(NamedTuple):
-    """Something that requests asked about a step's tokens."""
+    """Log-probs, logits or beam candidates that requests asked for beside a step's tokens."""
 
     tensors: list[Tensor]
     fill: Callable[..., None]
@@ -66,7 +66,7 @@ class _Report(NamedTuple):
 
 
 @torch.inference_mode()
-def sample_async(logits: Tensor, sequences: Sequence[SamplingRow]) -> PendingSample:
+def sample_async(logits: Tensor, sequences: abc.Sequence[SamplingRow]) -> PendingSample:
     """Have the device sample one token per row, without waiting for it.
 
     Log-probs and reported logits are the model's own, before any penalty or temperature. ``logits`` are float32
@@ -82,10 +82,10 @@ def sample_async(logits: Tensor, sequences: Sequence[SamplingRow]) -> PendingSam
         adjusted = logits.clone()
         for row in touched:
             _adjust(adjusted[row], sequences[row])
-    # The first of equal ones; on a CPU numpy is ten times as fast.
+    # Both return the first of equal logits; on a CPU numpy is ten times as fast.
     on_cpu = adjusted.device.type == "cpu"
     tokens = torch.from_numpy(adjusted.numpy().argmax(-1)) if on_cpu else adjusted.argmax(dim=-1)
-    largest = adjusted.gather(-1, tokens[:, None])[:, 0]  # NaN counts as the largest
+    largest = adjusted.gather(-1, tokens[:, None])[:, 0]  # NaN if any logit is: argmax takes it for the largest
     drawn = [row for row, one in enumerate(settings) if not one.greedy]
     if drawn:
         index = _index(drawn, logits)
@@ -128,7 +128,7 @@ def _adjust(row: Tensor, sequence: SamplingRow) -> None:
     bad = [one for key in (None, tokens[-1]) for one in sampling.bad_sequences_by_previous.get(key, ())]
     forbidden = [one[-1] for one in bad if tuple(tokens[len(tokens) - len(one) + 1 :]) == one[:-1]]
     if sequence.generated < sampling.min_tokens and not sampling.ignore_eos:
-        # Old clients send end ids of other models; an id that this model lacks ends nothing.
+        # Old clients send other models' end ids; one that is not in this vocabulary can be ignored.
         forbidden += [token for token in sampling.end_ids if 0 <= token < len(row)]
     if forbidden:
         row.index_fill_(0, _index(forbidden, row), -torch.inf)
@@ -166,7 +166,7 @@ def draw_sorted(
         numbers: in [0, 1), by which each row is drawn.
     """
     size = logits.shape[-1]
-    # An infinite bias is as likely as can be; infinity less infinity would be NaN.
+    # An infinite bias makes infinite logits; the softmax of these would be NaN.
     finite = logits.clamp(max=torch.finfo(torch.float32).max)
     values, ids = finite.sort(dim=-1, descending=True, stable=True)
     scaled = values.double().div_(temperature)
@@ -184,11 +184,11 @@ def draw_sorted(
 
 @functools.cache
 def _has_kernels(device: torch.device) -> bool:
-    """Whether a device draws by kernels: that takes Triton's compiler, and units for float64, which few GPUs have."""
+    """Whether a device draws by kernels, which need Triton's compiler and fast float64, which few GPUs have."""
     return device.type == "cuda" and has_compiler() and torch.cuda.get_device_capability(device) in _FLOAT64
 
 
-def _log_probs(logits: Tensor, tokens: Tensor, settings: Sequence[SamplingParams]) -> _Report | None:
+def _log_probs(logits: Tensor, tokens: Tensor, settings: abc.Sequence[SamplingParams]) -> _Report | None:
     """Return the log-probs that were asked for, of the sampled tokens and of the likeliest."""
     rows = [row for row, one in enumerate(settings) if one.log_probs or one.top_log_probs]
     if not rows:
@@ -206,8 +206,8 @@ def _log_probs(logits: Tensor, tokens: Tensor, settings: Sequence[SamplingParams
     return _Report([chosen, values, ids], fill)
 
 
-def _own_logits(logits: Tensor, settings: Sequence[SamplingParams]) -> _Report | None:
-    """Return the logits that were asked for."""
+def _own_logits(logits: Tensor, settings: abc.Sequence[SamplingParams]) -> _Report | None:
+    """Return the model's own logits of the rows that asked for them."""
     rows = [row for row, one in enumerate(settings) if one.generation_logits]
     if not rows:
         return None
@@ -219,8 +219,8 @@ def _own_logits(logits: Tensor, settings: Sequence[SamplingParams]) -> _Report |
     return _Report([logits[_index(rows, logits)]], fill)
 
 
-def _candidates(logits: Tensor, settings: Sequence[SamplingParams]) -> _Report | None:
-    """Return the candidates of beams."""
+def _candidates(logits: Tensor, settings: abc.Sequence[SamplingParams]) -> _Report | None:
+    """Return the beams' candidates, if there are beams."""
     counts = {row: num_candidates(one) for row, one in enumerate(settings) if one.beam_width > 1}
     if not counts:
         return None

@@ -30,7 +30,7 @@ _NEVER_NS = 1 << 62
 
 @dataclass(slots=True)
 class Sampled:
-    """One sequence's next token, and what was asked about it."""
+    """One sequence's next token, and what else its request asked for."""
 
     token: int
     """The token; below 0: none could be sampled, and ``error`` says why."""
@@ -64,13 +64,13 @@ def sort_key(request: Request, order: int, aging_ns: int | None) -> SortKey:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request's tokens and how far they are computed."""
+    """One sequence of tokens: a request, or one beam of it."""
 
     request: Request
     order: int
     """The order of arrival."""
     seed: int
-    """Of its random numbers: unsigned, 64 bits."""
+    """The seed of its random numbers: unsigned, 64 bits."""
     max_length: int
     """The most tokens that prompt and output may have together."""
     stop_text: StopTextLimit | None
@@ -90,7 +90,7 @@ class Sequence:
     forks: list[Sequence] = field(default_factory=list, init=False)
     """The other live beams of the request, where this is the leader of a search that has forked."""
     context_logits: list[np.ndarray] = field(default_factory=list, init=False)
-    """The prompt's logits so far ``[n, vocab]``, until they are given out."""
+    """The prompt's logits so far ``[n, vocab]``, until an output takes them."""
     metrics: RequestMetrics = field(init=False)
     _leader: Sequence | None = field(default=None, init=False, repr=False)
     """The leader of the search, where this is a fork."""
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def longest(self) -> int:
-        """The most tokens that prompt and output can come to."""
+        """The most tokens that prompt and output together can have."""
         return longest(self.request, self.max_length)
 
     @property
@@ -129,7 +129,7 @@ class Sequence:
 
     @property
     def members(self) -> list[Sequence]:
-        """The sequences that come and go with it: itself, or all beams of its request, the leader first."""
+        """The sequences that run and stop together: itself, or all beams of its request, the leader first."""
         leader = self.leader
         return [leader, *leader.forks]
 
@@ -195,7 +195,7 @@ class Sequence:
             stats.count_scheduled(self.metrics)
 
     def count_step(self) -> None:
-        """Count a step that has computed a part of it."""
+        """Count a step that has computed some of its tokens."""
         self.metrics.steps += 1
 
     def count_drafts(self, drafted: int, accepted: int) -> None:
@@ -208,7 +208,7 @@ class Sequence:
         self.metrics.generated_tokens = tokens
 
     def keep_context(self, logits: np.ndarray) -> None:
-        """Keep the logits ``[n, vocab]`` of the next part of the prompt until its first token is given out."""
+        """Keep the logits ``[n, vocab]`` of the next part of the prompt for the first output."""
         self.context_logits.append(logits)
 
     def stamp(self) -> int:
@@ -271,7 +271,7 @@ class Sequence:
 
 
 def _add_to_output(output: Output, sampled: Sampled, request: Request) -> None:
-    """Put a new token, and what was asked about it, into the output."""
+    """Add a new token, and what else the request asked for, to the output."""
     sampling = request.sampling
     output.tokens.append(sampled.token)
     if sampling.log_probs:
@@ -284,7 +284,7 @@ def _add_to_output(output: Output, sampled: Sampled, request: Request) -> None:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A sequence as it would be with some drafts accepted: what a drafted position is sampled for."""
+    """A sequence as it would be with some drafts accepted. A drafted position is sampled for it."""
 
     sequence: Sequence
     drafts: tuple[int, ...]

@@ -1,6 +1,6 @@
 """How a device's memory is divided at the start: what the largest step takes, and what the KV cache gets.
 
-The largest step is made up and computed before anything is served, so that what it takes is known, and was had.
+The largest step is computed once before anything is served, so that its memory is measured and known to suffice.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 8
 _LARGEST_SHARE = 0.15
-"""Of the memory that weights leave, for the largest step, where its size is the engine's to choose."""
+"""The largest step may take this share of the memory that weights leave, if the engine chooses its size."""
 _GRAPHS_BYTES = 256 << 20
-"""Bytes that CUDA graphs and libraries take on a GPU after the KV cache is allocated, at most."""
+"""The most bytes that CUDA graphs and libraries take on a GPU after the KV cache is allocated."""
 
 
 def everything(max_tokens: int, context_logits: bool) -> SamplingParams:
-    """Return what takes memory for each token of the vocabulary, at once; context logits one sequence at a time has."""
+    """Return the sampling parameters that take the most memory; one sequence at a time has context logits."""
     return SamplingParams(
         max_tokens,
         temperature=0.8,
@@ -49,9 +49,9 @@ def everything(max_tokens: int, context_logits: bool) -> SamplingParams:
 
 
 def warm_up_requests(config: EngineConfig, on_gpu: bool, vocab_size: int, max_length: int) -> list[Request]:
-    """Return what to begin with: a short prompt; on a GPU, the largest steps there are.
+    """Return the requests of the warm-up: a short prompt or, on a GPU, the largest steps that there can be.
 
-    On a GPU, libraries choose by size, and memory is taken once: what is served later must find it there.
+    On a GPU, libraries choose kernels by size, and memory is allocated once: it must be allocated before requests come.
     """
     longest = config.max_tokens_per_step if on_gpu else _WARM_UP_TOKENS
     prompt = [token % vocab_size for token in range(min(longest, max_length - 1))]
@@ -63,9 +63,9 @@ def warm_up_requests(config: EngineConfig, on_gpu: bool, vocab_size: int, max_le
 def size_step(
     config: EngineConfig, memory: DeviceMemory, compute: Callable[[StepSize], object]
 ) -> tuple[EngineConfig, int]:
-    """Measure the largest step, and lower the sizes that were chosen automatically until it takes a small share.
+    """Measure the largest step, and lower automatically chosen sizes until it takes a small share of the memory.
 
-    The weights are in ``memory``, the device's; ``compute`` computes a step of such a size.
+    ``memory`` is the device's, with the weights in it; ``compute`` computes a step of a given size.
 
     Returns:
         The settings, with the sizes settled, and the bytes that such a step takes beside weights and KV cache.
@@ -100,7 +100,7 @@ def size_step(
 
 
 def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
-    """Return half the size, of what was chosen automatically; a CPU's is enough for any device."""
+    """Return half of each size that was chosen automatically, but no less than a CPU's default."""
     return StepSize(*(
         max(least, one // 2) if name in config.automatic else one
         for name, one, least in zip(("max_batch_size", "max_tokens_per_step"), size, ON_CPU, strict=True)
@@ -110,16 +110,16 @@ def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
 def full_step(
     size: StepSize, longest: int, block_size: int, blocks: int, context_rows: int, drafts: int = 0
 ) -> list[Chunk]:
-    """Return the largest step: prompts, as many as may be, each of which gets a token and whatever else can be asked.
+    """Return the largest step: as many prompts as possible, each of which samples a token with all its outputs.
 
-    With speculation each has as many drafts as may be too: each draft takes a row of logits, as a token does.
+    With speculation each also has as many drafts as possible, since each draft takes a row of logits as a token does.
 
     Args:
         size, block_size: of the step, and of a block of the KV cache.
         longest: tokens that a sequence may have.
-        blocks: all sequences share so many blocks, and overwrite what the others have stored: it is of no use.
+        blocks: all sequences share this many blocks and overwrite each other's, as the result is not used.
         context_rows: tokens whose context logits are on the device at a time; the first prompt has so many.
-        drafts: of each sequence, at most.
+        drafts: the most drafts of a sequence.
     """
     count = min(size.sequences, size.tokens)
     drafts = min(drafts, size.tokens // count - 1, longest - 1)

@@ -1,8 +1,8 @@
-"""EngineStats: what an engine counts, in plain numbers; nothing of how they are exported is known here.
+"""EngineStats: what an engine counts, in plain numbers. This module does not know how they are exported.
 
-What has happened is counted here. What holds at the moment is ``EngineState``, which the engine's parts are asked for
-when it is read. Any thread may read at any time. What a metric family shows is the attribute of that name
-(``Family.source`` in ``inflight.metrics``). Times of requests are ``time.time_ns()``; durations are seconds.
+What has happened is counted here. What holds at the moment is ``EngineState``, which is computed from the engine's
+parts when it is read. Any thread may read at any time. A metric family shows the attribute that its ``Family.source``
+in ``inflight.metrics`` names. Times of requests are ``time.time_ns()``; durations are seconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Histogram:
 
 
 def process_memory() -> dict[str, int]:
-    """Return the bytes of this process that are in memory (proc_pid_statm(5)), and that none are on a GPU or pinned."""
+    """Return this process's resident bytes (proc_pid_statm(5)), with none on a GPU and none pinned."""
     resident = int(Path("/proc/self/statm").read_text().split()[1])
     return {"cpu": resident * os.sysconf("SC_PAGE_SIZE"), "gpu": 0, "pinned": 0}
 
@@ -76,7 +76,7 @@ NO_STEP = StepCounts()
 
 
 class Stopwatch:
-    """Times the parts of a step, one after the other, in seconds."""
+    """Times the consecutive parts of a step, in seconds."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
@@ -95,7 +95,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine holds at one moment. What a kind of engine cannot tell stays 0, or as it is said here."""
+    """What an engine holds at one moment. What a kind of engine does not know keeps its default."""
 
     active: int = 0
     """The requests that have not ended."""
@@ -133,7 +133,7 @@ def _now(read: Callable[[EngineState], Any]) -> Any:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What the engine does, and has done since it was warm. What a kind of engine cannot tell stays as it begins."""
+    """What the engine has done since it was warm. What a kind of engine does not know keeps its default."""
 
     state: Callable[[], EngineState] = EngineState
     """Returns what the engine holds at this moment."""
@@ -141,7 +141,7 @@ class EngineStats:
     """Sequences that may run at once."""
     step_tokens_limit: int = 0
     steps: int = 0
-    """Those that computed something, since the engine was warm."""
+    """Steps that computed something since the engine was warm."""
     iterations: int | None = None
     """The number that the engine itself gives its last step; None: it gives none, and the steps are its count."""
     kv_blocks_reused: int = 0
@@ -200,7 +200,7 @@ class EngineStats:
             self.inter_token.observe((metrics.last_token_ns - previous_ns) * _NS)
 
     def count_end(self, metrics: RequestMetrics, now_ns: int) -> None:
-        """Count a sequence that ends now, whatever its end."""
+        """Count a sequence that ends now for whatever reason."""
         self.request_duration.observe((now_ns - metrics.arrival_ns) * _NS)
         if metrics.first_token_ns:
             self.request_decode.observe((metrics.last_token_ns - metrics.first_token_ns) * _NS)
@@ -255,7 +255,7 @@ class EngineStats:
 
     @property
     def inflight_batcher_metrics(self) -> dict[str, int]:
-        """Upstream's figures of the last step; there is one micro-batch."""
+        """Upstream's figures of the last step; there is only one micro-batch."""
         now = self.state()
         return {
             "total_context_tokens": now.step.prefill_tokens,

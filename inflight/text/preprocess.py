@@ -1,4 +1,4 @@
-"""The tokenizer stage: its input arrays to its output arrays, for a whole dynamic batch at once.
+"""The tokenizer stage: makes the engine's input arrays of the client's, for a whole dynamic batch at once.
 
 Each request succeeds or fails alone. This module knows arrays and text, not Triton.
 """
@@ -42,12 +42,12 @@ class RawRequest:
 
 
 class Preprocessor:
-    """Turns text or chat messages into everything that the engine needs to know of them."""
+    """Turns text or chat messages into token ids and the engine's other inputs."""
 
     table: tuple[Tensor, ...] = TOKENIZER_INPUTS
-    """The inputs that it judges."""
+    """The inputs that it validates."""
     engine = ""
-    """The engine that it judges them for, where the engine's own stage does not."""
+    """The kind of engine that it validates them for; '': the engine's own stage does that."""
 
     def __init__(self, tokenizer: Tokenizer, limits: LimitSettings) -> None:
         self._tokenizer = tokenizer
@@ -56,10 +56,7 @@ class Preprocessor:
         self._chat = ChatTemplate(config.chat_template, config.special_tokens) if config.chat_template else None
 
     def preprocess(self, requests: Sequence[RawRequest]) -> list[Arrays | Exception]:
-        """Return for each request its output arrays, or the error that it ends with.
-
-        Whatever goes wrong with one request, a fault of ours included, is that request's alone.
-        """
+        """Return for each request its output arrays, or the error that it ends with; one error fails one request."""
         results: list[Arrays | Exception] = [{} for _ in requests]
         read: list[tuple[int, Inputs, list[str]]] = []
         for index, request in enumerate(requests):
@@ -126,7 +123,7 @@ class Preprocessor:
             try:
                 token_ids = iter(self._encode(name, [prompt for prompts in asked.values() for prompt in prompts]))
                 encoded |= {index: [next(token_ids) for _ in prompts] for index, prompts in asked.items()}
-            except InvalidRequest:  # of all of them, and it does not say whose it is
+            except InvalidRequest:  # the error does not say which of the prompts it is about
                 for index, prompts in asked.items():
                     try:
                         encoded[index] = self._encode(name, prompts)
@@ -165,7 +162,7 @@ class Preprocessor:
         return outputs
 
     def _ends(self, inputs: Inputs) -> Arrays:
-        """Return what ends the generation, and the sign that empty responses are welcome meanwhile."""
+        """Return the inputs that end the generation, and ``heartbeat``, which asks for empty responses meanwhile."""
         end_ids, rows = sorted(self._tokenizer.config.end_ids), inputs.rows
         outputs: Arrays = {"heartbeat": np.ones((rows, 1), np.bool_)}
         if "end_id" in inputs:
@@ -210,7 +207,7 @@ class Preprocessor:
 
 
 def word_lists(rows: list[list[list[int]]]) -> np.ndarray:
-    """Lay word lists out as upstream does: int32 [batch, 2, n], row 0 all ids joined, row 1 end offsets, -1 padded."""
+    """Lay out word lists as upstream does: int32 [batch, 2, n], row 0 all ids joined, row 1 end offsets, -1 padded."""
     width = max((sum(map(len, row)) for row in rows), default=0)
     table = np.zeros((len(rows), 2, width), np.int32)
     table[:, 1] = -1

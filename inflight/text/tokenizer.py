@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer: text to token ids and back, by the Rust ``tokenizers`` library.
 
-The decoders of today's language models are few, and each is a rule from pieces to text that can be followed token by
-token. The rules here are those of the library's ``decoders`` module, which remains the reference: property tests hold a
-stream's text equal to its whole decoding.
+Today's language models use a few decoders, and each is a rule from pieces to text that can be applied token by token.
+The rules here are those of the library's ``decoders`` module, which remains the reference: property tests check that
+the text of a stream equals its whole decoding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FALLBACK_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """Encodes and decodes; shared by all requests and threads."""
+    """Encodes and decodes. All requests and threads share it."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TextConfig) -> None:
         backend.no_truncation()

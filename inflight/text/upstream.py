@@ -1,12 +1,11 @@
-"""The tokenizer stage before upstream's C++ backend, which has none of Inflight's own tensors.
+"""The tokenizer stage in front of upstream's C++ backend, which knows none of Inflight's own tensors.
 
-It says what upstream understands in its terms, and refuses the rest by name.
+It translates what upstream understands and refuses the other inputs by name.
 
-How a request may end (most tokens, end ids, stop strings) is known here and needed where it ends, and upstream's
-backend hands nothing through. So this stage announces each request to the detokenizer. A response has little that says
-which request it belongs to: the request id, its row, the prompt where it comes back, and which optional outputs it has.
-Two of these outputs are therefore a *mark*: it tells a stream from a whole answer, and requests that are alike in all
-else, and are to end otherwise, from each other.
+The detokenizer stage must know how a request may end (max tokens, end ids, stop strings), and upstream's backend hands
+nothing through. So this stage announces each request to it. Little in a response says which request it belongs to: the
+request id, the row, the prompt where it is echoed, and which optional outputs it has. Two of these outputs therefore
+serve as a *mark*: it tells a stream from a whole answer, and two requests that differ only in how they end.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SAMPLING_INPUTS = {
 }
 """The fields of ``SamplingParams`` that a request may give, with the inputs that give them."""
 MARKS = {"return_num_output_tokens": 1, "return_perf_metrics": 2}
-"""The engine's inputs that ask for the outputs that are marks, and what each counts."""
+"""The engine inputs that ask for the outputs that serve as marks, with the value of each in the mark."""
 STREAM_MARKS, MARKS_OF_WHOLE, MARKS_WITH_TIMES = (2,), (0, 1, 3), (3,)
 """The marks of streams, which need the times; of whole answers; of whole answers whose client asks for the times."""
 _PERF_OUTPUTS = frozenset(
@@ -49,9 +48,9 @@ _ASKED_BY = {
     "return_perf_metrics": _PERF_OUTPUTS,
     "final_perf_metrics": {"final_perf_metrics"},
 }
-"""The client's flags, with the outputs that each asks for; the stage asks for some of them on its own account too."""
+"""The client's flags, with the outputs that each asks for. The stage itself asks for some of these outputs too."""
 OWN_SAKE = _PERF_OUTPUTS | {"num_input_tokens", "num_output_tokens"}
-"""The outputs that the stage may ask for on its own account, whatever the client asks for."""
+"""The outputs that the stage may ask for itself, whether or not the client does."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -64,7 +63,7 @@ class Expected:
     """Most tokens, the context's limit included."""
     min_tokens: _Count
     end_ids: tuple[int, ...]
-    """None of them is shown; upstream leaves out the first, and ends with the others as with stop words."""
+    """None of them is shown. Upstream leaves out the first; the others go as stop words, and their tokens come back."""
     stops: tuple[Annotated[str, Field(min_length=1)], ...]
     prompt_tokens: _Count
     echo: bool

@@ -32,9 +32,9 @@ from inflight.text.tokenizer import Tokenizer
 from inflight.text.upstream import ANNOUNCEMENTS, MARKS, OWN_SAKE, STREAM_MARKS, Announcement, Expected, digest
 
 _STALE_S = 120.0
-"""After so long without a sign a request is taken to have failed before its first response, if its mark is needed."""
+"""A request that was silent for so long is taken for a failed one if another request needs its mark."""
 _MOST, _MOST_CHARACTERS = 65_536, 64 << 20
-"""Most entries, and characters of all that they hold."""
+"""The most entries, and the most characters of all of them."""
 
 _Place = tuple[str, int, str, int]
 """Request id, row, digest of the prompt, mark."""
@@ -46,7 +46,7 @@ class _Entry:
     open: int
     """Sequences that have not ended."""
     request: int | None
-    """Number of the request that it is of; None: of several, which are alike."""
+    """The number of its request; None: several equal requests share it."""
     heard: float
     """When it was announced, or last heard of."""
 
@@ -56,11 +56,11 @@ class _Entry:
 
 
 class Expectations:
-    """What has been announced, until it has ended; one that never ends goes when many others are newer."""
+    """The announced requests that have not ended; beyond ``_MOST``, the oldest are dropped."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[_Place, _Entry] = OrderedDict()
-        """What was heard of last comes last."""
+        """Ordered by when they were last heard of."""
         self._places: defaultdict[str, set[_Place]] = defaultdict(set)
         """The places of each request id."""
         self._announced = self._characters = 0
@@ -145,7 +145,7 @@ def _characters(place: _Place, row: Expected) -> int:
 
 
 class _Sequence:
-    """One sequence on its way to the client: why it ends is found out from its tokens."""
+    """One sequence on its way to the client, with the reason of its end, which is found from its tokens."""
 
     def __init__(self, tokenizer: Tokenizer, place: _Place, expected: Expected | None) -> None:
         self.place, self.expected = place, expected
@@ -172,7 +172,7 @@ class _Sequence:
         return ids
 
     def end(self, stopped: bool) -> None:
-        """Find out why the engine has ended it; upstream leaves an end id out, so the last token is none."""
+        """Infer why the engine has ended it; an end id is not among the tokens, as upstream leaves it out."""
         expected = self.expected
         if expected is None:
             self.finish = "unknown"
@@ -191,7 +191,7 @@ class _Sequence:
 
 
 class UpstreamPostprocessor:
-    """The detokenizer stage: it says of each response what Inflight's engines say, and turns it into text."""
+    """Completes each response with what Inflight's engines say, and has a ``Postprocessor`` turn it into text."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
         """``max_length``: tokens that a sequence has at most; None: it is not known."""
@@ -221,7 +221,7 @@ class UpstreamPostprocessor:
             raise InvalidRequest(f"output_ids has shape {list(arrays['output_ids'].shape)}; it must be [1, 1, n]")
         [ids] = self._text.beams(arrays["output_ids"][0], arrays["sequence_length"].reshape(-1).tolist())
         key, sequence, echoed = self._sequence(arrays, ids, request_id)
-        if sequence.finish is not None:  # what comes until the engine has ended it
+        if sequence.finish is not None:  # the engine has not yet ended what has ended for the client
             self._keep(key, sequence, arrays)
             return None
         before = sequence.tokens

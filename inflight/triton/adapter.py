@@ -105,7 +105,7 @@ def response(arrays: Arrays) -> Any:
 
 
 def error_response(error: Exception, request_id: str) -> Any:
-    """Return a Triton error response. What is not an InflightError is ours: logged in full, told without details."""
+    """Return a Triton error response. Any error but an InflightError is a bug: it is logged, and told without details."""
     told = _told(error, request_id)
     return _error(told.triton_code, told.wire_message())
 
@@ -123,7 +123,7 @@ def _error(code: str, message: str) -> Any:
 
 
 class TritonSender:
-    """The response side of one Triton request. FINAL goes with the last data: an empty one after it loses flags."""
+    """The response side of one Triton request. FINAL goes with the last data: an empty response may lose its flag."""
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()

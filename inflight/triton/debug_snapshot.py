@@ -1,7 +1,7 @@
-"""Answers ``inspect``: what the engine is doing, looked at by the engine's own thread between two steps.
+"""Answers ``inspect`` requests with a snapshot of the engine, which its own thread takes between two steps.
 
-The engine's thread looks at most once per ``PERIOD_S``, however many requests ask, and does nothing else for them: this
-module's own thread writes the answer, once for all that wait for it, and sends it.
+The engine's thread takes at most one snapshot per ``PERIOD_S``, however many requests wait, and does nothing else for
+them: this module's own thread serializes it, once for all requests that wait, and answers them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 INSPECT, SNAPSHOT = "inspect", "snapshot"
 PERIOD_S = 0.1
-"""The shortest time between two looks at the engine. A request that comes meanwhile is answered with the next one."""
+"""The shortest time between two snapshots. A request that comes in between is answered with the next one."""
 
 
 class DebugSnapshots:
-    """Answers requests that ask what one engine is doing."""
+    """Answers the ``inspect`` requests to one engine."""
 
     def __init__(self, deployment: Deployment, engine: SteppedEngine, loop: EngineLoop) -> None:
-        """The thread of ``loop`` looks at ``engine``; ``deployment`` says whether that is allowed."""
+        """The thread of ``loop`` takes snapshots of ``engine``; ``deployment`` says whether that is allowed."""
         self._deployment = deployment
         self._engine = engine
         self._loop = loop
@@ -42,7 +42,7 @@ class DebugSnapshots:
         self._thread.start()
 
     def answer(self, arrays: Arrays, sender: Sender) -> None:
-        """Have the sender answered.
+        """Put a request into the queue of those that are answered with the next snapshot.
 
         Raises:
             UnsupportedFeature: the deployment does not allow it.
@@ -61,7 +61,7 @@ class DebugSnapshots:
             self._asked.notify()
 
     def close(self) -> None:
-        """Answer who has asked, and end the thread; the engine's loop must run or be closed, not hang."""
+        """Answer the requests that wait and end the thread; the engine's loop must run or be closed, not hang."""
         with self._asked:
             self._closing.set()
             self._asked.notify()
@@ -81,7 +81,7 @@ class DebugSnapshots:
     def _answer_all(self, askers: list[Sender]) -> None:
         answer: bytes | Exception
         try:
-            answer = self._look().to_json().encode()
+            answer = self._take_snapshot().to_json().encode()
         except Exception as error:  # each asker must have an answer
             answer = error
         for sender in askers:
@@ -93,8 +93,8 @@ class DebugSnapshots:
             except Exception:  # the others get theirs
                 log.exception("an answer to inspect could not be sent")
 
-    def _look(self) -> Snapshot:
-        """Return the engine's snapshot, with what the engine does not know. Raises ShuttingDown once it has stopped."""
+    def _take_snapshot(self) -> Snapshot:
+        """Return the engine's snapshot, completed from the deployment. Raises ShuttingDown once the loop is closed."""
         taken: Future[Snapshot] = Future()
 
         def take() -> None:

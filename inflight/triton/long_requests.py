@@ -1,7 +1,7 @@
 """Prepares long requests in threads of their own, so that short ones do not wait while megabytes are tokenized.
 
-The shortest goes first, so a long prompt waits for a longer one only where that has begun already. The threads have a
-lower priority for the CPU than the engine's steps and short prompts.
+The shortest is next, so a long prompt waits for a longer one only if that has begun already. The threads have a lower
+CPU priority than the engine's steps and short prompts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 LONG_BYTES = 16_384
 """A request with more text than this is long: tokenizing this much takes about as long as a few steps of the engine."""
 _NICENESS = 10
-"""Added to the threads' own; they get about a tenth of a core that others want too (sched(7))."""
+"""Added to the threads' niceness: they get about a tenth of a core that others want too (sched(7))."""
 
 
 class LongRequests:
-    """Threads, and what they have to do."""
+    """The threads for long requests and their queue."""
 
     def __init__(self) -> None:
         self._waiting: PriorityQueue[tuple[int, int, Callable[[], None] | None]] = PriorityQueue()
@@ -35,11 +35,11 @@ class LongRequests:
             thread.start()
 
     def put(self, size: int, task: Callable[[], None]) -> None:
-        """Have ``task`` done when nothing waits whose ``size`` is smaller; what it raises is logged."""
+        """Queue a task, which runs once no smaller one waits; ``size`` is its own. Its exceptions are logged."""
         self._waiting.put((size, next(self._order), task))
 
     def close(self) -> None:
-        """End the threads, each after what it is at; Triton has waited for requests before."""
+        """End the threads, each after its current task. Triton closes a stage only when its requests have ended."""
         for _ in self._threads:
             self._waiting.put((-1, next(self._order), None))
 

@@ -1,4 +1,4 @@
-"""What a stage counts of itself, and the metric families of ``inflight.metrics`` on Triton's own endpoint.
+"""StageMetrics, what a stage counts, and the export of ``inflight.metrics``'s families to Triton's own endpoint.
 
 A call into Triton's metric API is a round trip to the server's process, so none is made per token or step: the stages
 count in plain numbers, and a thread copies those that have changed (docs/decisions/0007). A wrong call (a counter set,
@@ -40,11 +40,11 @@ from inflight.triton import process
 log = logging.getLogger(__name__)
 
 LIVE_S = 0.2
-"""How old what is shown of the engine's moment is at most."""
+"""The greatest age of the gauges in ``LIVE``."""
 COMPLETE_S = 2.0
-"""How often the engine's stage sends all that has changed; it does so too once nothing is counted for ``LIVE_S``."""
+"""How often the engine stage exports all that has changed. It also does so once nothing was counted for ``LIVE_S``."""
 TEXT_S = 1.0
-"""How often the other stages send what has changed."""
+"""How often the other stages export what has changed."""
 CLOSE_S = 2.0
 """How long the end of a stage waits for the last round."""
 ACTIVITY, OUTCOMES = UPSTREAM[0].name, REQUESTS[0].name
@@ -57,25 +57,25 @@ LIVE = (
     "inflight_kv_cache_blocks",
     "inflight_kv_cache_reserved_blocks",
 )
-"""What the engine does at this moment. Shown more rarely it would mislead: whenever the engine rests, all is shown, so
-what is not shown again soon looks like an engine at rest."""
+"""The families that say what the engine does now. They are exported every ``LIVE_S``: at longer intervals the values
+of an idle engine, which are exported at once, would stay on show while it works again."""
 PULSE = (OUTCOMES, "inflight_steps_total", "inflight_responses_total")
-"""One of these grows with whatever else the engine's stage counts."""
+"""Whenever the engine stage counts anything, one of these families grows."""
 _STEPS = 3
 _ERRORS = (InvalidRequest, UnsupportedFeature, EngineFailure)
 _ENGINE_ERRORS = (QueueFull, ShuttingDown, DeadlineExceeded)
 
 Values = dict[str, Any]
-"""What each family shows, by its name: a number; for a histogram, its cumulative counts and its sum. A family with
-labels of its own has one of these for each of their values."""
+"""The value of each family by its name: a number, or a histogram's cumulative counts and its sum. A family with labels
+of its own has such a value for each combination of theirs."""
 
 
 class _Series:
     """A gauge or a counter, moved by differences; a counter only rises.
 
     Triton's stub keeps Python's lock while it sets a gauge, not while it adds to one (2.51): a set would hold up the
-    engine for its round trip, and freeze a stage whose server is gone. Triton adds the same floats, so what it shows is
-    known to the last bit; what rounding takes from the first difference, the second adds.
+    engine for its round trip, and freeze a stage whose server is gone. Triton adds the same floats, so the value it
+    shows is known to the last bit, and a second difference adds what the rounding of the first has lost.
     """
 
     def __init__(self, family: Any, labels: dict[str, str], falls: bool = False) -> None:
@@ -93,7 +93,7 @@ class _Series:
 
 
 class _Family:
-    """One family and its series. Triton drops both with the Python object, so it is kept."""
+    """One family and its series. Triton drops both with their Python objects, so these are kept."""
 
     def __init__(self, family: Family, labels: dict[str, str]) -> None:
         self._family, self._labels = family, labels
@@ -109,7 +109,7 @@ class _Family:
 
     def show(self, value: Any) -> int:
         """Make the endpoint show the family's values; return the calls that it took."""
-        if value == self._shown:  # one comparison in place of one per series: most families rest most of the time
+        if value == self._shown:  # one comparison in place of one per series: most families do not change
             return 0
         own, calls = self._family.labels, 0
         for key, one in value.items() if own else [((), value)]:
@@ -138,25 +138,25 @@ class _Buckets:
     def show(self, value: tuple[list[int], float]) -> int:
         counts, total = value
         calls = self._count.show(counts[-1]) + self._sum.show(total)
-        # From the last one down: whoever reads in between sees counts that rise with the bounds.
+        # The last bucket is first, so that a reader in between sees counts that rise with the bounds.
         pairs = zip(reversed(self._buckets), reversed(counts), strict=True)
         return calls + sum(bucket.show(count) for bucket, count in pairs)
 
 
 class Exporter:
-    """The families of one stage, and the thread that keeps them true."""
+    """The families of one stage, and the thread that updates them."""
 
     def __init__(self, stage: str, version: str, engine: str, owners: Mapping[str, object]) -> None:
         """Make the families of ``stage`` beside this kind of ``engine``; ``owners`` are what their sources name.
 
-        The exporter itself is one of them. Owners are read at any time: what is read while it changes is true of each
-        family, and not of all of them at one moment.
+        The exporter itself is one of them. Owners are read while they change: the values of one family belong together,
+        but those of several families may be of different moments.
         """
         labels = {"model": stage, "version": version}
         self._owners = {**owners, "exporter": self}
         families = [family for family in FAMILIES.values() if family.exported_by(stage, engine)]
         self._sources = {family.name: family.source.split(".") for family in families}
-        # Who sees a request's outcome counted sees all that is counted of it; who sees an idle engine, that too.
+        # These two are last: with a request's outcome, or an idle engine, a reader sees all other counts of it as well.
         self._complete = sorted(self._sources, key=lambda name: (name == ACTIVITY, name == OUTCOMES))
         self._live = [name for name in LIVE if name in self._sources]
         self._made = {family.name: _Family(family, labels) for family in families}
@@ -165,25 +165,25 @@ class Exporter:
         self.metrics_export_calls = 0
         self._looked_at = [*(name for name in PULSE if name in self._sources), ACTIVITY]
         self._pulse: Values = {}
-        """What was counted at the last round."""
+        """The values of ``PULSE`` in the last round."""
         self._next_complete = 0.0
         self._rests = False
-        """Whether all has been shown since something was counted last."""
+        """Whether everything was exported after the last count."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Show what is known now, and from here on what changes."""
+        """Export all values now, and what changes from here on."""
         self._round()
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, unless it waits for an answer that a server in trouble does not give."""
+        """End the thread; if it waits for an answer of a server that hangs, leave it after ``CLOSE_S``."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        # Only the engine's stage has gauges of the moment: the others need not wake so often.
+        # Only the engine stage has families of LIVE: the others need not wake so often.
         while not self._closing.wait(LIVE_S if self._live else TEXT_S):
             try:
                 self._round()
@@ -194,7 +194,7 @@ class Exporter:
         began = time.thread_time()
         names = self._names_to_show() if self._live else self._complete
         values = self._read(names)
-        if names is self._live and not values[ACTIVITY]["active"]:  # it has just become idle, as below
+        if names is self._live and not values[ACTIVITY]["active"]:  # it has just become idle: see _names_to_show
             names = ()
         self.metrics_export_calls += sum(self._made[name].show(values[name]) for name in names)
         self.metrics_export_cpu += time.thread_time() - began
@@ -213,9 +213,9 @@ class Exporter:
         return () if idle and not quiet else self._live
 
     def _read(self, names: Sequence[str]) -> Values:
-        """Return the families' values; later changes of the figures do not reach them.
+        """Return copies of the families' values.
 
-        What is shown last is read first: a request ends in its other figures before it ends in outcomes and activity.
+        What is shown last is read first: a request's other figures are counted before its outcome and the activity.
         """
         values = {}
         for name in sorted(names, key=lambda name: name not in (OUTCOMES, ACTIVITY)):
@@ -263,9 +263,9 @@ class StageMetrics:
         self.startup[name] = time.perf_counter() - started
 
     def start(self, **owners: object) -> None:
-        """Say that the stage is ready, and export, if the deployment has metrics.
+        """Record that the stage is ready, and start the export if the deployment has metrics.
 
-        ``owners`` are what else counts for the stage, by the names that the table of ``inflight.metrics`` gives them.
+        ``owners`` are the other objects that count for the stage, by the names that the sources of families begin with.
         """
         self.start_time = time.time()
         if self._deployment.observability.metrics and os.environ.get(METRICS_VARIABLE) != "off":
@@ -274,7 +274,7 @@ class StageMetrics:
             self._exporter.start()
 
     def count_refusal(self, error: Exception, sequences: int = 1) -> None:
-        """Count a request of so many sequences that ends with an error before the engine has it, or behind it."""
+        """Count the sequences of a request that ends with an error outside the engine."""
         self._count_outcome(as_told(error).label, sequences)
 
     def count_end(self, output: Output) -> None:
@@ -288,5 +288,5 @@ class StageMetrics:
             self._exporter.close()
 
     def _count_outcome(self, label: str, sequences: int = 1) -> None:
-        with self._outcomes:  # Triton's thread refuses, the engine's ends
+        with self._outcomes:  # called by Triton's thread and by the engine's
             self.requests[label] = self.requests.get(label, 0) + sequences

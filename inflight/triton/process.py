@@ -1,8 +1,8 @@
-"""What a stage's process does as a process of Linux: its age, its end with the server, and the server's end by it.
+"""A stage as a Linux process: how old it is, how it ends with its server, and how it makes the server end.
 
-A stage is a child of its server, and ends with it, however that ends: killed, crashed, or out of time. Triton's stub
-looks for its server too, but waits for its own threads before it ends, and one of them may wait for an answer of the
-server (2.51), with Python's lock. What it held, a GPU's memory and shared memory, would stay taken. So there are two
+A stage is a child of its server and must end with it, whether that is killed, crashes or times out. Triton's stub also
+looks for its server, but waits for its own threads before it ends, and one of them may wait for an answer of the server
+(2.51) and hold Python's lock. The stage's GPU memory and shared memory would then stay allocated. So there are two
 guards:
 
 1. A thread looks for the server every ``_POLL_S``. Once the server has gone, it removes the shared memory of the two,
@@ -45,15 +45,15 @@ def age_s() -> float:
 
 
 def server_ender() -> Callable[[], None]:
-    """Return what asks the server to end: it is not ready any more, and its supervisor starts another.
+    """Return a function that asks the server to end, so that it is not ready any more and its supervisor restarts it.
 
-    The server is this process's parent as of now. Nothing less works: a stage's process that dies leaves the server,
-    and its model, as ready as before (measured on 2.51: both endpoints answer 200, and every request fails).
+    The server is this process's parent as of now. To end the stage alone does not help: the server and its model stay
+    ready without it (measured on 2.51: both endpoints answer 200, and every request fails).
     """
     server = os.getppid()
 
     def end() -> None:
-        if os.getppid() != server:  # an orphan's new parent is none of its business
+        if os.getppid() != server:  # this is an orphan, and its new parent is another process
             log.error("the server has ended already")
             return
         log.warning("ending the server")

@@ -114,7 +114,7 @@ class TrtLlmEngine:
         return bool(self._sequences or self._outputs or not (self._idle or self._watchdog.dead))
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
 

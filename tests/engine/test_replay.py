@@ -151,12 +151,12 @@ def test_figures_are_those_of_a_real_engine() -> None:
     engine, stats = _engine(max_batch_size=2), []
     for request in (ask([1, 2, 3], 2), ask([4, 5], 3), ask([6], 2)):
         engine.submit(request)
-    assert engine.waiting == 3
+    assert engine.num_waiting == 3
     while engine.busy:
         engine.step()
         now = engine.stats.state()
         stats.append((now.active, *now.step[:4]))
-        assert now.waiting == engine.waiting
+        assert now.waiting == engine.num_waiting
     assert stats == [(3, 2, 2, 0, 5), (2, 2, 0, 2, 0), (1, 2, 1, 1, 1), (0, 0, 0, 0, 0)]
     assert engine.stats.steps == 4
     assert engine.stats.batch_size_limit == 2

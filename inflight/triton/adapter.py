@@ -105,7 +105,7 @@ def response(arrays: Arrays) -> Any:
 
 
 def error_response(error: Exception, request_id: str) -> Any:
-    """Return a Triton error response. Any error but an InflightError is a bug: it is logged, and told without details."""
+    """Return a Triton error response. Any error but an InflightError is logged, and its text is not sent."""
     told = _told(error, request_id)
     return _error(told.triton_code, told.wire_message())
 

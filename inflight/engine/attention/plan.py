@@ -1,4 +1,4 @@
-"""How large the tiles are that attention works on, and how the work of a launch is dealt out among programs.
+"""The sizes of the tiles that attention works on, and the plan that divides the work of a launch among programs.
 
 Keys come in the same tiles wherever they are read: a token's result is added up tile by tile, so their size is part of
 the result. Rows come in two sizes, since a tile of few rows reads keys as fast as memory gives them, and a tile of many
@@ -7,8 +7,9 @@ compiles them), in blocks of less than 99 KiB of shared memory, which the smalle
 
 A unit is what one program does for one head of keys: a tile of rows of one query range, and a run of tiles of keys. A
 range that has more tiles than its share of the whole is split into several runs, so a long sequence among short ones is
-spread over the card, and a full batch is not split at all. The block tables and lengths are on the device, where a
-captured graph finds them changed at each replay, so the plan is made there as well, once for all layers of a step.
+spread over the card, and a full batch is not split at all. A tile of a split range leaves a part, its partial result,
+which a second kernel combines with the others. The block tables and lengths are on the device, where they differ at
+each replay of a captured graph, so the plan is made there as well, once for all layers of a step.
 
 The plan does not change the result: tiles are added up one by one in the order of their positions, whichever programs
 have computed them (``triton_kernels``).
@@ -27,17 +28,17 @@ from torch import Tensor
 HEADER = tl.constexpr(3)
 """Columns of a range before its blocks: its first row in the packed tokens, its start in the sequence, its tokens."""
 UNIT = tl.constexpr(8)
-"""Columns of a unit: its range (-1: none), first row, first tile of keys, the tile after its last, and where the first
-tile's part goes (-1: the unit has all tiles of its rows); the others are for alignment."""
+"""Columns of a unit: its range (-1: none), first row, first tile of keys, the tile after its last, and the index of its
+first tile's part (-1: it leaves none, since it has all tiles of its rows); the others are for alignment."""
 _UNITS, _MEMBERS = 32, 128
-_VARYING = ["ranges", "members", "range_stride", "count", "shares", "slots"]
+_VARYING = ["ranges", "members", "range_stride", "count", "shares", "max_parts"]
 LONGEST_SHORT = 32
 """Ranges of no more tokens take the tile of few rows: a decoded token, drafts that are verified, a prompt's end."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What the choice depends on."""
+    """The properties of a GPU that the choice of tiles depends on."""
 
     capability: int
     """Compute capability, such as 90."""
@@ -58,7 +59,7 @@ class Tile:
 
 @functools.cache
 def card_of(device: torch.device) -> Card:
-    """Return what ``device`` is; a small card where there is none, for the interpreter."""
+    """Return the card of ``device``; a small one for Triton's interpreter, which runs on the CPU."""
     if device.type != "cuda":
         return Card(80, 4)
     properties = torch.cuda.get_device_properties(device)
@@ -73,7 +74,7 @@ def short_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
 def long_tile(card: Card, dtype: torch.dtype, head_dim: int, group: int) -> Tile:
     """Return the tile for the chunks of prompts."""
     if 90 <= card.capability < 120 and dtype != torch.float32 and head_dim <= 128:
-        return Tile(128, _keys(dtype, head_dim), 8, 2)  # what is multiplied comes from shared memory there
+        return Tile(128, _keys(dtype, head_dim), 8, 2)  # their tensor cores read from shared memory
     return common_tile(dtype, head_dim, group)
 
 
@@ -101,13 +102,13 @@ class Plan:
     units: Tensor
     """int32 ``[units, UNIT]``."""
     bases: Tensor
-    """int32 ``[members]``: where the parts of a member's first tile of rows begin; -1: it is not split."""
+    """int32 ``[members]``: the index of the first part of a member's first tile of rows; -1: it is not split."""
     members: Tensor
     """int32 ``[members]``: which of the step's query ranges they are."""
     longest: int
     """Tokens of the longest of them."""
-    slots: int
-    """Tiles that there is room for to leave as parts."""
+    max_parts: int
+    """How many parts there is room for."""
     tile: Tile
     window: int | None
 
@@ -117,7 +118,7 @@ def _work_of(
     ranges, members, range_stride, which, count,
     WINDOW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return of some members the query range, its tiles of rows, and the first and the number of its tiles of keys."""
+    """Return each member's query range, its number of tiles of rows, its first tile of keys, and how many it has."""
     there = (which >= 0) & (which < count)
     index = tl.load(members + which, mask=there, other=0)
     entry = ranges + index.to(tl.int64) * range_stride
@@ -129,7 +130,7 @@ def _work_of(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _plan_kernel(
-    units, bases, ranges, members, range_stride, count, shares, slots,
+    units, bases, ranges, members, range_stride, count, shares, max_parts,
     WINDOW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     UNITS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +143,7 @@ def _plan_kernel(
         total += tl.sum(row_tiles * tiles, 0)
     share = tl.maximum(tl.cdiv(total, shares), 1)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    member = tl.full((UNITS,), -1, tl.int32)  # of each unit, and what is known of it
+    member = tl.full((UNITS,), -1, tl.int32)  # of each unit, as are the next three
     rank, base, runs = unit * 0, unit * 0, unit * 0
     before, used = 0, 0
     for at in range(0, count, MEMBERS):
@@ -150,7 +151,7 @@ def _plan_kernel(
         _, row_tiles, _, tiles = _work_of(ranges, members, range_stride, which, count, WINDOW, GROUP, ROWS, KEYS)
         wanted = tl.where(tiles > share, row_tiles * tiles, 0)
         ends = used + tl.cumsum(wanted, 0)
-        split = (wanted > 0) & (ends <= slots)
+        split = (wanted > 0) & (ends <= max_parts)
         parts = tl.where(split, tl.cdiv(tiles, share), 1)
         after = before + tl.cumsum(row_tiles * parts, 0)
         begins = after - row_tiles * parts
@@ -178,9 +179,9 @@ def _plan_kernel(
 
 def plan(
     ranges: Tensor, members: Tensor, longest: int, tile: Tile, group: int, window: int | None, shares: int = 1,
-    slots: int = 0,
+    max_parts: int = 0,
 ) -> Plan:  # fmt: skip
-    """Deal the work out.
+    """Divide the work of a launch among its programs.
 
     Args:
         ranges: int32 ``[ranges, HEADER + blocks]``.
@@ -190,15 +191,15 @@ def plan(
         group: heads that share keys.
         window: how many tokens back attention reaches, itself included; None: all.
         shares: among how many programs of each head of keys.
-        slots: tiles that there is room for to leave as parts; 0: nothing is split.
+        max_parts: how many parts there is room for; 0: nothing is split.
     """
     count = len(members)
-    most = count * triton.cdiv(longest * group, tile.rows) + (shares if slots else 0)
+    most = count * triton.cdiv(longest * group, tile.rows) + (shares if max_parts else 0)
     programs = triton.cdiv(most, _UNITS)
     units = torch.empty((programs * _UNITS, UNIT.value), dtype=torch.int32, device=ranges.device)
     bases = torch.empty(count, dtype=torch.int32, device=ranges.device)
     _plan_kernel[(programs,)](
-        units, bases, ranges, members, ranges.stride(0), count, shares, slots,
+        units, bases, ranges, members, ranges.stride(0), count, shares, max_parts,
         WINDOW=window or 0, GROUP=group, ROWS=tile.rows, KEYS=tile.keys, UNITS=_UNITS, MEMBERS=_MEMBERS, num_warps=4,
     )  # fmt: skip
-    return Plan(units[:most], bases, members, longest, slots, tile, window)
+    return Plan(units[:most], bases, members, longest, max_parts, tile, window)

@@ -28,7 +28,7 @@ class StoredKv:
     keys: Tensor
     values: Tensor
     key_scales: Tensor
-    """What stored keys are multiples of ``[kv_heads, slots]``, any strides; INT8 is stored together with its own."""
+    """What stored keys are multiples of ``[kv_heads, slots]``, any strides; the kernel stores the scales of INT8."""
     value_scales: Tensor
 
 
@@ -157,7 +157,7 @@ def _store_kernel(
 ):  # fmt: skip
     """Take a tile of one token's heads: rotate queries, or rotate and store keys and store values.
 
-    A negative slot is none.
+    Keys and values of a token with a negative slot are not stored.
     """
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     size: tl.constexpr = 2 * HALF + REST
@@ -166,7 +166,7 @@ def _store_kernel(
     angles = table
     if HALF > 0:
         position = tl.load(positions + token).to(tl.int64)
-        angles += tl.maximum(tl.minimum(position, last), 0) * (2 * HALF)  # padding may be anywhere
+        angles += tl.maximum(tl.minimum(position, last), 0) * (2 * HALF)  # the positions of padding are arbitrary
     if part < tiles:
         head = part * ROWS + tl.arange(0, ROWS)
         real = head < QUERIES

@@ -76,15 +76,15 @@ class TorchAttention:
         table = _slots(ranges, block_size)
         counts, offsets = torch.tensor([(one.count, one.start - one.first) for one in ranges]).unbind(1)
         owner = torch.arange(len(ranges)).repeat_interleave(counts)
-        indices = offsets[owner] + torch.arange(len(owner))  # of each token's own slot in its sequence's
+        indices = offsets[owner] + torch.arange(len(owner))  # of each token in its sequence
         positions, tree_slots = _trees(table, owner, indices, ranges) if has_trees else (indices, None)
         lengths = positions + 1
         self.positions = positions.to(device)
         """Positions of the step's tokens in their sequences ``[tokens]``."""
         self._new_slots = table[owner, indices].to(device)
         self._count = len(owner)
-        # What is gathered is gathered for each row. In place, a row's sums are the same bits in any chunk: where they
-        # must be, rows do without float64.
+        # Gathering copies all keys for each row, so longer chunks are attended alone. In place, a row's sums are the
+        # same bits in any chunk: an exact pool takes rows only, and does without the float64 of chunks.
         max_row_chunk = 1 if not pool.in_place else math.inf if pool.exact else _MAX_ROW_CHUNK
         alone = [one.count > max_row_chunk and not one.paths for one in ranges]
         rows = (~torch.tensor(alone))[owner].nonzero()[:, 0]
@@ -133,7 +133,7 @@ class _ChunkAttention:
         """Return ``[count, heads, head_dim]``."""
         pool, count, start = self._pool, self.range.count, self.range.start
         if start == 0 and pool.keys.dtype == pool.dtype:
-            keys, values = key.transpose(0, 1), value.transpose(0, 1)  # what would be read
+            keys, values = key.transpose(0, 1), value.transpose(0, 1)  # the pool would return the same
         else:
             keys, values = pool.read(layer, self._slots)
         causal = start == 0 and (window is None or count <= window)
@@ -326,7 +326,7 @@ def length_buckets(lengths: Tensor) -> list[Tensor]:
 
 @functools.cache
 def _accept_sparse_tensors() -> None:
-    """Make PyTorch's warning, which it gives once, that compressed rows are in beta; and swallow it."""
+    """Provoke PyTorch's warning that compressed rows are in beta, which it gives only once, and suppress it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))

@@ -1,8 +1,8 @@
 """Attention over the paged KV cache by Triton kernels; but for rounding it equals ``torch_backend``, its reference.
 
-Block tables stay on the device, and a step sends only what is new in them. Each sequence has a row while it runs. At 64
-sequences of 8k tokens a step would otherwise turn 32,000 block ids from lists into an array and send them, of which
-four are new.
+Block tables stay on the device, and a step sends only their new entries. Each sequence has a row while it runs. With 64
+sequences of 8k tokens a step would otherwise turn 32,000 block ids from lists into an array and send them, although
+only four are new.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inflight.engine.transfer import TokenIds, to_device
 
 HEADER = int(plan.HEADER.value)
 _PROGRAMS_PER_PROCESSOR = 4
-"""How many programs run at once on a multiprocessor, where tiles have few rows."""
+"""How many programs with tiles of few rows run at once on a multiprocessor."""
 
 
 class StepIndices(NamedTuple):
@@ -48,9 +48,11 @@ class StepIndices(NamedTuple):
 class _Row:
     number: int
     blocks: Sequence[int]
-    """Kept, so that no other list gets its identity."""
+    """The reference keeps the list alive, so that no other list gets its identity."""
     sent: int = 0
+    """How many of the blocks the device has, unless some were replaced."""
     replaced: int = -1
+    """``Blocks.replaced`` when they were sent; -1: the list does not count replacements."""
 
 
 class BlockTables:
@@ -77,11 +79,11 @@ class BlockTables:
         rows, first, start, counts = np.array(entries, np.int64).reshape(-1, 4).T
         changed, values = list[int](), list[int]()
         for row, query_range in fresh:
-            begin, news = self._news(row, query_range.blocks)
-            self._host[row.number, begin : begin + len(news)] = news
+            begin, unsent = self._take_unsent(row, query_range.blocks)
+            self._host[row.number, begin : begin + len(unsent)] = unsent
             place = row.number * width + HEADER + begin
-            changed.extend(range(place, place + len(news)))
-            values.extend(news)
+            changed.extend(range(place, place + len(unsent)))
+            values.extend(unsent)
         owner = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(len(owner)) + (start - first)[owner]
         blocks = self._host[rows[owner], positions // self.block_size]
@@ -120,12 +122,12 @@ class BlockTables:
         return row
 
     @staticmethod
-    def _news(row: _Row, blocks: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """Return the part of a row that the device does not have: its first index, and the blocks."""
+    def _take_unsent(row: _Row, blocks: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """Return the blocks of a row that the device does not have, behind the first one's index; note them as sent."""
         replaced = blocks.replaced if isinstance(blocks, Blocks) else -1
-        known = row.sent if replaced >= 0 and replaced == row.replaced else 0
+        sent = row.sent if replaced >= 0 and replaced == row.replaced else 0
         row.sent, row.replaced = len(blocks), replaced
-        return known, blocks[known:]
+        return sent, blocks[sent:]
 
 
 @dataclass(frozen=True)
@@ -187,13 +189,13 @@ class TritonAttention:
         """Attend over what is stored; arguments and result are those of ``layers.Attend``."""
         layout, stored, size = self._layout, self._layers[layer], self._block_size
         if window not in self._plans:
-            self._plans[window] = self._planned(query, len(stored.keys), window)
+            self._plans[window] = self._make_plans(query, len(stored.keys), window)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part in self._plans[window]:
             triton_kernels.attend(query, stored, out, layout.ranges, part, size, scale)
         return out
 
-    def _planned(self, query: Tensor, kv_heads: int, window: int | None) -> list[plan.Plan]:
+    def _make_plans(self, query: Tensor, kv_heads: int, window: int | None) -> list[plan.Plan]:
         """Return the plans for the step's ranges: one for the chunks and one for the short ones."""
         layout, card, (_, heads, dim) = self._layout, plan.card_of(query.device), query.shape
         group, dtype = heads // kv_heads, query.dtype
@@ -215,5 +217,5 @@ class TritonAttention:
 
 
 def stored_layers(kv_pool: KvPool) -> list[StoredKv]:
-    """Return the cache's memory layer by layer."""
+    """Return the cache's keys, values and scales layer by layer."""
     return [StoredKv(*parts) for parts in zip(kv_pool.keys, kv_pool.values, *kv_pool.scales, strict=True)]

@@ -2,7 +2,7 @@
 
 One kernel serves prefill and decode. A program takes a tile of rows, each a query of one head; the heads of a group
 share keys and values, so they lie in one tile and read them once. The program walks over tiles of keys (FlashAttention,
-arXiv:2205.14135). Where rows are few, the tiles of keys are divided among programs, and a second kernel combines what
+arXiv:2205.14135). Where rows are few, the tiles of keys are divided among programs, and a second kernel combines
 their partial results (Flash-Decoding, PyTorch blog, October 2023).
 
 There is one order of sums. Tiles of keys begin at multiples of their size. A row's partial result over a tile, with its
@@ -29,7 +29,7 @@ from inflight.engine.attention.plan import HEADER, UNIT, Plan, Tile
 from inflight.engine.attention.store import StoredKv
 
 _PART_BYTES = 64 << 20
-"""Bytes for parts, at most: what does not fit is not split."""
+"""Bytes for parts, at most: ranges whose parts do not fit are not split."""
 _VARYING = ["ranges", "units", "members", "range_stride", "longest"]
 """Arguments that differ from step to step: a kernel must not be compiled again for their alignment or value."""
 _LOG2_E = 1.4426950408889634
@@ -49,13 +49,13 @@ def _attend_kernel(
     """Attend with one tile of rows over the tiles of keys of one unit.
 
     Row ``r`` of a range is its token ``r // GROUP`` in the group's head ``r % GROUP``. ``PLACES`` is how many rows of a
-    tile leave parts ``[slots, kv_heads, PLACES, HEAD_DIM + _SUMS]``; 0: nothing is split.
+    tile leave parts ``[parts, kv_heads, PLACES, HEAD_DIM + _SUMS]``; 0: nothing is split.
     """
     unit = units + tl.program_id(0) * UNIT
     index = tl.load(unit)
     if index < 0:
         return
-    first_row, begin, stop, slot = tl.load(unit + 1), tl.load(unit + 2), tl.load(unit + 3), tl.load(unit + 4)
+    first_row, begin, stop, part_0 = tl.load(unit + 1), tl.load(unit + 2), tl.load(unit + 3), tl.load(unit + 4)
     kv_head = tl.program_id(1).to(tl.int64)  # times a stride it may exceed 32 bits
     entry = ranges + index.to(tl.int64) * range_stride
     first, start, count = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
@@ -64,9 +64,9 @@ def _attend_kernel(
     asked = (token < count)[:, None] & (dims < HEAD_DIM)[None, :]
     place = (first + token)[:, None] * query_token + head[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(query + place, mask=asked, other=0.0)
-    # The tiles of keys that any row attends to; and those whose keys every row attends to.
+    # The unit ends behind the last tile that any row attends to; every row attends to all keys of tiles before `full`.
     end = tl.minimum(start + (first_row + ROWS - 1) // GROUP, start + count - 1) + 1
-    part = (slot - begin).to(tl.int64)  # of tile 0, were it there
+    part = (part_0 - begin).to(tl.int64)  # of tile 0, if the unit had it
     stop = tl.minimum(stop, tl.cdiv(end, KEYS))
     full = begin
     if WINDOW:
@@ -83,17 +83,17 @@ def _attend_kernel(
         for tile in range(begin, full):
             one = _attend_tile(q, start + token, end, tile, slots, stored, scale, HEAD_DIM, WIDTH, KEYS, WINDOW, True)
             if PLACES:
-                _store_part(parts, part + tile, kv_head, slot >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
+                _store_part(parts, part + tile, kv_head, part_0 >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
             peak, total, acc = _fold(peak, total, acc, one[0], one[1], one[2])
             slots = _slots_of(entry + HEADER, tile + 1, end, BLOCK_SIZE, KEYS)
     for tile in range(full, stop):
         one = _attend_tile(q, start + token, end, tile, slots, stored, scale, HEAD_DIM, WIDTH, KEYS, WINDOW, False)
         if PLACES:
-            _store_part(parts, part + tile, kv_head, slot >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
+            _store_part(parts, part + tile, kv_head, part_0 >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
         peak, total, acc = _fold(peak, total, acc, one[0], one[1], one[2])
         slots = _slots_of(entry + HEADER, tile + 1, end, BLOCK_SIZE, KEYS)
     place = ((first + token) * tl.num_programs(1) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(out + place, _result(total, acc).to(out.dtype.element_ty), mask=asked & (slot < 0))
+    tl.store(out + place, _result(total, acc).to(out.dtype.element_ty), mask=asked & (part_0 < 0))
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def _attend_tile(
             visible &= positions[None, :] > own[:, None] - WINDOW
         scores = tl.where(visible, scores, float("-inf"))
     peak = tl.max(scores, 1) * scale
-    shift = tl.where(peak == float("-inf"), 0.0, peak)  # all of this tile may be masked for a row
+    shift = tl.where(peak == float("-inf"), 0.0, peak)  # a row may have no visible key in this tile
     weights = tl.exp2(tl.fma(scores, scale, -shift[:, None]))
     total = tl.sum(weights, 1)
     if not plain:
@@ -156,11 +156,11 @@ def _result(total, acc):
 
 @triton.jit
 def _store_part(
-    parts, slot, kv_head, split, row, one, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr
+    parts, part, kv_head, split, row, one, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr
 ):  # fmt: skip
     """Store the partial result of one tile for the kernel that combines."""
     dims = tl.arange(0, WIDTH)
-    place = parts + ((slot * tl.num_programs(1) + kv_head) * PLACES + row) * (HEAD_DIM + _SUMS)
+    place = parts + ((part * tl.num_programs(1) + kv_head) * PLACES + row) * (HEAD_DIM + _SUMS)
     there = (row < PLACES) & split
     tl.store(place[:, None] + dims[None, :], one[2], mask=there[:, None] & (dims < HEAD_DIM)[None, :])
     tl.store(place + HEAD_DIM, one[0], mask=there)
@@ -196,7 +196,7 @@ def _combine_kernel(
         begin = tl.maximum(start + token - WINDOW + 1, 0) // KEYS
     stop = (start + token) // KEYS + 1
     tiles = tl.cdiv(start + count, KEYS) - of_range
-    slot = (base + row // ROWS * tiles - of_range).to(tl.int64)
+    part = (base + row // ROWS * tiles - of_range).to(tl.int64)
     kv_heads = tl.num_programs(1) // GROUP
     dims = tl.arange(0, WIDTH)[None, :]
     acc = tl.zeros((1, WIDTH), tl.float32)
@@ -204,7 +204,7 @@ def _combine_kernel(
     for at in range(begin, stop, UNROLLED):
         for ahead in tl.static_range(UNROLLED):
             tile = at + ahead + tl.arange(0, 1)
-            place = ((slot + tile) * kv_heads + head // GROUP) * PLACES + row % ROWS
+            place = ((part + tile) * kv_heads + head // GROUP) * PLACES + row % ROWS
             place, there = parts + place * (HEAD_DIM + _SUMS), tile < stop
             one = tl.load(place[:, None] + dims, mask=there[:, None] & (dims < HEAD_DIM), other=0.0)
             peak_of_tile = tl.load(place + HEAD_DIM, mask=there, other=float("-inf"))
@@ -233,9 +233,9 @@ def attend(
     if query.stride()[1:] != (dim, 1):
         query = query.contiguous()
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(dim))
-    places = _places(plan.longest, group, tile) if plan.slots else 0
+    places = _places(plan.longest, group, tile) if plan.max_parts else 0
     if places:
-        shape = (plan.slots, kv_heads, places, dim + _SUMS.value)
+        shape = (plan.max_parts, kv_heads, places, dim + _SUMS.value)
         parts = torch.empty(shape, dtype=torch.float32, device=query.device)
     sizes = {"GROUP": group, "HEAD_DIM": dim, "WIDTH": width, "WINDOW": plan.window or 0}
     sizes |= {"ROWS": tile.rows, "KEYS": tile.keys, "PLACES": places}
@@ -252,7 +252,7 @@ def attend(
 
 
 def room_for_parts(longest: int, group: int, kv_heads: int, head_dim: int, tile: Tile, tiles: int) -> int:
-    """Return for how many of ``tiles`` there is room to store parts; ``longest``: tokens of the longest range."""
+    """Return how many of the parts of ``tiles`` there is room for; ``longest``: tokens of the longest range."""
     part = 4 * kv_heads * _places(longest, group, tile) * (head_dim + _SUMS.value)
     return min(tiles, _PART_BYTES // part)
 

@@ -87,6 +87,7 @@ class KvCacheManager:
     def has_room(self, match: PrefixMatch, capacity: int) -> bool:
         """Whether a sequence with this cached prefix can be admitted with room for ``capacity`` tokens."""
         available = len(self._free) + self.num_cached_blocks - self.num_reserved_blocks
+        # Blocks that only the index refers to are available, but not those that this sequence is to share.
         to_share = sum(self._references[node.block_id] == 0 for node in match.path[: match.blocks_on_device])
         return self._blocks_to_reserve(match, capacity) <= available - to_share
 
@@ -117,8 +118,7 @@ class KvCacheManager:
     def fork(self, table: BlockTable) -> BlockTable:
         """Return a second table of the same blocks; no further blocks are reserved for it.
 
-        If the computed tokens do not fill the last block, the first of both sequences to grow copies it, while it is
-        still shared.
+        If the computed tokens do not fill the last block, a sequence that grows while it is shared copies it.
         """
         for block in table.blocks:
             self._acquire(block)

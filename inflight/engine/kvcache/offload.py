@@ -53,10 +53,9 @@ class OffloadedBlocks:
         return self._pool is not None and self._pool.rule.decide(tokens)
 
     def put(self, node: Node) -> int | None:
-        """Give a node that the device evicts an offload block, and return its id.
+        """Give a node that the device evicts an offload block; return its id, or None: the caller must forget ``node``.
 
-        If all offload blocks are taken, the offloaded leaf that goes first is evicted for it. Return None if no leaf
-        can be evicted; the caller must forget ``node`` then.
+        If all offload blocks are taken, the offloaded leaf that goes first is evicted; there may be none.
         """
         if not self._free:
             if not len(self._queue):

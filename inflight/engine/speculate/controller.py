@@ -26,7 +26,7 @@ _TRIAL, _TRIED = 32, 8
 _OUTLIER = 2.0
 """A step that takes more than so many times the usual was disturbed, and counts as so many times the usual."""
 _FIRST = 16
-"""After so many steps the line is known."""
+"""After so many steps the line can be trusted."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Acceptance:
 class StepTime:
     """The seconds of a step as a line over its tokens, by least squares in which older steps weigh less.
 
-    A step may be disturbed by whatever else the machine does, and take many times as long. Once the line is known, a
+    A step may be disturbed by whatever else the machine does, and take many times as long. After ``_FIRST`` steps, a
     step counts as a multiple of it at most; until then, as the fastest step of as many tokens or more at most.
     """
 

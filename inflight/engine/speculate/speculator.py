@@ -30,13 +30,9 @@ class Drafter(Protocol):
         """Take over the sequences' new tokens; the time for it is not counted as time for drafting."""
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[list[int]]]:
-        """Return guesses for the sequences that were prepared.
+        """Return guesses for the sequences that were prepared, the likeliest first; a sequence may have none.
 
-        Args:
-            wanted: how many tokens to draft for each sequence at most; at least 1.
-
-        Returns:
-            Guesses of what comes next, the likeliest first; none for a sequence for which there is no guess.
+        ``wanted``: how many tokens to draft for each sequence at most; at least 1.
         """
 
     def forget(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""EngineConfig: what the engine needs to know of a deployment, resolved once."""
+"""EngineConfig: the portable engine's settings, resolved once from a deployment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inflight.settings.batching import StepSize
 from inflight.settings.kv_cache import GPU_MEMORY_FRACTION, TOKENS_PER_SEQUENCE
 from inflight.settings.speculation import SpeculationSettings
 
-if TYPE_CHECKING:  # the engine alone runs without what validates settings
+if TYPE_CHECKING:  # the engine alone does not need the settings' validation
     from inflight.settings.deployment import Deployment
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int = 2048
     kv_cache_bytes: int | None = None
-    """In place of ``num_blocks``."""
+    """The cache's size in place of ``num_blocks``."""
     kv_cache_fraction: float | None = None
-    """Of the memory that the weights leave, in place of ``num_blocks``."""
+    """The cache's share of the memory that the weights leave, in place of ``num_blocks``."""
     kv_cache_dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = "auto"
     prefix_reuse: bool = True
     eviction: Literal["lru", "lfu", "prefix"] = "lru"
@@ -51,7 +51,7 @@ class EngineConfig:
     max_sequence_length: int | None = None
     """Prompt and output; None: the model's own limit. The cache's capacity limits it too."""
     automatic: frozenset[str] = frozenset()
-    """Names of the sizes of a step that nobody set: they are lowered where the device's memory is too small."""
+    """The step sizes that nobody set, by name: they are lowered if the device's memory is too small."""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
     @classmethod
@@ -74,7 +74,7 @@ class EngineConfig:
         if cache.tokens is not None and cache.tokens % cache.block_size:
             size_of, whole = cache.block_size, num_blocks * cache.block_size
             log.warning("kv_cache.tokens is %d; it is rounded up to %d, whole blocks of %d", tokens, whole, size_of)
-        _say_what_was_chosen(deployment, size, fraction, tokens, on_gpu)
+        _log_chosen_sizes(deployment, size, fraction, tokens, on_gpu)
         unset = {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set
         return cls(
             model=deployment.model,
@@ -107,10 +107,10 @@ class EngineConfig:
         )
 
 
-def _say_what_was_chosen(
+def _log_chosen_sizes(
     deployment: Deployment, size: StepSize, fraction: float | None, tokens: int, on_gpu: bool
 ) -> None:
-    """Log the sizes that the deployment leaves open, and by what they were chosen."""
+    """Log the sizes that the deployment does not set, and why they were chosen."""
     sizes = {"max_batch_size": size.sequences, "max_tokens_per_step": size.tokens}
     given = deployment.batching.model_fields_set
     chosen = [f"batching.{name} is {value}" for name, value in sizes.items() if name not in given]

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: the records that the stages and the engine exchange; what is refused.
+"""The records that the stages and the engine exchange, Request and Output, and the checks of requests.
 
 The records know nothing of Triton, of text or of how the engine works. Times are ``time.time_ns()``.
 """
@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
 
 
 def new_stream_key() -> int:
-    """Return a key that no other stream has, and that nobody guesses."""
+    """Return a key that no other stream has and that nobody can guess."""
     return secrets.randbits(63)
 
 
@@ -53,7 +53,7 @@ class Request:
     client_id: str = ""
     """Whose it is: with ``batching.fairness: client`` clients take turns. Requests without one are one client's."""
     retention: Retention = ()
-    """What its blocks are worth to the KV cache when it has ended."""
+    """The retention priorities of its blocks in the KV cache once it has ended."""
     key: int = field(default_factory=new_stream_key)
     """The stream's key: the engine gives it out and takes it back to cancel. Random, so that it cannot be guessed and
     does not come again after a restart."""
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """What happened to a request: the contract's performance outputs."""
+    """The times and counts of a request: the contract's performance outputs."""
 
     arrival_ns: int = 0
     first_scheduled_ns: int = 0
@@ -88,7 +88,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One of the continuations that beam search gives out."""
+    """One of the continuations that beam search returns."""
 
     tokens: tuple[int, ...]
     """Generated; an end id that ended it is not among them."""
@@ -97,13 +97,13 @@ class Beam:
     cum_log_prob: float
     """Their sum, with that of the end id that ended it."""
     score: float
-    """What beams are ranked by: ``cum_log_prob`` over the length, end id included, to the power of the penalty."""
+    """The rank of the beam: ``cum_log_prob`` over the length, end id included, to the power of the penalty."""
     finish_reason: FinishReason
 
 
 @dataclass(slots=True)
 class Output:
-    """What one step (or several, joined) made for one sequence. The last one carries ``finish_reason`` or ``error``."""
+    """A sequence's output of one step, or of several steps joined. The last has ``finish_reason`` or ``error``."""
 
     key: int
     tokens: list[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Output:
     finish_reason: FinishReason | None = None
     error: InflightError | None = None
     metrics: RequestMetrics | None = None
-    """The engine's own record, which goes on until the last output."""
+    """The engine's own record, which it updates until the last output."""
 
     @property
     def num_tokens(self) -> int:
@@ -137,7 +137,7 @@ class Output:
         return self.finish_reason is not None or self.error is not None
 
     def extend(self, other: Output) -> None:
-        """Take the sequence's next output into this one."""
+        """Join the sequence's next output to this one."""
         for name in _PARTS_OF_OUTPUT:
             known, new = getattr(self, name), getattr(other, name)
             if known is not None and name in _PER_TOKEN:
@@ -147,7 +147,7 @@ class Output:
 
 
 _PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits"}
-"""What an output has for each of its tokens."""
+"""The fields of an output that have one element for each token."""
 _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 
 
@@ -187,7 +187,7 @@ def check_request(request: Request, vocab_size: int, max_length: int, by_client:
 
 
 def every_token_is_banned() -> InvalidRequest:
-    """Return what a request ends with that leaves no token to choose from, whether at once or later."""
+    """Return the error of a request whose bans leave no token to sample, now or later."""
     return InvalidRequest(
         "embedding_bias, bad_words_list and min_tokens ban every token that could come next; they must leave one"
     )

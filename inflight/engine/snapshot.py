@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from inflight.engine.stats import EngineStats
 
 MAX_REQUESTS = 200
-"""Requests that a snapshot describes; it counts them all."""
+"""The most requests that a snapshot describes; it counts all of them."""
 MAX_CELLS = 2048
-"""Blocks of which it has the state, at most; of a larger cache it has every n-th, not to hold up the engine."""
+"""The most blocks whose state a snapshot has; of a larger cache it has every n-th, to take little of a step's time."""
 SHOWN_CHARACTERS = 8
 """Characters of a request's id that it shows."""
 
@@ -76,13 +76,13 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What clients may want to know of the model; ``inflight.client.aio`` reads it by these names."""
+    """Facts of the model for clients; ``inflight.client.aio`` reads them by these names."""
 
     name: str
     max_sequence_length: int | None
     """Tokens of prompt and output together; None: the engine has no limit."""
     default_max_tokens: int
-    """Of an output, where a request does not say."""
+    """``max_tokens`` of a request that does not set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def snapshot(
 
 
 def portable_snapshot(stats: EngineStats, sequences: Iterable[Sequence], cache: KvCacheManager) -> Snapshot:
-    """Return the snapshot of the portable engine, from the books of its owners."""
+    """Return the snapshot of the portable engine, from its stats, its sequences and its cache."""
     requests = [(sequence.request, sequence.metrics, sequence.table is None) for sequence in sequences]
     stride = max(1, -(-cache.num_blocks // MAX_CELLS))
     states = (cache.state(block) for block in range(0, cache.num_blocks, stride))

@@ -1,4 +1,4 @@
-"""BatchingSettings: who is computed when. docs/scheduling.md says what comes of them."""
+"""BatchingSettings: which requests are computed when. docs/scheduling.md describes their effects."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from inflight.settings.section import PORTABLE_ONLY, ReadBy, Section
 
 
 class StepSize(NamedTuple):
-    """How much is computed in one step, at the most."""
+    """The most that one step computes."""
 
     sequences: int
     tokens: int
 
 
 ON_CPU, ON_GPU = StepSize(32, 512), StepSize(256, 8192)
-"""The portable engine's step where a deployment says nothing. A CPU's step takes longer with each token; a GPU's takes
-hardly longer up to some hundred."""
+"""The portable engine's default steps. A CPU's step takes longer with each token; a GPU's takes hardly longer up to
+some hundred."""
 TENSORRT_LLM_SEQUENCES = 64
-"""The sequences that TensorRT-LLM's PyTorch flow runs at once where a deployment says nothing. The buffers of its
-sampler have a row for each of its own 2,048."""
+"""The default number of sequences that TensorRT-LLM's PyTorch flow runs at once. Its own default is 2,048, and the
+buffers of its sampler have a row for each."""
 
 
 class BatchingSettings(Section):

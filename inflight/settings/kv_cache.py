@@ -1,4 +1,4 @@
-"""KvCacheSettings: how much the KV cache holds, in what type, what goes first, and where to. See docs/kv-cache.md."""
+"""KvCacheSettings: the KV cache's size and type, its eviction and its offload pool. See docs/kv-cache.md."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pydantic import Field, model_validator
 from inflight.settings.section import PORTABLE_ONLY, VALUE_OF_ENGINES_ALONE, ReadBy, Section
 
 TOKENS_PER_SEQUENCE = 1024
-"""The tokens that the KV cache holds on a CPU for each sequence of a full batch, where a deployment says nothing."""
+"""The KV cache's default size on a CPU, in tokens for each sequence of a full batch."""
 GPU_MEMORY_FRACTION = 0.9
-"""``memory_fraction`` on a GPU: its memory is the engine's to use. A CPU's belongs to the whole machine."""
+"""The default ``memory_fraction`` on a GPU. On a CPU there is none, as the whole machine needs the memory."""
 _CAPACITIES = ("tokens", "bytes", "memory_fraction")
 _PORTABLE_TYPES = ReadBy(("pytorch",), VALUE_OF_ENGINES_ALONE, ("int8", "bfloat16", "float32"))
 
 
 class OffloadSettings(Section):
-    """The second tier: where cached blocks go that the KV cache has no room for."""
+    """The second tier, to which evicted blocks are offloaded."""
 
     to: Literal["none", "host", "file"] = Field(
         "none", description="host: the host's memory, for a GPU's cache; file: a file that is mapped into memory"

@@ -1,4 +1,4 @@
-"""ObservabilitySettings: what a deployment shows of itself, in metrics, traces and logs."""
+"""ObservabilitySettings: a deployment's metrics, traces, logs and snapshots."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inflight.settings.section import ReadBy, Section
 RESTARTS_VARIABLE = "INFLIGHT_RESTARTS"
 """JSON: how often `inflight serve` has started this server again, by cause; for the stages' metrics."""
 METRICS_VARIABLE = "INFLIGHT_METRICS"
-"""``off`` tells the stages to make no metrics; set by ``inflight serve``, whose --no-metrics has the last word."""
+"""``off`` tells the stages to make no metrics; set by ``inflight serve``, whose --no-metrics overrides it."""
 LOG_FORMAT_VARIABLE = "INFLIGHT_LOG_FORMAT"
-"""Tells the stages the format of their log lines; set by ``inflight serve``, whose --log-format has the last word."""
+"""Tells the stages the format of their log lines; set by ``inflight serve``, whose --log-format overrides it."""
 _OWN_ENGINE_STAGE = ReadBy(
     ("pytorch", "trtllm", "replay"),
     "`{key}` needs Inflight's engine stage: `engine.kind:` pytorch, trtllm or replay",

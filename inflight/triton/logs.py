@@ -1,4 +1,4 @@
-"""The stages' log lines, as text or as JSON objects. What Triton itself logs, in the same file, stays Triton's."""
+"""The stages' log lines, as text or as JSON objects. Triton's own lines in the same file keep Triton's format."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from inflight.errors import readable
 from inflight.settings.observability import LOG_FORMAT_VARIABLE, ObservabilitySettings
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-"""What every record has; the rest are the fields that its line was logged with."""
+"""The attributes of every record; the others are the fields that a line was logged with."""
 _PLAIN = re.compile(r"[\w.,:/-]+")
-"""Values that are one word; all others are quoted: a client names its requests, and must not write lines of the log."""
+"""Values that are one word. All others are quoted, because a client must not write log lines by its request ids."""
 
 
 def configure(settings: ObservabilitySettings) -> None:
@@ -60,7 +60,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        # Before it is JSON: what stands for an undecodable byte in a text would be no escape of JSON's.
+        # Made readable before it is JSON: the escapes of undecodable bytes are no valid JSON escapes.
         told = {name: readable(value) if isinstance(value, str) else value for name, value in entry.items()}
         return json.dumps(told, ensure_ascii=False, default=lambda value: readable(str(value)))
 

@@ -1,4 +1,4 @@
-"""Reads the engine stage's arrays into requests for the engine. Knows arrays and the contract; not Triton."""
+"""Reads the engine stage's input arrays into engine requests. Knows arrays and the contract; not Triton."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SAMPLING_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How a request wants its answers; the flags have their tensors' names."""
+    """The outputs that a request asks for; the flags have the names of their tensors."""
 
     streaming: bool
     exclude_input_in_output: bool
@@ -56,7 +56,7 @@ _FLAGS = [name for name, kind in get_type_hints(OutputOptions).items() if kind i
 
 @dataclass(frozen=True, slots=True)
 class SubRequest:
-    """One sequence of a request: which row of its batch, which of its return sequences."""
+    """One sequence of a Triton request: a row of its batch and one of that row's return sequences."""
 
     request: Request
     batch_index: int
@@ -100,7 +100,7 @@ def read_request(
             raise InvalidRequest(f"client_id has {len(client)} characters; it may have {_MAX_CLIENT_ID}")
         retention = _retention(inputs, row, len(prompt))
         for sequence in range(options.sequences):
-            if sequence and sampling.seed is not None:  # the sequences must differ from each other, repeatably
+            if sequence and sampling.seed is not None:  # each sequence gets a seed of its own, always the same
                 sampling = replace(sampling, seed=(sampling.seed + 1) % (MAX_SEED + 1))
             request = Request(prompt, sampling, request_id, priority, lora, deadline, client, retention)
             subrequests.append(SubRequest(request, row, sequence))
@@ -124,7 +124,7 @@ def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOp
 
 
 def _common(inputs: Inputs, name: str, default: Any) -> Any:
-    """Return a value that a whole request has: its rows must agree."""
+    """Return a value that all rows of a request must share."""
     values = {inputs.scalar(name, row, default) for row in range(inputs.rows)}
     if len(values) > 1:
         raise InvalidRequest(f"{name} differs between the rows of the batch; one request has one")

@@ -102,7 +102,7 @@ def test_the_detokenizer_is_told_how_the_span_ends() -> None:
     outer = traced(tracer, sender, {"trace_context": TRACE.write(1)})
     finish(outer)
     outer.send(last(), final=True)
-    trace, end = RequestTrace.read(sender.sent[0]["trace_span"])
+    trace, end = RequestTrace.from_tensor(sender.sent[0]["trace_span"])
     assert trace == TRACE
     assert end is not None
     assert end.attributes["inflight.outcome"] == "stop"

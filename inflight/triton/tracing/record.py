@@ -1,4 +1,4 @@
-"""RequestTrace: what the stages tell each other of a traced request. Knows no OpenTelemetry: none is loaded for it."""
+"""RequestTrace: what the stages send each other about a traced request. This module does not load OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SpanId = Annotated[str, Field(pattern=_NOT_ALL_ZERO, min_length=16, max_length=
 
 @dataclass(frozen=True, slots=True)
 class SpanEnd:
-    """How the server span ends, apart from when: the last stage that the request passes adds the time."""
+    """How the server span ends; the last stage that the request passes adds the time of the end."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ class SpanEnd:
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """A request's server span, before it has ended: begun in one process, ended in another."""
+    """A request's server span that has not ended. It begins in one process and ends in another."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -46,22 +46,22 @@ class RequestTrace:
     trace_state: str
     """W3C ``tracestate``, as it came."""
     sampled: bool
-    """Whether its spans are written; decided once, where the trace meets the server."""
+    """Whether its spans are written; the first stage of the request decides."""
     start_ns: Annotated[int, Field(ge=0, lt=1 << 63)]
     """``time.time_ns()`` of the arrival."""
     name: str
     """The server span's name."""
 
-    def write(self, rows: int, end: SpanEnd | None = None) -> np.ndarray:
+    def to_tensor(self, rows: int, end: SpanEnd | None = None) -> np.ndarray:
         """Return the trace, and the span's end if it is known, as a BYTES tensor ``[rows, 1]`` of equal elements."""
         return np.full((rows, 1), _TENSOR.dump_json((self, end)), np.object_)
 
     @staticmethod
-    def read(tensor: np.ndarray) -> tuple[RequestTrace, SpanEnd | None]:
-        """Return what ``write`` was given.
+    def from_tensor(tensor: np.ndarray) -> tuple[RequestTrace, SpanEnd | None]:
+        """Return what ``to_tensor`` was given.
 
         Raises:
-            ValueError: the tensor is none of ``write``'s; any client may send one to a stage.
+            ValueError: ``to_tensor`` has not made the tensor; any client may send one to a stage.
         """
         return _TENSOR.validate_json(tensor.flat[0], strict=True)
 

@@ -35,7 +35,7 @@ Times = tuple[int, int]
 
 
 def make_tracer(deployment: Deployment) -> Tracer | None:
-    """Return the tracer of this stage, or None where the deployment has no traces: then OpenTelemetry is not loaded."""
+    """Return the tracer of this stage; None: the deployment has no traces, and OpenTelemetry is not loaded."""
     settings = deployment.observability
     if settings.trace_endpoint is None:
         return None
@@ -50,14 +50,14 @@ def _span_name(operation: str, deployment: Deployment) -> str:
 
 
 def _log_level(deployment: Deployment) -> int:
-    """Return the level of the line of each finished request; 0: none is logged."""
+    """Return the level at which finished requests are logged; 0: they are not."""
     level = deployment.observability.log_requests
     return int(getattr(logging, level.upper())) if level else 0
 
 
 def _read_trace(name: str, arrays: Mapping[str, np.ndarray], stage: str) -> tuple[RequestTrace, SpanEnd | None]:
     try:
-        return RequestTrace.read(arrays[name])
+        return RequestTrace.from_tensor(arrays[name])
     except ValueError:
         raise InvalidRequest(f"{name} is not what the {stage}'s stage sends; leave it out") from None
 
@@ -67,7 +67,7 @@ def _milliseconds(began_ns: int, ended_ns: int) -> float:
 
 
 class TracedPreprocessor:
-    """A preprocessor whose requests begin their traces here, and are logged where they end here."""
+    """A preprocessor that begins the requests' traces, and logs the requests that it refuses."""
 
     def __init__(self, preprocessor: Preprocessor, deployment: Deployment, tracer: Tracer | None) -> None:
         self._preprocessor = preprocessor
@@ -105,7 +105,7 @@ class TracedPreprocessor:
         if isinstance(result, Exception):
             self._tracer.end(trace, failure(result, request.request_id), times[1])
         else:
-            result[TRACE_CONTEXT] = trace.write(rows=len(result["input_ids"]))
+            result[TRACE_CONTEXT] = trace.to_tensor(rows=len(result["input_ids"]))
             attributes["inflight.prompt_tokens"] = int(result["input_lengths"].sum())
         self._tracer.child(trace, "tokenize", *times, attributes)
         return trace
@@ -121,7 +121,7 @@ class _Ended:
 
 
 class RequestTraces:
-    """The traces and the log of the requests of one engine stage; with neither, requests pass by."""
+    """Makes the senders that trace and log the requests of one engine stage."""
 
     def __init__(self, deployment: Deployment, tracer: Tracer | None) -> None:
         self._deployment = deployment
@@ -131,7 +131,7 @@ class RequestTraces:
     def sender(
         self, sender: Sender, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, object], request_id: str
     ) -> Sender:
-        """Return the sender that a request is to be answered through: the given one, if it is not traced nor logged.
+        """Return a sender that traces and logs around the given one; the given one if there is neither.
 
         Raises:
             InvalidRequest: the request's trace is not what the tokenizer's stage sends.
@@ -151,7 +151,7 @@ class RequestTraces:
 
 @dataclass(slots=True)
 class TracedSender:
-    """The response side of a request that is traced or logged."""
+    """The response side of a request that is traced or logged, around that of Triton."""
 
     _sender: Sender
     _request_id: str
@@ -160,7 +160,7 @@ class TracedSender:
     """Whether the detokenizer ends the request's server span; the last response tells it how."""
     _tracer: Tracer | None
     _level: int
-    """That of the request's line; 0: none is logged."""
+    """The level at which the request is logged; 0: it is not."""
     _ended: list[_Ended] = field(default_factory=list)
     _began_ns: int = field(default_factory=time.time_ns)
 
@@ -169,11 +169,11 @@ class TracedSender:
         self._ended.append(_Ended(subrequest, output, time.time_ns()))
 
     def send(self, arrays: Arrays, final: bool) -> None:
-        """Send a response; a sequence's last one tells the detokenizer of the trace."""
+        """Send a response; a sequence's last one carries the trace to the detokenizer."""
         end = self._end() if final else None
         trace = self._trace
         if self._ends_in_detokenizer and trace is not None and trace.sampled and "finish_reason" in arrays:
-            arrays[TRACE_SPAN] = trace.write(rows=len(arrays["output_ids"]), end=end)
+            arrays[TRACE_SPAN] = trace.to_tensor(rows=len(arrays["output_ids"]), end=end)
         self._sender.send(arrays, final)
         if end is not None:
             self._write(end)
@@ -197,7 +197,7 @@ class TracedSender:
         return SpanEnd(
             identity(self._request_id)
             | {
-                "inflight.outcome": ",".join(dict.fromkeys(reasons)),  # each way that its sequences ended, named once
+                "inflight.outcome": ",".join(dict.fromkeys(reasons)),  # each reason once
                 "gen_ai.response.finish_reasons": reasons,
                 "gen_ai.request.max_tokens": max((one.max_tokens for one in sampling), default=0),
                 "gen_ai.usage.input_tokens": self._total("prompt_tokens"),
@@ -207,7 +207,7 @@ class TracedSender:
         )
 
     def _write(self, end: SpanEnd) -> None:
-        """Write what is known of the request, which has ended. A fault in this is not the request's."""
+        """Write the spans and the log line of the ended request. An exception in this does not fail the request."""
         try:
             self._write_spans(end)
         except Exception:
@@ -235,7 +235,7 @@ class TracedSender:
             self._tracer.end(self._trace, end, time.time_ns())
 
     def _write_line(self, end: SpanEnd) -> None:
-        """Log the request's line; of several sequences, tokens are summed and the longest times taken."""
+        """Log the request, with the sum of its sequences' tokens and the longest of their times."""
         spans = [phases(one.output.metrics, one.at_ns) for one in self._ended if one.output.metrics is not None]
         longest = {
             f"{name}_ms": max((_milliseconds(*times[name]) for times in spans if name in times), default=None)
@@ -253,7 +253,7 @@ class TracedSender:
 
 
 def phases(metrics: RequestMetrics, ended_ns: int) -> dict[str, Times]:
-    """Return when a sequence waited, computed its prompt and decoded; what it did not reach is left out.
+    """Return when a sequence waited, prefilled and decoded; phases that it did not reach are left out.
 
     A phase that was cut short ends at ``ended_ns``, with the sequence.
     """
@@ -283,7 +283,7 @@ def _attributes(metrics: RequestMetrics) -> dict[str, dict[str, object]]:
 
 @dataclass(slots=True)
 class _Work:
-    """What the detokenizer has done for one stream."""
+    """The detokenizer's work for one stream so far."""
 
     began_ns: int
     busy_ns: int = 0
@@ -291,7 +291,7 @@ class _Work:
 
 
 class TracedPostprocessor:
-    """A postprocessor that times its work, and ends the server spans of requests that end here."""
+    """A postprocessor that times its work and ends the server spans of the requests that end in this stage."""
 
     def __init__(self, postprocessor: Postprocessor | UpstreamPostprocessor, tracer: Tracer) -> None:
         self._postprocessor = postprocessor
@@ -309,13 +309,13 @@ class TracedPostprocessor:
             outputs = self._postprocessor.postprocess(arrays, request_id)
         except Exception as error:
             if "stream_key" in arrays:
-                self._book(arrays, began, failure(error, request_id))
+                self._record_work(arrays, began, failure(error, request_id))
             raise
         if outputs is not None:  # else it was a heartbeat
-            self._book(arrays, began)
+            self._record_work(arrays, began)
         return outputs
 
-    def _book(self, arrays: Mapping[str, np.ndarray], began: int, failed: SpanEnd | None = None) -> None:
+    def _record_work(self, arrays: Mapping[str, np.ndarray], began: int, failed: SpanEnd | None = None) -> None:
         key, ended = int(arrays["stream_key"].flat[0]), time.time_ns()
         work = self._work.pop(key, None) or _Work(began)
         work.busy_ns += ended - began

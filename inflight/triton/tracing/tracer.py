@@ -1,9 +1,9 @@
-"""Tracer: spans by the OpenTelemetry SDK, exported by OTLP over HTTP. Imported only where traces are on.
+"""Tracer: makes spans with the OpenTelemetry SDK and exports them by OTLP over HTTP. Imported only if traces are on.
 
-Every span is made after the fact, from times that the stages have recorded anyway, and a server span with the id that
-its children in other processes have been told. So spans are made as they are exported: the SDK's way by a span that
-begins, is written to and ends knows no such ids, and takes five times as long. A background thread exports them in
-batches: a collector that is slow, or gone, costs spans, never a request.
+Spans are made when they have ended, from times that the stages record anyway, and directly as the SDK's exported form.
+The SDK's own way, to begin and end a span, takes five times as long and cannot set a span's id; but a server span must
+have the id that its children in other processes know. A background thread exports the spans in batches: with a slow or
+absent collector spans are lost, but no request waits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from inflight.triton.tracing.record import Attributes, RequestTrace, SpanEnd
 log = logging.getLogger(__name__)
 
 EXPORT_INTERVAL_MS = 1_000
-"""How long a span waits for others to be sent with."""
+"""How long a span waits for others, to be sent in one batch."""
 FLUSH_S = 3.0
-"""How long the end of a stage waits for its last spans to be taken."""
+"""How long a stage at its end waits for the collector to take its last spans."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 _SCOPE, _SAMPLED = InstrumentationScope("inflight"), otel.TraceFlags(otel.TraceFlags.SAMPLED)
 
@@ -43,7 +43,7 @@ class Tracer:
         """Post OTLP traces to the URL ``endpoint``; ``sample_ratio`` of those whose client has not decided."""
         self._sampler = ParentBased(TraceIdRatioBased(sample_ratio))
         self._ids = RandomIdGenerator()
-        # What `create` is given would override the environment's name.
+        # The environment is merged last: attributes given to `create` would override its service name.
         self._resource = _OneResource(
             Resource.create({SERVICE_NAME: "inflight"}).merge(OTELResourceDetector().detect()).attributes
         )
@@ -89,7 +89,7 @@ class Tracer:
             self._processor.on_end(span)
 
     def close(self) -> None:
-        """Send what is left; a collector that does not take it within ``FLUSH_S`` goes without it."""
+        """Send the remaining spans; those that the collector has not taken within ``FLUSH_S`` are lost."""
         # The SDK's own limit is half a minute, longer than a server may take to stop.
         thread = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
         thread.start()
@@ -102,15 +102,15 @@ def _context(trace: RequestTrace, span_id: int, is_remote: bool = False) -> otel
 
 
 class _OneResource(Resource):
-    """A resource that is equal to itself alone: the encoder groups spans by it, and a resource's hash is its JSON."""
+    """A resource compared by identity: the encoder groups spans by resource, and each hash of one makes its JSON."""
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
 
 class _LastMessage(logging.Handler):
-    """Keeps what OpenTelemetry's own loggers say, which is a line for each try, in place of logging it.
+    """Keeps the last message of OpenTelemetry's loggers, which log a line for each try, and does not log it.
 
-    Spans that find the queue full never come to an export, so that is said here: once.
+    No export reports the spans that are lost because the queue is full, so that this class logs it, once.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _LastMessage(logging.Handler):
 
 
 class _Exporter(OTLPSpanExporter):
-    """An exporter that says once that its spans are not taken, and once that they are again."""
+    """An exporter that logs once when the collector stops taking spans, and once when it takes them again."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

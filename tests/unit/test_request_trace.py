@@ -99,7 +99,7 @@ def finish(outer: Any) -> None:
 
 def test_the_detokenizer_is_told_how_the_span_ends() -> None:
     tracer, sender = Tracer(), Sender()
-    outer = traced(tracer, sender, {"trace_context": TRACE.write(1)})
+    outer = traced(tracer, sender, {"trace_context": TRACE.to_tensor(1)})
     finish(outer)
     outer.send(last(), final=True)
     trace, end = RequestTrace.from_tensor(sender.sent[0]["trace_span"])
@@ -179,7 +179,7 @@ def test_what_is_not_asked_for_is_not_in_the_way() -> None:
 
 
 def test_a_trace_that_is_not_the_tokenizers_is_refused() -> None:
-    fields = json.loads(TRACE.write(1).item())[0]
+    fields = json.loads(TRACE.to_tensor(1).item())[0]
     wrong: dict[str, Any] = {"trace_id": "z" * 32, "span_id": "0" * 16, "parent_id": "ab", "trace_state": 7}
     wrong |= {"sampled": 1, "start_ns": 1 << 70, "name": ["chat"]}
     forged = [json.dumps([fields | {name: value}, None]).encode() for name, value in wrong.items()]
@@ -227,7 +227,7 @@ def response(key: int, size: int = 1, **arrays: np.ndarray) -> dict[str, np.ndar
 
 def test_a_detokenizer_that_fails_ends_the_span_with_the_error() -> None:
     tracer = Tracer()
-    span = TRACE.write(1, SpanEnd({"inflight.outcome": "stop"}))
+    span = TRACE.to_tensor(1, SpanEnd({"inflight.outcome": "stop"}))
     with pytest.raises(RuntimeError):
         TracedPostprocessor(FakePostprocessor(fails=True), tracer).postprocess(
             last(**response(1), trace_span=span), "id"
@@ -239,7 +239,7 @@ def test_a_detokenizer_that_fails_ends_the_span_with_the_error() -> None:
 
 
 def test_an_end_that_is_not_the_engines_is_refused() -> None:
-    trace = json.loads(TRACE.write(1).item())[0]
+    trace = json.loads(TRACE.to_tensor(1).item())[0]
     for end in ({"attributes": 5}, {"attributes": {}, "error": 5}, {"n": 1}):
         span = np.array([[json.dumps([trace, end]).encode()]], object)
         with pytest.raises(InvalidRequest, match="trace_span is not what the engine's stage sends"):
@@ -254,7 +254,7 @@ def test_streams_are_timed_apart_and_heartbeats_are_not_work() -> None:
         postprocessor.postprocess(response(key, size=0))
         postprocessor.postprocess(response(key))
         moments.append(time.time_ns())
-    span = TRACE.write(1)
+    span = TRACE.to_tensor(1)
     for key in (2, 1):
         postprocessor.postprocess(last(**response(key), trace_span=span))
     (_, second, _), (_, first, _) = tracer.children

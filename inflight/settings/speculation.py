@@ -48,7 +48,7 @@ class SpeculationSettings(Section):
 
     @property
     def most_drafts(self) -> int:
-        """Drafts that a step of the portable engine checks of one sequence, at most: those of a whole tree."""
+        """The most drafts of one sequence that a step of the portable engine verifies: those of a whole tree."""
         return self.max_draft_tokens * self.candidates if self.method else 0
 
     @model_validator(mode="after")
@@ -70,19 +70,19 @@ _READ_BY_METHOD: dict[str | None, set[str]] = {
     "lookahead": {"max_ngram_size", "window_size", "verification_set_size"},
     "ngram": {"max_draft_tokens", "max_ngram_size", "candidates", "adaptive"},
 }
-"""Method of speculative decoding to the settings that it reads."""
+"""The settings that each method of speculative decoding reads."""
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """What Medusa and EAGLE propose. Nodes are draft tokens; a path from the root is one guess of what comes next."""
+    """The drafts of Medusa and EAGLE. Nodes are draft tokens, and a path from the root is a possible continuation."""
 
     tokens: int
     depth: int
     """Tokens that one step may add."""
     most_inner_nodes_of_a_layer: int
     paths: tuple[tuple[int, ...], ...] | None
-    """Each a node, as the ranks of the guesses on the way to it; None: upstream's own tree, ``mc_sim_7b_63``."""
+    """Each node as the ranks of the drafts on the path to it; None: upstream's own tree, ``mc_sim_7b_63``."""
 
 
 def draft_tree(settings: SpeculationSettings) -> DraftTree:

@@ -86,7 +86,7 @@ class ResponseStreams:
     """All running Triton requests of the engine stage."""
 
     def __init__(self, metrics: StageMetrics, decoupled: bool) -> None:
-        """``metrics`` are told how sequences end; ``decoupled``: whether a request may have several responses."""
+        """``metrics`` count how sequences end; ``decoupled``: whether a request may have several responses."""
         self._metrics = metrics
         self._decoupled = decoupled
         self.responses = 0
@@ -103,7 +103,7 @@ class ResponseStreams:
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
 
     def start(self, loop: EngineLoop, limiter: SendLimiter) -> None:
-        """Begin to send what the engine makes, when ``limiter`` allows; cancel in ``loop`` what nobody waits for."""
+        """Begin to send outputs as ``limiter`` allows; cancel in ``loop`` the requests of clients that have gone."""
         self._loop = loop
         self._limiter = limiter
         self._thread.start()
@@ -120,7 +120,7 @@ class ResponseStreams:
 
     def deliver(self, output: Output) -> None:
         """Take one output of the engine; called from the engine's thread."""
-        if output.finished:  # before its client can see it
+        if output.finished:  # counted before its client can see the end
             self._metrics.count_end(output)
         with self._changed:
             stream = self._streams.get(output.key)
@@ -142,9 +142,9 @@ class ResponseStreams:
                 self._changed.notify()
 
     def forget(self, subrequests: list[SubRequest]) -> None:
-        """Drop a request that the engine did not take; nothing is sent any more, not even a heartbeat that has begun.
+        """Drop a request that the engine refused, and wait for a heartbeat to it that is being sent.
 
-        Triton (2.51) frees what a request's responses need with the last one: one beside it would end the server.
+        Triton (2.51) frees a request's response objects with the last response: one sent beside it ends the server.
         """
         with self._changed:
             for subrequest in subrequests:
@@ -155,7 +155,7 @@ class ResponseStreams:
                         self._changed.wait()
 
     def keys_beside(self, keys: list[int]) -> list[int]:
-        """Return the stream keys of all running sequences of the requests that these belong to."""
+        """Return the stream keys of all running sequences of the requests that have these keys."""
         with self._changed:
             streams = [self._streams[key] for key in keys if key in self._streams]
             return [key for stream in streams for key in stream.open]
@@ -169,7 +169,7 @@ class ResponseStreams:
         return len(self._streams)
 
     def close(self) -> None:
-        """Send what is there, end the thread, and fail what has not ended."""
+        """Send the outputs that wait, end the thread, and fail the requests that have not ended."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -183,7 +183,7 @@ class ResponseStreams:
         while True:
             with self._changed:
                 if not self._urgent and not self._closing:
-                    without_due_s = CANCEL_POLL_S if self._streams else None  # None: until something comes
+                    without_due_s = CANCEL_POLL_S if self._streams else None  # None: wait until an output comes
                     self._changed.wait(self._limiter.wait_s if self._due else without_due_s)
                 closing = self._closing
                 # _take of a failed sequence also removes the other sequences of its request.
@@ -233,7 +233,7 @@ class ResponseStreams:
         has_scores = sampling.log_probs or sampling.generation_logits
         if stream.options.streaming and stream.options.sequences > 1 and has_scores:
             outputs = response_writer.split_last(output)
-            if not output.finished:  # it may be the last token
+            if not output.finished:  # keep the newest token back: it may be the last one
                 sequence.pending = outputs.pop()
         return stream, sequence, outputs, not stream.open
 
@@ -247,7 +247,7 @@ class ResponseStreams:
         stream.open.clear()
 
     def _send(self, stream: _RequestStream, sequence: _SequenceStream, output: Output, final: bool) -> None:
-        """Send one response. A fault here is this request's alone: the thread serves all of them."""
+        """Send one response. An exception fails this request alone, since the thread serves all of them."""
         if stream.failed:
             return
         try:

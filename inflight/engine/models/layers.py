@@ -65,7 +65,7 @@ class RmsNorm(nn.Module):
 
 
 class GemmaRmsNorm(RmsNorm):
-    """Gemma's: the weight is an offset from one, applied before the result is rounded."""
+    """Gemma's RMS norm: the weight is an offset from one, and is applied before the result is rounded."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dimension."""
@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
 
 def each_of(model: nn.Module, kind: type[_Kind]) -> Iterator[tuple[str, _Kind]]:
-    """Yield the modules of a kind that a model has now, each with its name; none may lie within another one.
+    """Yield a model's present modules of a kind, each with its name; none may lie within another one.
 
     Only names are kept meanwhile. A list of the modules would hold the weights of all that were replaced, and take as
     much memory as the model once more.

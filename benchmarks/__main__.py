@@ -8,6 +8,7 @@ import typer
 
 from benchmarks import engine_commands, server_commands
 from benchmarks.profile.command import profile
+from benchmarks.suite import suite
 
 bench = typer.Typer(help="Measure Inflight.", add_completion=False, pretty_exceptions_enable=False)
 for _command in (
@@ -24,6 +25,7 @@ for _command in (
     server_commands.stop,
     server_commands.soak_server,
     server_commands.hostile,
+    suite,
 ):
     bench.command()(_command)
 

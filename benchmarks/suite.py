@@ -1,0 +1,145 @@
+"""How long Inflight's own tests take, alone or beside a neighbour that takes a core away, and which of them fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import psutil
+import typer
+
+from benchmarks.command import FOLDER, command_line, console
+from benchmarks.result import write_results
+from inflight.errors import EngineFailure
+from inflight.report.failures import one_line_errors
+from inflight.report.provenance import provenance
+from inflight.report.table import print_table
+from inflight.resources import ROOT
+
+Verb = Literal["test", "proofs", "ci"]
+COMMANDS: dict[Verb, list[str]] = {"test": ["make", "test"], "proofs": ["make", "proofs"], "ci": [".ci/run"]}
+_SUMMARY = re.compile(r"^(?=\d+ )[\w ,]* in [\d.]+s\b", re.MULTILINE)
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|rerun|error)")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
+"""The environment by which one make hands its arguments to another, which are not those of the tests."""
+_NEIGHBOUR_FAILS_WITHIN_S = 2
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """One run of a command that runs tests."""
+
+    command: str
+    neighbour: str
+    """What ran beside it."""
+    minutes: float
+    passed: int
+    failed: int
+    """Tests that failed, and files that could not be read."""
+    skipped: int
+    repeated: int
+    """Tests that were tried again because the machine was disturbed."""
+    stolen_s: float
+    """Seconds of processor time that other guests of the host took."""
+    code: int
+    """The exit code."""
+    failures: str
+    """The names of what failed."""
+    commit: str
+    finished: str
+    """When it ended, UTC."""
+
+
+def suite(
+    verb: Annotated[Verb, typer.Option(help="What runs the tests: make test, make proofs or .ci/run.")] = "test",
+    runs: Annotated[int, typer.Option(min=1, help="How often.")] = 3,
+    beside_neighbour: Annotated[
+        bool, typer.Option(help="Take a core away in bursts of a second meanwhile; that needs root.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Add the runs to those of this JSON file.")] = None,
+) -> None:
+    """Run Inflight's own tests several times: how long they take, and which of them fail."""
+    known = json.loads(output.read_text())["rows"] if output is not None and output.is_file() else []
+    made = []
+    with one_line_errors(console):
+        for place in range(runs):
+            log = FOLDER / f"suite-{len(known) + place + 1}.log"
+            console.print(f"run {place + 1} of {runs}; its output goes to {log}")
+            made.append(asdict(run_suite(COMMANDS[verb], beside_neighbour, log)))
+            console.print(f"{made[-1]['minutes']} minutes, exit code {made[-1]['code']} {made[-1]['failures']}")
+            if output is not None:  # after each run, so that none is lost
+                write_results(output, command_line("suite", f"--verb {verb}"), [*known, *made])
+    print_table("Inflight's own tests", made)
+
+
+def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> SuiteRun:
+    """Run a command that runs tests once, from the checkout's root.
+
+    Args:
+        command: program and arguments.
+        beside_neighbour: whether ``tests/support/busy_neighbour.py`` takes the last core in bursts of a second.
+        log: where the command's output goes.
+
+    Raises:
+        EngineFailure: the neighbour cannot run here.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output, _neighbour() if beside_neighbour else nullcontext():
+        stolen, began = psutil.cpu_times().steal, time.monotonic()
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
+        seconds, stolen = time.monotonic() - began, psutil.cpu_times().steal - stolen
+    said = log.read_text(errors="replace")
+    counts = count_results(said)
+    return SuiteRun(
+        command=" ".join(command),
+        neighbour="a core for 1 s in 2" if beside_neighbour else "none",
+        minutes=round(seconds / 60, 2),
+        passed=counts["passed"],
+        failed=counts["failed"] + counts["error"],
+        skipped=counts["skipped"],
+        repeated=counts["rerun"],
+        stolen_s=round(stolen, 1),
+        code=done.returncode,
+        failures=", ".join(dict.fromkeys(_FAILED.findall(said))),
+        commit=str(provenance()["commit"]),
+        finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def count_results(said: str) -> Counter[str]:
+    """Return how many tests passed, failed and so on, by all the last lines of pytest in an output."""
+    counts: Counter[str] = Counter()
+    for line in _SUMMARY.findall(said):
+        for number, kind in _COUNT.findall(line):
+            counts[kind] += int(number)
+    return counts
+
+
+@contextmanager
+def _neighbour() -> Iterator[None]:
+    core = max(os.sched_getaffinity(0))
+    program = [sys.executable, str(ROOT / "tests/support/busy_neighbour.py"), f"--core={core}"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as neighbour:
+        try:
+            neighbour.wait(_NEIGHBOUR_FAILS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            try:
+                yield
+            finally:
+                neighbour.terminate()
+        else:
+            assert neighbour.stderr is not None
+            raise EngineFailure(neighbour.stderr.read().strip())

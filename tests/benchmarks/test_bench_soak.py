@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import bench
 from benchmarks.setting import Setting
 from benchmarks.soak import Soaked, soak, soak_result
-from inflight.engine.kvcache.manager import BlockTable
-from inflight.engine.scheduler import Scheduler
+from inflight.engine.kvcache.manager import BlockTable, KvCacheManager
 
 
 def _soaked(bytes_per_request: float) -> Soaked:
@@ -52,18 +51,18 @@ def test_memory_that_jumps_once_has_a_wide_interval() -> None:
 
 
 def test_a_lost_block_ends_it_with_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    close = Scheduler._close
+    free = KvCacheManager.free
     count = 0
 
-    def lose_one(self: Scheduler, table: BlockTable | None) -> None:
+    def lose_one(cache: KvCacheManager, table: BlockTable) -> None:
         nonlocal count
-        if table is not None and table.blocks:
+        if table.blocks:
             count += 1
             if count == 20:
                 table.blocks.pop()
-        close(self, table)
+        free(cache, table)
 
-    monkeypatch.setattr(Scheduler, "_close", lose_one)
+    monkeypatch.setattr(KvCacheManager, "free", lose_one)
     done = CliRunner().invoke(bench, ["soak", "--requests", "100", "--checkpoints", str(folder)])
     assert done.exit_code == 1
     assert "idle, yet 1 blocks are used" in " ".join(done.output.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,10 +33,10 @@ def _steps(engine: TrtLlmEngine, seconds: float) -> None:
         engine.step()
 
 
-def _by_hand(engine: TrtLlmEngine) -> list[float]:
+def _by_hand(engine: TrtLlmEngine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the watchdog's time pass only where a test says so, however long the machine stands still; return it."""
     now = [0.0]
-    engine._watchdog._clock = lambda: now[0]
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
     engine._watchdog.progress()
     return now
 
@@ -94,7 +95,7 @@ def test_a_burst_of_cancels_is_no_hang(
     """Twice the batch is asked and cancelled at once: what TensorRT-LLM has not begun it drops without a word."""
     monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 3600)
     engine = start(deployment(batching={"max_batch_size": 2}, tensorrt_llm={"watchdog_s": 0.3}))
-    now = _by_hand(engine)
+    now = _by_hand(engine, monkeypatch)
     set_fault(hang=True)  # so that no request begins in between
     requests = [ask(prompt) for _ in range(4)]
     for request in requests:
@@ -125,7 +126,7 @@ def test_a_lost_abort_does_not_end_an_idle_engine(
 ) -> None:
     monkeypatch.setattr(runtime, "_ABORT_GRACE_S", 0.5)
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.2}))
-    now = _by_hand(engine)
+    now = _by_hand(engine, monkeypatch)
     set_fault(hang=True)
     request = ask(prompt)
     engine.submit(request)
@@ -152,17 +153,19 @@ def test_errors_do_not_hide_a_hang(start: Start, prompt: list[int], set_fault: S
         engine.validate(ask(prompt))
 
 
-def test_idle_time_is_no_hang(start: Start, prompt: list[int]) -> None:
+def test_idle_time_is_no_hang(start: Start, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.2}))
-    now = _by_hand(engine)
+    now = _by_hand(engine, monkeypatch)
     now[0] += 0.3
     [output] = run(engine, ask(prompt))
     assert output.finish_reason is FinishReason.LENGTH
 
 
-def test_iterations_without_responses_are_progress(start: Start, prompt: list[int], set_fault: SetFault) -> None:
+def test_iterations_without_responses_are_progress(
+    start: Start, prompt: list[int], set_fault: SetFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = start(deployment(tensorrt_llm={"watchdog_s": 0.3}))
-    now = _by_hand(engine)
+    now = _by_hand(engine, monkeypatch)
     set_fault(stall_after=2, step_delay_s=0.01)
     engine.submit(ask(prompt, max_tokens=1000, ignore_eos=True))
     for _ in range(10):

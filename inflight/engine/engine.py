@@ -120,7 +120,7 @@ class Engine:
                     raise output.error
         self.stats = self._new_stats()
         if self._speculator is not None:
-            self._speculator.begin()
+            self._speculator.reset_controller()
         self._scheduler.forget_step_times()
         self.stats.start_phases["warm_up"] = time.perf_counter() - started
 
@@ -179,7 +179,7 @@ class Engine:
         watch.lap("schedule")
         if chunks:
             if self._speculator is not None:
-                chunks = self._speculator.extend(chunks, self._cache)
+                chunks = self._speculator.add_drafts(chunks, self._cache)
                 watch.lap("draft")
             result = self._run(chunks, launched)
             watch.lap("run")

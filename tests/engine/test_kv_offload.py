@@ -91,7 +91,7 @@ def test_restored_blocks_are_the_same_bytes(kind: type[KvPool], tmp_path: Path) 
     pool = OffloadPool(tensors, 6, MappedFile(tmp_path, 3, tensors.nbytes // 6), RestoreRule(None))
     assert pool._storage.memory.nbytes * 2 == tensors.nbytes
     assert pool.pinned_bytes == 0
-    # 0 and 3 leave, the slot of 2 is given up for 3; 3 is written over in the same step; they come back elsewhere.
+    # 0 and 3 leave, the offload block of 2 is taken for 3; 3 is overwritten in the same step; they come back elsewhere.
     pool.copy(
         [
             BlockCopy(0, 6),

@@ -18,7 +18,7 @@ from tests.engine.support.books import Tier
 from tests.engine.support.driving import fill
 from tests.support.properties import examples
 
-SIZE, BLOCKS, SLOTS = 2, 8, 5
+SIZE, BLOCKS, OFFLOAD_BLOCKS = 2, 8, 5
 Tokens = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
@@ -36,11 +36,11 @@ class OffloadMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_ns = 0
         self.owners: list[Owner] = []
-        self.content: list[list[int | None]] = [[None] * SIZE for _ in range(BLOCKS + SLOTS)]
+        self.content: list[list[int | None]] = [[None] * SIZE for _ in range(BLOCKS + OFFLOAD_BLOCKS)]
 
-    @initialize(policy=st.sampled_from(sorted(POLICIES)), slots=st.integers(1, SLOTS))
-    def begin(self, policy: str, slots: int) -> None:
-        self.tier = Tier(slots)
+    @initialize(policy=st.sampled_from(sorted(POLICIES)), blocks=st.integers(1, OFFLOAD_BLOCKS))
+    def begin(self, policy: str, blocks: int) -> None:
+        self.tier = Tier(blocks)
         self.cache = KvCacheManager(BLOCKS, SIZE, eviction=policy, offload_pool=self.tier, now_ns=lambda: self.now_ns)
 
     @rule(
@@ -221,7 +221,7 @@ def test_a_set_length_decides_alone() -> None:
 
 
 def test_a_held_block_is_not_evicted_when_its_last_child_is() -> None:
-    """The offload pool is full: what comes takes the child's slot, then nobody's, and never that of the held parent."""
+    """The pool is full: the first node takes the child's block, the second the first's, and neither the held parent's."""
     tree, counts = PrefixTree(), CacheCounts()
     offloaded = OffloadedBlocks(tree, Tier(2), 4, EvictionQueue(POLICIES["lru"]), counts)  # type: ignore[arg-type]
     parent = tree.add(tree.root, (1, 1), 0)

@@ -1,6 +1,6 @@
-"""Storing keys and values in the paged cache, in the Triton language; and the types that they are stored in.
+"""A kernel in the Triton language that rotates queries and keys, and stores keys and values in the paged cache.
 
-The kernel takes slots and strides, not sequences; ``triton_backend`` prepares both. It stores, bit for bit, what
+It takes slots and strides, not sequences; ``triton_backend`` prepares both. It stores, bit for bit, what
 ``kvcache.memory_pool`` stores.
 """
 

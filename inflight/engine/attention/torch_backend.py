@@ -23,18 +23,18 @@ from inflight.engine.kvcache.memory_pool import KvPool
 _LANES = 16
 """Rows are padded to a multiple of it, so that a row's sums are the same whatever the longest row is."""
 _SHORT_LENGTH = 64
-"""Shorter rows count as being so long: below, a bucket of their own costs more than padding."""
+"""Shorter rows count as rows of this length: below it a bucket of their own costs more than padding."""
 _MAX_ROW_CHUNK = 16
 """Chunks of no more tokens are attended row by row, where rows cost no copies."""
 _MAX_BUCKET_SLOTS = 2**17
-"""Slots that the rows of a bucket attend to in all: each of them takes memory for each head, all at once."""
+"""Slots that all rows of a bucket may attend to, since each slot takes memory for each head."""
 _MAX_KEPT_SLOTS = 2**20
 """Slots of all rows up to which sparsity patterns are kept from layer to layer: 8 bytes for each slot and head."""
 
 
 @dataclass(frozen=True)
 class QueryRange:
-    """The tokens of one sequence in a step: they lie in a row in the packed batch, and each is a query of attention."""
+    """The tokens of one sequence in a step: they are adjacent in the packed batch, and each is a query of attention."""
 
     first: int
     """Index of the first of them in the packed batch."""

@@ -63,19 +63,19 @@ class Speculator:
             DraftModel(config, runner) if by_model else NgramDrafter(own.max_ngram_size, own.candidates)
         )
         """None: it has failed, and nothing is drafted any more."""
-        self.begin()
+        self.reset_controller()
 
     def draft_with(self, drafter: Drafter) -> None:
         """Draft with another drafter from now on; measurements use one whose acceptance they set."""
         self._drafter = drafter
-        self.begin()
+        self.reset_controller()
 
-    def begin(self) -> None:
+    def reset_controller(self) -> None:
         """Forget the measured times and chances: the first steps of a process are slow."""
         settings = self._settings
         self.controller = Controller(settings.max_draft_tokens, settings.adaptive, settings.candidates)
 
-    def extend(self, chunks: list[Chunk], cache: KvCacheManager) -> list[Chunk]:
+    def add_drafts(self, chunks: list[Chunk], cache: KvCacheManager) -> list[Chunk]:
         """Return a step's chunks with drafts. Where drafting fails, the requests go on without speculation."""
         if self._drafter is None:
             return chunks
@@ -85,7 +85,7 @@ class Speculator:
             log.exception("drafting failed; speculation is off until the server starts again")
             self._drafter, drafts = None, {}
         return [
-            self._extended(chunk, drafts[chunk.sequence], cache) if chunk.sequence in drafts else chunk
+            self._with_drafts(chunk, drafts[chunk.sequence], cache) if chunk.sequence in drafts else chunk
             for chunk in chunks
         ]
 
@@ -103,7 +103,7 @@ class Speculator:
         self.controller.observe_drafting(lengths, time.perf_counter() - started)
         return drafts
 
-    def _extended(self, chunk: Chunk, guesses: list[list[int]], cache: KvCacheManager) -> Chunk:
+    def _with_drafts(self, chunk: Chunk, guesses: list[list[int]], cache: KvCacheManager) -> Chunk:
         """Return the chunk with as many drafts as there are blocks for; no sequence is preempted for drafts."""
         table, end = chunk.sequence.table, chunk.start + chunk.size
         assert table is not None
@@ -145,7 +145,7 @@ class Speculator:
         """Drop what is kept of all sequences, in whatever state it is."""
         if self._drafter is not None:
             self._drafter.reset()
-        self.begin()
+        self.reset_controller()
 
     def check_idle(self) -> None:
         """Check that nothing is kept of sequences that have ended, as ``Drafter.check_idle`` does."""

@@ -56,7 +56,7 @@ def named() -> Iterator[None]:
     targets = [
         (Engine, "step", "other"),
         (Scheduler, "schedule", "schedule"),
-        (Speculator, "extend", _DRAFT),
+        (Speculator, "add_drafts", _DRAFT),
         (ModelRunner, "run", "prepare"),
         *_of_classes(DecoderModel, "embed", "embed"),
         *_of_classes(RotaryEmbedding, "__call__", "rope"),

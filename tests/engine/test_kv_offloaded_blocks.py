@@ -221,7 +221,7 @@ def test_a_set_length_decides_alone() -> None:
 
 
 def test_a_held_block_is_not_evicted_when_its_last_child_is() -> None:
-    """The pool is full: the first node takes the child's block, the second the first's, and neither the held parent's."""
+    """The pool is full: the first node takes the child's block, the second the first's; neither the parent's."""
     tree, counts = PrefixTree(), CacheCounts()
     offloaded = OffloadedBlocks(tree, Tier(2), 4, EvictionQueue(POLICIES["lru"]), counts)  # type: ignore[arg-type]
     parent = tree.add(tree.root, (1, 1), 0)

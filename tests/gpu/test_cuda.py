@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -143,26 +143,23 @@ def test_graphs_compute_what_they_captured(settings: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "log_probs": True}])
 def test_steps_ahead_give_the_same_and_wait_for_nothing(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = []
-    for enabled in (True, False):
-        engine = _engine("llama")
-        engine._overlap._enabled = enabled
-        engine._overlap.launches = 0
-        launch = engine._overlap.launch
+    ahead, without = _engine("llama"), _engine("llama")
+    overlap, without._overlap = ahead._overlap, None
+    assert overlap is not None
+    launch = overlap.launch
 
-        def watched(*arguments: Any, launch: Callable[..., None] = launch) -> None:
-            torch.cuda.set_sync_debug_mode("error")  # only the tokens' arrival, afterwards, may be waited for
-            try:
-                launch(*arguments)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+    def watched(*arguments: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error")  # only the tokens' arrival, afterwards, may be waited for
+        try:
+            launch(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
-        monkeypatch.setattr(engine._overlap, "launch", watched)
-        requests = [ask(prompt, max_tokens=12, **more) for prompt in PROMPTS]
-        outputs = run(engine, requests)
-        tokens.append([outputs[request.key].tokens for request in requests])
-        assert bool(engine._overlap.launches) == enabled
-    assert tokens[0] == tokens[1]
+    monkeypatch.setattr(overlap, "launch", watched)
+    requests = [ask(prompt, max_tokens=12, **more) for prompt in PROMPTS]
+    outputs, expected = run(ahead, requests), run(without, requests)
+    assert [outputs[one.key].tokens for one in requests] == [expected[one.key].tokens for one in requests]
+    assert overlap.launches
 
 
 def test_a_draft_model_decodes_with_graphs() -> None:

@@ -17,8 +17,7 @@ from benchmarks.result import Result, markdown_table, write_page, write_result
 from benchmarks.setting import Setting
 from inflight.errors import InflightError
 
-SLOW = {"batching", "chunking", "kv-types", "weights", "speculation", "drafters", "offload", "fairness"}
-"""Those that compute much, even of little."""
+CHEAPEST = "paging"
 Results = Callable[[str], Result]
 
 
@@ -32,9 +31,8 @@ def test_the_command_knows_their_names() -> None:
     assert tuple(HEADLINES) == HEADLINE_NAMES
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.proof) if name in SLOW else name for name in HEADLINES]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(HEADLINES, key=lambda name: name != CHEAPEST))
 def test_each_has_a_table_a_picture_and_a_sentence(result_of: Results, name: str) -> None:
     result = result_of(name)
     assert result.name == name

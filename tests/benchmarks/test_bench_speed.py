@@ -56,6 +56,7 @@ def test_rates_are_of_the_two_phases() -> None:
     assert rates == Rates(prefill=20 / 2, decode=4 / 2)
 
 
+@pytest.mark.proof
 def test_all_are_measured_and_the_parts_and_phases_of_a_step_add_up(setting: Setting) -> None:
     speed, step, phases, start = measure_speed(setting, [TINY], [2], Lengths(8, 3), 2)
     assert [row["phase"] for row in speed.rows] == ["prefill", "decode"]

@@ -221,6 +221,7 @@ class _Never(Event):
         """Forget it."""
 
 
+@pytest.mark.proof
 def test_reading_tokens_before_they_have_come_is_found(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = _engine(cuda)
     monkeypatch.setattr(ToHost, "wait", lambda parts: [tensor.numpy() for tensor in parts._tensors])
@@ -228,6 +229,7 @@ def test_reading_tokens_before_they_have_come_is_found(cuda: Cuda, monkeypatch: 
     assert set(cuda.found) == {"the host touches memory that the device may still write"}
 
 
+@pytest.mark.proof
 def test_a_copy_that_is_not_pinned_is_found(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = _engine(cuda)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)

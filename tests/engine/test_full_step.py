@@ -245,6 +245,7 @@ def test_a_gpu_is_told_from_a_cpu_at_the_start(monkeypatch: pytest.MonkeyPatch) 
     assert [config.max_batch_size for config in seen] == [32, 256]
 
 
+@pytest.mark.proof
 def test_the_kernels_serve_the_cache_that_is_made_after_the_largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from inflight.engine.cuda.forward import CudaForward

@@ -41,7 +41,7 @@ def _by_kernels(model: DecoderModel, cache: KvPool, ranges: list[QueryRange], to
     return model(ids, layout.positions, TritonAttention(stored_layers(cache), layout, 4))
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "name",
     ["llama, biases, tied", "mistral", "qwen3", "gemma3, tied, linear", "phi3, partial, windows", "phi3, longrope"],

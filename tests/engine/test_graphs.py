@@ -148,7 +148,7 @@ def test_what_is_no_decode_step_is_left_to_others() -> None:
     assert not any(one.replays for one in captured)
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("name", ["llama, biases, tied", "gemma3"])
 def test_tokens_are_those_of_transformers(name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int
     assert torch.equal(torch.cat(parts), together)
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize(
     ("context", "dtype"),
@@ -161,7 +161,7 @@ def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
         assert torch.equal(seen(last, 1, one_tile=True), together)
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.usefixtures("rows_are_multiplied_alike")
 @pytest.mark.parametrize(("window", "room"), [(None, 16), (300, 8)])
 def test_keys_are_divided_among_programs_as_there_is_room(

@@ -102,7 +102,7 @@ def test_tokens_do_not_depend_on_the_way(way: str, dtype: str) -> None:
     assert engine.stats.cached_tokens > 0
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_quality_stays_within_one_percent(dtype: Literal["int8", "fp8"]) -> None:
     """Of the demo model's perplexity on held-out answers, without calibration."""

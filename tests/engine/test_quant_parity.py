@@ -32,6 +32,7 @@ def test_every_scheme_is_tested() -> None:
     assert ALGORITHMS.keys() == CONFIGS.keys()
 
 
+@pytest.mark.sweep
 @each
 def test_logits(scheme: str) -> None:
     _check(quantized(scheme))

@@ -49,7 +49,7 @@ HAPPENED = ("preemptions", "cached_tokens", "accepted_draft_tokens", "kv_cache_r
 def test_every_request_gets_what_it_would_get_alone() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=examples(0.5))
+    @settings(max_examples=examples(0.3))
     @given(schedules(("llama", "gemma3", "mistral"), SETTINGS))
     @example(_crowd({"offload_to": "none"}))
     @example(_crowd({"offload_to": "host", "offload_bytes": 1 << 20, "offload_min_tokens": 1}))

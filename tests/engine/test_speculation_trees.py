@@ -15,6 +15,7 @@ from tests.engine.support.speculating import foretold, shown, speculating
 COUNT = 12
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
 def test_a_path_that_was_not_the_first_guess(name: str) -> None:
     """The right guess comes last: its keys and values lie behind those of the others."""

@@ -27,6 +27,7 @@ def test_plan(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "plan.html").read_text()
 
 
+@pytest.mark.proof
 def test_dry_run() -> None:
     [command] = [line for line in commands("README.md", "make engine") if "--dry-run" in line]
     command = command.replace("path/to/checkpoint", SHAPE)

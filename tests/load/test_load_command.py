@@ -59,6 +59,7 @@ def _interrupted(tmp_path: Path, scenario: str, number: signal.Signals) -> tuple
     return process.returncode, printed, said
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_with_what_was_measured(tmp_path: Path, number: signal.Signals) -> None:
     scenario = SCENARIO.format(seconds=600)

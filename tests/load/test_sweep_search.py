@@ -134,6 +134,7 @@ def poisson_server(places: int | None, request_s: float, seed: int) -> Model:
     return run
 
 
+@pytest.mark.proof
 @each_row("request_s", [2.0, 10.0, 15.0])
 def test_a_server_that_keeps_up_with_everything_has_no_knee(request_s: float) -> None:
     """By chance alone, what is in flight at a window's two ends differs by more than the limit."""

@@ -64,6 +64,7 @@ def _chunks(text: bytes) -> Iterator[bytes]:
     yield from (text[index : index + 1] for index in range(len(text)))
 
 
+@pytest.mark.proof
 def test_the_longest_prompt_that_limits_allow_is_served_over_each_protocol(server: Running) -> None:
     """In JSON it is twice as long; the stages read it all, and judge its length in tokens."""
     line = "\u4f60\u597d\uff0c\u8bf7\u95ee\u3002\n"

@@ -164,6 +164,7 @@ def test_serve_names_a_missing_deployment_and_model(tmp_path: Path) -> None:
     _expect_failure("is not a Triton installation", "--triton", str(tmp_path))
 
 
+@pytest.mark.proof
 def test_serve_names_a_broken_checkpoint(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(DEMO / "model", model)
@@ -217,7 +218,8 @@ def _any_ports() -> dict[str, int]:
     return dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
 
 
-@pytest.mark.parametrize("crashes", [1, pytest.param(3, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("crashes", [1, 3])
 def test_serve_restarts_a_server_that_crashes_at_its_start(
     crashes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,6 +244,7 @@ def test_serve_restarts_a_server_that_crashes_at_its_start(
     assert [f"it restarts in {pause} s" in caplog.text for pause in (0, 1, 2)] == [True, crashes > 1, False]
 
 
+@pytest.mark.proof
 def test_serve_model_option_needs_no_deployment() -> None:
     process = _start("--model", str(DEMO / "model"), *_ports())
     said = _wait_ready(process)

@@ -59,6 +59,7 @@ def _run(environment: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.proof
 def test_wheel_is_what_runs(installed: Path, empty: Path) -> None:
     assert _run(installed, empty, "--version") == f"inflight {VERSION}\n"
     where = [str(installed / "bin/python"), "-c", "import inflight.resources as r; print(r.__file__, r.CHECKOUT)"]
@@ -67,6 +68,7 @@ def test_wheel_is_what_runs(installed: Path, empty: Path) -> None:
     assert _data(installed)
 
 
+@pytest.mark.proof
 def test_wheel_has_every_resource(installed: Path) -> None:
     names = "BACKENDS MODEL_REPOSITORY DEMO SCENARIOS UPSTREAM_PREPROCESSING GPUS CALIBRATION_DATA HELD_OUT_DATA"
     program = f"import inflight.resources as r; print([n for n in {names.split()} if not getattr(r, n).exists()])"
@@ -74,6 +76,7 @@ def test_wheel_has_every_resource(installed: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.proof
 def test_wheel_plans(installed: Path, empty: Path) -> None:
     plan = json.loads(_run(installed, empty, "plan", str(DEMO / "model"), "--gpu", "l4", "--json", "-"))
     assert plan["plans"]

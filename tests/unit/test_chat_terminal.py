@@ -110,6 +110,7 @@ def asked(fake: FakeServer) -> list[str]:
     return [json.loads(inputs["messages"])[-1]["content"] for inputs in fake.requests if "messages" in inputs]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("columns", [20, 40, 80, 120])
 def test_words_are_whole_at_any_width(fake: FakeServer, columns: int) -> None:
     terminal = Terminal(fake, columns)

@@ -84,6 +84,7 @@ def test_what_serving_does_without_is_known(refused: str) -> None:
     assert not lacking & {"pytriton"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
 def test_serving_has_all_that_the_command_imports(words: list[str], refused: str) -> None:
     done = subprocess.run([sys.executable, "-c", RUN, refused, *words], capture_output=True, text=True, timeout=120)
@@ -94,6 +95,7 @@ def test_serving_has_all_that_the_command_imports(words: list[str], refused: str
 GRPC = "grpc,tritonclient,google"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -137,6 +139,7 @@ def test_a_command_that_needs_more_says_how_to_install_it(refused: str, tmp_path
     assert done.stderr.endswith("inflight: transformers is not installed; it comes with: make setup EXTRAS=build\n")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
 def test_the_extra_that_is_named_brings_the_module(module: str, extra: str) -> None:
     names = {canonicalize_name(name) for name in packages_distributions()[module]}

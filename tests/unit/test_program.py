@@ -54,6 +54,7 @@ def test_a_command_does_not_load_what_only_others_need() -> None:
     assert [name for name in loaded if name.startswith(others)] == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", [["chat"], ["generate", "Hi"]], ids=lambda words: words[0])
 @pytest.mark.parametrize("closed", ["<&- 2>&-", ">&-"])
 def test_a_standard_stream_may_be_closed(command: list[str], closed: str) -> None:

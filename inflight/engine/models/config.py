@@ -69,6 +69,8 @@ class Architecture(NamedTuple):
     qk_norm: bool = False
     all_layers_slide: bool = False  # if the file gives no layer types, all layers have the sliding window
     longrope_types: tuple[str, ...] = ()  # the values of rope_type that mean longrope
+    fused_in_checkpoint: bool = False  # query, key and value are one tensor there, and gate and up another
+    norms_per_layer: int = 2  # of the hidden size
     is_gemma: bool = False  # the layers, the scale of embeddings and the defaults of options are Gemma 3's
 
 
@@ -77,8 +79,8 @@ ARCHITECTURES = {
     "MistralForCausalLM": Architecture(all_layers_slide=True),
     "Qwen2ForCausalLM": Architecture(qkv_bias=True),
     "Qwen3ForCausalLM": Architecture(qk_norm=True),
-    "Phi3ForCausalLM": Architecture(all_layers_slide=True, longrope_types=("su", "yarn")),
-    "Gemma3ForCausalLM": Architecture(qk_norm=True, is_gemma=True),
+    "Phi3ForCausalLM": Architecture(all_layers_slide=True, longrope_types=("su", "yarn"), fused_in_checkpoint=True),
+    "Gemma3ForCausalLM": Architecture(qk_norm=True, norms_per_layer=4, is_gemma=True),
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.config import ARCHITECTURES, ModelConfig
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Arithmetic
 from inflight.export.plan.precision import Precision
@@ -78,7 +78,7 @@ def _layer(config: ModelConfig, layer: int) -> list[Linear]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-    if config.architecture == "Phi3ForCausalLM":  # its checkpoints have these fused
+    if ARCHITECTURES[config.architecture].fused_in_checkpoint:
         rows = [("qkv_proj", attention, query + 2 * key), ("gate_up_proj", mlp, 2 * inner)]
     else:
         rows = [("q_proj", attention, query), ("k_proj", attention, key), ("v_proj", attention, key)]
@@ -91,9 +91,10 @@ def _layer(config: ModelConfig, layer: int) -> list[Linear]:
 
 
 def norm_parameters(config: ModelConfig) -> int:
-    """Return the parameters of one layer's norms: two of the hidden size, Gemma's four, and those of query and key."""
-    per_layer = 4 if config.architecture == "Gemma3ForCausalLM" else 2
-    return per_layer * config.hidden_size + 2 * config.head_dim * config.qk_norm
+    """Return the parameters of one layer's norms: those of the hidden size, and those of query and key."""
+    return (
+        ARCHITECTURES[config.architecture].norms_per_layer * config.hidden_size + 2 * config.head_dim * config.qk_norm
+    )
 
 
 def count_parameters(config: ModelConfig) -> Parameters:

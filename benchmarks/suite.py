@@ -21,7 +21,7 @@ import typer
 
 from benchmarks.command import FOLDER, command_line, console
 from benchmarks.result import write_results
-from inflight.errors import EngineFailure
+from inflight.errors import DeploymentError
 from inflight.report.failures import one_line_errors
 from inflight.report.provenance import provenance
 from inflight.report.table import print_table
@@ -72,16 +72,17 @@ def suite(
 ) -> None:
     """Run Inflight's own tests several times: how long they take, and which of them fail."""
     known = json.loads(output.read_text())["rows"] if output is not None and output.is_file() else []
-    made = []
+    made: list[SuiteRun] = []
     with one_line_errors(console):
         for place in range(runs):
             log = FOLDER / f"suite-{len(known) + place + 1}.log"
             console.print(f"run {place + 1} of {runs}; its output goes to {log}")
-            made.append(asdict(run_suite(COMMANDS[verb], beside_neighbour, log)))
-            console.print(f"{made[-1]['minutes']} minutes, exit code {made[-1]['code']} {made[-1]['failures']}")
+            run = run_suite(COMMANDS[verb], beside_neighbour, log)
+            made.append(run)
+            console.print(f"{run.minutes} minutes, exit code {run.code} {run.failures}")
             if output is not None:  # after each run, so that none is lost
-                write_results(output, command_line("suite", f"--verb {verb}"), [*known, *made])
-    print_table("Inflight's own tests", made)
+                write_results(output, command_line("suite", f"--verb {verb}"), [*known, *map(asdict, made)])
+    print_table("Inflight's own tests", [asdict(run) for run in made])
 
 
 def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> SuiteRun:
@@ -93,7 +94,7 @@ def run_suite(command: Sequence[str], beside_neighbour: bool, log: Path) -> Suit
         log: where the command's output goes.
 
     Raises:
-        EngineFailure: the neighbour cannot run here.
+        DeploymentError: the neighbour cannot run here.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _MAKE}
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -142,4 +143,4 @@ def _neighbour() -> Iterator[None]:
                 neighbour.terminate()
         else:
             assert neighbour.stderr is not None
-            raise EngineFailure(neighbour.stderr.read().strip())
+            raise DeploymentError(neighbour.stderr.read().strip())

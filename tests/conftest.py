@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 _MOST_TAKEN = 0.2
-"""Of the cores, by other guests of the host. On a host that is not overbooked it is some hundredths."""
+"""The share of the cores' time that other guests of the host may take from a test of times; usually some hundredths."""
 _LITTLE_TAKEN = 0.05
-"""Of the cores, as above: more than this may be the cause of a failure."""
+"""The share of the same kind beyond which a failure may be the machine's."""
 SERVER_ENDED = pytest.StashKey[bool]()
-"""Of a failed test: its server, or a stage of it, has ended."""
+"""Whether a failed test's server, or a stage of it, has ended."""
 _BEFORE = pytest.StashKey[tuple[float, dict[str, float]]]()
 
 if not Path("/dev/nvidiactl").exists():  # Triton looks once, when whoever is first imports it

@@ -26,7 +26,7 @@ from inflight.engine.sizing import warm_up_requests
 from inflight.engine.snapshot import Snapshot, portable_snapshot
 from inflight.engine.speculate.speculator import Speculator
 from inflight.engine.speculate.verification import accepted_and_bonus_tokens, sampling_rows
-from inflight.engine.stats import NO_STEP, EngineState, EngineStats, Stopwatch
+from inflight.engine.stats import NO_STEP, EngineState, EngineStats, StepCounts, Stopwatch
 from inflight.errors import EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
@@ -73,10 +73,8 @@ class Engine:
         self._outputs: list[Output] = []
         """Outputs that ``step`` has not returned yet. They are kept here so that a step that raises loses none."""
         self._orders = itertools.count()
-        self._active = 0
-        """The number of requests that had not ended after the last step, for the metrics."""
-        self._last_step = NO_STEP
         self.stats = self._new_stats()
+        self._update_state(NO_STEP)
 
     def _new_cache(self, counts: CacheCounts | None = None) -> KvCacheManager:
         config = self._config
@@ -91,7 +89,7 @@ class Engine:
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
-            self._state,
+            lambda: self._state,
             batch_size_limit=self._config.max_batch_size,
             step_tokens_limit=self._config.max_tokens_per_step,
             start_phases=dict(self._runner.start_phases),
@@ -176,6 +174,7 @@ class Engine:
         """Do one step and return what is new, at most one output per sequence."""
         watch = Stopwatch()
         launched, chunks = self._schedule()
+        step = NO_STEP
         watch.lap("schedule")
         if chunks:
             if self._speculator is not None:
@@ -185,12 +184,12 @@ class Engine:
             watch.lap("run")
             self._finish(chunks, result)
             watch.lap("finish")
-            self._count_step(chunks, isinstance(result, StepResult), watch)
+            step = count_chunks(chunks)
+            self._count_step(step, isinstance(result, StepResult), watch)
         if not self._sequences:
             self._check_idle()
-        if not (chunks and self._sequences):  # the metrics of an idle engine do not show its last step
-            self._last_step = NO_STEP
-        self._active = len(self._sequences)
+            step = NO_STEP  # the metrics of an idle engine do not show its last step
+        self._update_state(step)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -314,13 +313,18 @@ class Engine:
             self._speculator.reset()
         for key, sequence in list(self._sequences.items()):
             sequence.release()
-            self._end(sequence, Output(key, error=error))
-        self._active, self._last_step = 0, NO_STEP
+            output = Output(key, error=error)
+            try:
+                self._end(sequence, output)
+            except Exception:  # what has made the engine fail may raise here again, and each request must get an end
+                log.exception("request %d is ended without its text, beams and counts", key)
+                self._outputs.append(output)
+        self._sequences, self._searches = {}, {}
+        self._update_state(NO_STEP)
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _count_step(self, chunks: list[Chunk], ran: bool, watch: Stopwatch) -> None:
-        self._last_step = step = count_chunks(chunks)
+    def _count_step(self, step: StepCounts, ran: bool, watch: Stopwatch) -> None:
         self.stats.count_step(step, watch.seconds, watch.parts)
         if not ran:  # the time of a failed step must not be learned
             return
@@ -338,14 +342,15 @@ class Engine:
         """Return the state of its requests and of the cache, between two steps."""
         return portable_snapshot(self.stats, self._sequences.values(), self._cache)
 
-    def _state(self) -> EngineState:
+    def _update_state(self, step: StepCounts) -> None:
+        """Show what the engine holds as one value that does not change, because other threads read it at any time."""
         scheduler, cache = self._scheduler, self._cache
-        return EngineState(
-            active=self._active,
+        self._state = EngineState(
+            active=len(self._sequences),
             waiting=scheduler.num_waiting,
             running=scheduler.num_running_requests,
             paused=scheduler.num_paused,
-            step=self._last_step,
+            step=step,
             preemptions=scheduler.preemptions,
             kv_blocks_max=cache.num_blocks,
             kv_blocks_used=cache.num_used_blocks,
@@ -353,7 +358,7 @@ class Engine:
             kv_blocks_reserved=cache.num_reserved_blocks,
             tokens_per_block=cache.block_size,
             evictions=cache.counts.evictions,
-            offloaded_blocks=len(cache.offloaded),
+            offloaded_blocks=len(cache.offloaded) if cache.offloaded.capacity else 0,
             offload_blocks_limit=cache.offloaded.capacity,
             offloaded_tokens=cache.counts.offloaded_tokens,
             restored_tokens=cache.counts.restored_tokens,

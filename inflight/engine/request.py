@@ -140,13 +140,13 @@ class Output:
         """Join the sequence's next output to this one."""
         for name in _PARTS_OF_OUTPUT:
             known, new = getattr(self, name), getattr(other, name)
-            if known is not None and name in _PER_TOKEN:
+            if known is not None and name in PER_TOKEN:
                 known += new or ()
             elif new is not None:
                 setattr(self, name, new)
 
 
-_PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits"}
+PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits"}
 """The fields of an output that have one element for each token."""
 _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 

@@ -146,10 +146,12 @@ def _draw(logits: Tensor, sequences: list[SamplingRow]) -> Tensor:
         one, position = sequence.request.sampling, len(sequence.request.prompt) + sequence.generated
         top_k = min(one.top_k, size) if one.top_k else size
         numbers.append((one.temperature or 1.0, top_k, one.top_p, one.min_p, uniform(sequence.seed, position)))
-    draw = draw_sorted
+    parameters = to_device(np.array(numbers, np.float64), logits.device).split(1, dim=-1)
     if _has_kernels(logits.device):
         from inflight.engine.cuda.draw import draw  # it needs Triton's compiler
-    return draw(logits, *to_device(np.array(numbers, np.float64), logits.device).split(1, dim=-1))
+
+        return draw(logits, *parameters)
+    return draw_sorted(logits, *parameters)
 
 
 def draw_sorted(

@@ -100,13 +100,16 @@ class Scheduler:
             bisect.insort(self.running, fork, key=_BY_SORT_KEY)
 
     def schedule(self, launched: Iterable[Chunk] = ()) -> list[Chunk]:
-        """Choose the next step's chunks. Empty when nothing runs or waits, or a batch still fills up.
+        """Choose the next step's chunks.
 
         Args:
             launched: the chunks of the step that was launched and is not read yet, if there is one. The tokens that it
                 samples are unknown, so the choice assumes that only those sequences end with it that reach their
-                longest length. It is empty if that step must be read first: nothing is preempted on an assumption. The
-                sequences that run already are charged when the step is taken from ``OverlapScheduler``.
+                longest length. They are charged when the step is taken from ``OverlapScheduler``.
+
+        Returns:
+            The chunks. There are none if nothing runs or waits, if a batch still fills up, or if the launched step must
+            be read first, because nothing is preempted on an assumption.
         """
         plan = StepPlan(self._config, {chunk.sequence: chunk for chunk in launched})
         preempted = self._continue_running(plan)

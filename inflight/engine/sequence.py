@@ -72,7 +72,7 @@ class Sequence:
     seed: int
     """The seed of its random numbers: unsigned, 64 bits."""
     max_length: int
-    """The most tokens that prompt and output may have together."""
+    """The engine's limit of prompt and output together."""
     stop_text: StopTextLimit | None
     aging_ns: int | None = None
     """The time of waiting that counts as much as one level of priority; None: priorities are strict."""
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def longest(self) -> int:
-        """The most tokens that prompt and output together can have."""
+        """The most tokens that this request can reach: ``max_length``, or its prompt and ``max_tokens``."""
         return longest(self.request, self.max_length)
 
     @property
@@ -120,7 +120,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """The tokens that must be computed before the next one can be sampled; 1 while it decodes."""
-        return len(self.tokens) - (0 if self.table is None else self.table.num_computed)
+        return len(self.tokens) - self.computed
 
     @property
     def leader(self) -> Sequence:
@@ -143,7 +143,7 @@ class Sequence:
             metrics.cached_tokens, metrics.reused_blocks = table.cached_tokens, table.reused_blocks
 
     def release(self) -> list[BlockTable]:
-        """Stop running, with all beams; return the block tables, to be closed. They count in the request's metrics."""
+        """Stop running, with all beams; return the block tables, to be freed. They count in the request's metrics."""
         tables = [member.table for member in self.members if member.table is not None]
         for member in self.members:
             member.table = None
@@ -159,7 +159,7 @@ class Sequence:
         metrics.total_blocks = metrics.new_blocks + metrics.reused_blocks
 
     def preempt(self) -> list[BlockTable]:
-        """Stop running, to be computed again; return the block tables to close. A beam search begins again."""
+        """Stop running, to be computed again; return the block tables, to be freed. A beam search begins again."""
         self.computed_before = max(self.computed_before, *(member.computed for member in self.members))
         tables = self.release()
         self.metrics.preemptions += 1
@@ -181,6 +181,10 @@ class Sequence:
         """Take over the blocks and the tokens of a beam of the search, and continue it."""
         self.table, self.tokens = table, tokens
         self.served_tokens = max(self.served_tokens, table.num_computed)
+
+    def replace_tail(self, start: int, tokens: list[int]) -> None:
+        """Replace the tokens from index ``start`` on; of a draft model's twin alone, which follows its sequence."""
+        self.tokens[start:] = tokens
 
     def count_served(self, end: int) -> int:
         """Count the tokens up to ``end`` as served to its client; return how many of them are new."""

@@ -1,7 +1,7 @@
 """EngineStats: what an engine counts, in plain numbers. This module does not know how they are exported.
 
-What has happened is counted here. What holds at the moment is ``EngineState``, which is computed from the engine's
-parts when it is read. Any thread may read at any time. A metric family shows the attribute that its ``Family.source``
+What has happened is counted here. What the engine holds is an ``EngineState``, which the engine makes anew after each
+step. Any thread may read at any time. A metric family shows the attribute that its ``Family.source``
 in ``inflight.metrics`` names. Times of requests are ``time.time_ns()``; durations are seconds.
 """
 
@@ -136,7 +136,7 @@ class EngineStats:
     """What the engine has done since it was warm. What a kind of engine does not know keeps its default."""
 
     state: Callable[[], EngineState] = EngineState
-    """Returns what the engine holds at this moment."""
+    """Returns what the engine held after its last step."""
     batch_size_limit: int = 0
     """Sequences that may run at once."""
     step_tokens_limit: int = 0

@@ -1,6 +1,7 @@
 """Keeps a deployment served: starts its server, watches it, and starts it again when it has ended, died or hung.
 
-It decides when a server is started again. ``server`` knows how one is started and ended, ``vitals`` when one hangs.
+``server.Restarts`` decides whether and when a server is started again; ``server`` knows how one is started and ended,
+and ``vitals`` when one hangs.
 """
 
 from __future__ import annotations

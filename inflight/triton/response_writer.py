@@ -7,21 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from inflight.engine.request import Output
+from inflight.engine.request import PER_TOKEN, Output
 from inflight.triton.request_reader import OutputOptions, SubRequest
 
 Arrays = dict[str, np.ndarray]
 
 FAILURE = "failure"
-_PER_TOKEN = ("tokens", "log_probs", "top_log_probs", "generation_logits")
-"""The fields of an output that have one element for each token."""
 
 
 def split_last(output: Output) -> list[Output]:
     """Return the output in two: the tokens before the last one, if there are any, and the last one with the rest."""
     if len(output.tokens) < 2:
         return [output]
-    per_token = {name: getattr(output, name) for name in _PER_TOKEN}
+    per_token = {name: getattr(output, name) for name in PER_TOKEN}
     before = {name: values and values[:-1] for name, values in per_token.items()}
     last = {name: values and values[-1:] for name, values in per_token.items()}
     return [

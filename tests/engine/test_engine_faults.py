@@ -226,3 +226,20 @@ def test_closing_ends_all_that_runs_waits_or_has_just_come(
     assert all(isinstance(output.error, ShuttingDown) for output in collect.wait(*requests))
     with pytest.raises(ShuttingDown):
         loop.submit(ask(PROMPT))
+
+
+def test_what_raises_again_while_all_requests_fail_leaves_none_open(
+    make_loop: Callable[..., tuple[EngineLoop, Collector]], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code that ends a request may be what failed: every request still gets an end, and the next one is served."""
+    loop, collect = make_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "step", _raise)
+        patch.setattr(engine._scheduler, "remove", _raise)
+        first, second = ask(PROMPT, 4), ask(PROMPT, 4)
+        loop.submit(first, second)
+        assert all(isinstance(output.error, EngineFailure) for output in collect.wait(first, second))
+    assert engine._state.active == 0
+    after = ask(PROMPT, 4)
+    loop.submit(after)
+    assert collect.wait(after)[0].finish_reason is FinishReason.LENGTH

@@ -1,7 +1,8 @@
 """Eviction: the order in which blocks that no sequence uses are evicted, from the device or from the offload pool.
 
-A block can be evicted only when the blocks behind it are gone, since a prefix without its beginning is of no use. A
-policy ranks a block when it becomes evictable; the queue orders blocks by retention priority, then by rank.
+A prefix without its beginning is of no use. So a block on the device can be evicted only when no block behind it is on
+the device, and an offloaded block only when no block is behind it at all. A policy ranks a block when it becomes
+evictable; the queue orders blocks by retention priority, then by rank.
 """
 
 from __future__ import annotations

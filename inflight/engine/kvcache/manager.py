@@ -46,9 +46,10 @@ class KvCacheManager:
         self._nodes: dict[int, Node] = {}
         """The indexed blocks' nodes, by block id."""
         self.counts = counts or CacheCounts()
-        self._evictable, queue = (EvictionQueue(POLICIES[eviction], now_ns) for _ in range(2))
+        self._evictable = EvictionQueue(POLICIES[eviction], now_ns)
         """Cached blocks without children on the device."""
-        self.offloaded = OffloadedBlocks(self._tree, offload_pool, num_blocks, queue, self.counts)
+        evictable_there = EvictionQueue(POLICIES[eviction], now_ns)
+        self.offloaded = OffloadedBlocks(self._tree, offload_pool, num_blocks, evictable_there, self.counts)
         """Which blocks are offloaded, and where."""
         self._now_ns = now_ns
         self.num_cached_blocks = 0

@@ -128,7 +128,7 @@ class DraftModel:
         same, most = twin.agreed, min(len(tokens), len(own))
         while same < most and tokens[same] == own[same]:
             same += 1
-        own[same:] = tokens[same:]
+        twin.sequence.replace_tail(same, tokens[same:])
         twin.agreed = len(tokens)
         self._cache.commit(twin.table, own, min(twin.table.num_computed, same))
 
@@ -167,7 +167,8 @@ class DraftModel:
                 if one not in ended:
                     other = [token for token in row if token != sampled.token][: self._candidates - 1]
                     others[one] += [[*self._drafted(one), token] for token in other]
-                    self._twins[one].sequence.tokens.append(sampled.token)
+                    drafting = self._twins[one].sequence
+                    drafting.replace_tail(len(drafting.tokens), [sampled.token])
         for twin in (self._twins[one] for one in ended):
             self._cache.mark_computed(twin.table, min(twin.table.num_computed, len(twin.sequence.tokens)))
         return ended

@@ -7,8 +7,8 @@ import time
 from functools import partial
 from typing import Any
 
+from inflight.compiled_engine import read_engine
 from inflight.contract import TENSORRTLLM
-from inflight.serve.compiled_engine import read_engine
 from inflight.settings.deployment import Deployment
 from inflight.shared_counters import start_pulse
 from inflight.text.preprocess import Preprocessor, RawRequest
@@ -95,6 +95,5 @@ class TritonPythonModel:
 def _preprocessor(tokenizer: Tokenizer, deployment: Deployment) -> Preprocessor:
     if deployment.engine.kind != TENSORRTLLM:
         return Preprocessor(tokenizer, deployment.limits)
-    sizes = read_engine(deployment).build
-    length = sizes["max_seq_len"] - (sizes.get("max_draft_len") or 0)
+    length = read_engine(deployment).max_sequence_length
     return UpstreamPreprocessor(tokenizer, deployment.limits, adapter.announce, length, deployment.decoupled)

@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from inflight.compiled_engine import agreed_engine
 from inflight.contract import ENGINE, MAX_BATCH_SIZE, TENSORRTLLM, TRTLLM
 from inflight.errors import DeploymentError, nearest
-from inflight.serve.compiled_engine import agreed_engine
 from inflight.settings.deployment import Deployment
 from inflight.settings.speculation import SpeculationSettings, draft_tree
 

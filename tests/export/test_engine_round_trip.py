@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from inflight.compiled_engine import agreed_engine
 from inflight.errors import DeploymentError
 from inflight.export.compile.run import run_commands
 from inflight.export.compile.steps import compile_steps
 from inflight.resources import DEMO
-from inflight.serve.compiled_engine import agreed_engine
 from inflight.serve.repository import parameters
 from inflight.settings.deployment import Deployment, resolve
 from inflight.settings.speculation import SpeculationSettings, draft_tree

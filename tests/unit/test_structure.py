@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "machine": set(),
     "shared_counters": set(),
     "manifest": {"errors", "machine", "settings"},
+    "compiled_engine": {"errors", "settings"},
     "text": {"contract", "errors", "inputs", "sampling", "settings"},
     "engine": {"errors", "metrics", "sampling", "settings", "text"},
     "triton": {
@@ -42,6 +43,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "serve": {
         "addresses",
+        "compiled_engine",
         "contract",
         "errors",
         "manifest",
@@ -140,6 +142,16 @@ def _imports(path: Path) -> Iterator[str]:
 
 def _part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+STAGES = LAYERS["triton"] | {"compiled_engine", "manifest", "triton", "trtllm"}
+"""The parts of the package that run inside Triton; the supervisor's, the tools' and the client's do not."""
+
+
+@each_row("path", _files("backends"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_backends_import_what_runs_inside_triton(path: Path) -> None:
+    imported = {name.split(".")[1] for name in _imports(path) if name.startswith("inflight.")}
+    assert imported <= STAGES, f"a stage must not import {imported - STAGES}"
 
 
 @each_row("path", _files("inflight"), ids=lambda path: str(path.relative_to(ROOT)))

@@ -30,6 +30,11 @@ class CompiledEngine:
     """The configuration of the TensorRT-LLM checkpoint that it was compiled from."""
 
     @property
+    def max_sequence_length(self) -> int:
+        """The most tokens that prompt and output may have together; drafts need room behind them."""
+        return self.build["max_seq_len"] - (self.build.get("max_draft_len") or 0)
+
+    @property
     def attends_to_cached_blocks(self) -> bool:
         """Whether part of a prompt can attend to what lies in the paged cache; chunks and prefix reuse need it."""
         return self.build["plugin_config"].get("use_paged_context_fmha") in (True, "enable")

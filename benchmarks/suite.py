@@ -31,7 +31,7 @@ Verb = Literal["test", "proofs", "ci"]
 COMMANDS: dict[Verb, list[str]] = {"test": ["make", "test"], "proofs": ["make", "proofs"], "ci": [".ci/run"]}
 _SUMMARY = re.compile(r"^(?=\d+ )[\w ,]* in [\d.]+s\b", re.MULTILINE)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|rerun|error)")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 _MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
 """The environment by which one make hands its arguments to another, which are not those of the tests."""
 _NEIGHBOUR_FAILS_WITHIN_S = 2

@@ -15,6 +15,7 @@ SAID = """\
 .......F....                                                             [100%]
 FAILED tests/unit/test_a.py::test_b[c d]@test_a - AssertionError: 3 passed in 4s
 ERROR tests/unit/test_c.py
+ERROR    inflight.engine.loop:loop.py:191 the engine failed
 1 failed, 1317 passed, 19 skipped, 2 warnings, 1 error, 2 rerun in 470.38s (0:07:50)
 .... [100%]
 17 passed, 3000 deselected in 61.20s (0:01:01)

@@ -114,6 +114,8 @@ def test_a_burst_of_cancels_is_no_hang(
     set_fault()
     for key in begun:
         engine._runtime._loop.call_soon_threadsafe(engine._runtime._give_up, key)
+    while engine._runtime.open:  # the watchdog's time begins anew with the first request beside no other
+        time.sleep(0.01)
     ends = []
     while engine.busy:
         ends += [output.finish_reason for output in engine.step() if output.finished]

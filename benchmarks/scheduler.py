@@ -77,7 +77,7 @@ class _Bench:
     def step(self) -> float:
         """Do one step; return the seconds of CPU time that the scheduler took."""
         scheduler = self._scheduler
-        gone = scheduler.waiting[:1] if self.waiting else []
+        gone = list(scheduler._queue)[:1] if self.waiting else []
         new = [self._sequence() for _ in range(self.running + self.waiting + len(gone) - self._open())]
         begun = time.thread_time()
         for sequence in gone:

@@ -21,16 +21,24 @@ BEAT_S = 0.25
 """How often a stage that lives counts one more."""
 _BEATS, _BEGUN, _ENDED = range(3)
 _COUNTER_BYTES = 8
+_UNFINISHED = re.compile(r"^(inflight_\d+_)")
 _PULSE_NAME = re.compile(r"inflight_\d+_pulse_(\d+)_(.+)")
 
 
 def _create(path: Path, counters: int) -> memoryview:
-    """Create a record of so many counters, all zero, which this process writes."""
-    path.unlink(missing_ok=True)  # of processes that had these ids before, and were killed
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    """Create a record of so many counters, all zero, which this process writes.
+
+    It gets its name once it has its length: a reader that came before could not map it. A record of processes that had
+    these ids before, and were killed, is replaced.
+    """
+    unfinished = path.with_name(_UNFINISHED.sub(r"\1new_", path.name))
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.ftruncate(descriptor, counters * _COUNTER_BYTES)
-        return memoryview(mmap.mmap(descriptor, counters * _COUNTER_BYTES)).cast("Q")
+        memory = memoryview(mmap.mmap(descriptor, counters * _COUNTER_BYTES)).cast("Q")
+        unfinished.rename(path)
+        return memory
     finally:
         os.close(descriptor)
 

@@ -95,7 +95,7 @@ class EngineConfig:
             offload_min_tokens=cache.offload.min_tokens,
             max_batch_size=size.sequences,
             max_tokens_per_step=size.tokens,
-            prefill_chunk_tokens=batching.prefill_chunk_tokens,
+            prefill_chunk_tokens=chunk,
             policy=batching.policy,
             mode=batching.mode,
             max_queue_delay_ms=batching.max_queue_delay_ms,

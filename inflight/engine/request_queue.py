@@ -40,6 +40,8 @@ class RequestQueue:
         """``fair``: whether the least served client is next; else all requests count as one client's."""
         self._fair = fair
         self._waiting: dict[Sequence, None] = {}
+        self.num_paused = 0
+        """How many of those that wait were preempted."""
         self._clients: dict[str, _Client] = {}
         self._waiting_clients: list[_Client] = []
         """The clients that have sequences in the queue, in the order in which they began to wait."""
@@ -71,6 +73,7 @@ class RequestQueue:
             client.served_tokens = max(client.served_tokens, self._min_counter())
             self._waiting_clients.append(client)
         self._waiting[sequence] = None
+        self.num_paused += sequence.metrics.preemptions > 0
         insort(client.waiting, sequence, key=_SORT_KEY)
 
     @property
@@ -92,9 +95,10 @@ class RequestQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that ends, whether it waits, runs or has expired."""
-        for known in (self._deadlines, self._expired):
-            if sequence in known:
-                known.remove(sequence)
+        if sequence.request.deadline_ns is not None:
+            for known in (self._deadlines, self._expired):
+                if sequence in known:
+                    known.remove(sequence)
         if sequence in self._waiting:
             self._stop_waiting(sequence)
 
@@ -116,6 +120,7 @@ class RequestQueue:
 
     def _stop_waiting(self, sequence: Sequence) -> None:
         del self._waiting[sequence]
+        self.num_paused -= sequence.metrics.preemptions > 0
         client = self._client_of(sequence)
         client.waiting.remove(sequence)
         if not client.waiting:

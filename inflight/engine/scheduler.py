@@ -53,11 +53,6 @@ class Scheduler:
         """The time of the fastest step so far that used up the budget; 0: there was none."""
 
     @property
-    def waiting(self) -> list[Sequence]:
-        """Sequences in the queue, in no particular order."""
-        return list(self._queue)
-
-    @property
     def num_waiting(self) -> int:
         """How many sequences are in the queue."""
         return len(self._queue)
@@ -65,7 +60,7 @@ class Scheduler:
     @property
     def num_paused(self) -> int:
         """How many sequences in the queue were preempted."""
-        return sum(bool(sequence.metrics.preemptions) for sequence in self.waiting) if self.preemptions else 0
+        return self._queue.num_paused
 
     @property
     def num_running_requests(self) -> int:

@@ -37,10 +37,10 @@ from inflight.serve.scratch import temporary_directory
 from inflight.serve.shutdown import end_server, kill_server
 from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, ServerSettings
 from inflight.settings.observability import LOG_FORMAT_VARIABLE, METRICS_VARIABLE, RESTARTS_VARIABLE
+from inflight.shared_counters import SHARED_MEMORY
 
 log = logging.getLogger(__name__)
 
-SHARED_MEMORY = Path("/dev/shm")
 PAUSES_S = (0, 1, 2, 4, 8, 16)
 """The pauses before the new starts in a row: what ended the server may last a while."""
 WELL_S = 180

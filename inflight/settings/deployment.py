@@ -296,7 +296,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, AttributeError) as error:  # PyYAML raises these for a value such as 2024-13-01
         raise DeploymentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise DeploymentError(f"{path}: a mapping of settings is expected")

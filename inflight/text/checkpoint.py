@@ -37,8 +37,19 @@ def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfi
     Raises:
         DeploymentError: a file is missing or is not what it should be.
     """
+    try:
+        return _read(directory, token_ids)
+    except OSError as error:
+        raise DeploymentError(f"{directory}: cannot be read: {error.strerror}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DeploymentError(
+            f"{directory}: its special tokens, end ids or chat template are not what they should be: {error!r}"
+        ) from error
+
+
+def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
     model = read_json(directory / "config.json")
-    model = {**model, **model.get("text_config", {})}
+    model = {**model, **(model.get("text_config") or {})}
     generation = read_json(directory / "generation_config.json", optional=True)
     tokenizer = read_json(directory / "tokenizer_config.json", optional=True)
     special = read_json(directory / "special_tokens_map.json", optional=True) | tokenizer

@@ -172,8 +172,13 @@ def _panel(
     """Set what panels of all kinds have."""
     panel = panel.title(title).description(description).datasource(_SOURCE).span(width).height(height)
     panel = panel.links([_link(alert) for alert in alerts])
-    for name, query in zip("ABCDEFGH", queries, strict=False):
-        target = prometheus.Dataquery().expr(query.expr).ref_id(name).legend_format(query.legend or "__auto")
+    for place, query in enumerate(queries):
+        target = (
+            prometheus.Dataquery()
+            .expr(query.expr)
+            .ref_id(chr(ord("A") + place))
+            .legend_format(query.legend or "__auto")
+        )
         target = target.instant() if form is PromQueryFormat.TABLE else target.range()
         panel = panel.with_target(target.format(form))
     return panel

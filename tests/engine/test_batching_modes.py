@@ -69,7 +69,7 @@ def test_a_deadline_passes_while_a_batch_fills_up() -> None:
     for _ in range(3):
         assert books.step() == []
     assert books.late == [late]
-    assert books.scheduler.waiting == [patient]
+    assert list(books.scheduler._queue) == [patient]
     assert books.scheduler.due_in_s == pytest.approx(6)
 
 
@@ -91,7 +91,7 @@ def test_nobody_joins_a_batch_and_everybody_gets_there(
 
     def step() -> None:
         before = set(books.scheduler.running)
-        oldest = min((one.request.arrival_ns for one in books.scheduler.waiting), default=0)
+        oldest = min((one.request.arrival_ns for one in books.scheduler._queue), default=0)
         waiting, now = books.scheduler.num_waiting, books.now_ns
         formed = {chunk.sequence for chunk in books.step()} | set(books.scheduler.running)
         assert not before or formed <= before, "somebody has joined"

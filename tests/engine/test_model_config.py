@@ -18,6 +18,7 @@ from inflight.engine.models.config import read_model_config
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, greedy, reference
 from tests.engine.support.driving import ask, load, run
+from tests.support.tables import each_row
 
 Json = dict[str, Any]
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
@@ -137,6 +138,14 @@ def test_an_option_that_would_change_the_output_is_refused_by_name(name: str, va
     with pytest.raises(DeploymentError, match=f"{name} is {value}; it is not supported"):
         read_model_config(data | {name: value})
     assert read_model_config(data | {name: None}) == read_model_config(data)
+
+
+@each_row(
+    "kinds", [["chunked_attention"] * 3, ["full_attention"], ["full_attention"] * 99, "full_attention", [None] * 3]
+)
+def test_layer_types_that_are_not_those_of_the_layers_are_refused(kinds: object) -> None:
+    with pytest.raises(DeploymentError, match="layer_types is .*; it must be a list of"):
+        read_model_config(_read("llama") | {"layer_types": kinds})
 
 
 def _without(*names: str) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:

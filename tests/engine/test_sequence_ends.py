@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_an_idle_loop_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     last = collect.wait(first, second)[0]
     assert last.finish_reason is FinishReason.CANCELLED
     loop.cancel(first.key)
+    turned = threading.Event()
+    loop.between_steps(turned.set)
+    assert turned.wait(30)
     time.sleep(0.2)
     before = len(turns)
     time.sleep(0.2)

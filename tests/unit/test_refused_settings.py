@@ -110,6 +110,14 @@ def test_a_deployment_says_all_its_faults_in_one_line(tmp_path: Path) -> None:
     assert "`server.http_port` is 0" in said
 
 
+@each_row("value", ["2024-13-01", "!!int x", "!!timestamp x", "!!float x", "[", "\x00"])
+def test_a_value_that_yaml_cannot_read_is_one_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "deployment.yaml").write_text(f"model: {value}\n")
+    with pytest.raises(DeploymentError, match="not valid YAML") as caught:
+        load_deployment(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("engine", "accepted"),
     [

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -105,12 +106,13 @@ def test_how_a_process_ended_that_was_not_waited_for() -> None:
 
 
 def test_a_group_has_gone_once_none_of_it_runs() -> None:
-    command = ["bash", "-c", "sleep 0.5 & echo $!"]
+    command = ["bash", "-c", "sleep 60 & echo $!"]
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         left = int(child.stdout.readline())
         child.wait()
         assert look_at(left) is not None
+        threading.Timer(0.5, os.kill, (left, signal.SIGKILL)).start()
         wait_for_group(child.pid, 30)
         state = look_at(left)
         assert state is None or state.ended

@@ -60,6 +60,7 @@ _UNSUPPORTED = {
 }
 """Options, each with the value, beside null, that says that it is not used."""
 _SLIDING = "sliding_attention"
+_LAYER_KINDS = {_SLIDING, "full_attention"}
 
 
 class Architecture(NamedTuple):
@@ -141,8 +142,12 @@ def _required(data: Mapping[str, Any], name: str) -> int:
 def _layer_kinds(architecture: Architecture, data: Mapping[str, Any]) -> list[str]:
     """Return per layer ``full_attention`` or ``sliding_attention``; older files imply it."""
     count = _required(data, "num_hidden_layers")
-    if data.get("layer_types"):
-        return list(data["layer_types"])
+    if kinds := data.get("layer_types"):
+        if not isinstance(kinds, list) or len(kinds) != count or not _LAYER_KINDS.issuperset(map(str, kinds)):
+            raise DeploymentError(
+                f"config.json: layer_types is {kinds!r}; it must be a list of {count}, each of {sorted(_LAYER_KINDS)}"
+            )
+        return kinds
     if architecture.is_gemma:
         pattern = data.get("sliding_window_pattern", 6)
         return [_SLIDING if (layer + 1) % pattern else "full_attention" for layer in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -85,7 +86,7 @@ def sweep(
             runs = Sweep(limited, target, is_open, StepLength(step_seconds), first, _tell)
             search = Search(plan, runs.measure)
             stopped = run_search(search)
-        command = _command(settings, plan, slo, step_seconds, first, http)
+        command = _command(scenario, plan, slo, step_seconds, first, http)
         result = SweepResult(settings, limits, plan, first, search.levels, command, stopped)
         if not result.levels:
             raise ScenarioError("nothing was measured: the first step was interrupted")
@@ -149,7 +150,7 @@ def closing_steps(plan: Plan) -> int:
     return points * max(math.ceil(math.log2(max(gap, tolerance) / tolerance)), 0)
 
 
-def _command(scenario: Scenario, plan: Plan, slo: str | None, seconds: float, seed: int, http: bool) -> str:
+def _command(scenario: Path, plan: Plan, slo: str | None, seconds: float, seed: int, http: bool) -> str:
     """Return the command that repeats a sweep; addresses and directories are the user's own."""
     options = [
         f"--kind {'rate' if plan.open else 'concurrency'} --from {plan.low:g} --to {plan.high:g}",
@@ -159,7 +160,7 @@ def _command(scenario: Scenario, plan: Plan, slo: str | None, seconds: float, se
         f"--step-seconds {seconds:g} --seed {seed}",
         "--http" if http else "",
     ]
-    return " ".join(["inflight load sweep", scenario.name, *(option for option in options if option)])
+    return " ".join(["inflight load sweep", shlex.quote(str(scenario)), *(option for option in options if option)])
 
 
 def _tell(line: str) -> None:

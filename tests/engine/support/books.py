@@ -82,7 +82,7 @@ class Books:
         assert sum(chunk.size for chunk in chunks) <= self.config.max_tokens_per_step
         assert len(self.scheduler.running) <= self.config.max_batch_size
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
-        idle = not self.scheduler.running and (not self.scheduler.waiting or self.scheduler.due_in_s)
+        idle = not self.scheduler.running and (not self.scheduler.num_waiting or self.scheduler.due_in_s)
         assert chunks or idle, "nobody gets on"
         for chunk in chunks:
             table = chunk.sequence.table
@@ -91,8 +91,9 @@ class Books:
             assert chunk.start == chunk.sequence.computed
             assert chunk.size > 0
             assert len(table.blocks) * SIZE >= chunk.start + chunk.size
-        waiting = self.scheduler.waiting
+        waiting = list(self.scheduler._queue)
         assert self.scheduler.num_waiting == len(waiting)
+        assert self.scheduler.num_paused == sum(one.metrics.preemptions > 0 for one in waiting)
         assert all(one.table is None and not one.computed for one in waiting)
         assert not set(waiting) & set(self.scheduler.running)
 

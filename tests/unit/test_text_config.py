@@ -1,0 +1,45 @@
+"""The text side of a checkpoint: a file that is not what it should be is one line, whatever is wrong in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inflight.errors import DeploymentError
+from inflight.text.checkpoint import load_text_config
+from tests.support.tables import each_row
+
+
+def _checkpoint(directory: Path, **files: object) -> Path:
+    for name in ("config", "generation_config", "tokenizer_config"):
+        (directory / f"{name}.json").write_text(json.dumps(files.get(name, {})))
+    return directory
+
+
+@each_row(
+    "files",
+    [
+        {"config": {"text_config": 5}},
+        {"generation_config": {"eos_token_id": [[1]]}},
+        {"tokenizer_config": {"eos_token": {"lstrip": False}}},
+        {"tokenizer_config": {"chat_template": [{"name": "default"}]}},
+        {"tokenizer_config": {"chat_template": ["x"]}},
+    ],
+)
+def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files: dict[str, object]) -> None:
+    with pytest.raises(DeploymentError) as caught:
+        load_text_config(_checkpoint(tmp_path, **files), {})
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_is_no_text_is_named_in_one_line(tmp_path: Path) -> None:
+    (_checkpoint(tmp_path) / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(DeploymentError, match="chat template"):
+        load_text_config(tmp_path, {})
+
+
+def test_a_text_config_of_null_is_none(tmp_path: Path) -> None:
+    assert load_text_config(_checkpoint(tmp_path, config={"text_config": None, "vocab_size": 7}), {}).vocab_size == 7

@@ -34,7 +34,8 @@ _COUNT = re.compile(r"(\d+) (passed|failed|skipped|rerun|error)")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 _MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
 """The environment by which one make hands its arguments to another, which are not those of the tests."""
-_NEIGHBOUR_FAILS_WITHIN_S = 2
+NEIGHBOUR = [sys.executable, str(ROOT / "tests/support/busy_neighbour.py")]
+"""What takes a core away; it says so in a line."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def suite(
     """Run Inflight's own tests several times: how long they take, and which of them fail."""
     known = json.loads(output.read_text())["rows"] if output is not None and output.is_file() else []
     made: list[SuiteRun] = []
+    options = f"--verb {verb} --runs {runs}" + " --beside-neighbour" * beside_neighbour
     with one_line_errors(console):
         for place in range(runs):
             log = FOLDER / f"suite-{len(known) + place + 1}.log"
@@ -81,7 +83,7 @@ def suite(
             made.append(run)
             console.print(f"{run.minutes} minutes, exit code {run.code} {run.failures}")
             if output is not None:  # after each run, so that none is lost
-                write_results(output, command_line("suite", f"--verb {verb}"), [*known, *map(asdict, made)])
+                write_results(output, command_line("suite", options), [*known, *map(asdict, made)])
     print_table("Inflight's own tests", [asdict(run) for run in made])
 
 
@@ -131,16 +133,14 @@ def count_results(said: str) -> Counter[str]:
 
 @contextmanager
 def _neighbour() -> Iterator[None]:
-    core = max(os.sched_getaffinity(0))
-    program = [sys.executable, str(ROOT / "tests/support/busy_neighbour.py"), f"--core={core}"]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as neighbour:
-        try:
-            neighbour.wait(_NEIGHBOUR_FAILS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            try:
-                yield
-            finally:
-                neighbour.terminate()
-        else:
-            assert neighbour.stderr is not None
+    """Let the neighbour run, from the moment at which it has the core."""
+    program = [*NEIGHBOUR, f"--core={max(os.sched_getaffinity(0))}"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as neighbour:
+        assert neighbour.stdout is not None
+        assert neighbour.stderr is not None
+        if not neighbour.stdout.readline():
             raise DeploymentError(neighbour.stderr.read().strip())
+        try:
+            yield
+        finally:
+            neighbour.terminate()

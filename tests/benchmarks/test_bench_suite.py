@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import suite
 from benchmarks.__main__ import bench
 from benchmarks.suite import COMMANDS, count_results, run_suite
+from inflight.errors import DeploymentError
 
 SAID = """\
 .......F....                                                             [100%]
@@ -47,3 +49,13 @@ def test_runs_are_added_to_those_of_the_file(tmp_path: Path, monkeypatch: pytest
         assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "results.json").read_text())
     assert [row["passed"] for row in record["rows"]] == [2] * 4
+
+
+def test_a_run_beside_a_neighbour_begins_when_it_has_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / "taken"
+    monkeypatch.setattr(suite, "NEIGHBOUR", ["sh", "-c", f"sleep 0.3; touch {taken}; echo taken; exec sleep 60", "sh"])
+    run = run_suite(["sh", "-c", f"ls {taken}"], True, tmp_path / "log")
+    assert (run.code, run.neighbour) == (0, "a core for 1 s in 2")
+    monkeypatch.setattr(suite, "NEIGHBOUR", ["sh", "-c", "echo it needs root >&2; exit 1", "sh"])
+    with pytest.raises(DeploymentError, match="it needs root"):
+        run_suite(["true"], True, tmp_path / "log")

@@ -22,6 +22,7 @@ def take(core: int, burst_s: float, pause_s: float, seconds: float) -> int:
     """Take ``core`` for ``burst_s`` and leave it for ``pause_s``, for ``seconds``; return the number of bursts."""
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    print(f"takes core {core}", flush=True)
     end, bursts = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         until = time.monotonic() + burst_s

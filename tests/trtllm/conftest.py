@@ -22,6 +22,11 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
+def prompt(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode_batch(["What is a paged KV cache?"], add_special_tokens=True)[0]
+
+
+@pytest.fixture
 def fake() -> Iterator[None]:
     with importable():
         yield

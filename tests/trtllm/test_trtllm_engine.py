@@ -25,11 +25,6 @@ Start = Callable[..., TrtLlmEngine]
 QUESTIONS = [f"What is {what}?" for what in ("a paged KV cache", "TTFT", "FP8", "in-flight batching", "a prefix cache")]
 
 
-@pytest.fixture
-def prompt(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode_batch(["What is a paged KV cache?"], add_special_tokens=True)[0]
-
-
 @pytest.fixture(scope="module")
 def portable(tokenizer: Tokenizer) -> Engine:
     return Engine.load(EngineConfig.of(deployment()), tokenizer)

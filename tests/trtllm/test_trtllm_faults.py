@@ -22,11 +22,6 @@ Start = Callable[..., TrtLlmEngine]
 SetFault = Callable[..., None]
 
 
-@pytest.fixture
-def prompt(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode_batch(["What is a paged KV cache?"], add_special_tokens=True)[0]
-
-
 def _steps(engine: TrtLlmEngine, seconds: float) -> None:
     end = time.monotonic() + seconds
     while engine.busy and time.monotonic() < end:
@@ -327,9 +322,7 @@ def test_a_death_between_requests_is_seen_by_the_next(start: Start, prompt: list
 
 def _running(engine: TrtLlmEngine) -> int:
     """Return how many generations TensorRT-LLM runs, soon after now."""
-    end = time.monotonic() + 30
-    while engine._runtime._llm.running and time.monotonic() < end:
-        time.sleep(0.01)
+    _until(lambda: not engine._runtime._llm.running, lambda: time.sleep(0.01))
     return int(engine._runtime._llm.running)
 
 

@@ -22,7 +22,7 @@ from inflight.client import Client, GenerateOptions
 from inflight.engine.snapshot import Snapshot
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
-from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.triton.support.metrics_page import read_metric, settled_page, wait_until
 from tests.triton.support.servers import Running, on_engine, run
 from tests.triton.support.tensors import grpc_inputs
 
@@ -115,6 +115,7 @@ def test_inspect_refuses_other_inputs(server: Running) -> None:
     def counted(outcome: str) -> float:
         return read_metric(server.metrics, "inflight_requests_total", model="tensorrt_llm", outcome=outcome)
 
+    settled_page(server.metrics)  # another test's request may still be counted
     invalid, cancelled = counted("invalid"), counted("cancelled")
     with pytest.raises(InferenceServerException, match="inspect goes alone; the request has input_ids, stream"):
         inspect(server, input_ids=[1, 2], streaming=True)

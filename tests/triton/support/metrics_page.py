@@ -34,16 +34,20 @@ def settled_page(url: str, timeout_s: float = 30) -> str:
     """Return the page once the stages count nothing any more: what was asked before has ended, in every one of them.
 
     Each stage shows what it counts in its own time, and not every response of the engine's passes through the
-    detokenizer, so their counts cannot be held against each other: they stand still from one heartbeat to the next.
+    detokenizer, so their counts cannot be held against each other. They stand still over two heartbeats of each stage:
+    between two heartbeats a stage shows everything once.
     """
-    deadline, page = time.monotonic() + timeout_s, read_page(url)
+    deadline, page, beats = time.monotonic() + timeout_s, read_page(url), 0
+    beaten = _heartbeats(page)
     while time.monotonic() < deadline:
         time.sleep(0.05)
         later = read_page(url)
         if _counts(later) != _counts(page):
-            page = later
-        elif all(new > old for new, old in zip(_heartbeats(later), _heartbeats(page), strict=True)):
-            return later
+            page, beats, beaten = later, 0, _heartbeats(later)
+        elif all(new > old for new, old in zip(_heartbeats(later), beaten, strict=True)):
+            beats, beaten = beats + 1, _heartbeats(later)
+            if beats == 2:
+                return later
     raise AssertionError(f"the stages still count after {timeout_s:g} s: {_counts(page)}")
 
 

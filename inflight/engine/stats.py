@@ -93,8 +93,7 @@ class Stopwatch:
         return self._last - self._began
 
 
-@dataclass(frozen=True, slots=True)
-class EngineState:
+class EngineState(NamedTuple):
     """What an engine holds at one moment. What a kind of engine does not know keeps its default."""
 
     active: int = 0

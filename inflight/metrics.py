@@ -33,7 +33,7 @@ _WITH_MODEL = ("pytorch", TRTLLM)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric family."""
 
     name: str
@@ -67,16 +67,16 @@ class Family:
         return stage in self.stages and (stage != ENGINE or engine in self.engines)
 
 
-def _upstream(name: str, label: str, text: str, values: str, buckets: tuple[float, ...] = ()) -> Family:
-    return Family(f"nv_{name}", text, labels={label: tuple(values.split())}, buckets=buckets)
+def _upstream(name: str, label: str, text: str, values: str, buckets: tuple[float, ...] = ()) -> MetricFamily:
+    return MetricFamily(f"nv_{name}", text, labels={label: tuple(values.split())}, buckets=buckets)
 
 
-def _stage(name: str, text: str, stages: tuple[str, ...] = _ALL, owner: str = "stage", **more: Any) -> Family:
-    return Family(name, text, owner, stages, **more)
+def _stage(name: str, text: str, stages: tuple[str, ...] = _ALL, owner: str = "stage", **more: Any) -> MetricFamily:
+    return MetricFamily(name, text, owner, stages, **more)
 
 
-def _portable(name: str, text: str, **more: Any) -> Family:
-    return Family(name, text, engines=("pytorch",), **more)
+def _portable(name: str, text: str, **more: Any) -> MetricFamily:
+    return MetricFamily(name, text, engines=("pytorch",), **more)
 
 
 UPSTREAM = (
@@ -111,54 +111,58 @@ REQUESTS = (
         "known how many sequences it has counts once",
         labels={"outcome": ()},
     ),
-    Family("inflight_running_requests", "Sequences in the running batch"),
-    Family("inflight_waiting_requests", "Sequences in the queue"),
+    MetricFamily("inflight_running_requests", "Sequences in the running batch"),
+    MetricFamily("inflight_waiting_requests", "Sequences in the queue"),
     _stage("inflight_queue_limit", "Sequences that may wait; one more is refused", (ENGINE,)),
-    Family("inflight_request_queue_seconds", "Arrival at the engine to the first step", buckets=SECONDS),
-    Family("inflight_request_prefill_seconds", "First step to the first token", buckets=SECONDS),
-    Family("inflight_request_decode_seconds", "First token to the last", buckets=SECONDS),
-    Family("inflight_time_to_first_token_seconds", "Arrival at the engine to the first token", buckets=SECONDS),
-    Family("inflight_request_duration_seconds", "Arrival at the engine to the end of the request", buckets=SECONDS),
-    Family(
+    MetricFamily("inflight_request_queue_seconds", "Arrival at the engine to the first step", buckets=SECONDS),
+    MetricFamily("inflight_request_prefill_seconds", "First step to the first token", buckets=SECONDS),
+    MetricFamily("inflight_request_decode_seconds", "First token to the last", buckets=SECONDS),
+    MetricFamily("inflight_time_to_first_token_seconds", "Arrival at the engine to the first token", buckets=SECONDS),
+    MetricFamily(
+        "inflight_request_duration_seconds", "Arrival at the engine to the end of the request", buckets=SECONDS
+    ),
+    MetricFamily(
         "inflight_inter_token_seconds",
         "Time between two tokens of one sequence, once per token after the first",
         buckets=SHORT_SECONDS,
     ),
 )
 TOKENS = (
-    Family("inflight_prompt_tokens_total", "Prompt tokens of admitted requests"),
-    Family("inflight_cached_tokens_total", "Prompt tokens of admitted requests taken from the prefix cache"),
-    Family("inflight_generated_tokens_total", "Tokens generated"),
+    MetricFamily("inflight_prompt_tokens_total", "Prompt tokens of admitted requests"),
+    MetricFamily("inflight_cached_tokens_total", "Prompt tokens of admitted requests taken from the prefix cache"),
+    MetricFamily("inflight_generated_tokens_total", "Tokens generated"),
     _portable("inflight_recomputed_tokens_total", "Tokens computed again after a preemption"),
-    Family(
+    MetricFamily(
         "inflight_draft_tokens_total",
         "Tokens proposed by speculative decoding for finished requests",
         engines=_WITH_MODEL,
     ),
-    Family("inflight_accepted_draft_tokens_total", "Proposed tokens that were accepted", engines=_WITH_MODEL),
+    MetricFamily("inflight_accepted_draft_tokens_total", "Proposed tokens that were accepted", engines=_WITH_MODEL),
 )
 BATCH = (
-    Family("inflight_steps_total", "Engine steps"),
-    Family("inflight_step_sequences_total", "Sequences in the steps' batches, summed over steps"),
-    Family("inflight_step_tokens_total", "Tokens computed by the steps", labels={"kind": ("prefill", "decode")}),
+    MetricFamily("inflight_steps_total", "Engine steps"),
+    MetricFamily("inflight_step_sequences_total", "Sequences in the steps' batches, summed over steps"),
+    MetricFamily("inflight_step_tokens_total", "Tokens computed by the steps", labels={"kind": ("prefill", "decode")}),
     _portable(
         "inflight_drafted_sequences",
         "Sequences that had draft tokens in the last step; beside the running ones: for how many speculation pays",
     ),
-    Family("inflight_batch_size_limit", "Sequences that may run at once"),
+    MetricFamily("inflight_batch_size_limit", "Sequences that may run at once"),
     _portable("inflight_step_tokens_limit", "Tokens that one step may compute"),
-    Family("inflight_step_seconds", "Duration of an engine step", buckets=SHORT_SECONDS),
+    MetricFamily("inflight_step_seconds", "Duration of an engine step", buckets=SHORT_SECONDS),
     _portable("inflight_step_part_seconds_total", "Time of the steps by their parts", labels={"part": STEP_PARTS}),
-    Family("inflight_responses_total", "Responses of the engine stage, without heartbeats and errors", owner="streams"),
+    MetricFamily(
+        "inflight_responses_total", "Responses of the engine stage, without heartbeats and errors", owner="streams"
+    ),
 )
 KV_CACHE = (
-    Family(
+    MetricFamily(
         "inflight_kv_cache_blocks",
         "KV cache blocks by state",
         labels={"state": ("used", "cached", "free")},
         engines=_WITH_MODEL,
     ),
-    Family("inflight_kv_cache_block_tokens", "Tokens that a KV cache block holds", engines=_WITH_MODEL),
+    MetricFamily("inflight_kv_cache_block_tokens", "Tokens that a KV cache block holds", engines=_WITH_MODEL),
     _portable(
         "inflight_kv_cache_reserved_blocks",
         "KV cache blocks promised to running sequences that have not taken them yet",
@@ -214,7 +218,7 @@ EXPORT = (
 )
 """What an exporter counts of itself."""
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, MetricFamily] = {
     family.name: family for group in (UPSTREAM, REQUESTS, TOKENS, BATCH, KV_CACHE, STAGES, EXPORT) for family in group
 }
 """Every family by its name."""

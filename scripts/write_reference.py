@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, TOKENIZER, Tensor
 from inflight.contract import STAGES as MODELS
-from inflight.metrics import BATCH, EXPORT, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, Family
+from inflight.metrics import BATCH, EXPORT, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
 from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
 
@@ -212,12 +212,12 @@ def metrics_page() -> str:
     return _METRICS + "".join(f"\n## {title}\n\n{_families(families)}" for title, families in _GROUPS.items())
 
 
-def _families(families: tuple[Family, ...]) -> str:
+def _families(families: tuple[MetricFamily, ...]) -> str:
     head = "| family | type | labels | stages | engines | meaning |\n|---|---|---|---|---|---|\n"
     return head + "".join(_family(family) for family in families)
 
 
-def _family(family: Family) -> str:
+def _family(family: MetricFamily) -> str:
     labels = "; ".join(f"`{name}`: {', '.join(values) or 'any'}" for name, values in family.labels.items())
     engines = ", ".join(family.engines) if ENGINE in family.stages else ""
     text = family.help if not family.buckets else f"{family.help}; bounds {', '.join(f'{b:g}' for b in family.buckets)}"

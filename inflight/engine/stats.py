@@ -1,7 +1,7 @@
 """EngineStats: what an engine counts, in plain numbers. This module does not know how they are exported.
 
 What has happened is counted here. What the engine holds is an ``EngineState``, which the engine makes anew after each
-step. Any thread may read at any time. A metric family shows the attribute that its ``Family.source``
+step. Any thread may read at any time. A metric family shows the attribute that its ``MetricFamily.source``
 in ``inflight.metrics`` names. Times of requests are ``time.time_ns()``; durations are seconds.
 """
 

@@ -12,7 +12,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from inflight.text.tokenizer import Family, Tokenizer
+from inflight.text.tokenizer import DecoderKind, Tokenizer
 
 
 class IncrementalDetokenizer:
@@ -24,7 +24,7 @@ class IncrementalDetokenizer:
         self._run = bytearray()
         self._first = True
         self._spaces_to_drop = self._token_bytes.leading_spaces
-        self._byte_level = self._token_bytes.family is Family.BYTE_LEVEL
+        self._byte_level = self._token_bytes.decoder is DecoderKind.BYTE_LEVEL
 
     def push(self, tokens: Iterable[int]) -> str:
         """Take the next tokens; return the text that is settled by them."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from inflight.text.detokenizer import IncrementalDetokenizer
-from inflight.text.tokenizer import Family, Tokenizer
+from inflight.text.tokenizer import DecoderKind, Tokenizer
 
 _SEPARATOR = b"\xff"
 """A byte that occurs in no UTF-8 text, so that no search matches across two pieces."""
@@ -127,7 +127,7 @@ class StopTokens:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._byte_level = tokenizer.token_bytes.family is Family.BYTE_LEVEL
+        self._byte_level = tokenizer.token_bytes.decoder is DecoderKind.BYTE_LEVEL
         pieces = [self._piece(token) for token in range(tokenizer.config.vocab_size)]
         self._starts = [0, *accumulate(len(piece) + len(_SEPARATOR) for piece in pieces)]
         self._joined = _SEPARATOR.join(pieces)

@@ -21,7 +21,7 @@ from inflight.errors import DeploymentError
 from inflight.text.checkpoint import TextConfig, load_text_config
 
 
-class Family(Enum):
+class DecoderKind(Enum):
     """How pieces become text."""
 
     BYTE_LEVEL = "byte level"
@@ -118,7 +118,7 @@ class TokenBytes(dict[int, bytes | str | None]):
         self._backend = backend
         self._special = {id for id, token in backend.get_added_tokens_decoder().items() if token.special}
         self._replacements: list[tuple[str, str]] = []
-        self.family = Family.TEXT
+        self.decoder = DecoderKind.TEXT
         self.leading_spaces = 0
         """How many spaces the whole text loses at its start."""
         self.drops_first_mark: str | None = None
@@ -133,9 +133,9 @@ class TokenBytes(dict[int, bytes | str | None]):
     def _add(self, part: Mapping[str, Any]) -> None:
         match part["type"]:
             case "ByteLevel":
-                self.family = Family.BYTE_LEVEL
+                self.decoder = DecoderKind.BYTE_LEVEL
             case "ByteFallback":
-                self.family = Family.BYTE_FALLBACK
+                self.decoder = DecoderKind.BYTE_FALLBACK
             case "Fuse":
                 pass
             case "Replace" if "String" in part["pattern"]:
@@ -160,10 +160,10 @@ class TokenBytes(dict[int, bytes | str | None]):
         piece = self._backend.id_to_token(token)
         if piece is None or token in self._special:
             return None
-        if self.family is Family.BYTE_LEVEL:
+        if self.decoder is DecoderKind.BYTE_LEVEL:
             codes = [_BYTE_OF.get(character) for character in piece]
             return piece.encode() if None in codes else bytes(codes)  # type: ignore[arg-type]
-        if self.family is Family.BYTE_FALLBACK and (byte := _FALLBACK_BYTE.fullmatch(piece)):
+        if self.decoder is DecoderKind.BYTE_FALLBACK and (byte := _FALLBACK_BYTE.fullmatch(piece)):
             return bytes.fromhex(byte[1])
         for old, new in self._replacements:
             piece = piece.replace(old, new)

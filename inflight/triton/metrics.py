@@ -32,7 +32,7 @@ from inflight.errors import (
     as_told,
     readable,
 )
-from inflight.metrics import FAMILIES, REQUESTS, RESTART_CAUSES, SHORT_SECONDS, UPSTREAM, Family
+from inflight.metrics import FAMILIES, REQUESTS, RESTART_CAUSES, SHORT_SECONDS, UPSTREAM, MetricFamily
 from inflight.settings.deployment import Deployment
 from inflight.settings.observability import METRICS_VARIABLE, RESTARTS_VARIABLE
 from inflight.triton import process
@@ -95,7 +95,7 @@ class _Series:
 class _Family:
     """One family and its series. Triton drops both with their Python objects, so these are kept."""
 
-    def __init__(self, family: Family, labels: dict[str, str]) -> None:
+    def __init__(self, family: MetricFamily, labels: dict[str, str]) -> None:
         self._family, self._labels = family, labels
         parts = [(family.name, family.kind)]
         if family.kind == "histogram":

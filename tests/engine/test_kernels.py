@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from inflight.engine.attention import plan as plan_module
 from inflight.engine.attention import triton_kernels
-from inflight.engine.attention.plan import Card, Plan, Tile, plan
+from inflight.engine.attention.plan import AttentionPlan, Card, Tile, plan
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
 from inflight.engine.transfer import TokenIds
@@ -169,7 +169,7 @@ def test_keys_are_divided_among_programs_as_there_is_room(
 ) -> None:
     config, ranges = shape(3, 1, 16), ranges_of([(900, 1), (70, 2), (640, 3), (3, 1)], 64)
     step = (0, *activations(config, ranges, torch.float16, CPU), window, config.attention_scale)
-    plans: list[Plan] = []
+    plans: list[AttentionPlan] = []
 
     def attend(*arguments: Any) -> None:
         plans.append(arguments[4])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from inflight.cli import app
 from inflight.load.scenario import Slo, load_scenario
 from inflight.load.sweep.command import closing_steps, estimate
-from inflight.load.sweep.search import Plan
+from inflight.load.sweep.search import SweepPlan
 from inflight.resources import SCENARIOS
 
 
@@ -40,19 +40,19 @@ def test_run_takes_limits() -> None:
 @pytest.mark.parametrize(
     ("plan", "steps"),
     [
-        (Plan(True, 1, 4096, 2, 0.05, None), 4),  # 2 ** (1 / 2 ** 4) is 1.044
-        (Plan(True, 1, 4096, 2, 0.05, 0.95), 8),
-        (Plan(True, 1, 4096, 2, 1.0, 0.95), 0),
-        (Plan(True, 1, 1.1, 2, 0.05, None), 1),
+        (SweepPlan(True, 1, 4096, 2, 0.05, None), 4),  # 2 ** (1 / 2 ** 4) is 1.044
+        (SweepPlan(True, 1, 4096, 2, 0.05, 0.95), 8),
+        (SweepPlan(True, 1, 4096, 2, 1.0, 0.95), 0),
+        (SweepPlan(True, 1, 1.1, 2, 0.05, None), 1),
     ],
 )
-def test_a_gap_is_halved_until_it_is_within_tolerance(plan: Plan, steps: int) -> None:
+def test_a_gap_is_halved_until_it_is_within_tolerance(plan: SweepPlan, steps: int) -> None:
     assert closing_steps(plan) == steps
 
 
 def test_the_estimate_of_a_sweep() -> None:
-    said = estimate(Plan(False, 1, 16, 2, 0.05, None), 20)
+    said = estimate(SweepPlan(False, 1, 16, 2, 0.05, None), 20)
     assert said.startswith("up to 5 steps from 1 to 16, as far as the server keeps up, and about 4 to close in: ")
     assert ": 4 min at the most," in said  # 9 steps of 20 s, with a quarter of that before each
     # At 1 session per second a window of 20 s is stretched to the most, a minute, to see enough of them.
-    assert ": 75 s at the most," in estimate(Plan(True, 1, 1, 2, 0.05, None), 20)
+    assert ": 75 s at the most," in estimate(SweepPlan(True, 1, 1, 2, 0.05, None), 20)

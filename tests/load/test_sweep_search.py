@@ -15,7 +15,7 @@ from inflight.load.overhead import ClientHealth
 from inflight.load.result import LoadResult
 from inflight.load.sweep.report import finding_lines
 from inflight.load.sweep.run import StepLength
-from inflight.load.sweep.search import Findings, Plan, Search, find
+from inflight.load.sweep.search import Findings, Search, SweepPlan, find
 from inflight.load.sweep.step import Level, Step, in_flight, wilson
 from tests.load.support.scenarios import scenario
 from tests.support.tables import each_row
@@ -62,7 +62,7 @@ def closed_server(places: int, noise: float = 0.0, seed: int = 0, usable: int | 
 
 def sweep(model: Model, **settings: float | bool | None) -> tuple[Findings, Search]:
     values: dict[str, float | bool | None] = {"open": True, "low": 1.0, "high": 4096.0} | settings
-    plan = Plan(**values)  # type: ignore[arg-type]
+    plan = SweepPlan(**values)  # type: ignore[arg-type]
     search = Search(plan, model)
     search.run()
     return find(plan, search.levels), search
@@ -244,7 +244,7 @@ def test_an_interrupted_search_keeps_what_was_measured() -> None:
             raise KeyboardInterrupt
         return open_server(3)(load, repeat)
 
-    search = Search(Plan(True, 1.0, 64.0), run)
+    search = Search(SweepPlan(True, 1.0, 64.0), run)
     with pytest.raises(KeyboardInterrupt):
         search.run()
     found = find(search.plan, search.levels)

@@ -14,7 +14,7 @@ from inflight.errors import DeploymentError
 from inflight.text.checkpoint import TextConfig
 from inflight.text.detokenizer import IncrementalDetokenizer, StreamText
 from inflight.text.stops import StopMatcher, StopTextLimit
-from inflight.text.tokenizer import Family, Tokenizer
+from inflight.text.tokenizer import DecoderKind, Tokenizer
 from tests.support.tokenizers import FAMILIES, TEXTS, make_tokenizer
 
 _scripts = st.sampled_from(
@@ -145,4 +145,4 @@ def test_fusing_changes_nothing_at_byte_level() -> None:
     backend = Backend(models.BPE())
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
     tokenizer = Tokenizer(backend, TextConfig(1, frozenset(), None, {}, None))
-    assert tokenizer.token_bytes.family is Family.BYTE_LEVEL
+    assert tokenizer.token_bytes.decoder is DecoderKind.BYTE_LEVEL

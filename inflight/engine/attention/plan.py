@@ -96,7 +96,7 @@ def _keys(dtype: torch.dtype, head_dim: int) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """The units of one launch."""
 
     units: Tensor
@@ -180,7 +180,7 @@ def _plan_kernel(
 def plan(
     ranges: Tensor, members: Tensor, longest: int, tile: Tile, group: int, window: int | None, shares: int = 1,
     max_parts: int = 0,
-) -> Plan:  # fmt: skip
+) -> AttentionPlan:  # fmt: skip
     """Divide the work of a launch among its programs.
 
     Args:
@@ -202,4 +202,4 @@ def plan(
         units, bases, ranges, members, ranges.stride(0), count, shares, max_parts,
         WINDOW=window or 0, GROUP=group, ROWS=tile.rows, KEYS=tile.keys, UNITS=_UNITS, MEMBERS=_MEMBERS, num_warps=4,
     )  # fmt: skip
-    return Plan(units[:most], bases, members, longest, max_parts, tile, window)
+    return AttentionPlan(units[:most], bases, members, longest, max_parts, tile, window)

@@ -171,7 +171,7 @@ class TritonAttention:
     def __init__(self, layers: Sequence[StoredKv], layout: StepLayout, block_size: int, one_tile: bool = False) -> None:
         """``one_tile``: all ranges take ``plan.common_tile``, so that a token's bits do not depend on its chunk."""
         self._layers, self._layout, self._block_size, self._one_tile = layers, layout, block_size, one_tile
-        self._plans: dict[int | None, list[plan.Plan]] = {}
+        self._plans: dict[int | None, list[plan.AttentionPlan]] = {}
         """Plans of this step by window, for all layers with that window."""
 
     def __call__(
@@ -195,7 +195,7 @@ class TritonAttention:
             triton_kernels.attend(query, stored, out, layout.ranges, part, size, scale)
         return out
 
-    def _make_plans(self, query: Tensor, kv_heads: int, window: int | None) -> list[plan.Plan]:
+    def _make_plans(self, query: Tensor, kv_heads: int, window: int | None) -> list[plan.AttentionPlan]:
         """Return the plans for the step's ranges: one for the chunks and one for the short ones."""
         layout, card, (_, heads, dim) = self._layout, plan.card_of(query.device), query.shape
         group, dtype = heads // kv_heads, query.dtype

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inflight.engine.attention.plan import HEADER, UNIT, Plan, Tile
+from inflight.engine.attention.plan import HEADER, UNIT, AttentionPlan, Tile
 from inflight.engine.attention.store import StoredKv
 
 _PART_BYTES = 64 << 20
@@ -215,7 +215,7 @@ def _combine_kernel(
 
 
 def attend(
-    query: Tensor, stored: StoredKv, out: Tensor, ranges: Tensor, plan: Plan, block_size: int, scale: float
+    query: Tensor, stored: StoredKv, out: Tensor, ranges: Tensor, plan: AttentionPlan, block_size: int, scale: float
 ) -> None:  # fmt: skip
     """Attend over the cache with some query ranges of the packed tokens.
 

@@ -16,7 +16,7 @@ from inflight.load.run_command import DeploymentAtUrl, Http, Limits, Serve, Url,
 from inflight.load.scenario import Scenario, ScenarioError, load_scenario, parse_slo
 from inflight.load.sweep.report import SweepResult, sweep_page
 from inflight.load.sweep.run import StepLength, Sweep, run_search
-from inflight.load.sweep.search import Plan, Search
+from inflight.load.sweep.search import Search, SweepPlan
 from inflight.report.failures import one_line_errors
 
 SWEEP = "sweep.json"
@@ -77,7 +77,9 @@ def sweep(
         if share is not None and not limited.has_limits:
             raise ScenarioError("--share needs limits: give --slo, or a scenario that has them (`slo`)")
         kept = (DEFAULT_SHARE if share is None else share) if limited.has_limits else None
-        plan = Plan(is_open, low, low * 2**_MOST_DOUBLINGS if high is None else high, factor, tolerance, kept, repeats)
+        plan = SweepPlan(
+            is_open, low, low * 2**_MOST_DOUBLINGS if high is None else high, factor, tolerance, kept, repeats
+        )
         _check_plan(plan, step_seconds)
         first = settings.seed if seed is None else seed
         output = make_directory(output, f"sweep-{settings.name}")
@@ -115,7 +117,7 @@ def check_sweepable(scenario: Scenario, is_open: bool) -> None:
         )
 
 
-def _check_plan(plan: Plan, seconds: float) -> None:
+def _check_plan(plan: SweepPlan, seconds: float) -> None:
     """Refuse what typer takes for a number (a lower bound does not exclude inf), and a range that is none."""
     numbers = (plan.low, plan.high, plan.factor, plan.tolerance, plan.share, seconds)
     names = ("--from", "--to", "--factor", "--tolerance", "--share", "--step-seconds")
@@ -129,7 +131,7 @@ def _check_plan(plan: Plan, seconds: float) -> None:
             raise ScenarioError(f"{name} {load:g}: a concurrency is a whole number of sessions, 1 or more")
 
 
-def estimate(plan: Plan, seconds: float) -> str:
+def estimate(plan: SweepPlan, seconds: float) -> str:
     """Return a line on how long a sweep with windows of ``seconds`` takes at the most, if noise repeats nothing."""
     length, loads, closing = StepLength(seconds), [plan.low], closing_steps(plan)
     while loads[-1] < plan.high:
@@ -143,14 +145,14 @@ def estimate(plan: Plan, seconds: float) -> str:
     )
 
 
-def closing_steps(plan: Plan) -> int:
+def closing_steps(plan: SweepPlan) -> int:
     """Return how often the gaps around the points that are looked for are halved, until they are within tolerance."""
     points = 1 if plan.share is None else 2
     gap, tolerance = math.log(min(plan.factor, plan.high / plan.low)), math.log1p(plan.tolerance)
     return points * max(math.ceil(math.log2(max(gap, tolerance) / tolerance)), 0)
 
 
-def _command(scenario: Path, plan: Plan, slo: str | None, seconds: float, seed: int, http: bool) -> str:
+def _command(scenario: Path, plan: SweepPlan, slo: str | None, seconds: float, seed: int, http: bool) -> str:
     """Return the command that repeats a sweep; addresses and directories are the user's own."""
     options = [
         f"--kind {'rate' if plan.open else 'concurrency'} --from {plan.low:g} --to {plan.high:g}",

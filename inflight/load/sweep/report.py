@@ -10,7 +10,7 @@ import numpy as np
 
 from inflight.load.report import Row, limits_by_class
 from inflight.load.scenario import Scenario, Slo
-from inflight.load.sweep.search import Findings, Plan, find
+from inflight.load.sweep.search import Findings, SweepPlan, find
 from inflight.load.sweep.step import SHORTFALL_LIMIT, Level
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BLUE, GOOD, GREY, ORANGE, YELLOW, Line, Mark, Panel, Panels
@@ -37,7 +37,7 @@ class SweepResult:
     scenario: Scenario
     slo: Slo | None
     """The limits in place of the scenario's; None: the scenario's hold."""
-    plan: Plan
+    plan: SweepPlan
     seed: int
     levels: list[Level]
     command: str
@@ -72,7 +72,7 @@ class SweepResult:
         }
 
 
-def finding_lines(plan: Plan, levels: Sequence[Level], limits: str) -> list[str]:
+def finding_lines(plan: SweepPlan, levels: Sequence[Level], limits: str) -> list[str]:
     """Return what was found, a line each; ``limits`` in words."""
     findings, lines = find(plan, levels), []
     if (knee := findings.knee) is not None:
@@ -96,7 +96,7 @@ def finding_lines(plan: Plan, levels: Sequence[Level], limits: str) -> list[str]
     return [*lines, *findings.notes]
 
 
-def _load(plan: Plan, load: float) -> str:
+def _load(plan: SweepPlan, load: float) -> str:
     return f"{load:.4g} sessions/s" if plan.open else f"{load:.0f} sessions at a time"
 
 
@@ -122,7 +122,7 @@ def sweep_page(result: SweepResult) -> str:
     return render_page(f"Sweep: {result.scenario.name}", lead, sections, source_line(result.command))
 
 
-def _throughput_row(plan: Plan, level: Level) -> Row:
+def _throughput_row(plan: SweepPlan, level: Level) -> Row:
     """Return what came at a load, what was answered, and how the rest ended."""
     row: Row = {"load": round(level.load, 3), "runs": len(level.tried)}
     if plan.open:
@@ -153,7 +153,7 @@ def _percentile(level: Level, label: str, which: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _curves(plan: Plan, levels: Sequence[Level], findings: Findings) -> Panels:
+def _curves(plan: SweepPlan, levels: Sequence[Level], findings: Findings) -> Panels:
     """Return TTFT and ITL over the throughput that was reached, the loads in order."""
     answered = {level.load: level.answered for level in levels}
     knee = None if findings.knee is None else findings.knee.requests_per_second
@@ -170,7 +170,7 @@ def _curves(plan: Plan, levels: Sequence[Level], findings: Findings) -> Panels:
     return Panels(panels, height=4.2)
 
 
-def _over_load(plan: Plan, shown: Sequence[Level], findings: Findings) -> Panels:
+def _over_load(plan: SweepPlan, shown: Sequence[Level], findings: Findings) -> Panels:
     """Return throughput, what the knee is read from, and goodput, over the load."""
     knee, usable = findings.knee, findings.usable
     marks = _marks(None if knee is None else knee.load, None if usable is None else usable.load)
@@ -198,7 +198,7 @@ def _marks(knee: float | None, usable: float | None) -> list[Mark]:
     return marks if usable is None else [*marks, Mark(usable, "keeps the limits", GOOD, "-.")]
 
 
-def _asymptotes(plan: Plan, levels: Sequence[Level]) -> list[Line]:
+def _asymptotes(plan: SweepPlan, levels: Sequence[Level]) -> list[Line]:
     """Return the two lines that throughput cannot be above: what comes, and the most that was reached."""
     if not levels:
         return []

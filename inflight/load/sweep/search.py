@@ -44,7 +44,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is to find, and how closely."""
 
     open: bool
@@ -65,7 +65,7 @@ class Plan:
 class Search:
     """One sweep. ``levels`` has what was measured, also when ``run`` was interrupted."""
 
-    def __init__(self, plan: Plan, measure: Callable[[float, int], Step]) -> None:
+    def __init__(self, plan: SweepPlan, measure: Callable[[float, int], Step]) -> None:
         """``measure`` runs one step at a load; its second argument counts the load's repeats, from 0."""
         self.plan = plan
         self._measure = measure
@@ -167,7 +167,7 @@ KEEPING_UP = Question(
 """Whether the server, and not the client, keeps up with an open loop."""
 
 
-def keeping_limits(plan: Plan) -> Question:
+def keeping_limits(plan: SweepPlan) -> Question:
     """Return the question whether a load is one at which the limits hold: of an open loop, a stable one."""
     share = plan.share
     assert share is not None
@@ -229,7 +229,7 @@ class Findings:
     """Why something was not found, or what holds it back."""
 
 
-def find(plan: Plan, levels: Sequence[Level]) -> Findings:
+def find(plan: SweepPlan, levels: Sequence[Level]) -> Findings:
     """Return what the measured levels say; a sweep that was interrupted may have found less."""
     notes = []
     if bound := [level.load for level in levels if level.client_bound]:

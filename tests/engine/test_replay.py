@@ -17,6 +17,7 @@ from inflight.engine.request import FinishReason, Output, Request, RequestMetric
 from inflight.errors import EngineFailure, UnsupportedFeature
 from inflight.settings.deployment import EngineSettings
 from tests.engine.support.driving import ask
+from tests.support.waiting import wait_until
 
 MS = 1_000_000
 """Nanoseconds."""
@@ -224,10 +225,7 @@ def test_steps_keep_their_pace() -> None:
     outputs: list[Output] = []
     loop = EngineLoop(_engine(pace=Pace(0.005, 0.020, 0.010)), outputs.append, max_queue_size=10)
     loop.submit(ask([5], 6))
-    deadline = time.monotonic() + 30
-    while not (outputs and outputs[-1].finished):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    assert wait_until(lambda: outputs and outputs[-1].finished)
     loop.close()
     metrics = outputs[-1].metrics
     assert metrics is not None
@@ -241,10 +239,7 @@ def test_it_runs_in_the_engines_loop() -> None:
     loop = EngineLoop(_engine(), outputs.append, max_queue_size=10)
     requests = [ask([index, 77], 5) for index in range(10)]
     loop.submit(*requests)
-    deadline = time.monotonic() + 30
-    while sum(output.finished for output in outputs) < len(requests):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    assert wait_until(lambda: sum(output.finished for output in outputs) == len(requests))
     loop.close()
     tokens = {
         request.key: [token for out in outputs if out.key == request.key for token in out.tokens]

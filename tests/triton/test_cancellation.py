@@ -20,7 +20,8 @@ import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
 from inflight.errors import DeadlineExceeded
-from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.support.waiting import wait_until
+from tests.triton.support.metrics_page import read_metric
 from tests.triton.support.servers import Running, on_engine, run
 from tests.triton.support.tensors import grpc_inputs
 

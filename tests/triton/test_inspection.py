@@ -22,7 +22,8 @@ from inflight.client import Client, GenerateOptions
 from inflight.engine.snapshot import Snapshot
 from inflight.serve.installation import find_installation
 from inflight.serve.server import TritonServer
-from tests.triton.support.metrics_page import read_metric, settled_page, wait_until
+from tests.support.waiting import wait_until
+from tests.triton.support.metrics_page import read_metric, settled_page
 from tests.triton.support.servers import Running, on_engine, run
 from tests.triton.support.tensors import grpc_inputs
 

@@ -10,7 +10,8 @@ import pytest
 
 from inflight.client import Client, GenerateOptions
 from inflight.errors import InvalidRequest
-from tests.triton.support.metrics_page import read_metric, read_page, settled_page, value_in, wait_until
+from tests.support.waiting import wait_until
+from tests.triton.support.metrics_page import read_metric, read_page, settled_page, value_in
 from tests.triton.support.servers import Running
 
 UPSTREAM = {

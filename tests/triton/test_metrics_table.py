@@ -20,7 +20,8 @@ from inflight.client import AsyncClient, GenerateOptions
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 from inflight.errors import InflightError
 from inflight.metrics import FAMILIES
-from tests.triton.support.metrics_page import read_page, settled_page, wait_until
+from tests.support.waiting import wait_until
+from tests.triton.support.metrics_page import read_page, settled_page
 from tests.triton.support.servers import Running
 
 TOKENS = 12

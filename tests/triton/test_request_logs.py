@@ -11,7 +11,7 @@ import pytest
 
 from inflight import errors
 from inflight.client import Client, GenerateOptions
-from tests.triton.support.metrics_page import wait_until
+from tests.support.waiting import wait_until
 from tests.triton.support.servers import Running, on_engine, run
 from tests.triton.support.traced_server import Traced
 

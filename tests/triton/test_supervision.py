@@ -33,6 +33,7 @@ from inflight.serve.supervisor import Supervisor
 from inflight.serve.vitals import End
 from inflight.settings.deployment import load_deployment
 from inflight.shared_counters import SHARED_MEMORY, read_pulses
+from tests.support.waiting import wait_until
 from tests.triton.support.servers import on_engine
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
@@ -235,10 +236,7 @@ def test_serve_ends_with_its_terminal_and_leaves_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.proof), signal.SIGTERM])
 def test_serve_ended_at_its_start_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     command = _start(tmp_path)
-    until = time.monotonic() + PATIENCE_S
-    while not list(command.temporary.glob("inflight-*/triton.log")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert wait_until(lambda: list(command.temporary.glob("inflight-*/triton.log")), PATIENCE_S, every_s=0.01)
     command.process.send_signal(number)
     assert command.process.wait(PATIENCE_S) == 0
     _assert_nothing_left(command)

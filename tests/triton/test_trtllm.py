@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,7 +21,8 @@ from inflight.serve.command import override_server
 from inflight.serve.server import TritonServer, free_ports
 from inflight.settings.deployment import load_deployment
 from inflight.text.tokenizer import Tokenizer
-from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.support.waiting import wait_until
+from tests.triton.support.metrics_page import read_metric
 from tests.triton.support.servers import Running, on_engine, run
 from tests.trtllm.support.driving import ask, deployment
 from tests.trtllm.support.driving import run as generate
@@ -124,16 +125,10 @@ def test_trtllm_watchdog_fails_requests_and_ends_the_server(tmp_path: Path, monk
         thread.join(20)
     assert len(ends) == 4, "each request ends with the error"
     with pytest.raises(httpx.TransportError):
-        _until(lambda: httpx.get(f"{server.http}/v2/health/ready").status_code != 200, 10)
+        wait_until(lambda: httpx.get(f"{server.http}/v2/health/ready").status_code != 200, 10)
     server.server.process.wait(30)
     assert "no progress for 1 s" in server.log
     serving.close()
-
-
-def _until(holds: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def test_trtllm_shutdown_is_clean(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from inflight.errors import EngineFailure, InvalidRequest
 from inflight.trtllm import runtime as module
 from inflight.trtllm.runtime import Runtime, read_response
+from tests.support.waiting import wait_until
 
 
 class Refusal(RuntimeError):
@@ -87,13 +88,6 @@ def runtime(api: Api) -> Iterator[Runtime]:
     made.close()
 
 
-def _until(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds()
-
-
 def _take(runtime: Runtime, count: int) -> list[Any]:
     """Return so many events at least, and those that come soon after them."""
     events: list[Any] = []
@@ -119,7 +113,7 @@ def test_what_is_refused_is_told(api: Api, runtime: Runtime, error: Exception, l
     assert isinstance(event.error, InvalidRequest)
     assert str(event.error) == f"TensorRT-LLM refuses the request: {' '.join(str(error).split())}"
     assert api.threads == {"tensorrt-llm"}
-    assert _until(lambda: runtime.open == 0)
+    assert wait_until(lambda: runtime.open == 0)
 
 
 def _raise() -> dict[str, Any]:
@@ -156,7 +150,7 @@ def test_faults_are_logged_and_told_without_details(
     assert isinstance(event.error, EngineFailure)
     assert "CUDA" not in str(event.error)
     assert event.fatal is fatal
-    assert _until(lambda: runtime.open == 0)
+    assert wait_until(lambda: runtime.open == 0)
     assert caplog.records[0].exc_info
     assert "request 7 failed in TensorRT-LLM" in caplog.text
 
@@ -186,7 +180,7 @@ def test_an_abort_without_an_answer_is_over_after_a_grace(
     runtime.generate(8, dict)
     assert runtime.take(0.3) == []
     runtime.abort(7)
-    assert _until(lambda: runtime.open == 1), "the other was not aborted"
+    assert wait_until(lambda: runtime.open == 1), "the other was not aborted"
     assert runtime.take(0.2) == []
 
 
@@ -195,8 +189,8 @@ def test_what_cannot_be_read_is_aborted_and_open_until_its_end(api: Api, runtime
     runtime.generate(7, dict)
     [event] = runtime.take(30)
     assert isinstance(event.error, EngineFailure)
-    assert _until(lambda: stream.aborted)
-    assert _until(lambda: runtime.open == 0)
+    assert wait_until(lambda: stream.aborted)
+    assert wait_until(lambda: runtime.open == 0)
 
 
 def test_a_stream_that_ends_without_a_reason_has_failed(api: Api, runtime: Runtime) -> None:
@@ -213,7 +207,7 @@ def test_a_stream_that_ends_without_a_reason_has_failed(api: Api, runtime: Runti
 
 def test_statistics_are_asked_for_at_a_pace(api: Api, runtime: Runtime) -> None:
     began = time.monotonic()
-    assert _until(lambda: api.reads > 3)
+    assert wait_until(lambda: api.reads > 3)
     time.sleep(0.2)
     assert api.reads <= 5 + (time.monotonic() - began) / module._STATS_PAUSE_S
     assert runtime.iteration == {}
@@ -227,11 +221,11 @@ def test_an_abort_ends_its_own_generation_alone(api: Api, runtime: Runtime) -> N
         assert runtime.take(2)
     runtime.abort(99)
     runtime.abort(1)
-    assert _until(lambda: runtime.open == 1)
+    assert wait_until(lambda: runtime.open == 1)
     assert [streams[key].aborted for key in (1, 2)] == [True, False]
     assert runtime.take(0.2) == [], "an end that was asked for is no failure"
     runtime.abort(2)
-    assert _until(lambda: runtime.open == 0)
+    assert wait_until(lambda: runtime.open == 0)
 
 
 def test_an_engine_that_does_not_end_is_left(

@@ -19,6 +19,7 @@ from inflight.errors import QueueFull
 from inflight.metrics import FAMILIES, SECONDS
 from inflight.settings.deployment import resolve
 from inflight.settings.observability import METRICS_VARIABLE
+from tests.support.waiting import wait_until
 
 OWN = "inflight_metrics_export_cpu_seconds_total", "inflight_metrics_export_calls_total"
 DEMO = Path(__file__).parents[2] / "deployments/demo"
@@ -67,13 +68,6 @@ def api(triton_api: Callable[[ModuleType], None]) -> FakeApi:
     fake = FakeApi()
     triton_api(fake)
     return fake
-
-
-def _until(holds: Any) -> bool:
-    deadline = time.monotonic() + 30
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(holds())
 
 
 def _stage(model: str, **observability: object) -> Any:
@@ -268,9 +262,9 @@ def test_a_fault_in_one_round_does_not_end_the_thread(api: FakeApi, caplog: pyte
     exporter = Exporter(ENGINE, "1", "pytorch", _owners(stats, stage))
     exporter.start()
     outcomes, stage.requests = stage.requests, None  # type: ignore[assignment]
-    assert _until(lambda: "the metrics could not be exported" in caplog.text)
+    assert wait_until(lambda: "the metrics could not be exported" in caplog.text)
     stats.generated_tokens, stage.requests = 9, outcomes
-    assert _until(lambda: api.value("inflight_generated_tokens_total", model=ENGINE) == 9)
+    assert wait_until(lambda: api.value("inflight_generated_tokens_total", model=ENGINE) == 9)
     exporter.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from inflight.triton.request_reader import OutputOptions, SubRequest
 from inflight.triton.response_writer import Arrays
 from inflight.triton.send_limiter import RESPONSES_PER_SECOND, SendLimiter
 from inflight.triton.streams import HEARTBEAT_S, ResponseStreams
+from tests.support.waiting import wait_until
 from tests.unit.support.senders import FakeSender
 
 
@@ -114,22 +114,15 @@ def test_the_first_token_does_not_wait(streams: ResponseStreams) -> None:
     for other, subrequest in busy:
         streams.open(other, _options(), [subrequest])
         streams.deliver(Output(subrequest.request.key, [1]))
-    _wait_until(lambda: all(len(other.sent) == 1 for other, _ in busy))
+    assert wait_until(lambda: all(len(other.sent) == 1 for other, _ in busy), every_s=0.001)
     sender, [new] = FakeSender(), _subrequests()
     with streams._changed:  # nothing is sent meanwhile
         for _, subrequest in busy:
             streams.deliver(Output(subrequest.request.key, [2]))
         streams.open(sender, _options(), [new])
         streams.deliver(Output(new.request.key, [5]))
-    _wait_until(lambda: all(len(other.sent) == 2 for other, _ in busy))
+    assert wait_until(lambda: all(len(other.sent) == 2 for other, _ in busy), every_s=0.001)
     assert sender.sent[0][0] <= min(other.sent[1][0] for other, _ in busy)
-
-
-def _wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> None:
@@ -165,10 +158,7 @@ def test_context_logits_come_with_the_last_response(streams: ResponseStreams) ->
     sender, [subrequest] = FakeSender(), _subrequests(context_logits=True, generation_logits=True)
     streams.open(sender, _options(), [subrequest])
     streams.deliver(Output(subrequest.request.key, [1], context_logits=logits, generation_logits=[logits[0]]))
-    before = time.monotonic()
-    while not sender.sent:
-        assert time.monotonic() < before + 30
-        time.sleep(0.001)
+    assert wait_until(lambda: sender.sent, every_s=0.001)
     streams.deliver(Output(subrequest.request.key, finish_reason=FinishReason.STOP))
     assert sender.ended.wait(30)
     shapes = [(arrays["context_logits"].shape, arrays["generation_logits"].shape) for _, arrays in sender.sent]
@@ -185,10 +175,7 @@ def test_figures_come_with_every_response_or_with_the_last(
     metrics = RequestMetrics(arrival_ns=7)
     streams.open(sender, _options(**{asked: True}), [subrequest])
     streams.deliver(Output(subrequest.request.key, [1], metrics=metrics))
-    before = time.monotonic()
-    while not sender.sent:
-        assert time.monotonic() < before + 30
-        time.sleep(0.001)
+    assert wait_until(lambda: sender.sent, every_s=0.001)
     streams.deliver(Output(subrequest.request.key, [2], metrics=metrics, finish_reason=FinishReason.LENGTH))
     assert sender.ended.wait(30)
     assert ["arrival_time_ns" in arrays for _, arrays in sender.sent] == expected
@@ -283,19 +270,13 @@ def test_a_broken_sender_harms_nobody_else(streams: ResponseStreams) -> None:
 def test_a_gone_client_is_noticed(streams: ResponseStreams, stage: Stage) -> None:
     [subrequest] = _subrequests()
     streams.open(FakeSender(cancelled=True), _options(), [subrequest])
-    deadline = time.monotonic() + 30
-    while subrequest.request.key not in stage.cancelled:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: subrequest.request.key in stage.cancelled)
 
 
 def test_a_silent_request_shows_that_it_lives(streams: ResponseStreams) -> None:
     (sender, [subrequest]), began = (FakeSender(), _subrequests()), time.monotonic()
     streams.open(sender, _options(streaming=False, heartbeat=True), [subrequest])
-    deadline = time.monotonic() + 30
-    while len(sender.sent) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: len(sender.sent) >= 2)
     streams.deliver(_end(subrequest.request.key, 3))
     assert sender.ended.wait(30)
     assert sender.sent[1][0] - began >= 2 * HEARTBEAT_S, "each costs the stages a response"

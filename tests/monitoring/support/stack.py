@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from monitoring.generate.objectives import Objectives
 from monitoring.generate.rule import Timescale
 from monitoring.generate.rules import write_rules
 from tests.monitoring.support.prometheus import Prometheus
+from tests.support.waiting import wait_until
 
 MONITORING = Path(__file__).parents[3] / "monitoring"
 HOLDS_S = {one.name: one.hold_s for group in alerts(Objectives(), Timescale()).values() for one in group}
@@ -112,10 +112,7 @@ class Stack:
 
 def wait_for(condition: Callable[[], object], within_s: float, else_say: str) -> None:
     """Wait until a condition holds."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, else_say
-        time.sleep(0.2)
+    assert wait_until(condition, within_s, every_s=0.2), else_say
 
 
 @contextmanager

@@ -30,7 +30,8 @@ from inflight.client.request import build_request
 from inflight.load.measurements import RequestRecord
 from inflight.load.result import read_records, read_summary
 from inflight.metrics import FAMILIES
-from tests.triton.support.metrics_page import read_metric, wait_until
+from tests.support.waiting import wait_until
+from tests.triton.support.metrics_page import read_metric
 from tests.triton.support.otlp_sink import Span
 from tests.triton.support.servers import Running
 from tests.triton.support.traced_server import PHASES, QUESTION, Traced

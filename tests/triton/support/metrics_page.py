@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
-from collections.abc import Callable
 
 
 def read_page(url: str) -> str:
@@ -58,13 +57,3 @@ def _counts(page: str) -> dict[str, str]:
 
 def _heartbeats(page: str) -> list[float]:
     return [float(value) for value in re.findall(r"^inflight_heartbeat_time_seconds\{.*\} (\S+)$", page, re.MULTILINE)]
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait for a condition; return whether it came to hold in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return holds()

@@ -10,10 +10,11 @@ the smallest of those that wait, so that a client gains nothing from a time with
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from inflight.engine.sequence import Sequence
 
@@ -90,15 +91,15 @@ class RequestQueue:
     def expire_first(self) -> None:
         """Take out the next sequence because it cannot be served in time; ``take_expired`` returns it."""
         sequence = self.pop()
-        self._deadlines.remove(sequence)
+        _discard(self._deadlines, sequence, _DEADLINE)
         self._expired.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that ends, whether it waits, runs or has expired."""
         if sequence.request.deadline_ns is not None:
-            for known in (self._deadlines, self._expired):
-                if sequence in known:
-                    known.remove(sequence)
+            _discard(self._deadlines, sequence, _DEADLINE)
+            if sequence in self._expired:
+                self._expired.remove(sequence)
         if sequence in self._waiting:
             self._stop_waiting(sequence)
 
@@ -122,7 +123,7 @@ class RequestQueue:
         del self._waiting[sequence]
         self.num_paused -= sequence.metrics.preemptions > 0
         client = self._client_of(sequence)
-        client.waiting.remove(sequence)
+        _discard(client.waiting, sequence, _SORT_KEY)
         if not client.waiting:
             self._waiting_clients.remove(client)
             self._last_waiting = client
@@ -144,3 +145,13 @@ class RequestQueue:
 
     def _least_served(self) -> _Client:
         return min(self._waiting_clients, key=_SERVED_TOKENS)
+
+
+def _discard(ordered: list[Sequence], sequence: Sequence, key: Callable[[Sequence], Any]) -> None:
+    """Take a sequence out of a list that is ordered by ``key``, if it is there."""
+    index = bisect_left(ordered, key(sequence), key=key)
+    while index < len(ordered) and key(ordered[index]) == key(sequence):
+        if ordered[index] is sequence:
+            del ordered[index]
+            return
+        index += 1

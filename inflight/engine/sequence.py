@@ -188,8 +188,10 @@ class Sequence:
 
     def count_served(self, end: int) -> int:
         """Count the tokens up to ``end`` as served to its client; return how many of them are new."""
-        new = max(0, end - self.served_tokens)
-        self.served_tokens += new
+        new = end - self.served_tokens
+        if new <= 0:
+            return 0
+        self.served_tokens = end
         return new
 
     def count_scheduled(self, stats: EngineStats) -> None:

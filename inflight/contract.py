@@ -151,13 +151,7 @@ def _output(name: str, dtype: str, doc: str, dims: tuple[int, ...] = (1,), own: 
     return Tensor(name, dtype, dims, doc, own=own)
 
 
-PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
-    _output("cum_log_probs", FP32, "sum of the log-probs so far [beams]; a beam's has its end id's too", (-1,)),
-    _output("output_log_probs", FP32, "log-prob of each new token [beams, n], padded with -1", (-1, -1)),
-    _output("context_logits", FP32, "logits of the prompt [n, vocab]; before the last response n is 0", (-1, -1)),
-    _output("generation_logits", FP32, "logits of each new token [beams, n, vocab]", (-1, -1, -1)),
-    _output("batch_index", INT32, "row of the request's batch; only if it has several"),
-    _output("sequence_index", INT32, "which of num_return_sequences; only if several"),
+PERFORMANCE_OUTPUTS = (
     _output("kv_cache_alloc_new_blocks", INT32, "KV blocks newly allocated"),
     _output("kv_cache_reused_blocks", INT32, "KV blocks taken from the prefix cache"),
     _output("kv_cache_alloc_total_blocks", INT32, "both together"),
@@ -168,6 +162,15 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("acceptance_rate", FP32, "share of draft tokens accepted"),
     _output("total_accepted_draft_tokens", INT32, "draft tokens accepted"),
     _output("total_draft_tokens", INT32, "draft tokens proposed"),
+)
+PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
+    _output("cum_log_probs", FP32, "sum of the log-probs so far [beams]; a beam's has its end id's too", (-1,)),
+    _output("output_log_probs", FP32, "log-prob of each new token [beams, n], padded with -1", (-1, -1)),
+    _output("context_logits", FP32, "logits of the prompt [n, vocab]; before the last response n is 0", (-1, -1)),
+    _output("generation_logits", FP32, "logits of each new token [beams, n, vocab]", (-1, -1, -1)),
+    _output("batch_index", INT32, "row of the request's batch; only if it has several"),
+    _output("sequence_index", INT32, "which of num_return_sequences; only if several"),
+    *PERFORMANCE_OUTPUTS,
     _output("num_input_tokens", INT32, "tokens of the prompt"),
     _output("num_output_tokens", INT32, "tokens generated so far, of all beams"),
     _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),

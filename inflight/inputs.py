@@ -173,6 +173,20 @@ def check_number(name: str, number: int, limit: int, unit: str = "elements") -> 
         raise InvalidRequest(f"{name} has {number} {unit}; the limit is {limit}")
 
 
+def check_sequences(sequences: int, limits: LimitSettings) -> None:
+    """Raise InvalidRequest for a ``num_return_sequences`` that is not allowed."""
+    if not 1 <= sequences <= limits.max_return_sequences:
+        limit = limits.max_return_sequences
+        raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
+
+
+def check_one_response(streaming: bool, sequences: int, rows: int = 1) -> None:
+    """Raise InvalidRequest for what a deployment that is not decoupled cannot answer with one response."""
+    name = "streaming" if streaming else "num_return_sequences above 1" if sequences > 1 else "a batch of rows"
+    if streaming or sequences > 1 or rows > 1:
+        raise InvalidRequest(f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`")
+
+
 def _decode(name: str, value: bytes | str) -> str:
     try:
         return value.decode() if isinstance(value, bytes) else value

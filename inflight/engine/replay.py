@@ -105,11 +105,7 @@ class ReplayEngine:
         return len(self._waiting)
 
     def validate(self, request: Request) -> None:
-        """Refuse inputs that a replay would ignore.
-
-        Raises:
-            UnsupportedFeature: naming what.
-        """
+        """Refuse inputs that a replay would ignore. Raises UnsupportedFeature: naming what."""
         sampling, plain = request.sampling, SamplingParams(request.sampling.max_tokens)
         asked = {
             _TENSOR_OF.get(field.name, field.name): getattr(sampling, field.name) != getattr(plain, field.name)

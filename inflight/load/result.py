@@ -131,11 +131,7 @@ def write_result(directory: Path, result: LoadResult) -> None:
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a file of a result directory; return its path.
-
-    Raises:
-        ResultError: it cannot be written.
-    """
+    """Write a file of a result directory; return its path. Raises ResultError: it cannot be written."""
     with _writing(path.parent):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
@@ -151,21 +147,13 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
-    """Return the summary of a result directory.
-
-    Raises:
-        ResultError: it cannot be read.
-    """
+    """Return the summary of a result directory. Raises ResultError: it cannot be read."""
     with _reading(directory / SUMMARY) as text:
         return dict(json.loads(text))
 
 
 def read_records(directory: Path) -> list[RequestRecord]:
-    """Return the requests of a result directory.
-
-    Raises:
-        ResultError: they cannot be read.
-    """
+    """Return the requests of a result directory. Raises ResultError: they cannot be read."""
     with _reading(directory / REQUESTS) as text:
         return [RequestRecord.from_json(json.loads(line)) for line in text.split("\n") if line]
 

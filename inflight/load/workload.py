@@ -57,11 +57,7 @@ class PromptWriter:
 
     @classmethod
     def of_checkpoint(cls, model: Path) -> PromptWriter:
-        """Return the writer for a checkpoint directory.
-
-        Raises:
-            ScenarioError: its tokenizer cannot be read.
-        """
+        """Return the writer for a checkpoint directory. Raises ScenarioError: its tokenizer cannot be read."""
         path = model / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -133,11 +129,7 @@ class Workload:
     """The sessions of a scenario, by number, and the times at which they arrive."""
 
     def __init__(self, scenario: Scenario, writer: PromptWriter, seed: int | None = None) -> None:
-        """``seed`` takes the place of the scenario's.
-
-        Raises:
-            ScenarioError: a file of the scenario cannot be used.
-        """
+        """``seed`` takes the place of the scenario's. Raises ScenarioError: a file of the scenario cannot be used."""
         self.scenario = scenario
         self.seed = scenario.seed if seed is None else seed
         self._writer = writer

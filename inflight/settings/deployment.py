@@ -52,11 +52,7 @@ _COMPILED_ENGINE = ReadBy(("tensorrtllm",), f"`{{key}}` needs another kind than 
 
 
 def check_device(name: str) -> None:
-    """Check a value of ``engine.device``.
-
-    Raises:
-        ValueError: it names no device; the message says what it may be.
-    """
+    """Check a value of ``engine.device``. Raises ValueError: it names no device; the message says what it may be."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError("it must be cpu, cuda, cuda:N or auto")
 

@@ -85,11 +85,7 @@ class ChatTemplate:
 
 
 def parse_json(name: str, text: str) -> Any:
-    """Parse the JSON of the input ``name``.
-
-    Raises:
-        InvalidRequest: naming the input.
-    """
+    """Parse the JSON of the input ``name``. Raises InvalidRequest: naming the input."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from inflight.contract import ENSEMBLE_INPUTS, EXPECTATION, TENSORRTLLM
+from inflight.contract import ENSEMBLE_INPUTS, EXPECTATION, PERFORMANCE_OUTPUTS, TENSORRTLLM
 from inflight.errors import InvalidRequest, UnsupportedFeature
-from inflight.inputs import Inputs, given_end_ids, read_sampling
+from inflight.inputs import Inputs, check_one_response, check_sequences, given_end_ids, read_sampling
 from inflight.sampling import MAX_SEED, SamplingParams
 from inflight.settings.deployment import LimitSettings
 from inflight.text.preprocess import Arrays, Preprocessor, RawRequest, word_lists
@@ -37,11 +37,7 @@ MARKS = {"return_num_output_tokens": 1, "return_perf_metrics": 2}
 """The engine inputs that ask for the outputs that serve as marks, with the value of each in the mark."""
 STREAM_MARKS, MARKS_OF_WHOLE, MARKS_WITH_TIMES = (2,), (0, 1, 3), (3,)
 """The marks of streams, which need the times; of whole answers; of whole answers whose client asks for the times."""
-_PERF_OUTPUTS = frozenset(
-    "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns "
-    "first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens "
-    "total_draft_tokens".split()
-)
+_PERF_OUTPUTS = frozenset(tensor.name for tensor in PERFORMANCE_OUTPUTS)
 _ASKED_BY = {
     "return_num_input_tokens": {"num_input_tokens"},
     "return_num_output_tokens": {"num_output_tokens"},
@@ -149,15 +145,9 @@ class UpstreamPreprocessor(Preprocessor):
     def _read(self, request: RawRequest) -> Inputs:
         inputs = super()._read(request)
         sequences = inputs.scalar("num_return_sequences", 0, 1)
-        if not 1 <= sequences <= self._limits.max_return_sequences:
-            limit = self._limits.max_return_sequences
-            raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
-        streaming = bool(inputs.scalar("stream", 0, False))
-        if not self._decoupled and (streaming or sequences > 1 or inputs.rows > 1):
-            name = "streaming" if streaming else "num_return_sequences above 1" if sequences > 1 else "a batch of rows"
-            raise InvalidRequest(
-                f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`"
-            )
+        check_sequences(sequences, self._limits)
+        if not self._decoupled:
+            check_one_response(bool(inputs.scalar("stream", 0, False)), sequences, inputs.rows)
         return inputs
 
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:

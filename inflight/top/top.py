@@ -57,11 +57,7 @@ def top(
 
 
 async def _once(url: str, metrics: str | None, interval: float, after: float, svg: Path | None) -> None:
-    """Watch for some seconds and print a frame.
-
-    Raises:
-        InflightError: the server tells nothing.
-    """
+    """Watch for some seconds and print a frame. Raises InflightError: the server tells nothing."""
     poller, history = ServerPoller(url, metrics, ONCE_PATIENCE_S), History()
     console = Console(record=svg is not None, highlight=False, width=_PICTURE_COLUMNS if svg else None)
     try:

@@ -44,11 +44,7 @@ def deployment() -> Deployment:
 
 
 def deployment_directory() -> Path:
-    """Return the directory of the deployment that this server serves.
-
-    Raises:
-        DeploymentError: none is named.
-    """
+    """Return the directory of the deployment that this server serves. Raises DeploymentError: none is named."""
     directory = os.environ.get(ENVIRONMENT_VARIABLE)
     if not directory:
         raise DeploymentError(f"{ENVIRONMENT_VARIABLE} does not name a deployment directory")

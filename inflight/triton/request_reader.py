@@ -13,7 +13,15 @@ from inflight.contract import ENGINE_INPUTS
 from inflight.engine.kvcache.retention import Retention, retention_of
 from inflight.engine.request import Request
 from inflight.errors import InvalidRequest
-from inflight.inputs import Inputs, check_number, check_words, given_end_ids, read_sampling
+from inflight.inputs import (
+    Inputs,
+    check_number,
+    check_one_response,
+    check_sequences,
+    check_words,
+    given_end_ids,
+    read_sampling,
+)
 from inflight.sampling import MAX_SEED, Guide, SamplingParams
 from inflight.settings.deployment import LimitSettings
 
@@ -83,9 +91,8 @@ def read_request(
         raise InvalidRequest("input_ids is missing or empty")
     inputs = Inputs(arrays, ENGINE_INPUTS, rows=len(ids), engine=engine)
     options = _options(inputs, limits, vocab_size)
-    if not decoupled and (options.streaming or options.sequences > 1):
-        name = "streaming" if options.streaming else "num_return_sequences above 1"
-        raise InvalidRequest(f"{name} needs a decoupled deployment; Streaming is only supported with `decoupled: true`")
+    if not decoupled:
+        check_one_response(options.streaming, options.sequences)
     subrequests = []
     check_words(inputs, ["stop_strings"], limits)
     for name in ("end_ids", "retention_token_range_starts"):
@@ -109,9 +116,7 @@ def read_request(
 
 def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOptions:
     sequences = _common(inputs, "num_return_sequences", 1)
-    if not 1 <= sequences <= limits.max_return_sequences:
-        limit = limits.max_return_sequences
-        raise InvalidRequest(f"num_return_sequences is {sequences}; it must be between 1 and {limit}")
+    check_sequences(sequences, limits)
     if _common(inputs, "beam_width", 1) > 1 and sequences > 1:
         raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
     return OutputOptions(

@@ -60,7 +60,7 @@ def test_it_stops_quickly_and_leaves_nothing(container: str) -> None:
         time.sleep(2)
         started = time.monotonic()
         compose("stop")
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 30, "it waited for its exit timeout"
     assert state(container)["ExitCode"] == 0
     compose("down", "--volumes")
     assert container not in run("docker", "ps", "-aq", "--no-trunc")

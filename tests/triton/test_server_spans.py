@@ -179,7 +179,7 @@ def test_trace_endpoint_that_is_dead_changes_nothing_for_clients(tmp_path: Path,
         assert "Traceback" not in traced.server.log
     began = time.monotonic()
     next(serving, None)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40, "it waited for the collector, which hangs for 60 s"
 
 
 @pytest.mark.proof

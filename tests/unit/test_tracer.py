@@ -127,4 +127,4 @@ def test_the_end_does_not_wait_for_a_collector_that_hangs(sink: OtlpSink, monkey
     tracer.end(tracer.begin({}, "chat model", 1), DONE, 2)
     began = time.monotonic()
     tracer.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25, "it waited for the collector, which hangs for 30 s"

@@ -21,6 +21,7 @@ from inflight.serve.server import TritonServer
 from inflight.settings.observability import ObservabilitySettings
 from inflight.shared_counters import read_pulses
 from tests.conftest import SERVER_ENDED
+from tests.triton.support.metrics_page import read_page
 from tests.triton.support.otlp_sink import OtlpSink
 from tests.triton.support.servers import STEP_TOKENS, Running, on_engine, run
 from tests.triton.support.traced_server import Traced
@@ -118,6 +119,7 @@ def _shared_servers_run(request: pytest.FixtureRequest) -> None:
             shared.server.stop(at_once=True)
             shared.server.start()
             shared.server.wait_ready(180)
+            object.__setattr__(shared, "first_page", read_page(shared.metrics))
 
 
 @pytest.hookimpl(wrapper=True)

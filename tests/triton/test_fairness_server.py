@@ -11,7 +11,7 @@ import pytest
 from inflight.client import AsyncClient, GenerateOptions
 from tests.triton.support.servers import Running, on_engine, run
 
-FLOOD = 12
+FLOOD = 40
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ INFLIGHT = Path(sys.executable).parent / "inflight"
 GONE = "the server does not answer"
 HOME = "\x1b[H"
 """Begins each frame: the cursor goes to the first line."""
-LONG = GenerateOptions(max_tokens=600, ignore_eos=True)
+LONG = GenerateOptions(max_tokens=1500, ignore_eos=True)
 
 
 def inspect(server: Running, **more: object) -> Snapshot:
@@ -98,7 +98,7 @@ def test_inspect_snapshot_is_true(server: Running) -> None:
         shot = shots[-1]
         assert (shot.engine, shot.running, shot.waiting) == (server.engine, 3, 0)
         assert sorted(one.request_id for one in shot.requests) == ["tell-0 m…", "tell-1 m…", "tell-2 m…"]
-        assert sorted(one.max_tokens for one in shot.requests) == [600, 730, 860]
+        assert sorted(one.max_tokens for one in shot.requests) == [1500, 1630, 1760]
         for one in shot.requests:
             assert one.state == "decode"
             assert one.generated_tokens < one.max_tokens
@@ -167,7 +167,8 @@ def test_top_survives_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
             server.server.stop(at_once=True)
             assert live.shows(GONE + "; last seen")
             live.forget()
-            with TritonServer(tmp_path, server.server.deployment, find_installation()):
+            with TritonServer(tmp_path, server.server.deployment, find_installation()) as again:
+                again.wait_ready(180)
                 assert live.shows("engine replay", without=GONE)
                 live.press("xyq")
                 assert live.wait() == 0
@@ -203,7 +204,7 @@ class _Terminal:
         os.write(self._master, keys.encode())
 
     def wait(self) -> int:
-        return self._process.wait(10)
+        return self._process.wait(60)
 
     def __enter__(self) -> _Terminal:
         return self

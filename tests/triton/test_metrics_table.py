@@ -6,7 +6,6 @@ import asyncio
 import random
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from inflight.client import AsyncClient, GenerateOptions
 from inflight.contract import DETOKENIZER, ENGINE, TOKENIZER
 from inflight.errors import InflightError
 from inflight.metrics import FAMILIES
+from inflight.serve.server import free_ports
 from tests.support.waiting import wait_until
 from tests.triton.support.metrics_page import read_page, settled_page
 from tests.triton.support.servers import Running
@@ -125,7 +125,7 @@ async def _ask(client: AsyncClient, kind: str, number: int) -> None:
         elif kind == "tokenizer refuses":
             await client.generate("", options)
         else:
-            stream = client.stream(f"Request {number}", GenerateOptions(max_tokens=900, ignore_eos=True))
+            stream = client.stream(f"Request {number}", GenerateOptions(max_tokens=1900, ignore_eos=True))
             async for _ in stream:
                 await stream.cancel()
                 break
@@ -213,8 +213,7 @@ def test_prometheus_computes_quantiles_of_the_histograms(server: Running, tmp_pa
         "global: {scrape_interval: 1s}\n"
         f"scrape_configs: [{{job_name: test, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
     process = subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL)
     try:
@@ -222,15 +221,15 @@ def test_prometheus_computes_quantiles_of_the_histograms(server: Running, tmp_pa
 
         def median() -> float:
             try:
-                answer = httpx.get(f"http://{address}/api/v1/query", params={"query": quantile}).json()
+                answer = httpx.get(f"http://{address}/api/v1/query", params={"query": quantile}, timeout=60).json()
             except (httpx.HTTPError, ValueError):  # it starts: no connection, or no JSON yet
                 return 0.0
             found = answer.get("data", {}).get("result", [])
             return float(found[0]["value"][1]) if found else 0.0
 
         assert wait_until(lambda: 0 < median() < 60, 30)
-        kinds = httpx.get(f"http://{address}/api/v1/metadata").json()["data"]
+        kinds = httpx.get(f"http://{address}/api/v1/metadata", timeout=60).json()["data"]
         assert kinds["inflight_time_to_first_token_seconds_bucket"][0]["type"] == "counter"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)

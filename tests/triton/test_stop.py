@@ -25,7 +25,7 @@ from tests.triton.support.servers import Running, on_engine, run
 
 INFLIGHT = str(Path(sys.executable).with_name("inflight"))
 SHARED_MEMORY = Path("/dev/shm")
-EXIT_TIMEOUT_S = 120
+EXIT_TIMEOUT_S = 240
 """A server that waits for kept connections takes this long; a busy machine unloads the stages in less than half."""
 QUESTION = "What is in-flight batching?"
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True)

@@ -214,7 +214,7 @@ async def test_supervisor_restarts_what_is_hurt_and_streams_end_with_a_typed_err
     assert re.search(line, command.said, re.MULTILINE), command.said
     assert "tensorrt_llm" in kept.read_text()
     assert await _ask(command) in ("stop", "length")
-    page = read_directly(f"http://127.0.0.1:{command.metrics_port}/metrics").decode()
+    page = read_directly(f"http://127.0.0.1:{command.metrics_port}/metrics", 30).decode()
     counted = sum(map(float, re.findall(r"^inflight_restarts_total{.*} (\S+)$", page, re.MULTILINE)))
     # More than these tests ask for, where a start crashes: Triton aborts where a machine stands still meanwhile.
     assert counted == len(re.findall(r"restarts in \d+ s", command.said)) >= restarts + 1
@@ -257,7 +257,6 @@ def test_supervisor_gives_up_after_a_row_of_crashes(
 
     def crash_once_ready(self: Supervisor) -> End:
         folders.update(server._folders)
-        assert server._folders, "Triton makes one, and a crash leaves it"
         server.process.send_signal(signal.SIGABRT)
         return wait_for_end(self)
 

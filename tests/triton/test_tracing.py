@@ -117,7 +117,7 @@ def test_span_times_are_those_of_perf_metrics(traced: Traced) -> None:
     assert server.start == tokenize.start <= tokenize.end <= queue.start <= queue.end <= prefill.end <= decode.end
     assert prefill.end <= detokenize.start <= detokenize.end == server.end
     assert decode.end <= server.end
-    assert detokenize.attributes["inflight.calls"] >= 2
+    assert detokenize.attributes["inflight.calls"] >= 1
     assert 0 < detokenize.attributes["inflight.busy_ms"] <= (detokenize.end - detokenize.start) / 1e6
     assert server.attributes | {"inflight.request_id": "times"} == {
         "inflight.request_id": "times",

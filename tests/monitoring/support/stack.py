@@ -37,7 +37,7 @@ SLOW_ENGINE = tuple(
     for symptom in ("BurnFast", "BurnSlow", "BurnSustained", "High")
 )
 """What fires of a server whose first tokens and tokens all are late."""
-ROOM_S = 40
+ROOM_S = 120
 """Some scrapes and evaluations, on a busy machine, beyond an alert's window and hold."""
 SCALE = 15
 """What takes a minute takes four seconds; scrapes are a second apart instead of fifteen."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,18 @@ class Traced:
 
     server: Running
     sink: OtlpSink
+    began_ns: int = field(default_factory=time.time_ns)
+    """What was asked before is another test's, or that of a test which is tried again."""
 
     def trace_of(self, request_id: str, names: list[str] = PHASES) -> tuple[Span, dict[str, list[Span]]]:
         """Return the one server span of a request and the spans under it, once all of these names are there."""
         sink = self.sink
-        sink.wait(lambda: sink.servers(request_id))
-        server = sink.servers(request_id)[-1]  # of a test that is tried again there are others
+
+        def spans() -> list[Span]:
+            return [span for span in sink.servers(request_id) if span.start >= self.began_ns]
+
+        sink.wait(spans)
+        server = spans()[-1]
         sink.wait(lambda: set(names) <= set(sink.children(server)))
         return server, sink.children(server)
 

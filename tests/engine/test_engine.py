@@ -204,12 +204,12 @@ class Collector:
 def test_the_loops_queue_is_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, collect = threading.Event(), Collector()
     real = engine.step
-    monkeypatch.setattr(engine, "step", lambda: gate.wait(10) and real())
+    monkeypatch.setattr(engine, "step", lambda: gate.wait(60) and real())
     loop = EngineLoop(engine, collect, max_queue_size=3)
     with pytest.raises(QueueFull, match="Maximum queue size of 3 has been reached"):
         [loop.submit(ask(PROMPT, 2)) for _ in range(40)]
     gate.set()
-    assert collect.ended.acquire(timeout=10)
+    assert collect.ended.acquire(timeout=60)
     loop.close()
 
 
@@ -219,10 +219,10 @@ def test_the_loop_survives_a_fault_of_the_engine(engine: Engine, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(engine._scheduler, "schedule", lambda: 1 / 0)
         loop.submit(ask(PROMPT))
-        assert collect.ended.acquire(timeout=10)
+        assert collect.ended.acquire(timeout=60)
     assert isinstance(collect.outputs[-1].error, EngineFailure)
     loop.submit(ask(PROMPT, 3))
-    assert collect.ended.acquire(timeout=10)
+    assert collect.ended.acquire(timeout=60)
     assert collect.outputs[-1].finish_reason is FinishReason.LENGTH
     loop.close()
     assert_idle(engine)

@@ -199,7 +199,7 @@ def test_the_bound_holds_while_the_engine_takes_requests(
         submit(request)
 
     monkeypatch.setattr(engine, "submit", slow)
-    monkeypatch.setattr(engine, "step", lambda: step() if gate.wait(10) else [])
+    monkeypatch.setattr(engine, "step", lambda: step() if gate.wait(60) else [])
     taken = [ask(PROMPT, 2)]
     loop.submit(taken[0])
     assert entered.wait(30)
@@ -216,6 +216,8 @@ def test_closing_ends_all_that_runs_waits_or_has_just_come(
     engine: Engine, make_loop: Callable[..., tuple[EngineLoop, Collector]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, collect = make_loop(max_queue_size=100)
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: time.sleep(0.02) or step())  # else some may have ended before
     requests = [ask(PROMPT, 400) for _ in range(40)]
     for request in requests[:36]:
         loop.submit(request)

@@ -134,6 +134,6 @@ def test_an_idle_loop_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(0.2)
     before = len(turns)
     time.sleep(0.2)
-    assert len(turns) == before
+    assert len(turns) <= before + 1, "a loop that spins makes thousands"
     loop.close()
     assert_idle(engine)

@@ -128,14 +128,14 @@ def test_the_loop_calls_between_steps_in_its_own_thread() -> None:
     engine.step = guarded  # type: ignore[method-assign]
     loop = EngineLoop(engine, lambda output: None, max_queue_size=10)
     loop.between_steps(look)  # an idle engine answers too
-    assert done.acquire(timeout=10)
+    assert done.acquire(timeout=60)
     loop.submit(ask([5, 6, 7], 200))
     for _ in range(20):
         loop.between_steps(look)
-        assert done.acquire(timeout=10)
+        assert done.acquire(timeout=60)
     loop.between_steps(lambda: 1 / 0)
     loop.between_steps(look)
-    assert done.acquire(timeout=10), "a fault of a call must not end the engine's thread"
+    assert done.acquire(timeout=60), "a fault of a call must not end the engine's thread"
     loop.close()
     assert set(threads) == {"engine"}
     with pytest.raises(ShuttingDown):

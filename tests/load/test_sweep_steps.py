@@ -145,6 +145,7 @@ def test_a_server_that_breaks_down_ends_the_sweep_and_has_no_knee(
         monkeypatch.setattr("inflight.load.sweep.command._tell", break_down)
         for limit in ("LAG_LIMIT_MS", "CPU_LIMIT", "SEND_DELAY_LIMIT_MS"):  # a busy machine's client ends no sweep
             monkeypatch.setattr(overhead, limit, float("inf"))
+        monkeypatch.setattr("inflight.load.sweep.step.SHORTFALL_LIMIT", 1.0)
         options = ["--from", "10", "--to", "40", "--step-seconds", "1", "--repeats", "1", "--output", "out"]
         code, output = _sweep(SCENARIO, "--url", f"127.0.0.1:{fake.grpc_port}", *options)
     record = json.loads(Path("out/sweep.json").read_text())

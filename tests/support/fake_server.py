@@ -120,8 +120,10 @@ class FakeServer:
 
     def _misbehave(self, responses: Iterator[dict[str, list[Any]]]) -> Iterator[dict[str, list[Any]]]:
         faults = self.faults
-        if faults.refuse:
-            faults.refuse -= 1
+        with self._lock:
+            refused = faults.refuse > 0
+            faults.refuse -= refused
+        if refused:
             raise ServerError("UNAVAILABLE: Exceeds maximum queue size")
         if faults.refuse_messages and "messages" in self.requests[-1]:
             raise ServerError(faults.refuse_messages)

@@ -38,7 +38,12 @@ def set_fault(fake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     path = tmp_path / "faults.json"
     path.write_text("{}")
     monkeypatch.setenv("FAKE_TENSORRT_LLM", str(path))
-    return lambda **faults: path.write_text(json.dumps(faults)) and None
+
+    def write(**faults: object) -> None:
+        path.with_suffix(".new").write_text(json.dumps(faults))
+        path.with_suffix(".new").replace(path)  # the fake reads it in threads of its own
+
+    return write
 
 
 @pytest.fixture

@@ -161,7 +161,8 @@ def test_after_the_first_token_nothing_is_a_refusal(api: Api, runtime: Runtime, 
     runtime.generate(7, dict)
     events = _take(runtime, 2)
     assert isinstance(events[-1].error, EngineFailure)
-    assert stream.aborted is isinstance(error, AssertionError), "what broke is the reading; the generation goes on"
+    # What broke with an AssertionError is the reading; the generation goes on.
+    assert wait_until(lambda: stream.aborted is isinstance(error, AssertionError))
 
 
 def test_an_abort_without_an_answer_is_over_after_a_grace(
@@ -206,10 +207,10 @@ def test_a_stream_that_ends_without_a_reason_has_failed(api: Api, runtime: Runti
 
 
 def test_statistics_are_asked_for_at_a_pace(api: Api, runtime: Runtime) -> None:
-    began = time.monotonic()
-    assert wait_until(lambda: api.reads > 3)
+    began, before = time.monotonic(), api.reads
+    assert wait_until(lambda: api.reads > before + 3)
     time.sleep(0.2)
-    assert api.reads <= 5 + (time.monotonic() - began) / module._STATS_PAUSE_S
+    assert api.reads - before <= 5 + (time.monotonic() - began) / module._STATS_PAUSE_S
     assert runtime.iteration == {}
 
 
@@ -218,7 +219,7 @@ def test_an_abort_ends_its_own_generation_alone(api: Api, runtime: Runtime) -> N
     for key in (1, 2):
         streams[key] = api.answer = Stream(_response([4]), hold=True)
         runtime.generate(key, dict)
-        assert runtime.take(2)
+        assert runtime.take(30)
     runtime.abort(99)
     runtime.abort(1)
     assert wait_until(lambda: runtime.open == 1)

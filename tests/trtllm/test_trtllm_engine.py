@@ -166,7 +166,7 @@ def test_a_deadline_after_the_first_token(
         if outputs:
             monkeypatch.setattr(engine._queue, "take_expired", lambda now_ns: take_expired(now_ns + 3601 * 10**9))
     assert outputs[-1].finish_reason is FinishReason.DEADLINE
-    assert 0 < sum(len(output.tokens) for output in outputs) < 100
+    assert 0 < sum(len(output.tokens) for output in outputs) < 500
 
 
 def test_trtllm_engine_guided_decoding(start: Start, tokenizer: Tokenizer, prompt: list[int]) -> None:

@@ -198,6 +198,7 @@ def test_an_answer_in_one_response_has_only_the_total_limit(blocking: Make, fake
     fake.faults = Faults(first_delay=0.3)
     short = Timeouts(first_chunk=0.1, between_chunks=0.1)
     assert blocking(timeouts=short).generate("Hi").text == TEXT
+    fake.faults = Faults(first_delay=5)
     with pytest.raises(RequestTimeout, match="total"):
         blocking().generate("Hi", timeouts=Timeouts(total=0.1))
 
@@ -211,8 +212,10 @@ def test_cancelling_reaches_the_server(blocking: Make, fake: FakeServer, way: st
             stream.cancel()
         elif way == "thread":
             threading.Timer(0.1, stream.cancel).start()
-        if way != "leave":
+        if way == "cancel":
             assert list(stream) == [], "it has waited for the next chunk"
+        elif way == "thread":
+            assert len(list(stream)) < len(PIECES) - 1, "it has waited for the end"
     assert list(stream) == []
     assert stream.completion().finish_reason is None
     assert fake.cancelled.wait(30)
@@ -235,12 +238,12 @@ def test_wait_ready_and_retry_bridge_a_start(blocking: Make, fake: FakeServer) -
     fake.ready = False
     assert not client.ready()
     threading.Timer(0.3, setattr, (fake, "ready", True)).start()
-    client.wait_ready(5)
+    client.wait_ready(30)
     assert client.ready()
 
 
 async def test_many_at_once_each_with_its_own_answer(parallel: Make, fake: FakeServer) -> None:
-    fake.faults = Faults(first_delay=0.1)
+    fake.faults = Faults(first_delay=1)
     async with parallel() as client:
         answers = await asyncio.gather(*(client.generate(str(number)) for number in range(24)))
     assert [answer.text for answer in answers] == [TEXT] * 24
@@ -279,7 +282,7 @@ async def test_closed_pause_between_tries_ends_at_once(parallel: Make, fake: Fak
         assert [chunk async for chunk in stream] == []
         await cancelling
         with pytest.raises(RequestTimeout, match="total"):
-            await client.generate("Hi", timeouts=Timeouts(total=3))
+            await client.generate("Hi", timeouts=Timeouts(total=10))
     assert len(fake.requests) == 2
 
 

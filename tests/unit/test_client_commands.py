@@ -152,7 +152,7 @@ class _Interrupted(io.StringIO):
 
 
 def test_ctrl_c_cancels_the_answer_and_keeps_what_was_seen(fake: FakeServer) -> None:
-    fake.faults = Faults(delay=0.1)
+    fake.faults = Faults(delay=1)
     notes = io.StringIO()
     with Client(f"127.0.0.1:{fake.grpc_port}") as client:
         conversation = Chat(client, GenerateOptions(), "", _Interrupted(), Console(file=notes))

@@ -13,7 +13,7 @@ STAGE = """
 import ctypes, time
 from inflight.triton import process
 process.end_with_server()
-time.sleep(1)
+time.sleep(3)
 print("ready", flush=True)
 ctypes.{library}(None).sleep(60)
 """
@@ -46,7 +46,7 @@ def test_a_stage_ends_after_its_server(library: str) -> None:
         assert server.stdout.readline() == "ready\n"
         [stage] = psutil.Process(server.pid).children()
         server.kill()
-        _ends(stage, 15)
+        _ends(stage, 50)
 
 
 def test_a_stage_lives_while_its_server_does() -> None:

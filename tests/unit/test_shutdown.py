@@ -141,6 +141,6 @@ def test_a_stage_ends_with_its_server_and_all_it_started_with_it(tmp_path: Path)
     tally.touch()
     server.kill()
     server.wait()
-    assert not psutil.wait_procs([stage, started], timeout=10)[1]
+    assert not psutil.wait_procs([stage, started], timeout=60)[1]
     assert not region.exists()
     assert not tally.exists()

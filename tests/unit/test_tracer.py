@@ -20,6 +20,7 @@ DONE = SpanEnd({"inflight.outcome": "stop"})
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpSink]:
     monkeypatch.setattr(module, "EXPORT_INTERVAL_MS", 20)
+    monkeypatch.setattr(module, "FLUSH_S", 30.0)
     monkeypatch.setattr(logging.getLogger("opentelemetry"), "handlers", [])  # a stage's process has one tracer
     with OtlpSink() as one:
         yield one
@@ -86,7 +87,10 @@ def test_a_collector_that_fails_is_told_of_once_and_so_is_its_return(
     assert len(sink.spans) == 2
 
 
-def test_spans_lost_to_a_full_queue_are_told_of_once(sink: OtlpSink, caplog: pytest.LogCaptureFixture) -> None:
+def test_spans_lost_to_a_full_queue_are_told_of_once(
+    sink: OtlpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.2)
     sink.answer = lambda: time.sleep(1) or 200  # type: ignore[func-returns-value]
     tracer = Tracer(sink.endpoint, 1.0)
     trace = tracer.begin({}, "chat model", 1)

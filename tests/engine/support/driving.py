@@ -89,7 +89,7 @@ class Collector:
         """Return the last outputs of these requests; each has one, and it is the last."""
         keys = [request.key for request in requests]
         with self.changed:
-            ended = self.changed.wait_for(lambda: set(keys) <= {out.key for out in self.outputs if out.finished}, 10)
+            ended = self.changed.wait_for(lambda: set(keys) <= {out.key for out in self.outputs if out.finished}, 60)
             assert ended, "a request never ended"
             lasts = [[out for out in self.outputs if out.key == key] for key in keys]
         assert all(sum(out.finished for out in own) == 1 and own[-1].finished for own in lasts)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from inflight.engine.request import FinishReason, Output
-from inflight.errors import DeploymentError, EngineFailure, InvalidRequest
+from inflight.errors import EngineFailure, InvalidRequest
 from inflight.sampling import Guide
-from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm import runtime, watchdog
 from inflight.trtllm.engine import TrtLlmEngine
 from tests.trtllm.support.driving import ask, deployment, run
@@ -366,44 +365,3 @@ def test_what_an_abort_does_not_end_is_still_shown(start: Start, prompt: list[in
     assert engine.stats.state().active == 0
     assert engine.stats.state().kv_blocks_used > 0
     assert engine.stats.state().step.sequences == 1
-
-
-@pytest.mark.parametrize("fault", [{"raise_in_generate": "illegal instruction"}, {"stall_after": 0}])
-def test_a_failed_start_leaves_nothing_and_ends_no_server(
-    start: Start, set_fault: SetFault, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(watchdog, "GRACE_S", 0.0)
-    set_fault(**fault)
-    ended, before = threading.Event(), set(threading.enumerate())
-    with pytest.raises(DeploymentError, match="first generation of TensorRT-LLM failed"):
-        start(deployment(server={"start_timeout_s": 1}), ended.set)
-    assert not ended.wait(0.1)
-    assert set(threading.enumerate()) <= before
-
-
-@pytest.mark.parametrize(
-    ("faults", "settings", "said"),
-    [
-        ({"version": "1.3.0rc1"}, {}, r"TensorRT-LLM 1.3.0rc1 is installed, 1.2.x is served; use the image nvcr.io"),
-        ({"crash_at_start": "out of memory"}, {}, "cannot serve this deployment: RuntimeError: out of memory"),
-        (
-            {"raise_in_generate": "illegal instruction"},
-            {},
-            "first generation of TensorRT-LLM failed",
-        ),
-        ({"gpus": 1}, {"tensorrt_llm": {"tensor_parallel_size": 2}}, "needs 2 GPUs, here are 1"),
-    ],
-)
-def test_starts_that_fail_say_why_in_one_line(
-    start: Start, set_fault: SetFault, faults: dict[str, Any], settings: dict[str, Any], said: str
-) -> None:
-    set_fault(**faults)
-    with pytest.raises(DeploymentError, match=said):
-        start(deployment(**settings))
-
-
-def test_without_tensorrt_llm(tokenizer: Tokenizer) -> None:
-    from inflight.trtllm.factory import make_engine
-
-    with pytest.raises(DeploymentError, match=r"cannot be imported .* use the image nvcr.io/nvidia/tritonserver"):
-        make_engine(deployment(), tokenizer, lambda: None)

@@ -1,10 +1,12 @@
-"""What the start reads and says: the checkpoint as TensorRT-LLM's libraries read it, and the process's environment."""
+"""The start: how TensorRT-LLM's libraries read the checkpoint, the process's environment, and why a start fails."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,13 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.errors import DeploymentError
 from inflight.text.tokenizer import Tokenizer
+from inflight.trtllm import watchdog
 from inflight.trtllm.engine import TrtLlmEngine
-from inflight.trtllm.factory import leave_mpi_job
+from inflight.trtllm.factory import leave_mpi_job, make_engine
 from tests.trtllm.support.driving import ask, checkpoint, deployment, run
 
 Start = Callable[..., TrtLlmEngine]
+SetFault = Callable[..., None]
 NEWER = {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}, "rope_theta": None}
 
 
@@ -74,3 +78,42 @@ def test_the_log_says_that_adapters_switch_graphs_off(
         start(deployment(tmp_path, tensorrt_llm={"lora": {"a": "adapter"}}))
     assert "TensorRT-LLM runs 64 sequences of up to 2,048 tokens at once" in caplog.text
     assert "CUDA graphs are off beside LoRA adapters" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [{"raise_in_generate": "illegal instruction"}, {"stall_after": 0}])
+def test_a_failed_start_leaves_nothing_and_ends_no_server(
+    start: Start, set_fault: SetFault, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.0)
+    set_fault(**fault)
+    ended, before = threading.Event(), set(threading.enumerate())
+    with pytest.raises(DeploymentError, match="first generation of TensorRT-LLM failed"):
+        start(deployment(server={"start_timeout_s": 1}), ended.set)
+    assert not ended.wait(0.1)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("faults", "settings", "said"),
+    [
+        ({"version": "1.3.0rc1"}, {}, r"TensorRT-LLM 1.3.0rc1 is installed, 1.2.x is served; use the image nvcr.io"),
+        ({"crash_at_start": "out of memory"}, {}, "cannot serve this deployment: RuntimeError: out of memory"),
+        (
+            {"raise_in_generate": "illegal instruction"},
+            {},
+            "first generation of TensorRT-LLM failed",
+        ),
+        ({"gpus": 1}, {"tensorrt_llm": {"tensor_parallel_size": 2}}, "needs 2 GPUs, here are 1"),
+    ],
+)
+def test_starts_that_fail_say_why_in_one_line(
+    start: Start, set_fault: SetFault, faults: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    set_fault(**faults)
+    with pytest.raises(DeploymentError, match=said):
+        start(deployment(**settings))
+
+
+def test_without_tensorrt_llm(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DeploymentError, match=r"cannot be imported .* use the image nvcr.io/nvidia/tritonserver"):
+        make_engine(deployment(), tokenizer, lambda: None)

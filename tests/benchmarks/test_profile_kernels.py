@@ -65,6 +65,7 @@ def test_a_phase_has_the_time_of_all_its_kernels() -> None:
     assert sum(row.ms_per_step for row in phases) == pytest.approx(0.9)
 
 
+@pytest.mark.proof
 def test_what_kernels_do_has_the_phases_too() -> None:
     module = pytest.importorskip("inflight.engine.attention.triton_backend", reason="needs Triton")
     from inflight.engine.cuda.forward import CudaForward

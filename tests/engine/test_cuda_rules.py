@@ -135,7 +135,7 @@ def test_chunks_graphs_and_steps_ahead_keep_to_the_rules(cuda: Cuda, monkeypatch
     assert engine._overlap.launches > 20
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("to", ["host", "file"])
 def test_the_second_tier_keeps_to_the_rules(cuda: Cuda, to: str) -> None:
     engine = _engine(cuda, offload_to=to, **SMALL)

@@ -56,7 +56,7 @@ def _result(output: Output) -> tuple[list[int], torch.Tensor]:
     return output.tokens, torch.stack([torch.as_tensor(row) for row in output.generation_logits])
 
 
-@pytest.mark.sweep
+@pytest.mark.proof
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_do_not_depend_on_the_way(name: str, way: str) -> None:

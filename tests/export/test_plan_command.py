@@ -102,6 +102,7 @@ def test_calibrated_and_checked_with_the_committed_files(tmp_path: Path) -> None
     assert html.count("<svg") == 4
 
 
+@pytest.mark.proof
 def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
     from tests.engine.support.checkpoints import checkpoint
 

@@ -161,6 +161,7 @@ def test_a_card_of_other_figures_is_not_taken_for_its_sister(name: str) -> None:
         _gpu_here(patch, name)
 
 
+@pytest.mark.proof
 def test_this_machine_is_measured_in_a_moment() -> None:
     started = time.process_time()
     gpu = measure_cpu()

@@ -78,6 +78,7 @@ def test_a_signal_ends_with_what_was_measured(tmp_path: Path, number: signal.Sig
     assert "was interrupted" in (tmp_path / "o" / "report.html").read_text()
 
 
+@pytest.mark.proof
 def test_an_end_in_the_ramp_up_is_told(tmp_path: Path) -> None:
     code, printed, said = _interrupted(tmp_path, RAMP + SCENARIO.format(seconds=600), signal.SIGINT)
     assert code == 0, said

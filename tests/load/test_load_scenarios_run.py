@@ -100,6 +100,7 @@ def test_the_result_directory(target: Target, tmp_path: Path) -> None:
     assert "no server answers at 127.0.0.1:9 " in again.stderr
 
 
+@pytest.mark.proof
 def test_sigterm_leaves_no_server(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from inflight.cli import app; app()", "load", "run", "fixed"]
     process = subprocess.Popen([*command, "--serve", str(DEMO), "--output", str(tmp_path / "o")])

@@ -193,6 +193,7 @@ def test_master_and_two_workers_share_the_sessions(locust: Callable[..., Run]) -
     assert min(run.cpu["worker 0"], run.cpu["worker 1"]) > 0
 
 
+@pytest.mark.proof
 def test_options_that_cannot_be_used_end_locust_with_one_line(server: TritonServer, tmp_path: Path) -> None:
     command = [*_command(tmp_path, CHAT, server), "--headless", "--scenario", "smok"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)

@@ -54,6 +54,7 @@ def test_deeply_nested_json_is_refused(server: Running, opening: str, levels: in
     _still_serves(server)
 
 
+@pytest.mark.proof
 def test_more_chunks_than_a_small_stack_has_room_for_are_taken(server: Running) -> None:
     text = json.dumps({"text_input": "Hello", "max_tokens": 2}).encode()
     status, error = _post(server, _chunks(text + b" " * 600_000))

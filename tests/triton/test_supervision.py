@@ -220,6 +220,7 @@ async def test_supervisor_restarts_what_is_hurt_and_streams_end_with_a_typed_err
     assert counted == len(re.findall(r"restarts in \d+ s", command.said)) >= restarts + 1
 
 
+@pytest.mark.proof
 def test_serve_ends_with_its_terminal_and_leaves_nothing(tmp_path: Path) -> None:
     """The kernel sends SIGHUP then, and each word that is written fails."""
     ours, its = pty.openpty()
@@ -233,7 +234,8 @@ def test_serve_ends_with_its_terminal_and_leaves_nothing(tmp_path: Path) -> None
     _assert_nothing_left(command)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.proof), signal.SIGTERM])
+@pytest.mark.proof
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_serve_ended_at_its_start_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     command = _start(tmp_path)
     assert wait_until(lambda: list(command.temporary.glob("inflight-*/triton.log")), PATIENCE_S, every_s=0.01)

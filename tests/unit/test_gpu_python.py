@@ -33,6 +33,7 @@ def test_what_is_missing_is_named_and_how_it_is_brought() -> None:
     assert "--find-links artifacts/gpu-wheels torch triton " in line
 
 
+@pytest.mark.proof
 def test_nothing_is_asked_for_that_the_tests_do_without() -> None:
     pytest.importorskip("triton")
     folders = {"tests.gpu": ROOT / "tests/gpu", "tests.gpu.support": ROOT / "tests/gpu/support"}

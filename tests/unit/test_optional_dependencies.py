@@ -131,6 +131,7 @@ def _hang_up(listening: socket.socket) -> None:
             listening.accept()[0].close()
 
 
+@pytest.mark.proof
 def test_a_command_that_needs_more_says_how_to_install_it(refused: str, tmp_path: Path) -> None:
     words = ["build", "--model", str(DEMO / "model"), "--precision", "int8", "--output", str(tmp_path / "built")]
     command = [sys.executable, "-c", RUN, refused, *words]

@@ -176,7 +176,7 @@ def test_backlogged_clients_get_as_much(policy: Policy, batch: int, budget: int,
             if chance.random() < 0.4 or step == 0:
                 prompt = chance.randint(1, 12)
                 books.add(prompt, chance.randint(1, longest - prompt), chance.randint(0, 2), client_id=name)
-        waits = {one.request.client_id for one in list(books.scheduler._queue)}
+        waits = {one.request.client_id for one in books.scheduler._queue}
         for pair in combinations(names, 2):
             if not set(pair) <= waits:
                 since.pop(pair, None)

@@ -158,7 +158,7 @@ def test_a_prompt_that_cannot_be_done_in_time_is_not_begun() -> None:
     assert books.late == [hopeless]
     assert not hopeless.metrics.steps
     assert hopeless.table is None
-    assert {possible, unknown} <= set(list(books.scheduler._queue) + books.scheduler.running)
+    assert {possible, unknown} <= {*books.scheduler._queue, *books.scheduler.running}
 
 
 @pytest.mark.parametrize(("seconds", "begun"), [((2.0, 1.0, 5.0), True), ((2.0, 1.5, 5.0), False)])

@@ -134,7 +134,7 @@ def test_a_sequence_can_be_removed_from_anywhere(where: str) -> None:
     victim = third if where == "waiting" else second
     assert books.scheduler.num_paused == (where == "preempted")
     books.scheduler.remove(victim)
-    assert victim not in books.scheduler.running + list(books.scheduler._queue)
+    assert victim not in [*books.scheduler.running, *books.scheduler._queue]
     assert books.scheduler.num_paused == 0
     assert books.scheduler.num_running_requests == len(books.scheduler.running)
     while books.step():
@@ -209,7 +209,7 @@ def test_everybody_gets_there(
         else:
             expected.append(sequence)
     for _ in range(20_000):
-        if not (books.scheduler.running or list(books.scheduler._queue)):
+        if not (books.scheduler.running or books.scheduler.num_waiting):
             break
         books.step()
     assert sorted(one.order for one in books.ended) == [one.order for one in expected]

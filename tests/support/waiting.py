@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(holds: Callable[[], object], within_s: float = 30, every_s: float = 0.05) -> bool:
-    """Wait for a condition, and look at it ``every_s``; return whether it came to hold in time."""
+    """Wait for a condition, and look every ``every_s`` seconds; return whether it came to hold in time."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if holds():

@@ -278,4 +278,5 @@ def test_supervisor_gives_up_after_a_row_of_crashes(
     assert f"its log is kept in {tmp_path}/inflight/crash-{ports['http_port']}.log" in str(raised.value)
     assert f"{why}; the server restarts in 0 s" in caplog.text
     assert not list(SHARED_MEMORY.glob(f"*inflight_{os.getpid()}_{ports['http_port']}_*"))
+    assert folders, "Triton makes one at each start, and a crash leaves it"
     assert not [folder for folder in folders if folder.exists()]

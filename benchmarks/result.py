@@ -88,7 +88,8 @@ def write_page(folder: Path, title: str, lead: str, order: Sequence[str]) -> Non
     records = {name: json.loads(path.read_text()) for name, path in paths.items()}
     parts = [f"# {title}", _wrapped(lead)]
     if any(record["command"].startswith(_FORMER) for record in records.values()):
-        parts.append("A command `inflight bench soak` of an earlier commit is `make bench ARGS=soak` today.")
+        lead = "Commands below that begin with `inflight bench` or `inflight profile` were run at an earlier commit."
+        parts.append(_wrapped(f"{lead} `make bench` lists the same benchmarks today; `make bench ARGS=soak` is one."))
     for name, record in records.items():
         parts.append(_section(name, record, (folder / f"{name}.svg").is_file()))
     (folder / _PAGE).write_text("\n\n".join(parts) + "\n")

@@ -62,6 +62,7 @@ def _retention(name: str, dims: tuple[int, ...], doc: str) -> Tensor:
 
 
 _OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
+_OF_MODELS: dict[str, Any] = {"own": True, "served_by": (PYTORCH, TRTLLM)}
 _PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
 _GUIDE: dict[str, Any] = {"ragged": True, "served_by": (TRTLLM,)}
 
@@ -130,13 +131,13 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("lookahead_window_size", INT32, (1,), "lookahead decoding: window", ragged=True),
     _unserved("lookahead_ngram_size", INT32, (1,), "lookahead decoding: n-gram", ragged=True),
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
-    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OWN),
-    _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OWN),
+    _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OF_MODELS),
+    _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OF_MODELS),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
     _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
-    _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OWN),
-    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OWN),
-    _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", own=True, served_by=(PYTORCH, TRTLLM)),
+    _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OF_MODELS),
+    _scalar("deadline_ms", INT32, "milliseconds from arrival after which the request ends", **_OF_MODELS),
+    _scalar("client_id", BYTES, "whose turn it uses, with batching.fairness", **_OF_MODELS),
     _scalar("lora_name", BYTES, "LoRA adapter, by its name in the deployment", own=True, served_by=(TRTLLM,)),
     Tensor("end_ids", INT32, (-1,), "several end ids; end_id wins over them", ragged=True, own=True),
     Tensor("stop_strings", BYTES, (-1,), "stop strings, matched on text", ragged=True, own=True),

@@ -138,8 +138,9 @@ def contract_page() -> str:
         "Names, types and shapes are those of the TensorRT-LLM ensemble (1.2.x). **+** marks Inflight's own additions. "
         "*refused* marks inputs that are not supported: a request that uses one fails with `UNIMPLEMENTED` and the "
         "tensor's name, unless its value requests nothing. *X only* marks tensors that every other `engine.kind` "
-        "refuses in the same way. To Triton every input is optional; the stages check what a request needs. "
-        "Shapes are without the batch dimension; `text_output` has none.\n"
+        "refuses in the same way. `replay`, which runs no model, refuses by name whatever it would ignore: sampling, "
+        "penalties, stops, log-probs and logits. To Triton every input is optional; the stages check what a request "
+        "needs. Shapes are without the batch dimension; `text_output` has none.\n"
     ]
     for model, (inputs, outputs) in MODELS.items():
         parts.append(
@@ -168,7 +169,7 @@ def deployment_page() -> str:
     """Return the page about ``deployment.yaml``."""
     head = (
         "# deployment.yaml\n\n"
-        "Written from `inflight/settings/deployment.py` by `make contract`; a test holds them equal.\n\n"
+        "Written from `inflight/settings/` by `make contract`; a test holds them equal.\n\n"
         "A deployment is a directory with this file. An unknown key or a wrong value stops the start with an error "
         "that names it, what is allowed and the nearest known key.\n\n"
         "The column *engines* says which kinds of engine (`engine.kind`) read a key, or some of its values, where not "

@@ -288,5 +288,5 @@ class StageMetrics:
             self._exporter.close()
 
     def _count_outcome(self, label: str, sequences: int = 1) -> None:
-        with self._outcomes:  # called by Triton's thread and by the engine's
+        with self._outcomes:  # called by Triton's threads, the engine's and that of the responses
             self.requests[label] = self.requests.get(label, 0) + sequences

@@ -77,7 +77,6 @@ def test_flags_of_every_command_are_in_the_recorded_tables(tmp_path: Path) -> No
         request(tmp_path, speculation=eagle),
         request(tmp_path, speculation=medusa, precision="fp8", kv_dtype="fp8", tensor_parallel_size=2),
         request(tmp_path, speculation=drafts("lookahead")),
-        request(tmp_path, speculation=drafts("draft_target", tmp_path / "small")),
     ]
     tables = {
         "llama": FACTS["convert_checkpoint_llama"]["flags"],
@@ -107,8 +106,6 @@ def test_drafts_set_mode_and_length(tmp_path: Path) -> None:
     convert, build = compile_steps(request(tmp_path, speculation=medusa))
     flags = words_of(convert.argv)
     assert (flags["qformat"], flags["num_medusa_heads"], flags["max_draft_len"]) == ("full_prec", "4", "3")
-    _, build = compile_steps(request(tmp_path, speculation=drafts("draft_target", tmp_path, max_draft_tokens=5)))
-    assert words_of(build.argv)["speculative_decoding_mode"] == "draft_tokens_external"
 
 
 def test_length_of_lookahead_drafts() -> None:

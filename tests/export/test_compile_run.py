@@ -71,7 +71,6 @@ def test_quantized_with_our_own_data(workshop: Path) -> None:
         ("eagle", {"max_draft_tokens": 2}, "EagleForCausalLM"),
         ("medusa", {"max_draft_tokens": 4}, "MedusaForCausalLM"),
         ("lookahead", {}, "LlamaForCausalLM"),
-        ("draft_target", {}, "LlamaForCausalLM"),
     ],
 )
 def test_engines_with_drafts(workshop: Path, method: str, settings: dict[str, int], architecture: str) -> None:

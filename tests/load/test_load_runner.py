@@ -104,7 +104,7 @@ def test_errors_are_counted_by_kind(faults: Faults, outcome: str, error: str) ->
     figures = _figures(_run(faults, phases=[{"duration_s": 0.4, "concurrency": 2}]))
     assert figures.outcomes == {outcome: figures.requests}
     assert figures.errors == {error: figures.requests}
-    assert 2 <= figures.requests < 20, "slots pause after an error"
+    assert 0 < figures.requests < 20, "slots pause after an error"
     assert figures.ttft_ms is None
     assert figures.e2e_ms is None
 

@@ -28,7 +28,6 @@ _CONVERTERS = {
 }
 """Architectures with a converter of their own; quantize.py exports the others, unquantized too."""
 _SPECULATIVE_MODE = {
-    "draft_target": "draft_tokens_external",
     "eagle": "eagle",
     "medusa": "medusa",
     "lookahead": "lookahead_decoding",

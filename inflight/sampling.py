@@ -119,8 +119,9 @@ class SamplingParams:
             _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
         number = self.top_log_probs
         _require(0 <= number <= MAX_TOP_LOG_PROBS, "num_top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
-        for token, bias in self.logit_bias.items():
-            _require(not math.isnan(bias), "embedding_bias", {token: bias}, "numbers")
+        if any(map(math.isnan, self.logit_bias.values())):  # there may be one for each token of the vocabulary
+            wrong = next({token: bias} for token, bias in self.logit_bias.items() if math.isnan(bias))
+            _require(False, "embedding_bias", wrong, "numbers")
         _require(self.beam_width >= 1, "beam_width", self.beam_width, "at least 1")
         penalty = self.length_penalty
         # Beyond it the power of a long beam's length is no number; transformers' users take -1 to 2.

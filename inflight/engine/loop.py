@@ -12,7 +12,7 @@ from typing import Protocol
 from inflight.engine.request import Output, Request
 from inflight.engine.snapshot import Snapshot
 from inflight.engine.stats import EngineStats
-from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull, ShuttingDown
+from inflight.errors import EngineFailure, InflightError, QueueFull, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -91,18 +91,13 @@ class EngineLoop:
         """Hand requests over, all or none; their outputs come through ``deliver``.
 
         Raises:
-            InvalidRequest: a request does not fit the model, or they are more than may ever wait.
+            InvalidRequest: a request does not fit the model.
             QueueFull: as many requests wait as may.
             ShuttingDown: the loop is closing.
         """
         for request in requests:
             self._engine.validate(request)
             request.arrival_ns = time.time_ns()
-        if len(requests) > self._max_queue_size:
-            raise InvalidRequest(
-                f"the request has {len(requests)} sequences (rows times num_return_sequences); "
-                f"the queue takes {self._max_queue_size}"
-            )
         with self._changed:
             if self._closing:
                 raise ShuttingDown("the server is stopping")

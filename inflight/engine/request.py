@@ -177,8 +177,8 @@ def check_request(request: Request, vocab_size: int, max_length: int, by_client:
         "bad_words_list": [token for bad in sampling.bad_sequences for token in bad],
     }
     for name, tokens in named.items():
-        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-        if wrong is not None:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < vocab_size)
             raise InvalidRequest(f"{name} has token {wrong}; it must be between 0 and {vocab_size - 1}")
     banned = {bad[0] for bad in sampling.bad_sequences if len(bad) == 1}
     banned |= {token for token, bias in sampling.logit_bias.items() if bias == -math.inf}

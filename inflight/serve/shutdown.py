@@ -40,8 +40,9 @@ CALM_LOOKS, LOOKS = 2, 8
 """Looks in a row that must find nothing until our own connection is closed, and until the server is killed: the last
 response may be on its way, and spans are sent once a second. They are counted, and not their time: where the whole
 machine stands still, the server is not at fault."""
-_BUSY = 0.05
-"""The share of one core of a stage that works; its threads that beat and export metrics use less."""
+_BUSY, _SERVER_BUSY = 0.05, 0.25
+"""The share of one core of a stage of text that works, and of a server that reads a request or writes an answer; the
+stage's threads that beat and export metrics use less, and so does the server for our looks and a Prometheus."""
 _TIDY_S = 2.0
 """The time that the stages of a server that has gone get to end what they have started, and themselves."""
 _GONE_S = 10.0
@@ -101,6 +102,8 @@ class _Seen(NamedTuple):
     calls: list[int]
     cpu_s: float
     """The time of the processor that the stages of text have used."""
+    server_cpu_s: float
+    """The time of the processor that the server itself has used."""
     at_s: float
     """When this was seen."""
 
@@ -132,24 +135,36 @@ class _Work:
     def _finds_none(self) -> bool:
         """Return whether each stage lives, has begun no call and no end, and the engine has no request.
 
-        A long prompt is neither a call nor a request of the engine yet, but the tokenizer computes.
+        A long prompt is neither a call nor a request of the engine yet, but the tokenizer computes. Nor is a large
+        body that the server still parses, or a large answer that it writes: it computes itself.
         """
         seen, self._seen = self._seen, self._look_at_stages()
         elapsed_s = self._seen.at_s - seen.at_s
-        still = self._seen.calls == seen.calls and self._seen.cpu_s - seen.cpu_s <= _BUSY * elapsed_s
+        still = (
+            self._seen.calls == seen.calls
+            and self._seen.cpu_s - seen.cpu_s <= _BUSY * elapsed_s
+            and self._seen.server_cpu_s - seen.server_cpu_s <= _SERVER_BUSY * elapsed_s
+        )
         lives = all(now > before for now, before in zip(self._seen.beats, seen.beats, strict=True))
         rests = not any(pulse.closed or pulse.call for _, pulse in self._stages.values())
         return still and lives and rests and self._metrics is not None and _has_no_request(self._metrics)
 
     def _look_at_stages(self) -> _Seen:
         pulses = [pulse for _, pulse in self._stages.values()]
-        texts = [look_at(process) for process, (name, _) in self._stages.items() if name != ENGINE]
+        texts = [process for process, (name, _) in self._stages.items() if name != ENGINE]
         return _Seen(
             [pulse.beats for pulse in pulses],
             [pulse.calls for pulse in pulses],
-            sum(state.cpu_s for state in texts if state is not None),
+            sum(map(_cpu_s, texts)),
+            _cpu_s(self._server),
             time.monotonic(),
         )
+
+
+def _cpu_s(process: int) -> float:
+    """Return the time of the processor that a process has used; 0: there is none."""
+    state = look_at(process)
+    return 0.0 if state is None else state.cpu_s
 
 
 def _connection(host: str, port: int) -> HTTPConnection | None:

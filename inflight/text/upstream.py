@@ -144,10 +144,10 @@ class UpstreamPreprocessor(Preprocessor):
 
     def _read(self, request: RawRequest) -> Inputs:
         inputs = super()._read(request)
-        sequences = inputs.scalar("num_return_sequences", 0, 1)
+        sequences, streaming = inputs.common("num_return_sequences", 1), bool(inputs.common("stream", False))
         check_sequences(sequences, self._limits)
         if not self._decoupled:
-            check_one_response(bool(inputs.scalar("stream", 0, False)), sequences, inputs.rows)
+            check_one_response(streaming, sequences, inputs.rows)
         return inputs
 
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:

@@ -66,9 +66,14 @@ class EngineStage:
                 parameters = adapter.read_parameters(request)
                 sender = self._traces.sender(sender, arrays, parameters, adapter.read_id(request))
                 check_parameters(parameters, _KNOWN)
-                limits, kind = self._deployment.limits, self._deployment.engine.kind
                 options, subrequests = read_request(
-                    arrays, adapter.read_id(request), limits, self._vocab_size, self._decoupled, engine=kind
+                    arrays,
+                    adapter.read_id(request),
+                    self._deployment.limits,
+                    self._vocab_size,
+                    self._decoupled,
+                    engine=self._deployment.engine.kind,
+                    max_sequences=self._deployment.batching.max_queue_size,
                 )
                 self._accept(sender, options, subrequests)
             except Exception as error:

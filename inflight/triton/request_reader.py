@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 
@@ -78,10 +78,12 @@ def read_request(
     vocab_size: int,
     decoupled: bool,
     engine: str,
+    max_sequences: int,
 ) -> tuple[OutputOptions, list[SubRequest]]:
     """Read one Triton request: how it wants its answers, and its sequences (batch rows x num_return_sequences).
 
-    ``engine`` is the deployment's ``engine.kind``: what it does not serve is refused.
+    ``engine`` is the deployment's ``engine.kind``: what it does not serve is refused. ``max_sequences``: as many as the
+    queue takes; more are refused before any of them is read, which takes milliseconds each.
 
     Raises:
         InvalidRequest, UnsupportedFeature: by name.
@@ -91,6 +93,10 @@ def read_request(
         raise InvalidRequest("input_ids is missing or empty")
     inputs = Inputs(arrays, ENGINE_INPUTS, rows=len(ids), engine=engine)
     options = _options(inputs, limits, vocab_size)
+    if (count := inputs.rows * options.sequences) > max_sequences:
+        raise InvalidRequest(
+            f"the request has {count} sequences (rows times num_return_sequences); the queue takes {max_sequences}"
+        )
     if not decoupled:
         check_one_response(options.streaming, options.sequences)
     subrequests = []
@@ -115,25 +121,17 @@ def read_request(
 
 
 def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOptions:
-    sequences = _common(inputs, "num_return_sequences", 1)
+    sequences = inputs.common("num_return_sequences", 1)
     check_sequences(sequences, limits)
-    if _common(inputs, "beam_width", 1) > 1 and sequences > 1:
+    if inputs.common("beam_width", 1) > 1 and sequences > 1:
         raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
     return OutputOptions(
-        **{name: bool(_common(inputs, name, False)) for name in _FLAGS},
-        pad_id=_common(inputs, "pad_id", 0),
+        **{name: bool(inputs.common(name, False)) for name in _FLAGS},
+        pad_id=inputs.common("pad_id", 0),
         vocab_size=vocab_size,
         batch_size=inputs.rows,
         sequences=sequences,
     )
-
-
-def _common(inputs: Inputs, name: str, default: Any) -> Any:
-    """Return a value that all rows of a request must share."""
-    values = {inputs.scalar(name, row, default) for row in range(inputs.rows)}
-    if len(values) > 1:
-        raise InvalidRequest(f"{name} differs between the rows of the batch; one request has one")
-    return values.pop()
 
 
 def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:

@@ -96,8 +96,8 @@ class ResponseStreams:
         """Keys with something to send, oldest first."""
         self._urgent: dict[int, None] = {}
         """The keys among them that must not wait: those of first tokens and last ones."""
-        self._heartbeat_to: _RequestStream | None = None
-        """The request to which a heartbeat is being sent."""
+        self._polled: _RequestStream | None = None
+        """The request that is asked whether its client has gone, or that gets a heartbeat."""
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
@@ -142,16 +142,17 @@ class ResponseStreams:
                 self._changed.notify()
 
     def forget(self, subrequests: list[SubRequest]) -> None:
-        """Drop a request that the engine refused, and wait for a heartbeat to it that is being sent.
+        """Drop a request that the engine refused, and wait until it is not polled any more.
 
-        Triton (2.51) frees a request's response objects with the last response: one sent beside it ends the server.
+        Triton (2.51) frees a request's response objects with the last response: a heartbeat sent beside it ends the
+        server, and a question whether the client has gone reads freed memory.
         """
         with self._changed:
             for subrequest in subrequests:
                 stream = self._streams.pop(subrequest.request.key, None)
                 if stream is not None:
                     stream.open.discard(subrequest.request.key)
-                    while self._heartbeat_to is stream:
+                    while self._polled is stream:
                         self._changed.wait()
 
     def keys_beside(self, keys: list[int]) -> list[int]:
@@ -305,19 +306,19 @@ class ResponseStreams:
                 log.exception("request of stream %d could not be polled", key)
 
     def _poll_one(self, key: int, request: _RequestStream, now: float, interval: float) -> None:
-        if not request.options.heartbeat:
-            if request.sender.is_cancelled():
-                for one in self.keys_beside([key]):
-                    self._loop.cancel(one)
-        elif self._decoupled and now - request.last_sent >= interval:
-            request.last_sent = now
-            with self._changed:
-                if key not in request.open:  # the engine refused it, and Triton's thread answers it with the error
-                    return
-                self._heartbeat_to = request
-            try:
+        with self._changed:
+            if key not in request.open:  # the engine refused it, and Triton's thread answers it with the error
+                return
+            self._polled = request
+        try:
+            if not request.options.heartbeat:
+                if request.sender.is_cancelled():
+                    for one in self.keys_beside([key]):
+                        self._loop.cancel(one)
+            elif self._decoupled and now - request.last_sent >= interval:
+                request.last_sent = now
                 self._send_arrays(request, response_writer.heartbeat_arrays(key), final=False)
-            finally:
-                with self._changed:
-                    self._heartbeat_to = None
-                    self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._polled = None
+                self._changed.notify_all()

@@ -93,6 +93,18 @@ def test_a_stop_sequence_ends_a_beam_and_is_shown() -> None:
     assert (best.tokens, best.finish_reason) == ((A, B), FinishReason.STOP)
 
 
+def test_tokens_of_beams_that_end_are_collected_at_the_end_of_the_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them make room for better ones; and in each step a client can have many end, however long they are."""
+    steps: list[list[Candidates]] = [[[(A, -0.1), (B, -0.5), (C, -9.0)]]]
+    steps += [[[(END, -0.2), (A, -0.3), (C, -9.0)], [(END, -0.2), (B, -0.4), (C, -9.0)]]] * 5
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveBeam, "last", None)
+        search = stepped(steps, early_stopping=False, length_penalty=5.0)
+    [best, second] = search.results(FinishReason.CANCELLED)
+    assert (len(best.tokens), len(second.tokens)) == (5, 6)
+    assert (best.finish_reason, second.finish_reason) == (FinishReason.STOP, FinishReason.CANCELLED)
+
+
 def test_early_stopping_ends_with_enough_beams_and_without_it_a_better_one_is_waited_for() -> None:
     steps: list[list[Candidates]] = [
         [[(A, -0.1), (B, -0.2), (C, -7.0)]],

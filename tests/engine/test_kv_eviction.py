@@ -223,7 +223,7 @@ DECODE = ["retention_decode_priority", "retention_decode_duration_ms"]
 def _read(engine: str = "pytorch", **values: list[int]) -> tuple[RetentionRange, ...]:
     arrays = {"input_ids": np.arange(8)[None], "request_output_len": np.array([[4]])}
     arrays |= {name: np.array([given], np.int32) for name, given in values.items()}
-    _, [part] = read_request(arrays, "", LimitSettings(), 100, True, engine)
+    _, [part] = read_request(arrays, "", LimitSettings(), 100, True, engine, max_sequences=256)
     return part.request.retention
 
 

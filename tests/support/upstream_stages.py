@@ -24,7 +24,7 @@ class Stages:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int = LENGTH, **settings: Any) -> None:
         self.postprocessor = UpstreamPostprocessor(tokenizer)
-        self._preprocessor = UpstreamPreprocessor(tokenizer, LimitSettings(), self._announce, max_length, **settings)
+        self.preprocessor = UpstreamPreprocessor(tokenizer, LimitSettings(), self._announce, max_length, **settings)
         self.stops = 0
 
     def _announce(self, announcements: bytes) -> list[int | None]:
@@ -39,7 +39,7 @@ class Stages:
         if "stop_words" in more:
             words = more["stop_words"] if isinstance(more["stop_words"], list) else [more["stop_words"]]
             arrays["stop_words"] = np.array([[word.encode() for word in words]] * rows, object)
-        [result] = self._preprocessor.preprocess([RawRequest(arrays, {}, request_id)])
+        [result] = self.preprocessor.preprocess([RawRequest(arrays, {}, request_id)])
         if isinstance(result, Exception):
             raise result
         return result

@@ -19,7 +19,7 @@ def read(engine: str = "pytorch", rows: int = 1, **more: Any) -> list[SamplingPa
         name: np.array(value).reshape(-1, 1).repeat(1 if np.ndim(value) else rows, 0) for name, value in scalars.items()
     }
     arrays["input_ids"] = np.ones((rows, 3), np.int32)
-    _, parts = read_request(arrays, "", LimitSettings(), 100, True, engine)
+    _, parts = read_request(arrays, "", LimitSettings(), 100, True, engine, max_sequences=256)
     return [part.request.sampling for part in parts]
 
 

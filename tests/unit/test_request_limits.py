@@ -11,6 +11,7 @@ from inflight.errors import InvalidRequest
 from inflight.sampling import MAX_SEED, SamplingParams
 from inflight.settings.deployment import LimitSettings
 from inflight.text.preprocess import Arrays, Preprocessor, RawRequest
+from inflight.triton import request_reader
 from inflight.triton.request_reader import read_request
 from tests.support.tokenizers import make_tokenizer
 
@@ -31,7 +32,7 @@ def _read(sequences: int = 1, **more: Any) -> list[SamplingParams]:
     scalars = {"request_output_len": 4, "num_return_sequences": sequences}
     arrays = {name: np.array([[value]]) for name, value in scalars.items()}
     arrays["input_ids"] = np.ones((1, 9), np.int32)
-    _, parts = read_request(arrays | more, "", LIMITS, 100, True, "pytorch")
+    _, parts = read_request(arrays | more, "", LIMITS, 100, True, "pytorch", max_sequences=256)
     return [part.request.sampling for part in parts]
 
 
@@ -78,6 +79,16 @@ def test_words_and_ids_at_the_engine(more: dict[str, np.ndarray], message: str) 
     with pytest.raises(InvalidRequest) as refused:
         _read(**more)
     assert str(refused.value) == message
+
+
+def test_more_sequences_than_the_queue_takes_are_refused_before_any_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes milliseconds, in the one thread that takes requests."""
+    monkeypatch.setattr(request_reader, "_sampling", None)
+    with pytest.raises(InvalidRequest, match=r"the request has 8 sequences .*; the queue takes 7"):
+        read_request(
+            {"input_ids": np.ones((2, 9), np.int32), "num_return_sequences": np.array([[4], [4]])},
+            "", LIMITS, 100, True, "pytorch", max_sequences=7,
+        )  # fmt: skip
 
 
 def test_what_is_within_the_limits_is_read() -> None:

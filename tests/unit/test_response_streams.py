@@ -193,10 +193,15 @@ def test_one_failed_sequence_fails_its_request_and_cancels_the_others(streams: R
     assert len(streams) == 0
 
 
-def test_a_request_that_the_engine_refused_is_forgotten(stage: Stage) -> None:
-    streams = ResponseStreams(stage, True)  # its thread, which does not run, would send heartbeats
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_a_request_that_the_engine_refused_is_forgotten(
+    stage: Stage, heartbeat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = ResponseStreams(stage, True)  # its thread, which does not run, would poll it
     sender, subrequests = FakeSender(), _subrequests(2)
-    streams.open(sender, _options(sequences=2, heartbeat=True), subrequests)
+    asked: list[bool] = []
+    monkeypatch.setattr(sender, "is_cancelled", lambda: asked.append(True))
+    streams.open(sender, _options(sequences=2, heartbeat=heartbeat), subrequests)
     assert set(streams.keys_beside([subrequests[0].request.key])) == {
         subrequest.request.key for subrequest in subrequests
     }
@@ -207,7 +212,32 @@ def test_a_request_that_the_engine_refused_is_forgotten(stage: Stage) -> None:
         subrequests[0].request.key, request, time.monotonic(), interval=0
     )  # of a round that had begun before
     assert not sender.sent
+    assert not asked
     assert not sender.ended.is_set()
+
+
+def test_a_refusal_waits_for_the_question_whether_its_client_has_gone(streams: ResponseStreams) -> None:
+    """Triton frees with the last response what the question reads."""
+    asking, goes_on, asked = threading.Event(), threading.Event(), []
+
+    class Slow(FakeSender):
+        def is_cancelled(self) -> bool:
+            asking.set()
+            asked.append(goes_on.wait(30))
+            return False
+
+    sender, subrequests = Slow(), _subrequests(2)
+    streams.open(sender, _options(sequences=2), subrequests)
+    assert asking.wait(30)
+    with ThreadPoolExecutor(1) as pool:
+        forgotten = pool.submit(streams.forget, subrequests)
+        with pytest.raises(TimeoutError):
+            forgotten.result(0.3)
+        goes_on.set()
+        forgotten.result(30)
+    assert asked == [True]
+    time.sleep(2 * HEARTBEAT_S)
+    assert asked == [True], "it is not asked any more"
 
 
 def test_a_refusal_waits_for_a_heartbeat_that_is_being_sent(streams: ResponseStreams) -> None:

@@ -89,13 +89,13 @@ def test_a_server_without_requests_is_not_waited_for(
     assert end_server(server, NOWHERE, "http://127.0.0.1:1/metrics", 90) == (-signal.SIGKILL if killed else 1)
 
 
-@pytest.mark.parametrize("fault", ["works", "ends", "calls", "in a call", "starves"])
+@pytest.mark.parametrize("fault", ["works", "the server works", "ends", "calls", "in a call", "starves"])
 def test_a_stage_that_may_have_work_is_waited_for(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """A long prompt in the tokenizer is no request of the engine yet; and a stage that ends is given its time."""
+    """A long prompt in the tokenizer, or a body that is parsed, is no request of the engine yet; a stage may end."""
     counts = SimpleNamespace(beats=0, calls=4, call=None, closed=False)
-    cpu_s = [0.0]
-    monkeypatch.setattr(shutdown, "read_pulses", lambda server: {os.getpid(): ("tokenizer", counts)})
-    monkeypatch.setattr(shutdown, "look_at", lambda process: SimpleNamespace(cpu_s=cpu_s[0]))
+    stage, cpu_s = os.getpid() + 1, {os.getpid(): 0.0, os.getpid() + 1: 0.0}
+    monkeypatch.setattr(shutdown, "read_pulses", lambda server: {stage: ("tokenizer", counts)})
+    monkeypatch.setattr(shutdown, "look_at", lambda process: SimpleNamespace(cpu_s=cpu_s[process]))
     monkeypatch.setattr(shutdown, "_has_no_request", lambda metrics: True)
     work = shutdown._Work(os.getpid(), "http://127.0.0.1:1/metrics")
 
@@ -107,7 +107,9 @@ def test_a_stage_that_may_have_work_is_waited_for(monkeypatch: pytest.MonkeyPatc
     assert [look(), look()] == [1, 2]
     match fault:
         case "works":
-            cpu_s[0] += 1000
+            cpu_s[stage] += 1000
+        case "the server works":
+            cpu_s[os.getpid()] += 1000
         case "ends":
             counts.closed = True
         case "calls":

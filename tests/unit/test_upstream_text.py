@@ -165,6 +165,27 @@ def test_what_needs_several_responses_needs_a_decoupled_deployment(
         Stages(tokenizer, decoupled=False).preprocess("id", **asked)
 
 
+@each_row(
+    ("name", "values", "problem"),
+    [
+        ("num_return_sequences", [1, 0], "differs between the rows"),
+        ("num_return_sequences", [1, 10**6], "differs between the rows"),
+        ("stream", [True, False], "differs between the rows"),
+    ],
+)
+def test_rows_that_differ_in_what_a_request_has_once_fail_alone(
+    tokenizer: Tokenizer, name: str, values: list[Any], problem: str
+) -> None:
+    texts = np.array([[PROMPT.encode()]] * 2, object)
+    wrong = {"text_input": texts, name: np.array([[value] for value in values])}
+    good, bad = Stages(tokenizer).preprocessor.preprocess(
+        [RawRequest({"text_input": texts}, {}, "good"), RawRequest(wrong, {}, "bad")]
+    )
+    assert isinstance(good, dict)
+    assert isinstance(bad, InvalidRequest)
+    assert f"{name} {problem}" in str(bad)
+
+
 REFUSED = [tensor for tensor in ENSEMBLE_INPUTS if not tensor.served("tensorrtllm")]
 
 

@@ -69,7 +69,7 @@ class BeamGroup:
             if unclaimed.pop(parent, None):
                 heirs.append((parent.table, parent.tokens))
             else:  # another beam goes on with the parent's own blocks
-                heirs.append((cache.fork(parent.table), parent.tokens))
+                heirs.append((cache.fork(parent.table), parent.tokens.copy()))
         for table in unclaimed.values():
             assert table is not None
             leader.count_blocks(table)
@@ -77,8 +77,8 @@ class BeamGroup:
         new = [leader.fork() for _ in range(len(heirs) - len(members))]
         prompt = len(leader.request.prompt)
         for member, beam, (table, tokens) in zip(leader.members, self._search.live, heirs, strict=True):
-            new_tokens = [one.token for one in beam.last(prompt + beam.length - len(tokens))]
-            member.continue_as(table, tokens + new_tokens)
+            tokens += [one.token for one in beam.last(prompt + beam.length - len(tokens))]
+            member.continue_as(table, tokens)
             if reserve:  # one more: a shared block may have to be copied
                 cache.reserve(table, cache.blocks_for(leader.longest) - len(table.blocks) + 1)
         self.must_fork = False

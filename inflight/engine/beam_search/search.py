@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 from inflight.engine.request import Beam, FinishReason
 from inflight.sampling import SamplingParams
@@ -41,6 +42,14 @@ class LiveBeam:
         return beams[::-1]
 
 
+class _Ended(NamedTuple):
+    """A continuation that is not searched on. Its tokens are collected at the search's end only: most do not last."""
+
+    beam: LiveBeam
+    score: float
+    reason: FinishReason
+
+
 class BeamSearch:
     """The search for one prompt's most likely continuations."""
 
@@ -52,7 +61,7 @@ class BeamSearch:
         self._end_ids = frozenset() if sampling.ignore_eos else sampling.end_ids
         self.live = [LiveBeam()]
         """Best first; at the start there is one, and from the first token on as many as the width."""
-        self._finished: list[Beam] = []
+        self._finished: list[_Ended] = []
         self.done = False
 
     @property
@@ -83,7 +92,7 @@ class BeamSearch:
                 if len(live) == self.width:
                     break
             elif rank < self.width:
-                self._finished.append(self._ended(beam, reason))
+                self._finished.append(_Ended(beam, self._score(beam), reason))
         self._finished = self._best(self._finished)
         self.live = live
         self.done = not live or self._is_settled()
@@ -93,8 +102,8 @@ class BeamSearch:
 
         ``reason``: why the search ends, which is why those end that are not finished.
         """
-        alive = [] if self.done else [self._ended(beam, reason) for beam in self.live]
-        return self._best([*self._finished, *alive])
+        alive = [] if self.done else [_Ended(beam, self._score(beam), reason) for beam in self.live]
+        return [self._given_out(ended) for ended in self._best([*self._finished, *alive])]
 
     def _end_of(self, beam: LiveBeam) -> FinishReason | None:
         """Return why a continuation ends with its last token, if it does."""
@@ -106,19 +115,20 @@ class BeamSearch:
             return FinishReason.STOP
         return FinishReason.LENGTH if beam.length >= self._max_tokens else None
 
-    def _ended(self, beam: LiveBeam, reason: FinishReason) -> Beam:
+    def _given_out(self, ended: _Ended) -> Beam:
         """Return a beam as it is given out: an end id counts in its score and is not among its tokens."""
+        beam = ended.beam
         steps = beam.last(beam.length)
         if steps and beam.token in self._end_ids:
             steps.pop()
         tokens, log_probs = tuple(one.token for one in steps), tuple(one.log_prob for one in steps)
-        return Beam(tokens, log_probs, beam.cum_log_prob, self._score(beam), reason)
+        return Beam(tokens, log_probs, beam.cum_log_prob, ended.score, ended.reason)
 
     def _score(self, beam: LiveBeam) -> float:
         """Return what beams are ranked by: the log-prob over the length to the power of the length penalty."""
         return beam.cum_log_prob / beam.length**self._sampling.length_penalty if beam.length else beam.cum_log_prob
 
-    def _best(self, beams: list[Beam]) -> list[Beam]:
+    def _best(self, beams: list[_Ended]) -> list[_Ended]:
         return sorted(beams, key=attrgetter("score"), reverse=True)[: self.width]
 
     def _is_settled(self) -> bool:

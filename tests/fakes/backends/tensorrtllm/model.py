@@ -159,7 +159,7 @@ class TritonPythonModel:
         arrays = _with_upstreams_defaults(arrays)
         kind = "pytorch"  # what stands in; the tensors that it has and upstream has not are in no pbtxt of this model
         options, subrequests = read_request(
-            arrays, request_id, self._limits, self._vocab_size, self._decoupled, engine=kind
+            arrays, request_id, self._limits, self._vocab_size, self._decoupled, engine=kind, max_sequences=256
         )
         running = Running(
             sender, options, {one.request.key: one for one in subrequests}, time.monotonic_ns(), request_id

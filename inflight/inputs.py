@@ -89,11 +89,7 @@ class Inputs:
         return array.reshape(-1)[row].item() if array.dtype != np.object_ else array.reshape(-1)[row]
 
     def common(self, name: str, default: Any = None) -> Any:
-        """Return the value of ``name`` that all rows share, or ``default`` when absent.
-
-        Raises:
-            InvalidRequest: rows differ in it, or it has not one element per row.
-        """
+        """Return the value of ``name`` that all rows share, or ``default``. Raises InvalidRequest where they differ."""
         values = {self.scalar(name, row, default) for row in range(self.rows)}
         if len(values) > 1:
             raise InvalidRequest(f"{name} differs between the rows of the batch; one request has one")

@@ -135,19 +135,17 @@ class _Work:
     def _finds_none(self) -> bool:
         """Return whether each stage lives, has begun no call and no end, and the engine has no request.
 
-        A long prompt is neither a call nor a request of the engine yet, but the tokenizer computes. Nor is a large
-        body that the server still parses, or a large answer that it writes: it computes itself.
+        A long prompt in the tokenizer, and a body that the server parses, are no request of the engine yet, and an
+        answer that the server writes is none any more: then these processes compute.
         """
         seen, self._seen = self._seen, self._look_at_stages()
         elapsed_s = self._seen.at_s - seen.at_s
-        still = (
-            self._seen.calls == seen.calls
-            and self._seen.cpu_s - seen.cpu_s <= _BUSY * elapsed_s
-            and self._seen.server_cpu_s - seen.server_cpu_s <= _SERVER_BUSY * elapsed_s
-        )
+        computes = self._seen.cpu_s - seen.cpu_s > _BUSY * elapsed_s
+        computes |= self._seen.server_cpu_s - seen.server_cpu_s > _SERVER_BUSY * elapsed_s
         lives = all(now > before for now, before in zip(self._seen.beats, seen.beats, strict=True))
         rests = not any(pulse.closed or pulse.call for _, pulse in self._stages.values())
-        return still and lives and rests and self._metrics is not None and _has_no_request(self._metrics)
+        rests &= self._seen.calls == seen.calls and not computes
+        return lives and rests and self._metrics is not None and _has_no_request(self._metrics)
 
     def _look_at_stages(self) -> _Seen:
         pulses = [pulse for _, pulse in self._stages.values()]

@@ -66,14 +66,10 @@ class EngineStage:
                 parameters = adapter.read_parameters(request)
                 sender = self._traces.sender(sender, arrays, parameters, adapter.read_id(request))
                 check_parameters(parameters, _KNOWN)
+                settings, most = self._deployment, self._deployment.batching.max_queue_size
+                name = adapter.read_id(request)
                 options, subrequests = read_request(
-                    arrays,
-                    adapter.read_id(request),
-                    self._deployment.limits,
-                    self._vocab_size,
-                    self._decoupled,
-                    engine=self._deployment.engine.kind,
-                    max_sequences=self._deployment.batching.max_queue_size,
+                    arrays, name, settings.limits, self._vocab_size, self._decoupled, settings.engine.kind, most
                 )
                 self._accept(sender, options, subrequests)
             except Exception as error:

@@ -51,6 +51,6 @@ def report_rows(measure: Callable[[], Iterable[Any]], title: str, command: str, 
     """Measure, show a row for each dataclass, and write all rows to the file ``output``; a failure is one line."""
     with one_line_errors(console):
         rows = [asdict(result) for result in measure()]
-    print_table(title, rows)
-    if output is not None:
-        write_results(output, command, rows)
+        print_table(title, rows)
+        if output is not None:
+            write_results(output, command, rows)

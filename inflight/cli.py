@@ -62,10 +62,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
-    help="LLM serving on Triton Inference Server.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    cls=_Commands, help="LLM serving on Triton Inference Server.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
 

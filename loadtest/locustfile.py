@@ -51,6 +51,8 @@ PAUSE_AFTER_FAILURE_S = 0.1
 """A user waits so long after a failure, as a session of `inflight load` does, or a dead server would get a flood."""
 MOST_WORKERS = 1024
 """Worker i takes the sessions i, i + 1024, i + 2048, ...: no two workers send the same one."""
+PLACES_APART = 127
+"""Of a trace every worker replays all sessions, and begins so many after the worker before it."""
 _logger = logging.getLogger(__name__)
 _seen: set[str] = set()
 """Kinds of failures of which one message is in the log."""
@@ -164,9 +166,10 @@ class ScenarioUser(User):
             answers.append(one.text)
 
     def _next_session(self) -> Session:
-        number = self.environment.runner.worker_index + MOST_WORKERS * next(ScenarioUser._numbers)
-        replayed = len(self._workload.arrivals) if self._workload.scenario.trace else 0
-        return self._workload.session(number % replayed if replayed else number)
+        worker, number = self.environment.runner.worker_index, next(ScenarioUser._numbers)
+        if self._workload.scenario.trace:  # every worker replays all of it, each from a place of its own
+            return self._workload.session((PLACES_APART * worker + number) % len(self._workload.arrivals))
+        return self._workload.session(worker + MOST_WORKERS * number)
 
     def _ask(self, one: Observation, answers: list[str], stream: bool) -> None:
         """Send one turn and note what comes back; a plan to cancel it after some time is kept."""

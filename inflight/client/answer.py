@@ -64,27 +64,27 @@ class Chunk:
 
 
 def read_chunk(outputs: Outputs, top_log_probs: int = 0) -> Chunk:
-    """Return the chunk that one response carries; ``top_log_probs`` as requested, to group that flattened tensor."""
+    """Return the chunk that one response carries; ``top_log_probs`` as requested, to group that flattened tensor.
+
+    Raises EngineFailure: its tensors do not go together, as those of another server may.
+    """
 
     def first(name: str) -> Any:
         return next(iter(outputs.get(name, ())), None)
 
-    likeliest = list(zip(outputs.get("top_log_prob_ids", ()), outputs.get("top_log_probs", ()), strict=True))
-    width = max(top_log_probs, 1)
-    best, *others = _beams(outputs)
+    try:
+        likeliest = list(zip(outputs.get("top_log_prob_ids", ()), outputs.get("top_log_probs", ()), strict=True))
+        width, index = max(top_log_probs, 1), int(first("sequence_index") or 0)
+        best, *others = _beams(outputs)
+    except (TypeError, ValueError) as error:
+        raise EngineFailure(f"a response is not one of Inflight's: {error}") from error
+    grouped = tuple(tuple(likeliest[at : at + width]) for at in range(0, len(likeliest), width))
+    usage = Usage(first("num_input_tokens"), first("num_output_tokens"))
     return Chunk(
-        text=best.text,
-        index=first("sequence_index") or 0,
-        finish_reason=first("finish_reason") or None,
-        usage=Usage(first("num_input_tokens"), first("num_output_tokens")),
-        start=first("text_start"),
-        end=first("text_end"),
-        cum_log_prob=best.cum_log_prob,
-        log_probs=best.log_probs,
-        top_log_probs=tuple(tuple(likeliest[at : at + width]) for at in range(0, len(likeliest), width)),
-        other_beams=tuple(others),
+        best.text, index, first("finish_reason") or None, usage, start=first("text_start"), end=first("text_end"),
+        cum_log_prob=best.cum_log_prob, log_probs=best.log_probs, top_log_probs=grouped, other_beams=tuple(others),
         outputs=outputs,
-    )
+    )  # fmt: skip
 
 
 def _beams(outputs: Outputs) -> list[Completion]:

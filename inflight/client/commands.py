@@ -29,8 +29,7 @@ if TYPE_CHECKING:  # a terminal's libraries are loaded by the command that needs
     from inflight.client.chat import Chat
 
 _Url = Annotated[
-    str,
-    typer.Option(envvar="INFLIGHT_URL", help="host:port is gRPC (grpcs:// with TLS); http:// or https:// is HTTP."),
+    str, typer.Option(envvar="INFLIGHT_URL", help="host:port is gRPC (grpcs:// with TLS); http:// or https:// is HTTP.")
 ]
 _Model = Annotated[str, typer.Option(help="Triton model to ask.")]
 _MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; by default the server's limit.")]

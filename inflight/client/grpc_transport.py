@@ -6,6 +6,7 @@ are decoupled and that are not alike; HTTP/2 carries them all on one connection.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from inflight.addresses import is_loopback
 from inflight.client.answer import Health, Outputs
 from inflight.client.errors import from_wire
 from inflight.client.request import INPUTS, NUMPY_TYPES, Request
+from inflight.errors import EngineFailure
 
 
 @dataclass
@@ -124,11 +126,14 @@ def encode_request(request: Request, model: str) -> pb.ModelInferRequest:
 
 
 def decode_response(message: pb.ModelInferResponse) -> dict[str, list[Any]]:
-    """Return the tensors of a response, flattened."""
+    """Return the tensors of a response, flattened. Raises EngineFailure: one is not what it says of itself."""
     tensors: dict[str, list[Any]] = {}
-    for output, raw in zip(message.outputs, message.raw_output_contents, strict=True):
-        if output.datatype == contract.BYTES:
-            tensors[output.name] = [value.decode(errors="replace") for value in deserialize_bytes_tensor(raw)]
-        else:
-            tensors[output.name] = np.frombuffer(raw, NUMPY_TYPES[output.datatype]).tolist()
+    try:
+        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True):
+            if output.datatype == contract.BYTES:
+                tensors[output.name] = [value.decode(errors="replace") for value in deserialize_bytes_tensor(raw)]
+            else:
+                tensors[output.name] = np.frombuffer(raw, NUMPY_TYPES[output.datatype]).tolist()
+    except (KeyError, ValueError, struct.error) as error:
+        raise EngineFailure(f"a response cannot be decoded: {type(error).__name__}: {error}") from error
     return tensors

@@ -57,7 +57,7 @@ class HttpTransport:
                     raise error_of(response.status_code, await response.aread())
                 async for event in _events(response):
                     yield read_event(event)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ServerUnreachable(f"{self._url}: {error or type(error).__name__}") from error
 
     async def health(self) -> Health:
@@ -70,11 +70,12 @@ class HttpTransport:
             if await self._says_yes("/v2/health/ready"):  # the model may have become ready with it just now
                 return Health.READY if await self._says_yes(f"{self._path}/ready") else Health.NO_MODEL
             return Health.LOADING if await self._says_yes("/v2/health/live") else Health.SILENT
-        except httpx.TransportError:
+        except httpx.RequestError:
             return Health.SILENT
 
     async def _says_yes(self, path: str) -> bool:
-        return (await self._client().get(path, timeout=self._connect_timeout)).status_code == httpx.codes.OK
+        async with self._client().stream("GET", path, timeout=self._connect_timeout) as response:  # it may never end
+            return response.status_code == httpx.codes.OK
 
     async def close(self) -> None:
         """Close the connections; requests still running on them are cancelled."""
@@ -117,7 +118,7 @@ def read_event(line: bytes) -> dict[str, list[Any]]:
     except (ValueError, TypeError) as error:
         raise EngineFailure(f"an event of the stream is not a JSON object: {text[:80]!r}") from error
     if "error" in event:
-        raise from_wire(event["error"])
+        raise from_wire(str(event["error"]))
     return {name: value if isinstance(value, list) else [value] for name, value in event.items()}
 
 

@@ -73,6 +73,7 @@ def parse_address(url: str, default: str = "grpc", option: str = "--url", scheme
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
         host, port = parts.hostname, parts.port  # both are looked at only when asked for
+        (host or "").encode("idna")  # as the resolver will: UnicodeError is a ValueError
     except ValueError as error:
         raise InvalidRequest(f"{option} is {url!r}: {error}") from None
     if parts.scheme and parts.scheme not in schemes:

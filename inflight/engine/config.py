@@ -77,34 +77,17 @@ class EngineConfig:
         _log_chosen_sizes(deployment, size, fraction, tokens, on_gpu)
         unset = {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set
         return cls(
-            model=deployment.model,
-            device=engine.device,
-            dtype=engine.dtype,
-            threads=engine.threads,
-            batch_invariant=engine.batch_invariant,
-            block_size=cache.block_size,
-            num_blocks=num_blocks,
-            kv_cache_bytes=cache.bytes,
-            kv_cache_fraction=fraction,
-            kv_cache_dtype=cache.dtype,
-            prefix_reuse=cache.prefix_reuse,
-            eviction=cache.eviction,
-            offload_to=cache.offload.to,
-            offload_bytes=cache.offload.bytes,
-            offload_directory=cache.offload.directory,
+            model=deployment.model, max_sequence_length=deployment.limits.max_sequence_length,
+            device=engine.device, dtype=engine.dtype, threads=engine.threads, batch_invariant=engine.batch_invariant,
+            block_size=cache.block_size, num_blocks=num_blocks, kv_cache_bytes=cache.bytes, kv_cache_fraction=fraction,
+            kv_cache_dtype=cache.dtype, prefix_reuse=cache.prefix_reuse, eviction=cache.eviction,
+            offload_to=cache.offload.to, offload_bytes=cache.offload.bytes, offload_directory=cache.offload.directory,
             offload_min_tokens=cache.offload.min_tokens,
-            max_batch_size=size.sequences,
-            max_tokens_per_step=size.tokens,
-            prefill_chunk_tokens=chunk,
-            policy=batching.policy,
-            mode=batching.mode,
-            max_queue_delay_ms=batching.max_queue_delay_ms,
-            fairness=batching.fairness,
-            priority_aging_ns=batching.priority_aging_ns,
-            max_sequence_length=deployment.limits.max_sequence_length,
-            speculation=deployment.speculation,
-            automatic=frozenset(unset if on_gpu else ()),
-        )
+            max_batch_size=size.sequences, max_tokens_per_step=size.tokens, prefill_chunk_tokens=chunk,
+            policy=batching.policy, mode=batching.mode, max_queue_delay_ms=batching.max_queue_delay_ms,
+            fairness=batching.fairness, priority_aging_ns=batching.priority_aging_ns,
+            speculation=deployment.speculation, automatic=frozenset(unset if on_gpu else ()),
+        )  # fmt: skip
 
 
 def _log_chosen_sizes(

@@ -78,14 +78,8 @@ class Engine:
 
     def _new_cache(self, counts: CacheCounts | None = None) -> KvCacheManager:
         config = self._config
-        return KvCacheManager(
-            config.num_blocks,
-            config.block_size,
-            config.prefix_reuse,
-            config.eviction,
-            self._runner.offload_pool,
-            counts,
-        )
+        sizes = config.num_blocks, config.block_size
+        return KvCacheManager(*sizes, config.prefix_reuse, config.eviction, self._runner.offload_pool, counts)
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
@@ -346,23 +340,15 @@ class Engine:
         """Show what the engine holds as one value that does not change, because other threads read it at any time."""
         scheduler, cache = self._scheduler, self._cache
         self._state = EngineState(
-            active=len(self._sequences),
-            waiting=scheduler.num_waiting,
-            running=scheduler.num_running_requests,
-            paused=scheduler.num_paused,
-            step=step,
-            preemptions=scheduler.preemptions,
-            kv_blocks_max=cache.num_blocks,
-            kv_blocks_used=cache.num_used_blocks,
-            kv_blocks_cached=cache.num_cached_blocks,
-            kv_blocks_reserved=cache.num_reserved_blocks,
-            tokens_per_block=cache.block_size,
-            evictions=cache.counts.evictions,
+            active=len(self._sequences), waiting=scheduler.num_waiting, running=scheduler.num_running_requests,
+            paused=scheduler.num_paused, preemptions=scheduler.preemptions, step=step,
+            kv_blocks_max=cache.num_blocks, kv_blocks_used=cache.num_used_blocks,
+            kv_blocks_cached=cache.num_cached_blocks, kv_blocks_reserved=cache.num_reserved_blocks,
+            tokens_per_block=cache.block_size, evictions=cache.counts.evictions,
             offloaded_blocks=len(cache.offloaded) if cache.offloaded.capacity else 0,
             offload_blocks_limit=cache.offloaded.capacity,
-            offloaded_tokens=cache.counts.offloaded_tokens,
-            restored_tokens=cache.counts.restored_tokens,
-        )
+            offloaded_tokens=cache.counts.offloaded_tokens, restored_tokens=cache.counts.restored_tokens,
+        )  # fmt: skip
 
     def _check_idle(self) -> None:
         cache = self._cache

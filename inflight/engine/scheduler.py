@@ -81,6 +81,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that ends, wherever it is, and give its blocks back."""
         if sequence.table is not None:
+            # Drafts that its last step accepted were not in the step's plan.
+            self._queue.charge(sequence.request.client_id, sequence.count_served(sequence.computed))
             self._stop_running(sequence.members, sequence.release())
         self._queue.remove(sequence)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Source:
                 weight = float(number)
             except ValueError:
                 weight = 0.0
-            if not weight > 0:
+            if not 0 < weight < math.inf:
                 raise DeploymentError(f"data: the weight {number!r} is not a number above zero")
         if not path.is_file():
             raise DeploymentError(f"data: {path} is not a file; give FILE or FILE:WEIGHT, JSON lines or text")

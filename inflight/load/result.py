@@ -122,12 +122,17 @@ def make_directory(directory: Path | None, name: str) -> Path:
 
 
 def write_result(directory: Path, result: LoadResult) -> None:
-    """Write a result's figures and requests, and the scenario as it was read, into ``directory``, as ``write`` does."""
+    """Write a result's figures and requests, and the scenario as it was read, into ``directory``, as ``write`` does.
+
+    The summary goes first and comes last: a directory that has one is whole.
+    """
+    with _writing(directory):
+        (directory / SUMMARY).unlink(missing_ok=True)
+    write(directory / REQUESTS, "".join(json.dumps(one.as_json()) + "\n" for one in result.records))
+    write(directory / SCENARIO, result.scenario.source)
     # Of milliseconds, the fourth decimal is a tenth of a microsecond.
     summary = with_floats(result.summary(), lambda number: round(number, 4))
     write(directory / SUMMARY, json.dumps(summary, indent=1) + "\n")
-    write(directory / REQUESTS, "".join(json.dumps(one.as_json()) + "\n" for one in result.records))
-    write(directory / SCENARIO, result.scenario.source)
 
 
 def write(path: Path, content: str | bytes) -> Path:

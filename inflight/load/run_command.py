@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from inflight.addresses import nearest_of
 from inflight.errors import InflightError
 from inflight.load.measurements import send_delay_ms
 from inflight.load.report import counts, headline, report_page, verdict
@@ -120,7 +121,7 @@ def _command(scenario: Path, http: bool, seed: int | None, slo: str | None, scal
     options = [
         "--http" if http else "",
         "" if seed is None else f"--seed {seed}",
-        "" if slo is None else f"--slo {slo}",
+        "" if slo is None else f"--slo {shlex.quote(slo)}",
         "" if scale == 1 else f"--duration-scale {scale:g}",
     ]
     return " ".join(["inflight load run", shlex.quote(str(scenario)), *(option for option in options if option)])
@@ -145,14 +146,14 @@ def target_at(url: str | None, serve: Path | None, directory: Path | None, http:
     if serve is None:
         settings = deployment.server
         port = settings.http_port if http else settings.grpc_port
-        yield Target(url or f"{settings.host}:{port}", http, deployment, name)
+        yield Target(url or f"{nearest_of(settings.host)}:{port}", http, deployment, name)
         return
     deployment = override_server(deployment, dict(zip(_PORTS, free_ports(3), strict=True)))
     with _exit_on_sigterm(), TritonServer(serve, deployment) as server:
         with _console.status("starting the server"):
             server.wait_ready()
         port = deployment.server.http_port if http else deployment.server.grpc_port
-        yield Target(f"{deployment.server.host}:{port}", http, deployment, name)
+        yield Target(f"{nearest_of(deployment.server.host)}:{port}", http, deployment, name)
 
 
 @contextmanager
@@ -199,9 +200,11 @@ def run_scenario(scenario: Scenario, target: Target, seed: int | None, command: 
 
 
 async def _run(workload: Workload, target: Target) -> Runner:
+    cache = target.deployment.kv_cache
+    known = target.deployment.engine.kind == "pytorch" or "block_size" in cache.model_fields_set
     async with client_for(target.url, target.http) as client:
         await client.check(_READY_S)
-        runner = Runner(workload, client, target.deployment.kv_cache.block_size)
+        runner = Runner(workload, client, cache.block_size if known else None)
         showing = asyncio.create_task(_show_progress(runner))
         try:
             with _stopping(runner):
@@ -257,6 +260,6 @@ def _check_result(result: LoadResult, least: float | None) -> None:
     if not any(one.completed for one in result.records):
         raise LoadTestFailed(f"no request completed: {counts(result.figures)}")
     share = result.figures.slo_attainment
-    if least is not None and (share is None or share < least):
+    if least is not None and not (share is not None and share >= least):
         said = "no request can be judged" if share is None else f"{share:.2%} of the requests kept the limits"
         raise LoadTestFailed(f"{said}; --fail-below-slo is {least:g}")

@@ -59,6 +59,8 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
     end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
     if not end_ids and tokens.get("eos_token") in token_ids:
         end_ids = frozenset({token_ids[tokens["eos_token"]]})
+    if not all(type(token) is int for token in end_ids):
+        raise TypeError(f"eos_token_id is {ends!r}")
     pad_id = generation.get("pad_token_id", model.get("pad_token_id"))
     if pad_id is None:
         pad_id = token_ids.get(tokens.get("pad_token", ""), min(end_ids, default=None))
@@ -69,6 +71,8 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
     template = file.read_text(encoding="utf-8") if file.is_file() else tokenizer.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if not isinstance(template, str | None):
+        raise TypeError(f"chat_template is {template!r}")
     return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, model.get("max_position_embeddings"))
 
 

@@ -22,10 +22,7 @@ def split_last(output: Output) -> list[Output]:
     per_token = {name: getattr(output, name) for name in PER_TOKEN}
     before = {name: values and values[:-1] for name, values in per_token.items()}
     last = {name: values and values[-1:] for name, values in per_token.items()}
-    return [
-        replace(output, **before, context_logits=None, finish_reason=None, error=None),
-        replace(output, **last),
-    ]
+    return [replace(output, **before, context_logits=None, finish_reason=None, error=None), replace(output, **last)]
 
 
 def heartbeat_arrays(key: int) -> Arrays:

@@ -124,9 +124,12 @@ def test_what_comes_of_drafts_counts_and_what_is_cached_does_not() -> None:
     books.cache.mark_computed(first.table, first.computed + 3)
     books.step()
     assert _served(books.scheduler._queue, "one") == 14
+    books.cache.mark_computed(first.table, first.computed + 2)
+    books.scheduler.remove(first)
+    assert _served(books.scheduler._queue, "one") == 16, "also those of the step that it ends with"
     books.add(list(range(9)), max_tokens=1, client_id="two")
     books.step()
-    assert _served(books.scheduler._queue, "two") == 14 + 1, "8 of its 9 tokens come from the prefix cache"
+    assert _served(books.scheduler._queue, "two") == 16 + 1, "8 of its 9 tokens come from the prefix cache"
 
 
 def test_who_was_away_has_saved_nothing() -> None:

@@ -141,6 +141,19 @@ def test_what_was_popped_long_before_its_retention_ends_is_forgotten() -> None:
     assert len(queue._expiring) <= 65
 
 
+def test_places_that_expired_retention_has_left_are_forgotten() -> None:
+    """Blocks of a high priority expire before they are evicted, and others of the default priority go before them."""
+    now = [0]
+    queue = EvictionQueue(POLICIES["lru"], lambda: now[0])
+    for place in range(1000):
+        queue.offer(Node((place,), None, place, priority=90, expires_ns=now[0] + 1))
+        now[0] += 2
+        if place >= 20:
+            queue.pop()
+    assert len(queue) == 20
+    assert len(queue._heap) <= 2 * 20 + 65
+
+
 def test_a_leaf_that_went_to_another_queue_is_gone_from_the_first() -> None:
     first, second = (EvictionQueue(POLICIES["lru"]) for _ in range(2))
     moved, stays = Node((1,), None, 1, last_used=1), Node((2,), None, 2, last_used=2)

@@ -140,6 +140,49 @@ def test_an_option_that_would_change_the_output_is_refused_by_name(name: str, va
     assert read_model_config(data | {name: None}) == read_model_config(data)
 
 
+WRONG: list[tuple[str, Json, str]] = [
+    ("llama", {"architectures": {"a": 1}}, "architecture {'a': 1} is not supported"),
+    ("llama", {"architectures": [["x"]]}, "architecture ['x'] is not supported"),
+    ("llama", {"hidden_act": ["silu"]}, "activation ['silu'] is not one of"),
+    ("llama", {"head_dim": "16"}, "head_dim is '16'; it must be a positive integer"),
+    ("llama", {"head_dim": 16.0}, "head_dim is 16.0; it must be a positive integer"),
+    ("llama", {"head_dim": 15}, "do not go together"),
+    ("llama", {"head_dim": None, "hidden_size": 2}, "do not go together"),
+    ("llama", {"num_key_value_heads": 3}, "do not go together"),
+    ("llama", {"num_key_value_heads": -1}, "num_key_value_heads is -1; it must be a positive integer"),
+    ("llama", {"num_hidden_layers": True}, "num_hidden_layers is True; it must be a positive integer"),
+    ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; it must be a number above 0"),
+    ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number above 0"),
+    ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
+    ("llama", {"rope_parameters": "linear"}, "the parameters of RoPE are 'linear'"),
+    ("llama", {"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'; it must be a number above 0"),
+    ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
+    ("mistral", {"sliding_window": -4}, "sliding_window is -4; it must be a positive integer"),
+    ("qwen2", {"layer_types": None, "use_sliding_window": True, "max_window_layers": "2"}, "max_window_layers is '2'"),
+    ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a number above 0"),
+    (
+        "gemma3",
+        {"layer_types": None, "sliding_window_pattern": 0},
+        "sliding_window_pattern is 0; it must be a positive",
+    ),
+]
+
+
+@each_row(("name", "change", "problem"), WRONG)
+def test_values_of_another_kind_are_refused_by_name(name: str, change: Json, problem: str) -> None:
+    with pytest.raises(DeploymentError) as caught:
+        read_model_config(_read(name) | change)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_null_is_left_out() -> None:
+    data = _read("llama") | dict.fromkeys(("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "mlp_bias"))
+    config = read_model_config(data)
+    assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-6, False)
+    assert config.num_kv_heads == config.num_heads
+
+
 @each_row(
     "kinds", [["chunked_attention"] * 3, ["full_attention"], ["full_attention"] * 99, "full_attention", [None] * 3]
 )

@@ -66,6 +66,13 @@ def test_other_quantization_methods_are_refused(method: str | None) -> None:
     _refused(directory, f"quant_method is {method!r}", "modelopt", "FP8", "`inflight build`")
 
 
+def test_a_quantization_config_that_is_no_object_is_refused() -> None:
+    change = {"quantization_config": "modelopt"}
+    _refused(
+        _with(quantized("none").directory, lambda data: data.update(change), "config.json"), "quant_method is None"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,6 +80,16 @@ def test_nvfp4_rounds_ties_to_even_and_keeps_zeros() -> None:
     expected = torch.tensor([6, 0, 1, 1, 2, 2, 4, 4, 0, -1, -2, -4, 0.5, 6, 0, 3.0])
     assert torch.equal(fake_nvfp4(x, torch.tensor(1.0)), expected)
     assert torch.equal(fake_nvfp4(torch.zeros(2, 16), torch.tensor(1.0)), torch.zeros(2, 16))
+
+
+@pytest.mark.parametrize("fake", [fake_e4m3, fake_int8, fake_nvfp4])
+def test_nan_stays_nan(fake: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.zeros(2, 32)
+    x[0, 3] = math.nan
+    rounded = fake(x, torch.tensor(1.0))
+    assert rounded[0, 3].isnan()
+    assert not rounded[0, 16:].isnan().any()
+    assert not rounded[1].isnan().any()
 
 
 @given(x=_matrix(_finite, 2, 8), scale=_scales)

@@ -41,6 +41,21 @@ def test_greedy_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, met
     assert engine.stats.draft_tokens > engine.stats.accepted_draft_tokens
     if method == "draft_target":
         assert engine.stats.accepted_draft_tokens > 0.2 * engine.stats.draft_tokens
+        assert engine._speculator is not None
+        assert engine._speculator._drafter is not None, "it was turned off"
+
+
+@pytest.mark.parametrize(("blocks", "size", "drafts"), [(12, 4, 3), (12, 2, 4), (14, 2, 3)])
+def test_drafts_that_a_full_cache_cuts_do_not_end_drafting(blocks: int, size: int, drafts: int) -> None:
+    """A twin has computed them; the target's next token is the first that was cut, and nothing would be left to it."""
+    cache = {"policy": "max_utilization", "num_blocks": blocks, "block_size": size, "prefix_reuse": False}
+    engine = speculating(noise=0.0, max_draft_tokens=drafts, **cache)
+    requests = [ask(prompt[:6], 14) for prompt in PROMPTS[:3]]
+    outputs = run(engine, requests)
+    for request in requests:
+        assert outputs[request.key].tokens == greedy("llama", tuple(request.prompt), 14)
+    assert engine._speculator is not None
+    assert engine._speculator._drafter is not None, "it was turned off"
 
 
 def test_the_model_drafting_for_itself_is_always_right() -> None:

@@ -270,3 +270,24 @@ def _rows(url: str) -> set[tuple[str, str]]:
     return {
         (row["method"], row["name"]) for row in json.loads(_get(f"{url}/stats/requests") or '{"stats": []}')["stats"]
     }
+
+
+SESSIONS = """
+from types import SimpleNamespace
+from locustfile import GrpcUser
+seen = []
+for worker in range(3):
+    user = GrpcUser.__new__(GrpcUser)
+    user.environment = SimpleNamespace(runner=SimpleNamespace(worker_index=worker))
+    scenario = SimpleNamespace(trace=True)
+    user._workload = SimpleNamespace(scenario=scenario, arrivals=range(48), session=lambda number: number)
+    seen.append([user._next_session() for _ in range(48)])
+print(all(sorted(one) == list(range(48)) for one in seen), len({tuple(one) for one in seen}))
+"""
+
+
+def test_every_worker_replays_all_of_a_trace_from_a_place_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS], cwd=ROOT / "loadtest", capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["True 3"], done.stderr

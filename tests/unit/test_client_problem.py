@@ -127,7 +127,18 @@ def test_names_that_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost", "ftp://localhost:1", "localhost:port", "", ":8001", "localhost:8001/v2", "me@localhost:8001"]
+    "url",
+    [
+        "localhost",
+        "ftp://localhost:1",
+        "localhost:port",
+        "",
+        ":8001",
+        "localhost:8001/v2",
+        "me@localhost:8001",
+        "a..b:8001",
+        f"{64 * 'a'}:8001",
+    ],
 )
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(InvalidRequest, match="^--url is "):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -14,8 +15,9 @@ from inflight.client.aio import Retry
 from inflight.client.answer import Chunk, Collector, Usage, read_chunk
 from inflight.client.errors import RequestTimeout, ServerUnreachable, from_wire
 from inflight.client.grpc_transport import decode_response, encode_request
-from inflight.client.http_transport import body, error_of
+from inflight.client.http_transport import body, error_of, read_event
 from inflight.client.request import INPUTS, GenerateOptions, build_request
+from inflight.errors import EngineFailure
 from tests.support.tables import each_row
 
 
@@ -94,8 +96,37 @@ def test_tensors_on_the_wire() -> None:
 def test_response_without_its_raw_contents_is_not_taken_for_an_empty_one() -> None:
     response = pb.ModelInferResponse(model_name="ensemble")
     response.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(EngineFailure, match=r"cannot be decoded: .*zip"):
         decode_response(response)
+
+
+@each_row(
+    ("datatype", "raw"), [("FP64", b"12345678"), ("INT32", b"123"), ("BYTES", b"\x09\0\0\0a"), ("BYTES", b"\x01")]
+)
+def test_a_tensor_that_is_not_what_it_says_is_the_servers_failure(datatype: str, raw: bytes) -> None:
+    response = pb.ModelInferResponse(model_name="ensemble", raw_output_contents=[raw])
+    response.outputs.add(name="x", datatype=datatype, shape=[1, 1])
+    with pytest.raises(EngineFailure, match="a response cannot be decoded"):
+        decode_response(response)
+
+
+@each_row(
+    "outputs",
+    [
+        {"sequence_index": ["a"]},
+        {"text_output": ["a", "b"], "cum_log_probs": [1.0]},
+        {"top_log_prob_ids": [1], "top_log_probs": []},
+        {"output_log_probs": [None], "text_output": 5},
+    ],
+)
+def test_tensors_that_do_not_go_together_are_the_servers_failure(outputs: dict[str, Any]) -> None:
+    with pytest.raises(EngineFailure, match="a response is not one of Inflight's"):
+        read_chunk(outputs)
+
+
+def test_an_error_that_is_no_text_is_still_the_servers() -> None:
+    with pytest.raises(EngineFailure, match="broken"):
+        read_event(b'data: {"error": {"message": "broken"}}')
 
 
 @each_row(

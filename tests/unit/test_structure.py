@@ -68,7 +68,7 @@ LAYERS: dict[str, set[str]] = {
         "text",
         "trtllm",
     },
-    "load": {"client", "errors", "report", "resources", "serve", "settings"},
+    "load": {"addresses", "client", "errors", "report", "resources", "serve", "settings"},
     "top": {"addresses", "client", "contract", "engine", "errors", "metrics", "report"},
     "cli": {"client", "export", "load", "resources", "serve", "top"},
     "__main__": {"cli"},

@@ -26,6 +26,12 @@ def _checkpoint(directory: Path, **files: object) -> Path:
         {"tokenizer_config": {"eos_token": {"lstrip": False}}},
         {"tokenizer_config": {"chat_template": [{"name": "default"}]}},
         {"tokenizer_config": {"chat_template": ["x"]}},
+        {"tokenizer_config": {"chat_template": 5}},
+        {"tokenizer_config": {"chat_template": [{"name": "default", "template": 5}]}},
+        {"config": {"eos_token_id": "</s>"}},
+        {"generation_config": {"eos_token_id": ["</s>"]}},
+        {"generation_config": {"eos_token_id": [None]}},
+        {"generation_config": {"eos_token_id": True}},
     ],
 )
 def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files: dict[str, object]) -> None:

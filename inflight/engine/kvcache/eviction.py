@@ -70,8 +70,7 @@ class EvictionQueue:
         if node.ticket:
             node.ticket = 0
             self._size -= 1
-            if len(self._heap) > 2 * self._size + _STALE:
-                self._compact()
+            self._compact()
 
     def pop(self) -> Node:
         """Remove and return the block to evict; there must be one."""
@@ -87,10 +86,9 @@ class EvictionQueue:
     def _push(self, node: Node) -> None:
         node.ticket = next(_tickets)
         rank = self._policy(node, self._age)
+        self._compact()
         heapq.heappush(self._heap, (node.priority, rank, node.last_used, node.ticket, node))
         if node.expires_ns is not None:
-            if len(self._expiring) > 2 * self._size + _STALE:
-                self._compact()
             heapq.heappush(self._expiring, (node.expires_ns, node.ticket, node))
 
     def _expire(self) -> None:
@@ -102,7 +100,9 @@ class EvictionQueue:
                 self._push(node)
 
     def _compact(self) -> None:
-        """Drop the entries that are not valid."""
+        """Drop the entries that are not valid, where they are many."""
+        if max(len(self._heap), len(self._expiring)) <= 2 * self._size + _STALE:
+            return
         self._heap = [entry for entry in self._heap if entry[4].ticket == entry[3]]
         self._expiring = [entry for entry in self._expiring if entry[2].ticket == entry[1]]
         heapq.heapify(self._heap)

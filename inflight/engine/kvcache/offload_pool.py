@@ -94,11 +94,9 @@ class MappedFile:
             self._file: BinaryIO = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
             os.posix_fallocate(self._file.fileno(), 0, self._size)
             self._mapped = mmap.mmap(self._file.fileno(), self._size)
-        except OSError as error:
-            where = directory or tempfile.gettempdir()
-            raise DeploymentError(
-                f"kv_cache.offload: no file of {self._size} bytes in {where}: {error.strerror}"
-            ) from None
+        except (OSError, OverflowError) as error:
+            where, why = directory or tempfile.gettempdir(), getattr(error, "strerror", None) or error
+            raise DeploymentError(f"kv_cache.offload: no file of {self._size} bytes in {where}: {why}") from None
         self.memory = torch.frombuffer(self._mapped, dtype=torch.uint8).view(blocks, block_bytes)
 
     def pin(self) -> bool:

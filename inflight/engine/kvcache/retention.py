@@ -35,12 +35,15 @@ Retention = tuple[RetentionRange, ...]
 
 def apply_retention(retention: Retention, nodes: Iterable[Node], block_size: int, now_ns: int) -> None:
     """Give the blocks of a sequence that ends, ``nodes`` in their order, the priorities that it asked for."""
+    ranges = iter(retention)
+    one = next(ranges, None)
     for position, node in enumerate(nodes):
         token = position * block_size
-        for one in retention:
-            if one.start <= token and (one.end is None or token < one.end):
-                node.priority = one.priority
-                node.expires_ns = None if one.duration_ms is None else now_ns + one.duration_ms * 1_000_000
+        while one is not None and one.end is not None and one.end <= token:
+            one = next(ranges, None)
+        if one is not None and one.start <= token:
+            node.priority = one.priority
+            node.expires_ns = None if one.duration_ms is None else now_ns + one.duration_ms * 1_000_000
 
 
 def retention_of(

@@ -6,7 +6,7 @@ docs/architectures.md lists the other files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,7 +51,13 @@ class ModelConfig:
         }
 
 
-_ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}
+_Kind = tuple[Callable[[Any], bool], str]
+"""What a value of ``config.json`` must be, as a test and in words."""
+_FLAG: _Kind = (lambda value: isinstance(value, bool)), "true or false"
+_COUNT: _Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
+_INDEX: _Kind = (lambda value: type(value) is int and value >= 0), "0 or a positive integer"
+_NUMBER: _Kind = (lambda value: type(value) in (int, float) and value > 0), "a number above 0"
+_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _UNSUPPORTED = {
     "use_bidirectional_attention": False,  # an engine that generates cannot attend to later tokens
     "is_causal": True,
@@ -91,7 +97,8 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     Raises:
         DeploymentError: the architecture or one of its options is not supported; it names both.
     """
-    name = (data.get("architectures") or ["none"])[0]
+    names = data.get("architectures")
+    name = str(names[0] if isinstance(names, list) and names else names or "none")
     if name not in ARCHITECTURES:
         raise DeploymentError(
             f"config.json: architecture {name} is not supported; supported: {', '.join(ARCHITECTURES)}"
@@ -103,10 +110,16 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
             raise DeploymentError(f"config.json: {option} is {data[option]}; it is not supported")
     activation = data.get("hidden_activation") or data.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
-        raise DeploymentError(f"config.json: activation {activation!r} is not one of {sorted(_ACTIVATIONS)}")
-    bias = bool(data.get("attention_bias", False))
+        raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(_ACTIVATIONS)}")
+    bias = _given(data, "attention_bias", False, _FLAG)
     heads = _required(data, "num_attention_heads")
-    head_dim = data.get("head_dim") or _required(data, "hidden_size") // heads
+    kv_heads = _given(data, "num_key_value_heads", heads, _COUNT)
+    head_dim = _given(data, "head_dim", _required(data, "hidden_size") // heads, _COUNT)
+    if heads % kv_heads or head_dim % 2 or not head_dim:
+        raise DeploymentError(
+            f"config.json: {heads} heads, {kv_heads} of them of keys, of {head_dim} do not go together"
+        )
+    window = _given(data, "sliding_window", None, _COUNT)
     kinds = _layer_kinds(architecture, data)
     return ModelConfig(
         architecture=name,
@@ -115,27 +128,36 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=_required(data, "intermediate_size"),
         num_layers=_required(data, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=data.get("num_key_value_heads") or heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=_required(data, "max_position_embeddings"),
-        rms_norm_eps=data.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=_given(data, "rms_norm_eps", 1e-6, _NUMBER),
         activation=activation,
-        tie_word_embeddings=bool(data.get("tie_word_embeddings", architecture.is_gemma)),
+        tie_word_embeddings=_given(data, "tie_word_embeddings", architecture.is_gemma, _FLAG),
         qkv_bias=bias or architecture.qkv_bias,
         output_bias=bias and not architecture.qkv_bias,
-        mlp_bias=bool(data.get("mlp_bias", False)),
+        mlp_bias=_given(data, "mlp_bias", False, _FLAG),
         qk_norm=architecture.qk_norm,
-        attention_scale=(data.get("query_pre_attn_scalar", 256) if architecture.is_gemma else head_dim) ** -0.5,
-        windows=tuple(data.get("sliding_window") if kind == _SLIDING else None for kind in kinds),
+        attention_scale=(_given(data, "query_pre_attn_scalar", 256, _NUMBER) if architecture.is_gemma else head_dim)
+        ** -0.5,
+        windows=tuple(window if kind == _SLIDING else None for kind in kinds),
         ropes=tuple(_rope(architecture, data, kind) for kind in kinds),
         dtype=data.get("dtype") or data.get("torch_dtype") or "float32",
     )
 
 
 def _required(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise DeploymentError(f"config.json: {name} is {value!r}; it must be a positive integer")
+    return int(_checked(name, data.get(name), _COUNT))
+
+
+def _given(data: Mapping[str, Any], name: str, default: Any, kind: _Kind) -> Any:
+    """Return a value that may be left out, or null."""
+    return default if data.get(name) is None else _checked(name, data[name], kind)
+
+
+def _checked(name: str, value: Any, kind: _Kind) -> Any:
+    if not kind[0](value):
+        raise DeploymentError(f"config.json: {name} is {value!r}; it must be {kind[1]}")
     return value
 
 
@@ -149,12 +171,12 @@ def _layer_kinds(architecture: Architecture, data: Mapping[str, Any]) -> list[st
             )
         return kinds
     if architecture.is_gemma:
-        pattern = data.get("sliding_window_pattern", 6)
+        pattern = _given(data, "sliding_window_pattern", 6, _COUNT)
         return [_SLIDING if (layer + 1) % pattern else "full_attention" for layer in range(count)]
     if architecture.all_layers_slide:
         return [_SLIDING] * count
     if data.get("use_sliding_window"):
-        first = data.get("max_window_layers", count)
+        first = _given(data, "max_window_layers", count, _INDEX)
         return [_SLIDING if layer >= first else "full_attention" for layer in range(count)]
     return ["full_attention"] * count
 
@@ -162,6 +184,8 @@ def _layer_kinds(architecture: Architecture, data: Mapping[str, Any]) -> list[st
 def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
     parameters = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise DeploymentError(f"config.json: the parameters of RoPE are {parameters!r}; an object is expected")
     if isinstance(parameters.get(kind), Mapping):
         parameters = parameters[kind]
     elif architecture.is_gemma and kind == _SLIDING:
@@ -169,7 +193,7 @@ def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str) -> Map
         parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
     rope = dict(parameters)
     default_theta = 1_000_000.0 if architecture.is_gemma else 10_000.0
-    rope.setdefault("rope_theta", data.get("rope_theta", default_theta))
+    rope["rope_theta"] = _given(rope, "rope_theta", _given(data, "rope_theta", default_theta, _NUMBER), _NUMBER)
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     if rope["rope_type"] in architecture.longrope_types:
         rope["rope_type"] = "longrope"

@@ -67,7 +67,7 @@ def load_quantization(directory: Path) -> Quantization | None:
         DeploymentError: it is quantized in a way that is not supported.
     """
     foreign = read_json(directory / "config.json").get("quantization_config")
-    method = foreign.get("quant_method") if isinstance(foreign, dict) else foreign
+    method = foreign.get("quant_method") if isinstance(foreign, dict) else None
     if foreign is not None and method != "modelopt":
         raise DeploymentError(
             f"config.json: quantization_config.quant_method is {method!r}; only checkpoints quantized by ModelOpt "
@@ -103,7 +103,7 @@ def _read(data: Any, source: str) -> Quantization:
         raise DeploymentError(f"{source}: quant_algo is {MIXED}, and quantized_layers names no layer")
     return Quantization(
         default=None if mixed or data.get("quant_algo") is None else _read_layer(data, source),
-        excluded=tuple(data.get("exclude_modules") or ()),
+        excluded=tuple(map(str, data.get("exclude_modules") or ())),
         layers={name: _read_layer(layer, f"{source}: {name}") for name, layer in layers.items()},
         fp8_kv_cache=kv_cache == "FP8",
     )

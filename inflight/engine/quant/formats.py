@@ -60,7 +60,7 @@ def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
     step = torch.where(steps.abs() < 2, 0.5, torch.where(steps.abs() < 4, 1.0, 2.0))
     values = ((steps / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)
     # Where a block's scale rounds to zero, so does the block.
-    rounded = torch.where(scales > 0, values * scales, 0.0)
+    rounded = torch.where(scales == 0, 0.0, values * scales)
     return rounded.flatten(-2).to(x.dtype)
 
 

@@ -130,7 +130,8 @@ class DraftModel:
             same += 1
         twin.sequence.replace_tail(same, tokens[same:])
         twin.agreed = len(tokens)
-        self._cache.commit(twin.table, own, min(twin.table.num_computed, same))
+        # The last token is computed again where the twin had drafted it: the next pass begins with it.
+        self._cache.commit(twin.table, own, min(twin.table.num_computed, same, len(own) - 1))
 
     def _can_decode(self, sequence: Sequence, unread: int) -> bool:
         """Return whether a twin can decode a token behind ``unread`` passes that were not read."""

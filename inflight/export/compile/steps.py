@@ -27,11 +27,7 @@ _CONVERTERS = {
     "Qwen3ForCausalLM": "qwen",
 }
 """Architectures with a converter of their own; quantize.py exports the others, unquantized too."""
-_SPECULATIVE_MODE = {
-    "eagle": "eagle",
-    "medusa": "medusa",
-    "lookahead": "lookahead_decoding",
-}
+_SPECULATIVE_MODE = {"eagle": "eagle", "medusa": "medusa", "lookahead": "lookahead_decoding"}
 _REDUCE_FUSION = ("LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM")
 """Architectures in which an all-reduce and the norm after it can be one kernel."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

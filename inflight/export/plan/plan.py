@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -77,8 +78,8 @@ class PlanRequest:
 
         mean_input, mean_output = self.input_tokens, self.output_tokens
         require("input_tokens output_tokens block_size", lambda value: value >= 1, "at least 1")
-        require("rate slo_ttft_ms slo_itl_ms", lambda value: value > 0, "above 0")
-        require("price", lambda value: value >= 0, "at least 0")
+        require("rate slo_ttft_ms slo_itl_ms", lambda value: 0 < value < math.inf, "above 0 and finite")
+        require("price", lambda value: 0 <= value < math.inf, "at least 0 and finite")
         require("gpus tensor_parallel_size", lambda value: value >= 1, "at least 1")
         require("cache_hit_rate", lambda value: 0 <= value < 1, "at least 0 and below 1")
         require("p95_input_tokens", lambda value: value >= mean_input, f"at least the mean, {mean_input}")

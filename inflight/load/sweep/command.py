@@ -157,7 +157,7 @@ def _command(scenario: Path, plan: SweepPlan, slo: str | None, seconds: float, s
     options = [
         f"--kind {'rate' if plan.open else 'concurrency'} --from {plan.low:g} --to {plan.high:g}",
         f"--factor {plan.factor:g} --tolerance {plan.tolerance:g} --repeats {plan.repeats}",
-        "" if slo is None else f"--slo {slo}",
+        "" if slo is None else f"--slo {shlex.quote(slo)}",
         "" if plan.share is None else f"--share {plan.share:g}",
         f"--step-seconds {seconds:g} --seed {seed}",
         "--http" if http else "",

@@ -63,14 +63,14 @@ class EngineStage:
                 arrays = adapter.read_arrays(request)
                 if self._control(request, arrays, untraced):
                     continue
-                parameters = adapter.read_parameters(request)
-                sender = self._traces.sender(sender, arrays, parameters, adapter.read_id(request))
+                parameters, request_id = adapter.read_parameters(request), adapter.read_id(request)
+                sender = self._traces.sender(sender, arrays, parameters, request_id)
                 check_parameters(parameters, _KNOWN)
-                settings, most = self._deployment, self._deployment.batching.max_queue_size
-                name = adapter.read_id(request)
+                settings = self._deployment
                 options, subrequests = read_request(
-                    arrays, name, settings.limits, self._vocab_size, self._decoupled, settings.engine.kind, most
-                )
+                    arrays, request_id, settings.limits, self._vocab_size, self._decoupled,
+                    engine=settings.engine.kind, max_sequences=settings.batching.max_queue_size,
+                )  # fmt: skip
                 self._accept(sender, options, subrequests)
             except Exception as error:
                 self._metrics.count_refusal(error, max(1, len(subrequests)))

@@ -306,18 +306,20 @@ class ResponseStreams:
                 log.exception("request of stream %d could not be polled", key)
 
     def _poll_one(self, key: int, request: _RequestStream, now: float, interval: float) -> None:
+        beats = request.options.heartbeat
+        if beats and not (self._decoupled and now - request.last_sent >= interval):
+            return
         with self._changed:
             if key not in request.open:  # the engine refused it, and Triton's thread answers it with the error
                 return
             self._polled = request
         try:
-            if not request.options.heartbeat:
-                if request.sender.is_cancelled():
-                    for one in self.keys_beside([key]):
-                        self._loop.cancel(one)
-            elif self._decoupled and now - request.last_sent >= interval:
+            if beats:
                 request.last_sent = now
                 self._send_arrays(request, response_writer.heartbeat_arrays(key), final=False)
+            elif request.sender.is_cancelled():
+                for one in self.keys_beside([key]):
+                    self._loop.cancel(one)
         finally:
             with self._changed:
                 self._polled = None

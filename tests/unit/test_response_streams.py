@@ -216,52 +216,34 @@ def test_a_request_that_the_engine_refused_is_forgotten(
     assert not sender.ended.is_set()
 
 
-def test_a_refusal_waits_for_the_question_whether_its_client_has_gone(streams: ResponseStreams) -> None:
-    """Triton frees with the last response what the question reads."""
-    asking, goes_on, asked = threading.Event(), threading.Event(), []
-
-    class Slow(FakeSender):
-        def is_cancelled(self) -> bool:
-            asking.set()
-            asked.append(goes_on.wait(30))
-            return False
-
-    sender, subrequests = Slow(), _subrequests(2)
-    streams.open(sender, _options(sequences=2), subrequests)
-    assert asking.wait(30)
-    with ThreadPoolExecutor(1) as pool:
-        forgotten = pool.submit(streams.forget, subrequests)
-        with pytest.raises(TimeoutError):
-            forgotten.result(0.3)
-        goes_on.set()
-        forgotten.result(30)
-    assert asked == [True]
-    time.sleep(2 * HEARTBEAT_S)
-    assert asked == [True], "it is not asked any more"
-
-
-def test_a_refusal_waits_for_a_heartbeat_that_is_being_sent(streams: ResponseStreams) -> None:
-    """Triton's thread sends the refusal, and a response beside the last one of its request ends the server."""
-    sending, goes_on = threading.Event(), threading.Event()
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_a_refusal_waits_until_its_request_is_not_polled(streams: ResponseStreams, heartbeat: bool) -> None:
+    """Triton's thread sends the refusal: a response beside the last one of its request ends the server, and the
+    question whether its client has gone reads what Triton frees with it."""
+    polled, goes_on, polls = threading.Event(), threading.Event(), []
 
     class Slow(FakeSender):
         def send(self, arrays: Arrays, final: bool) -> None:
-            sending.set()
-            assert goes_on.wait(30)
+            self.is_cancelled()
             super().send(arrays, final)
 
+        def is_cancelled(self) -> bool:
+            polled.set()
+            polls.append(goes_on.wait(30))
+            return False
+
     sender, subrequests = Slow(), _subrequests(2)
-    streams.open(sender, _options(sequences=2, heartbeat=True), subrequests)
-    assert sending.wait(30)
+    streams.open(sender, _options(sequences=2, heartbeat=heartbeat), subrequests)
+    assert polled.wait(30)
     with ThreadPoolExecutor(1) as pool:
         forgotten = pool.submit(streams.forget, subrequests)
         with pytest.raises(TimeoutError):
             forgotten.result(0.3)
         goes_on.set()
         forgotten.result(30)
-    sent = len(sender.sent)
+    assert polls == [True]
     time.sleep(2 * HEARTBEAT_S)
-    assert len(sender.sent) == sent
+    assert polls == [True], "it is not polled any more"
 
 
 def test_a_request_whose_response_cannot_be_written_is_told_of(streams: ResponseStreams, stage: Stage) -> None:

@@ -117,9 +117,10 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     head_dim = _given(data, "head_dim", _required(data, "hidden_size") // heads, _COUNT)
     if heads % kv_heads or head_dim % 2 or not head_dim:
         raise DeploymentError(
-            f"config.json: {heads} heads, {kv_heads} of them of keys, of {head_dim} do not go together"
+            f"config.json: num_attention_heads is {heads}, num_key_value_heads {kv_heads} and head_dim {head_dim}; "
+            "the second must divide the first, and the third must be even"
         )
-    window = _given(data, "sliding_window", None, _COUNT)
+    scalar = _given(data, "query_pre_attn_scalar", 256, _NUMBER) if architecture.is_gemma else head_dim
     kinds = _layer_kinds(architecture, data)
     return ModelConfig(
         architecture=name,
@@ -138,9 +139,8 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         output_bias=bias and not architecture.qkv_bias,
         mlp_bias=_given(data, "mlp_bias", False, _FLAG),
         qk_norm=architecture.qk_norm,
-        attention_scale=(_given(data, "query_pre_attn_scalar", 256, _NUMBER) if architecture.is_gemma else head_dim)
-        ** -0.5,
-        windows=tuple(window if kind == _SLIDING else None for kind in kinds),
+        attention_scale=scalar**-0.5,
+        windows=tuple(_given(data, "sliding_window", None, _COUNT) if kind == _SLIDING else None for kind in kinds),
         ropes=tuple(_rope(architecture, data, kind) for kind in kinds),
         dtype=data.get("dtype") or data.get("torch_dtype") or "float32",
     )

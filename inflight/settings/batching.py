@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from inflight.settings.section import PORTABLE_ONLY, ReadBy, Section
+from inflight.settings.section import PORTABLE_ONLY, WITH_A_MODEL, ReadBy, Section
 
 
 class StepSize(NamedTuple):
@@ -46,7 +46,7 @@ class BatchingSettings(Section):
         description=f"sequences that run at once; unset, {ON_GPU.sequences} on a GPU, or fewer if its memory is small; "
         f"unset on trtllm {TENSORRT_LLM_SEQUENCES}, on tensorrtllm the compiled engine's",
     )
-    max_tokens_per_step: int = Field(
+    max_tokens_per_step: Annotated[int, WITH_A_MODEL] = Field(
         ON_CPU.tokens,
         ge=1,
         description=f"tokens of one step, prefill and decode; unset, {ON_GPU.tokens:,} on a GPU, or fewer if its "
@@ -58,7 +58,7 @@ class BatchingSettings(Section):
         description="prefill tokens of a step in which others decode, so that a long prompt holds them up no longer; "
         "null: max_tokens_per_step",
     )
-    policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
+    policy: Annotated[Literal["guaranteed_no_evict", "max_utilization"], WITH_A_MODEL] = Field(
         "guaranteed_no_evict", description="reserve a request's blocks at admission, or preempt when they run out"
     )
     fairness: Annotated[Literal["none", "client"], ReadBy(("pytorch", "trtllm"))] = Field(

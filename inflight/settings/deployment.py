@@ -41,7 +41,6 @@ Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 """A time of at most an hour: a longer one is taken for a mistaken unit."""
 
 
-_PORTABLE_DEVICE = ReadBy(("pytorch", "replay"))
 _CHOSEN_TYPE = ReadBy(("pytorch", "trtllm", "replay"), "`{key}` needs the PyTorch flow; a compiled engine has its own")
 _REPLAY_ONLY = ReadBy(
     ("replay",), "`{key}` is {value:g}: it needs `kind: replay`; no other engine has a set pace", off_too=False
@@ -75,15 +74,15 @@ class EngineSettings(Section):
     replay_step_ms: Annotated[Milliseconds, _REPLAY_ONLY] = Field(
         0, description="its time from each token to the next; alone, the step of one clock for all requests"
     )
-    device: Annotated[str, _PORTABLE_DEVICE] = Field(
+    device: Annotated[str, PORTABLE_ONLY] = Field(
         "auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one"
     )
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], _CHOSEN_TYPE] = Field(
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], WITH_A_MODEL, _CHOSEN_TYPE] = Field(
         "auto",
         description="of the computation, and of weights that are not quantized; auto: the checkpoint's own type, "
         "float16 as bfloat16 on a GPU, as float32 on a CPU",
     )
-    threads: Annotated[int | None, _PORTABLE_DEVICE] = Field(
+    threads: Annotated[int | None, PORTABLE_ONLY] = Field(
         None, ge=1, description="CPU threads of the engine; null: all cores but one"
     )
     batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
@@ -170,7 +169,7 @@ class QualitySettings(Section):
 class LimitSettings(Section):
     """Limits on requests."""
 
-    max_sequence_length: int | None = Field(
+    max_sequence_length: Annotated[int | None, WITH_A_MODEL] = Field(
         None, ge=2, description="prompt and output; null: the model's own, or the compiled engine's"
     )
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from inflight.settings.section import PORTABLE_ONLY, VALUE_OF_ENGINES_ALONE, ReadBy, Section
+from inflight.settings.section import PORTABLE_ONLY, VALUE_OF_ENGINES_ALONE, WITH_A_MODEL, ReadBy, Section
 
 TOKENS_PER_SEQUENCE = 1024
 """The KV cache's default size on a CPU, in tokens for each sequence of a full batch."""
@@ -44,6 +44,8 @@ class OffloadSettings(Section):
 
 class KvCacheSettings(Section):
     """The paged KV cache."""
+
+    read_by = (WITH_A_MODEL,)
 
     block_size: int = Field(16, ge=1, le=256, description="tokens per block; unset, TensorRT-LLM's or its engine's own")
     tokens: int | None = Field(

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed"),
 ]
 
-PACED = {"kind": "replay", "replay_step_ms": 20, "dtype": "auto"}
+PACED = {"kind": "replay", "replay_step_ms": 20}
 """An engine that leaves the cores to others."""
 GONE = {"InflightTargetDown", "InflightTargetGone"}
 """All that fires of a server that is gone: what is gone has no figures."""

@@ -59,7 +59,7 @@ def test_a_kv_cache_too_small_for_what_runs(tmp_path: Path) -> None:
 
 
 def test_a_slow_engine_with_a_full_queue(tmp_path: Path) -> None:
-    engine = {"kind": "replay", "replay_prefill_ms": 1500, "replay_step_ms": 150, "dtype": "auto"}
+    engine = {"kind": "replay", "replay_prefill_ms": 1500, "replay_step_ms": 150}
     batching = {"max_batch_size": 8, "max_queue_size": 8}
     with stack(tmp_path, FAST_SCALE, engine=engine, batching=batching) as running, ExitStack() as loads:
         for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_slow_engine_with_a_full_queue(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_grows_steadily(tmp_path: Path) -> None:
-    engine = {"kind": "replay", "replay_step_ms": 1000, "dtype": "auto"}
+    engine = {"kind": "replay", "replay_step_ms": 1000}
     batching = {"max_batch_size": 2, "max_queue_size": 250}
     with stack(tmp_path, FAST_SCALE, engine=engine, batching=batching) as running, _arrivals(running, per_second=5):
         running.wait_firing("InflightQueueGrowing", 5 * MINUTE)

@@ -27,7 +27,7 @@ pytestmark = [
 SCALE = 60
 PAUSE_S = 0.5
 """After each round of a load: others need the cores."""
-FAST: dict[str, object] = {"kind": "replay", "replay_prefill_ms": 30, "replay_step_ms": 10, "dtype": "auto"}
+FAST: dict[str, object] = {"kind": "replay", "replay_prefill_ms": 30, "replay_step_ms": 10}
 SLOW = FAST | {"replay_prefill_ms": 600, "replay_step_ms": 200}
 SHARED = "Every one of these prompts begins with the same words, which the cache has, and ends with what is its own: "
 

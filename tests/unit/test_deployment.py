@@ -81,6 +81,7 @@ def test_a_key_is_refused_by_each_engine_that_does_not_read_it() -> None:
             {"kv_cache": {"dtype": "int8"}},
             "`kv_cache.dtype: int8` needs `engine.kind:` pytorch; it is trtllm",
         ),
+        ("replay", {"engine": {"dtype": "float32"}}, "`engine.dtype` needs an engine with a model; `engine.kind` is"),
         ("replay", {"engine": {"batch_invariant": True}}, "`engine.batch_invariant` needs an engine with a model;"),
         ("trtllm", {"engine": {"batch_invariant": True}}, "`engine.batch_invariant` needs `engine.kind:` pytorch;"),
         ("tensorrtllm", {"engine": {"dtype": "auto"}}, "`engine.dtype` needs the PyTorch flow; a compiled engine has"),

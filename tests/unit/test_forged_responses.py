@@ -78,7 +78,7 @@ def test_of_too_many_streams_the_oldest_state_goes(monkeypatch: pytest.MonkeyPat
         ("pytorch", {"max_sequence_length": 4096}, 4096),
         ("trtllm", {"max_sequence_length": 4096}, 4096),
         ("trtllm", {}, None),
-        ("replay", {"max_sequence_length": 4096}, None),
+        ("replay", {}, None),
     ],
 )
 def test_how_many_ids_a_sequence_has(engine: str, limits: dict[str, int], longest: int | None) -> None:

@@ -138,6 +138,8 @@ def stack(
 def _write_deployment(folder: Path, model: Path, sections: dict[str, dict[str, object]]) -> None:
     data = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(model)}
     data |= {name: data.get(name, {}) | values for name, values in sections.items()}
+    if data["engine"].get("kind") == "replay":  # it computes nothing, in no type
+        del data["engine"]["dtype"]
     (folder / "deployment.yaml").write_text(yaml.safe_dump(data))
 
 

@@ -123,6 +123,8 @@ def on_engine(kind: str, directory: Path, **settings: object) -> Path:
     """Write the demo deployment for an engine, with more settings, into ``directory``; return it."""
     data = yaml.safe_load((DEMO / "deployment.yaml").read_text()) | {"model": str(DEMO / "model")} | settings
     data["engine"] |= {"kind": kind}
+    if kind == "replay":  # it computes nothing, in no type
+        data["engine"].pop("dtype", None)
     if kind == "tensorrtllm":  # sizes and types are the compiled engine's own
         limits = {"max_seq_len": data.get("limits", {}).get("max_sequence_length", 1024)}
         write_engine(directory / "engine", **limits)

@@ -41,7 +41,7 @@ Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 """A time of at most an hour: a longer one is taken for a mistaken unit."""
 
 
-_CHOSEN_TYPE = ReadBy(("pytorch", "trtllm", "replay"), "`{key}` needs the PyTorch flow; a compiled engine has its own")
+_CHOSEN_TYPE = ReadBy(("pytorch", "trtllm"), "`{key}` needs the PyTorch flow; a compiled engine has its own")
 _REPLAY_ONLY = ReadBy(
     ("replay",), "`{key}` is {value:g}: it needs `kind: replay`; no other engine has a set pace", off_too=False
 )

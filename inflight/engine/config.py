@@ -26,6 +26,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = None
+    cpu_step: Literal["auto", "pytorch", "avx2", "avx512", "avx512_bf16"] = "auto"
     batch_invariant: bool = False
     block_size: int = 16
     num_blocks: int = 2048
@@ -78,7 +79,8 @@ class EngineConfig:
         unset = {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set
         return cls(
             model=deployment.model, max_sequence_length=deployment.limits.max_sequence_length,
-            device=engine.device, dtype=engine.dtype, threads=engine.threads, batch_invariant=engine.batch_invariant,
+            device=engine.device, dtype=engine.dtype, threads=engine.threads, cpu_step=engine.cpu_step,
+            batch_invariant=engine.batch_invariant,
             block_size=cache.block_size, num_blocks=num_blocks, kv_cache_bytes=cache.bytes, kv_cache_fraction=fraction,
             kv_cache_dtype=cache.dtype, prefix_reuse=cache.prefix_reuse, eviction=cache.eviction,
             offload_to=cache.offload.to, offload_bytes=cache.offload.bytes, offload_directory=cache.offload.directory,

@@ -24,6 +24,7 @@ from inflight.engine.device import DeviceMemory, device_memory, resolve_device
 from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.packed import pack_linears, pad_rows
+from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import sample_async
 from inflight.engine.sequence import Chunk
@@ -54,8 +55,9 @@ class ModelRunner:
         self.device = resolve_device(config.device)
         if config.batch_invariant and self.device.type == "cuda":
             require_invariance(self.device, config.speculation.candidates)
+        cores = len(os.sched_getaffinity(0))
         # One core is left to the server and the other stages: a step waits for its slowest thread.
-        torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(config.threads or max(1, cores - 1))
         model = load_config(config.model)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
@@ -72,8 +74,11 @@ class ModelRunner:
         self._model = loaded.model
         prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
-        join_int8_parts(self._model)
-        pack_linears(self._model)
+        # The library's threads share each phase by small tasks, so that a core that others take delays one task alone.
+        self._native = native_model(self._model, self.device, config.cpu_step, config.threads or cores)
+        if self._native is None:
+            join_int8_parts(self._model)
+            pack_linears(self._model)
         weights_loaded = time.perf_counter()
         memory, self.offload_pool = device_memory(self.device), None
         step_bytes = 0
@@ -93,6 +98,8 @@ class ModelRunner:
 
     def _use(self, kv_pool: KvPool, max_batch_size: int) -> None:
         """Use this memory for keys and values, with at most ``max_batch_size`` sequences, from now on."""
+        if self._native is not None:
+            self._native.use(kv_pool, self._block_size)
         self._kv_pool, sizes = kv_pool, (self._block_size, max_batch_size, self.max_length, self._one_tile)
         forward = cuda_forward if self._kernels is None else type(self._kernels)
         self._kernels = forward(self._model, kv_pool, *sizes)
@@ -107,7 +114,7 @@ class ModelRunner:
         self._use(loaded.make_kv_pool(blocks, self._block_size), config.max_batch_size)
         if self._kernels is None:
             blocks = -(-longest // self._block_size)
-            self._kv_pool = loaded.make_kv_pool(blocks, self._block_size)
+            self._use(loaded.make_kv_pool(blocks, self._block_size), config.max_batch_size)
 
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
@@ -147,18 +154,26 @@ class ModelRunner:
         (self.offload_pool or self._kv_pool).copy(copies)
         ranges = self._ranges(chunks)
         places = [query_range.first for chunk, query_range in zip(chunks, ranges, strict=True) if chunk.awaits]
-        hidden = self._forward(TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places), ranges)
+        token_ids = TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places)
         last = [
             row
             for chunk, query_range in zip(chunks, ranges, strict=True)
             if chunk.samples
             for row in range(query_range.stop - 1 - len(chunk.drafts), query_range.stop)
         ]
-        context = {
-            index: self._context_logits(hidden[query_range.first : query_range.stop])
+        wanted = {
+            index: range(query_range.first, query_range.stop)
             for index, (chunk, query_range) in enumerate(zip(chunks, ranges, strict=True))
             if chunk.sequence.request.sampling.context_logits and not (chunk.sequence.generated or chunk.awaits)
         }
+        if self._native is not None:
+            rows = [*last, *(row for rows in wanted.values() for row in rows)]
+            logits, *parts = self._native(token_ids.on(self.device).numpy(), ranges, rows).split(
+                [len(last), *map(len, wanted.values())]
+            )
+            return logits, dict(zip(wanted, parts, strict=True))
+        hidden = self._forward(token_ids, ranges)
+        context = {index: self._context_logits(hidden[rows.start : rows.stop]) for index, rows in wanted.items()}
         if len(last) < len(hidden):
             hidden = hidden[to_device(np.array(last, np.int64), self.device)]
         return self._logits(hidden), context

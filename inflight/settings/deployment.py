@@ -85,6 +85,11 @@ class EngineSettings(Section):
     threads: Annotated[int | None, PORTABLE_ONLY] = Field(
         None, ge=1, description="CPU threads of the engine; null: all cores but one"
     )
+    cpu_step: Annotated[Literal["auto", "pytorch", "avx2", "avx512", "avx512_bf16"], PORTABLE_ONLY] = Field(
+        "auto",
+        description="what computes on a CPU: kernels of Inflight's own for an instruction set, or PyTorch; auto: the "
+        "kernels of the best set that the processor has, or PyTorch where there are none for the checkpoint",
+    )
     batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
         False,
         description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU it changes "

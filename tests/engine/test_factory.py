@@ -49,7 +49,7 @@ def test_pythons_collector_leaves_alone_what_serves() -> None:
 )
 @pytest.mark.parametrize(
     "where",
-    [(model_runner, "pack_linears"), (ModelRunner, "warm_up"), (ModelRunner, "run")],
+    [(model_runner, "native_model"), (ModelRunner, "warm_up"), (ModelRunner, "run")],
     ids=["load", "graphs", "first step"],
 )
 def test_a_lack_of_memory_is_named(
@@ -74,7 +74,7 @@ def test_other_faults_of_a_start_stay_what_they_are(monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(model_runner, "pack_linears", fail)
+    monkeypatch.setattr(model_runner, "native_model", fail)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         make_engine(deployment, Tokenizer.from_checkpoint(deployment.model))
 

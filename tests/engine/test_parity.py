@@ -10,6 +10,7 @@ import torch
 from inflight.engine.request import Output, Request
 from tests.engine.support.checkpoints import ARCHITECTURES, PROMPTS, checkpoint, greedy, likeliest, reference
 from tests.engine.support.driving import ask, load, run
+from tests.engine.support.native import each_step
 
 COUNT = 12
 each = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -22,20 +23,24 @@ def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> No
         assert tokens == expected, f"prompt of {len(prompt)} tokens"
 
 
+@each_step
 @each
-def test_alone(name: str) -> None:
+def test_alone(name: str, cpu_step: str) -> None:
     request = ask(PROMPTS[0], COUNT)
-    outputs = run(load(checkpoint(name)), [request])
+    outputs = run(load(checkpoint(name), cpu_step=cpu_step), [request])
     assert outputs[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
     _check(name, [request], outputs)
 
 
 @pytest.mark.sweep
+@each_step
 @each
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str) -> None:
+def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str, cpu_step: str) -> None:
     """Twice: the second time most prefixes are cached."""
-    engine = load(checkpoint(name), policy=policy, num_blocks=64, max_tokens_per_step=24, max_batch_size=32)
+    engine = load(
+        checkpoint(name), cpu_step=cpu_step, policy=policy, num_blocks=64, max_tokens_per_step=24, max_batch_size=32
+    )
     preemptions = 0
     for turn in range(2):
         requests = [ask(prompt, COUNT) for prompt in PROMPTS]
@@ -49,17 +54,19 @@ def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: st
 
 
 @pytest.mark.sweep
+@each_step
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_without_reuse_and_with_one_token_per_step(name: str) -> None:
-    engine = load(checkpoint(name), prefix_reuse=False, max_tokens_per_step=1)
+def test_without_reuse_and_with_one_token_per_step(name: str, cpu_step: str) -> None:
+    engine = load(checkpoint(name), cpu_step=cpu_step, prefix_reuse=False, max_tokens_per_step=1)
     requests = [ask(prompt[:9], COUNT) for prompt in PROMPTS[:6]]
     _check(name, requests, run(engine, requests))
 
 
+@each_step
 @each
-def test_scores(name: str) -> None:
+def test_scores(name: str, cpu_step: str) -> None:
     """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""
-    engine = load(checkpoint(name), max_tokens_per_step=7)
+    engine = load(checkpoint(name), cpu_step=cpu_step, max_tokens_per_step=7)
     prompt = PROMPTS[-1]
     run(engine, [ask(prompt, 2)])
     request = ask(

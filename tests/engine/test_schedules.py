@@ -13,10 +13,12 @@ import pytest
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
+from tests.engine.support.native import CPU_STEPS
 from tests.engine.support.schedules import Arrival, Schedule, schedules
 from tests.support.properties import examples
 
 SETTINGS = {
+    "cpu_step": st.sampled_from(CPU_STEPS),
     ("block_size", "num_blocks"): st.sampled_from(((1, 96), (4, 30), (8, 18), (4, 64), (8, 64))),
     "prefix_reuse": st.booleans(),
     "eviction": st.sampled_from(("lru", "lfu", "prefix")),

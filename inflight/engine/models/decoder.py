@@ -73,7 +73,8 @@ class DecoderModel(nn.Module):
             self.model = Backbone(config, self.layer_type, self.norm_type)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         distinct = list({tuple(sorted(map(repr, rope.items()))): rope for rope in config.ropes}.values())
-        self._rope_of_layer = [distinct.index(rope) for rope in config.ropes]
+        self.rope_of_layer = [distinct.index(rope) for rope in config.ropes]
+        """Per layer, which of ``ropes`` it has."""
         self.ropes = [
             RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings, served_length) for rope in distinct
         ]
@@ -82,7 +83,7 @@ class DecoderModel(nn.Module):
         """Return hidden states ``[tokens, hidden]`` of packed ``token_ids [tokens]`` at ``positions [tokens]``."""
         x = self.embed(token_ids)
         rotations = [rope(positions, x.dtype) for rope in self.ropes]
-        for layer, rope in zip(self.model.layers, self._rope_of_layer, strict=True):
+        for layer, rope in zip(self.model.layers, self.rope_of_layer, strict=True):
             x = layer(x, rotations[rope], attend)
         return self.model.norm(x)
 

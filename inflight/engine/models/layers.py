@@ -152,22 +152,23 @@ class RotaryEmbedding:
         self.length = served_length
         """How many positions there are."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
-        self._frequencies, self._scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
+        self.frequencies, self.scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
+        """Angles of position 1, float32 ``[dim / 2]``; and the factor of cosines and sines."""
         try:
             if kind == "linear":
-                self._frequencies /= rope["factor"]
+                self.frequencies /= rope["factor"]
             elif kind == "llama3":
-                self._frequencies = _llama3(self._frequencies, rope)
+                self.frequencies = _llama3(self.frequencies, rope)
             elif kind == "yarn":
-                self._frequencies, self._scale = _yarn(self._frequencies, rope, model_length)
+                self.frequencies, self.scale = _yarn(self.frequencies, rope, model_length)
             elif kind == "longrope":
-                self._frequencies, self._scale = _longrope(self._frequencies, rope, model_length, served_length)
+                self.frequencies, self.scale = _longrope(self.frequencies, rope, model_length, served_length)
         except KeyError as missing:
             raise DeploymentError(f"config.json: rope_type {kind!r} needs {missing}, which is not there") from None
 
     def to(self, device: torch.device) -> RotaryEmbedding:
         """Move the frequencies to ``device``."""
-        self._frequencies = self._frequencies.to(device)
+        self.frequencies = self.frequencies.to(device)
         return self
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -175,8 +176,8 @@ class RotaryEmbedding:
 
         Cosines twice; sines with a minus, then without.
         """
-        angles = (positions[:, None].float() * self._frequencies)[:, None]
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        angles = (positions[:, None].float() * self.frequencies)[:, None]
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 

@@ -1,0 +1,155 @@
+"""The library of the native step: its C interface (``native/step.h``), for ctypes.
+
+The structures have the fields of the header, in its order; ``inflight_abi`` is counted up when one of them changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+LIBRARY = Path(__file__).with_name("libinflight_step.so")
+ABI = 1
+INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2")
+"""The best one first."""
+_MESSAGE_BYTES = 256
+
+
+class NativeError(Exception):
+    """The library refuses what it is given; the message says why."""
+
+
+class Rope(ctypes.Structure):
+    """``InflightRope``."""
+
+    _fields_ = [("dim", c_int32), ("scale", c_float), ("frequencies", c_void_p)]
+
+
+class Spec(ctypes.Structure):
+    """``InflightSpec``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((name, c_int32) for name in ("vocabulary", "gelu", "head_norms", "output_norms")),
+        *((name, c_float) for name in ("eps", "attention_scale", "embedding_scale")),
+        ("embedding_type", c_int32),
+        ("embedding", c_void_p),
+        ("ropes", c_int32),
+        ("rope", POINTER(Rope)),
+        ("rope_of_layer", c_void_p),
+        ("windows", c_void_p),
+    ]
+
+
+class Cache(ctypes.Structure):
+    """``InflightCache``."""
+
+    _fields_ = [
+        ("type", c_int32),
+        ("block_size", c_int32),
+        ("slots", c_int64),
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, c_void_p) for name in ("layer_key_scales", "layer_value_scales")),
+    ]
+
+
+class Weight(ctypes.Structure):
+    """``InflightWeight``."""
+
+    _fields_ = [
+        ("type", c_int32),
+        ("source_type", c_int32),
+        ("source", c_void_p),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("group", c_int32),
+    ]
+
+
+class Range(ctypes.Structure):
+    """``InflightRange``."""
+
+    _fields_ = [
+        ("count", c_int32),
+        ("start", c_int32),
+        ("at", c_int32),
+        ("blocks", c_void_p),
+        ("num_blocks", c_int32),
+        ("trunk", c_int32),
+        ("path", c_void_p),
+    ]
+
+
+class Step(ctypes.Structure):
+    """``InflightStep``."""
+
+    _fields_ = [
+        ("tokens", c_int32),
+        ("ids", c_void_p),
+        ("ranges", c_int32),
+        ("range", POINTER(Range)),
+        ("rows", c_int32),
+        ("row", c_void_p),
+        ("logits", c_void_p),
+    ]
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """Return the library.
+
+    Raises:
+        NativeError: it is not there, or was built from other sources than this package's.
+    """
+    if not LIBRARY.is_file():
+        raise NativeError("the native step was not built")
+    library = ctypes.CDLL(str(LIBRARY))
+    if library.inflight_abi() != ABI:
+        raise NativeError(f"{LIBRARY} has version {library.inflight_abi()} of the interface; {ABI} is expected")
+    message = [c_char_p, c_int32]
+    for name, result, arguments in (
+        ("inflight_sources", c_char_p, []),
+        ("inflight_has", c_int32, [c_char_p]),
+        ("inflight_create", c_void_p, [POINTER(Spec), c_char_p, c_int32, *message]),
+        ("inflight_destroy", None, [c_void_p]),
+        ("inflight_set_weight", c_int32, [c_void_p, c_int32, c_int32, POINTER(Weight), *message]),
+        ("inflight_set_norm", c_int32, [c_void_p, c_int32, c_int32, c_void_p, *message]),
+        ("inflight_set_cache", c_int32, [c_void_p, POINTER(Cache), *message]),
+        ("inflight_step", c_int32, [c_void_p, POINTER(Step), *message]),
+        ("inflight_phases", c_int32, [c_void_p, POINTER(c_double), c_int32]),
+        ("inflight_phase_name", c_char_p, [c_int32]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that the library has kernels for and this processor has, the best one first.
+
+    Raises:
+        NativeError: there is no library.
+    """
+    library = load_library()
+    return [name for name in INSTRUCTION_SETS if library.inflight_has(name.encode())]
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function that explains what it refuses, and return its result.
+
+    Raises:
+        NativeError: with its explanation.
+        MemoryError: there is not enough memory for what it was asked for.
+    """
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    result = getattr(load_library(), name)(*arguments, message, _MESSAGE_BYTES)
+    if message.value == b"std::bad_alloc":
+        raise MemoryError("the native step cannot allocate memory")
+    if message.value:
+        raise NativeError(message.value.decode(errors="replace"))
+    return result

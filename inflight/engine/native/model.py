@@ -1,0 +1,172 @@
+"""A decoder model whose steps are computed by the native library.
+
+The library packs the weights into an order of its own and keeps them; the PyTorch model gives its weights up. Keys and
+values stay where the KV cache has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from inflight.engine.attention.torch_backend import QueryRange
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool
+from inflight.engine.models.decoder import DecoderModel, Gemma3Model
+from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
+from inflight.engine.native.library import Cache, Range, Rope, Spec, Step, Weight, call, load_library
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+_QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(5)
+_INPUT_NORM, _ATTENTION_NORM, _MLP_NORM, _MLP_OUTPUT_NORM, _QUERY_NORM, _KEY_NORM, _LAST_NORM = range(7)
+
+
+def unsupported(model: DecoderModel) -> str | None:
+    """Return why the library cannot compute a loaded model; None: it can."""
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is None or isinstance(module, (nn.Embedding, RmsNorm)):
+            continue
+        if not isinstance(module, nn.Linear):
+            return f"{name} is quantized"
+    return None
+
+
+class NativeModel:
+    """Computes steps of a model; one thread at a time may call it."""
+
+    def __init__(self, model: DecoderModel, instruction_set: str, threads: int) -> None:
+        """Take over the weights of ``model``, for which ``unsupported`` returns None.
+
+        Raises:
+            NativeError: the library does not take this shape.
+        """
+        self._vocab_size = model.config.vocab_size
+        self._embedding = model.model.embed_tokens.weight
+        spec, _held = _spec(model)
+        self._handle = ctypes.c_void_p(call("inflight_create", spec, instruction_set.encode(), threads))
+        weakref.finalize(self, load_library().inflight_destroy, self._handle)
+        for layer, which, norm in _norms(model):
+            gain = norm.gain().contiguous()
+            call("inflight_set_norm", self._handle, layer, which, gain.data_ptr())
+        for layer, which, linear in _linears(model):
+            self._take(layer, which, linear)
+
+    def use(self, kv_pool: KvPool, block_size: int) -> None:
+        """Keep keys and values in this memory from now on."""
+        scales: list[Tensor | None] = [None] * 4
+        if isinstance(kv_pool, Int8KvPool):
+            scales[:2] = kv_pool.scales
+        elif isinstance(kv_pool, Fp8KvPool):
+            scales[2:] = [scale[:, 0, 0].contiguous() for scale in kv_pool.scales]
+        keys, values = kv_pool.keys, kv_pool.values
+        self._cache = keys, values, scales
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in (keys, values, *scales)]
+        call("inflight_set_cache", self._handle, Cache(_TYPES[keys.dtype], block_size, keys.shape[2], *pointers))
+
+    def __call__(self, tokens: np.ndarray, ranges: Sequence[QueryRange], rows: Sequence[int]) -> Tensor:
+        """Compute a step, and return the float32 logits ``[rows, vocab]`` of some of its tokens.
+
+        Args:
+            tokens: of the step, packed, integers ``[tokens]``.
+            ranges: whose they are.
+            rows: indices of the tokens whose logits are wanted.
+
+        Raises:
+            NativeError: a token, a block or a row is not there.
+        """
+        ids, wanted = tokens.astype(np.int32), np.array(rows, np.int32)
+        logits = torch.empty(len(rows), self._vocab_size)
+        parts, _held = _ranges(ranges)
+        pointers = ids.ctypes.data, len(parts), parts, len(wanted), wanted.ctypes.data, logits.data_ptr()
+        call("inflight_step", self._handle, Step(len(ids), *pointers))
+        return logits
+
+    def phases(self) -> dict[str, float]:
+        """Return the seconds that each phase of the steps has taken so far, by its name."""
+        library, most = load_library(), 32
+        seconds = (ctypes.c_double * most)()
+        count = library.inflight_phases(self._handle, seconds, most)
+        return {library.inflight_phase_name(phase).decode(): seconds[phase] for phase in range(count)}
+
+    def _take(self, layer: int, which: int, linear: nn.Linear) -> None:
+        """Have the library pack a weight, and give up the memory of the original."""
+        weight = linear.weight.detach()
+        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        kind = _TYPES[weight.dtype]
+        packed = Weight(kind, kind, weight.data_ptr(), *weight.shape, None if bias is None else bias.data_ptr())
+        call("inflight_set_weight", self._handle, layer, which, packed)
+        if weight.data_ptr() != self._embedding.data_ptr():
+            linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+
+def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:
+    """Return a model's shape, and what must stay in memory with it."""
+    config, embedding = model.config, model.model.embed_tokens.weight
+    is_gemma = isinstance(model, Gemma3Model)
+    scale = torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype).item() if is_gemma else 1.0
+    frequencies = [rope.frequencies.contiguous() for rope in model.ropes]
+    ropes = (Rope * len(model.ropes))(*(
+        Rope(rope.dim, rope.scale, one.data_ptr()) for rope, one in zip(model.ropes, frequencies, strict=True)
+    ))  # fmt: skip
+    rope_of_layer = np.array(model.rope_of_layer, np.int32)
+    windows = np.array([window or 0 for window in config.windows], np.int32)
+    spec = Spec(
+        config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+        config.intermediate_size, config.vocab_size, config.activation != "silu", config.qk_norm, is_gemma,
+        config.rms_norm_eps, config.attention_scale, scale, _TYPES[embedding.dtype], embedding.data_ptr(),
+        len(ropes), ropes, rope_of_layer.ctypes.data, windows.ctypes.data,
+    )  # fmt: skip
+    return spec, [frequencies, ropes, rope_of_layer, windows]
+
+
+def _linears(model: DecoderModel) -> Iterator[tuple[int, int, nn.Linear]]:
+    """Yield every linear with its layer and the library's number for it."""
+    for index, layer in enumerate(model.model.layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, GatedMlp)
+        yield index, _QKV, attention.qkv_proj
+        yield index, _OUTPUT, attention.o_proj
+        yield index, _GATE_UP, mlp.gate_up_proj
+        yield index, _DOWN, mlp.down_proj
+    yield 0, _HEAD, model.lm_head
+
+
+def _norms(model: DecoderModel) -> Iterator[tuple[int, int, RmsNorm]]:
+    """Yield every norm with its layer and the library's number for it."""
+    for index, layer in enumerate(model.model.layers):
+        yield index, _INPUT_NORM, layer.input_layernorm
+        if isinstance(model, Gemma3Model):
+            yield index, _ATTENTION_NORM, layer.post_attention_layernorm
+            yield index, _MLP_NORM, layer.pre_feedforward_layernorm
+            yield index, _MLP_OUTPUT_NORM, layer.post_feedforward_layernorm
+        else:
+            yield index, _MLP_NORM, layer.post_attention_layernorm
+        if model.config.qk_norm:
+            yield index, _QUERY_NORM, layer.self_attn.q_norm
+            yield index, _KEY_NORM, layer.self_attn.k_norm
+    yield 0, _LAST_NORM, model.model.norm
+
+
+def _ranges(ranges: Sequence[QueryRange]) -> tuple[ctypes.Array[Range], list[np.ndarray]]:
+    """Return the ranges as the library takes them, and what must stay in memory with them.
+
+    Each draft in a tree is a range of its own, since its keys do not lie in a row.
+    """
+    parts, held = list[Range](), list[np.ndarray]()
+    for one in ranges:
+        blocks = np.array(one.blocks, np.int32)
+        held.append(blocks)
+        place, chain = (blocks.ctypes.data, len(blocks)), one.count - len(one.paths)
+        if chain:
+            parts.append(Range(chain, one.start, one.start, *place))
+        for node, ancestors in enumerate(one.paths):
+            path = np.array(ancestors, np.int32) + one.trunk
+            held.append(path)
+            last = one.trunk + len(path) - 1
+            parts.append(Range(1, last, one.trunk + node, *place, one.trunk, path.ctypes.data))
+    return (Range * len(parts))(*parts), held

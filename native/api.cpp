@@ -1,0 +1,113 @@
+// The C interface: nothing that a model throws leaves it.
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <exception>
+#include <memory>
+
+#include "model.h"
+
+using namespace inflight;
+
+struct InflightModel : Model {
+  using Model::Model;
+};
+
+void inflight::fail(const char* format, ...) {
+  Failure failure;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(failure.text, sizeof failure.text, format, arguments);
+  va_end(arguments);
+  throw failure;
+}
+
+namespace {
+
+// The kernels of an instruction set, by name; null: the best ones. Null where this processor has them not.
+const Kernels* find(const char* name) {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  const Kernels* all[] = {bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
+                          avx2 ? avx2_kernels() : nullptr};
+  for (const Kernels* one : all)
+    if (one && (!name || !strcmp(one->name, name))) return one;
+  return nullptr;
+}
+
+void check_spec(const InflightSpec& spec, int threads) {
+  if (threads < 1 || threads > 1024) fail("a pool of %d threads", threads);
+  for (int size : {spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate,
+                   spec.vocabulary, spec.ropes})
+    if (size < 1 || size > 1 << 24) fail("a size of %d", size);
+  if (spec.heads % spec.kv_heads || spec.heads / spec.kv_heads > kTaskRows)
+    fail("%d heads share %d heads of keys", spec.heads, spec.kv_heads);
+  if (spec.embedding_type != kFloat32 && spec.embedding_type != kBfloat16)
+    fail("an embedding of type %d", spec.embedding_type);
+}
+
+template <class Body>
+int32_t guarded(char* message, int32_t size, Body body) {
+  try {
+    body();
+    return 0;
+  } catch (const Failure& failure) {
+    snprintf(message, size, "%s", failure.text);
+  } catch (const std::exception& error) {
+    snprintf(message, size, "%s", error.what());
+  }
+  return 1;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t inflight_abi(void) { return INFLIGHT_ABI; }
+
+const char* inflight_sources(void) { return INFLIGHT_SOURCES; }
+
+int32_t inflight_has(const char* instruction_set) { return find(instruction_set) != nullptr; }
+
+InflightModel* inflight_create(const InflightSpec* spec, const char* instruction_set, int32_t threads, char* message,
+                               int32_t size) {
+  InflightModel* model = nullptr;
+  guarded(message, size, [&] {
+    const Kernels* kernels = find(instruction_set);
+    if (!kernels) fail("this processor has no %s", instruction_set);
+    check_spec(*spec, threads);
+    model = new InflightModel(*spec, *kernels, threads);
+  });
+  return model;
+}
+
+void inflight_destroy(InflightModel* model) { delete model; }
+
+int32_t inflight_set_weight(InflightModel* model, int32_t layer, int32_t which, const InflightWeight* weight,
+                            char* message, int32_t size) {
+  return guarded(message, size, [&] { model->set_weight(layer, which, *weight); });
+}
+
+int32_t inflight_set_norm(InflightModel* model, int32_t layer, int32_t which, const float* gain, char* message,
+                          int32_t size) {
+  return guarded(message, size, [&] { model->set_norm(layer, which, gain); });
+}
+
+int32_t inflight_set_cache(InflightModel* model, const InflightCache* cache, char* message, int32_t size) {
+  return guarded(message, size, [&] { model->set_cache(*cache); });
+}
+
+int32_t inflight_step(InflightModel* model, const InflightStep* step, char* message, int32_t size) {
+  return guarded(message, size, [&] { model->run(*step); });
+}
+
+int32_t inflight_phases(const InflightModel* model, double* seconds, int32_t count) {
+  std::copy_n(model->seconds, std::min<int>(count, kPhases), seconds);
+  return kPhases;
+}
+
+const char* inflight_phase_name(int32_t phase) { return phase >= 0 && phase < kPhases ? kPhaseNames[phase] : nullptr; }
+}

@@ -1,0 +1,91 @@
+"""Builds the native step of the CPU engine with the C++ compiler that is there; scripts/setup.py and the wheel call it.
+
+    python3 native/build.py
+
+One library has the kernels of every instruction set: each lies in a file of its own, compiled for that alone, and is
+chosen when the engine starts. A library of these sources stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+LIBRARY = SOURCES.parent / "inflight/engine/native/libinflight_step.so"
+_COMPILERS = ("g++", "clang++", "c++")
+# -ffast-math would flush denormals for the whole process; -ffp-contract would let the compiler choose what is rounded.
+_FLAGS = (
+    "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra "
+    "-Wno-unused-function"
+).split()
+_LINK = "-shared -pthread -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL".split()
+_AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma".split()
+_TARGETS = {
+    "avx2.cpp": "-mavx2 -mfma -mf16c".split(),
+    "avx512.cpp": _AVX512,
+    "avx512_bf16.cpp": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
+}
+
+
+def find_compiler() -> str | None:
+    """Return the C++ compiler: what CXX names, else the first that is installed; None: there is none."""
+    return shutil.which(os.environ.get("CXX") or "") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def digest() -> str:
+    """Return a digest of the sources."""
+    files = sorted(file for file in SOURCES.iterdir() if file.suffix in (".cpp", ".h", ".py"))
+    return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
+
+
+def is_built() -> bool:
+    """Whether the library of these sources is there."""
+    return LIBRARY.is_file() and digest().encode() in LIBRARY.read_bytes()
+
+
+def build(extra: tuple[str, ...] = ()) -> str | None:
+    """Build the library, unless it is there; return None, or why it cannot be built.
+
+    ``extra`` are more options of the compiler and of the linker, such as those of a sanitizer.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"there are kernels for x86-64 only; this machine is {platform.machine()}"
+    compiler = find_compiler()
+    if compiler is None:
+        return f"no C++ compiler is installed ({', '.join(_COMPILERS)})"
+    with tempfile.TemporaryDirectory(prefix="inflight-native-") as folder:
+
+        def compiled(source: Path) -> Path:
+            target = Path(folder, source.stem + ".o")
+            options = [*_FLAGS, *_TARGETS.get(source.name, []), f'-DINFLIGHT_SOURCES="{digest()}"', *extra]
+            _run([compiler, *options, "-c", str(source), "-o", str(target)])
+            return target
+
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = list(pool.map(compiled, sorted(SOURCES.glob("*.cpp"))))
+            LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+            # It is moved into place at once: an engine that starts meanwhile finds a whole library, or none.
+            made = LIBRARY.with_suffix(f".{os.getpid()}")
+            _run([compiler, *_LINK, *extra, *map(str, objects), "-o", str(made)])
+            made.replace(LIBRARY)
+        except subprocess.CalledProcessError as error:
+            return f"{compiler} failed:\n{error.stderr}"
+    return None
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+if __name__ == "__main__":
+    if not is_built() and (failure := build()):
+        sys.exit(failure)

@@ -1,0 +1,138 @@
+// AVX2 with FMA and F16C: eight floats in a vector. It has no products of bfloat16 and none of bytes.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct Isa {
+  static constexpr const char* kName = "avx2";
+  static constexpr int kLanes = 8;
+  static constexpr int kVectors = 2;  // of a panel
+  static constexpr int kRows = 6;     // of a tile: 12 sums, 2 weights, 1 input of 16 registers
+  static constexpr bool kDotsBf16 = false;
+  static constexpr int kPanelsOfFewRows = 4;
+  static constexpr int kInt8Step = 2;  // inputs of one column that lie together
+  using Int8Input = int16_t;           // bytes are multiplied as 16-bit integers, whose sums of pairs cannot overflow
+  using F = __m256;
+  using I = __m256i;
+
+  static F zero() { return _mm256_setzero_ps(); }
+  static F set(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  // Where one of them is NaN, the second one is the result.
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // a where x >= bound or x is NaN, else zero
+  static F keep_from(F x, F bound, F a) { return _mm256_and_ps(_mm256_cmp_ps(x, bound, _CMP_NLT_UQ), a); }
+  // x in lanes from `from` to `to`, else y
+  static F select(int from, int to, F x, F y) {
+    const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    I in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(from - 1)),
+                            _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lane));
+    return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(in));
+  }
+  // x * 2^n for whole n from -126 to 127
+  static F scale_by_power(F x, F n) {
+    I exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+  }
+  static float sum(F x) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+  }
+
+  static float largest(F x) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
+  }
+
+  static F from_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+  }
+  static void to_bf16(uint16_t* p, F x) {  // to the nearest, ties to even; NaN stays NaN
+    I bits = _mm256_castps_si256(x);
+    I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    I rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    I quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    I nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    I words = _mm256_blendv_epi8(rounded, quiet, nan);
+    I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+  }
+  static F from_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+  static F from_int8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+  }
+  static F from_e4m3(const uint8_t* p) {  // by way of float16, whose exponents have another bias
+    I byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+    I sign = _mm256_slli_epi32(_mm256_and_si256(byte, _mm256_set1_epi32(0x80)), 24);
+    I rest = _mm256_slli_epi32(_mm256_and_si256(byte, _mm256_set1_epi32(0x7f)), 20);
+    F value = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_castsi256_ps(_mm256_set1_epi32(0x7b800000)));  // 2^120
+    I nan = _mm256_cmpeq_epi32(rest, _mm256_set1_epi32(0x7f << 20));
+    value = _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), _mm256_castsi256_ps(nan));
+    return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
+  }
+  // The nearest integers, as inputs of `dot_int8`.
+  static void to_int8_input(int16_t* p, F x) {
+    I words = _mm256_cvtps_epi32(x);
+    I packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0x08);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+  }
+  // Pairs of bfloat16 to the floats of their first and of their second halves.
+  static void split_pairs(const uint16_t* p, F& first, F& second) {
+    I pairs = _mm256_loadu_si256((const I*)p);
+    first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
+  }
+  static F dot_bf16(F, I, I);                                         // declared only: there is none
+  static void interleave(const uint16_t*, const uint16_t*, uint16_t*);  // the same
+
+  static I zero_int() { return _mm256_setzero_si256(); }
+  static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
+  static I load_int8(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+  static I spread(const int16_t* p) {
+    int32_t both;
+    memcpy(&both, p, 4);
+    return _mm256_set1_epi32(both);
+  }
+  static I dot_int8(I sums, I weights, I inputs) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs));
+  }
+  static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+
+  // Writes the columns of 8 rows of 8 units of 4 bytes.
+  static void transpose(const uint32_t* const* rows, ptrdiff_t at, uint32_t* to, ptrdiff_t stride) {
+    __m256 r[8], s[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps((const float*)rows[i] + at);
+    for (int i = 0; i < 8; i += 2) {
+      s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      r[i] = _mm256_shuffle_ps(s[i], s[i + 2], 0x44);
+      r[i + 1] = _mm256_shuffle_ps(s[i], s[i + 2], 0xee);
+      r[i + 2] = _mm256_shuffle_ps(s[i + 1], s[i + 3], 0x44);
+      r[i + 3] = _mm256_shuffle_ps(s[i + 1], s[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+      _mm256_storeu_ps((float*)to + i * stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+      _mm256_storeu_ps((float*)to + (i + 4) * stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,158 @@
+// AVX-512: sixteen floats in a vector. Compiled twice: with products of bfloat16 and bytes (AVX512_BF16, VNNI), and
+// without.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct Isa {
+#ifdef __AVX512BF16__
+  static constexpr const char* kName = "avx512_bf16";
+  static constexpr bool kDotsBf16 = true;
+  static constexpr int kInt8Step = 4;  // inputs of one column that lie together
+  using Int8Input = uint8_t;           // plus 128: the instruction multiplies unsigned by signed bytes
+#else
+  static constexpr const char* kName = "avx512";
+  static constexpr bool kDotsBf16 = false;
+  static constexpr int kInt8Step = 2;
+  using Int8Input = int16_t;  // bytes are multiplied as 16-bit integers, whose sums of pairs cannot overflow
+#endif
+  static constexpr int kLanes = 16;
+  static constexpr int kVectors = 4;  // of a panel
+  static constexpr int kRows = 6;     // of a tile: 24 sums, 4 weights, 1 input of 32 registers
+  static constexpr int kPanelsOfFewRows = 2;
+  using F = __m512;
+  using I = __m512i;
+
+  static F zero() { return _mm512_setzero_ps(); }
+  static F set(float x) { return _mm512_set1_ps(x); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  // Where one of them is NaN, the second one is the result.
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F abs(F a) { return _mm512_abs_ps(a); }
+  static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // a where x >= bound or x is NaN, else zero
+  static F keep_from(F x, F bound, F a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a); }
+  // x in lanes from `from` to `to`, else y
+  static F select(int from, int to, F x, F y) {
+    from = from < 0 ? 0 : from > 16 ? 16 : from;
+    to = to < from ? from : to > 16 ? 16 : to;
+    return _mm512_mask_mov_ps(y, (__mmask16)(((1u << to) - 1) & ~((1u << from) - 1)), x);
+  }
+  static F scale_by_power(F x, F n) { return _mm512_scalef_ps(x, n); }
+  static float sum(F x) { return _mm512_reduce_add_ps(x); }
+  static float largest(F x) { return _mm512_reduce_max_ps(x); }
+
+  static F from_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+  }
+  static void to_bf16(uint16_t* p, F x) {  // to the nearest, ties to even; NaN stays NaN
+#ifdef __AVX512BF16__
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+#else
+    I bits = _mm512_castps_si512(x);
+    I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    I words = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    I quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+    words = _mm512_mask_mov_epi32(words, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(words));
+#endif
+  }
+  static F from_int8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  }
+  static F from_e4m3(const uint8_t* p) {  // by way of float32, whose exponents have another bias
+    I byte = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    I sign = _mm512_slli_epi32(_mm512_and_si512(byte, _mm512_set1_epi32(0x80)), 24);
+    I rest = _mm512_slli_epi32(_mm512_and_si512(byte, _mm512_set1_epi32(0x7f)), 20);
+    F value = _mm512_mul_ps(_mm512_castsi512_ps(rest), _mm512_castsi512_ps(_mm512_set1_epi32(0x7b800000)));  // 2^120
+    __mmask16 nan = _mm512_cmpeq_epi32_mask(rest, _mm512_set1_epi32(0x7f << 20));
+    value = _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
+  }
+  // The nearest integers, as inputs of `dot_int8`.
+  static void to_int8_input(Int8Input* p, F x) {
+    I words = _mm512_cvtps_epi32(x);
+    if constexpr (sizeof(Int8Input) == 1)
+      _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(_mm512_max_epi32(
+                                        _mm512_add_epi32(words, _mm512_set1_epi32(128)), _mm512_setzero_si512())));
+    else
+      _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(words));
+  }
+
+  // Pairs of bfloat16 to the floats of their first and of their second halves.
+  static void split_pairs(const uint16_t* p, F& first, F& second) {
+    I pairs = _mm512_loadu_si512(p);
+    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
+  }
+  static I zero_int() { return _mm512_setzero_si512(); }
+  static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+  template <class T>
+  static I spread(const T* p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm512_set1_epi32(word);
+  }
+#ifdef __AVX512BF16__
+  static F dot_bf16(F sums, I weights, I inputs) { return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)inputs); }
+  static I load_int8(const int8_t* p) { return _mm512_loadu_si512(p); }
+  static I dot_int8(I sums, I weights, I inputs) { return _mm512_dpbusd_epi32(sums, inputs, weights); }
+  // Two rows of a panel's columns, element by element.
+  static void interleave(const uint16_t* one, const uint16_t* other, uint16_t* to) {
+    alignas(64) static constexpr uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const I low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int k = 0; k < kLanes * kVectors; k += 32) {
+      const I a = _mm512_loadu_si512(one + k), b = _mm512_loadu_si512(other + k);
+      _mm512_storeu_si512(to + 2 * k, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + 2 * k + 32, _mm512_permutex2var_epi16(a, high, b));
+    }
+  }
+#else
+  static F dot_bf16(F, I, I);                                           // declared only: there is none
+  static void interleave(const uint16_t*, const uint16_t*, uint16_t*);  // the same
+  static I load_int8(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+  static I dot_int8(I sums, I weights, I inputs) {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(weights, inputs));
+  }
+#endif
+
+  // Writes the columns of 16 rows of 16 units of 4 bytes.
+  static void transpose(const uint32_t* const* rows, ptrdiff_t at, uint32_t* to, ptrdiff_t stride) {
+    I r[16], s[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows[i] + at);
+    for (int i = 0; i < 16; i += 2) {
+      s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+      s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {  // r[i + c]: rows i to i + 3 of column 4 * lane + c
+      r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
+      r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
+      r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
+      r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
+    }
+    for (int c = 0; c < 4; c++) {
+      const I a = _mm512_shuffle_i32x4(r[c], r[c + 4], 0x88), b = _mm512_shuffle_i32x4(r[c], r[c + 4], 0xdd);
+      const I d = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0x88), e = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0xdd);
+      _mm512_storeu_si512(to + c * stride, _mm512_shuffle_i32x4(a, d, 0x88));
+      _mm512_storeu_si512(to + (c + 4) * stride, _mm512_shuffle_i32x4(b, e, 0x88));
+      _mm512_storeu_si512(to + (c + 8) * stride, _mm512_shuffle_i32x4(a, d, 0xdd));
+      _mm512_storeu_si512(to + (c + 12) * stride, _mm512_shuffle_i32x4(b, e, 0xdd));
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,118 @@
+// The kernels of one instruction set, as a table of functions, and the plain structures that they work on.
+//
+// Every kernel adds up a row in one order, whatever the number of rows: a column of a product has one accumulator per
+// row, which takes the inputs in ascending order, and attention cuts the keys at fixed positions. So a token's bits do
+// not depend on what else is in its step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace inflight {
+
+// What numbers are stored in. The values are part of the C interface.
+enum Type : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kE4m3 = 3 };
+
+constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
+
+// What a product does with its sums.
+enum Ending : int32_t {
+  kStore = 0,  // outputs = sums
+  kAdd = 1,    // outputs += sums
+  kSilu = 2,   // the first half of a panel's sums are gates: outputs = silu(gate) * up
+  kGelu = 3,   // the same with gelu by tanh
+};
+
+// A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
+struct PackedWeight {
+  void* panels = nullptr;
+  const float* bias = nullptr;    // per column, in the order of the panels; null: none
+  const float* scales = nullptr;  // kInt8: [groups][columns]
+  int32_t* offsets = nullptr;     // kInt8: [groups][columns], what a sum begins with
+  Type type = kFloat32;
+  int inputs = 0;
+  int columns = 0;  // a multiple of the panel's
+  int group = 0;    // kInt8: inputs that share a scale
+};
+
+// The rows of inputs of a product, in the type that the product of this weight takes.
+struct InputRows {
+  void* data = nullptr;
+  ptrdiff_t stride = 0;     // bytes from a row to the next
+  float* scales = nullptr;  // kInt8: [rows][groups]
+  int groups = 1;
+};
+
+// The memory of keys and values of one layer and one head: rows of `dim` elements, one per slot.
+struct HeadCache {
+  const void* keys = nullptr;
+  const void* values = nullptr;
+  const uint16_t* key_scales = nullptr;  // kInt8: bfloat16, per slot
+  const uint16_t* value_scales = nullptr;
+  float key_scale = 1.0f;  // kE4m3: of the layer
+  float value_scale = 1.0f;
+};
+
+// Keys in a cut: attention computes a softmax over each cut by itself and merges them in ascending order.
+constexpr int kCut = 256;
+
+// Rows of queries that attend to the same keys.
+struct AttendTask {
+  const float* queries = nullptr;  // of the first token's first head
+  ptrdiff_t token_stride = 0;      // floats from a token's queries to the next one's
+  int tokens = 0;
+  int group = 0;                  // heads of queries of each token
+  const int32_t* slots = nullptr;  // of the sequence's keys, in the order of their positions
+  const int32_t* first = nullptr;  // per token, the first key that it attends to
+  const int32_t* last = nullptr;   // per token, the key after the last one
+  int dim = 0;
+  float scale = 1.0f;
+  HeadCache cache;
+  int cut_begin = 0;  // cuts to compute
+  int cut_end = 0;
+};
+
+// The result of some cuts for one row, before it is divided by the sum of weights.
+struct Partial {
+  float largest;
+  float sum;
+};
+
+// One instruction set's kernels.
+struct Kernels {
+  const char* name;
+  int panel;      // columns of a panel
+  int rows;       // most rows of a tile
+  bool dots_bf16;  // products of bfloat16 weights take bfloat16 inputs; without: float32 inputs
+
+  // The bytes of a packed weight's panels.
+  size_t (*packed_bytes)(Type type, int inputs, int columns);
+  // Packs columns `first` to `last` (whole panels) of `source [columns][inputs]`, rows in the order of `order`.
+  void (*pack)(const PackedWeight& to, Type from, const void* source, const int32_t* order, int first, int last);
+  // Multiplies `rows` by the panels from `first` to `last`; `outputs` has `output_stride` floats in a row.
+  void (*multiply)(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
+                   float* outputs, ptrdiff_t output_stride);
+  // Turns a row into inputs of a product of `weight`; with `gain`, normalizes it first.
+  void (*prepare)(const PackedWeight& weight, const float* row, const float* gain, float eps, const InputRows& to,
+                  int index);
+  // row = row + normalized(other) * gain; used where a layer has a norm behind its output.
+  void (*add_normalized)(float* row, const float* other, const float* gain, float eps, int size);
+  // Normalizes (with `gain`) and rotates one head in place; `cos` and `sin` have `half` values.
+  void (*rotate)(float* head, const float* gain, float eps, const float* cos, const float* sin, int half, int dim);
+  // Rounds a row of keys or values to the type of the cache; returns the scale of kInt8.
+  void (*store)(Type type, const float* row, float scale, void* to, uint16_t* scale_to, int dim);
+  // The bytes of scratch memory of `attend`, at most 128 rows.
+  size_t (*attend_scratch)(int rows, int dim);
+  // Attends; leaves outputs `[tokens * group][dim]`, not yet divided, and the partials.
+  void (*attend)(const AttendTask& task, Type type, void* scratch, float* outputs, Partial* partials);
+  // outputs += another partial's.
+  void (*merge)(float* outputs, Partial* own, const float* others, const Partial& other, int dim);
+  // to = outputs * value_scale / sum.
+  void (*finish)(const float* outputs, const Partial& own, float value_scale, float* to, int dim);
+};
+
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
+
+}  // namespace inflight

@@ -1,0 +1,151 @@
+// A model: its packed weights, the memory of its activations, and the phases of a step.
+#pragma once
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "step.h"
+
+namespace inflight {
+
+constexpr int kAlign = 64;     // floats: the widest panel
+constexpr int kTaskRows = 96;  // rows of queries that share what is read of the cache
+
+enum Phase { kEmbed, kNorm, kQkv, kRotateStore, kAttention, kAttended, kOutput, kGateUp, kDown, kLogits, kPhases };
+constexpr const char* kPhaseNames[kPhases] = {"embed",    "norm",   "qkv",     "rotate_store", "attention",
+                                              "attended", "output", "gate_up", "down",         "logits"};
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// What a call ends with that cannot be served; the text says why.
+struct Failure {
+  char text[256];
+};
+
+// Throws a Failure with a text like printf's.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Memory that is aligned and zero at first, and only grows.
+template <class T>
+class Buffer {
+ public:
+  // Has room for `count` elements; what was there before is lost where it had not.
+  T* need(size_t count) {
+    if (count > count_) {
+      std::free(data_);
+      count_ = 0;
+      data_ = (T*)std::aligned_alloc(4096, round_up(count * sizeof(T), 4096));
+      if (!data_) throw std::bad_alloc();
+      memset((void*)data_, 0, round_up(count * sizeof(T), 4096));
+      count_ = count;
+    }
+    return data_;
+  }
+  T* data() { return data_; }
+  ~Buffer() { std::free(data_); }
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+
+ private:
+  T* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+struct Weight : PackedWeight {
+  int outputs = 0;  // without the panels' padding
+  int tasks = 0;    // among which the panels are divided
+  Buffer<char> memory;
+  Buffer<float> biases, scale_memory;
+  Buffer<int32_t> offset_memory;
+};
+
+struct Layer {
+  Weight qkv, output, gate_up, down;
+  Buffer<float> norms[INFLIGHT_LAST_NORM];
+};
+
+// The rotary embedding of some layers, and the angles of the step's tokens.
+struct Rope {
+  std::vector<float> frequencies;
+  float scale = 1.0f;
+  Buffer<float> cos, sin;  // [tokens][frequencies]
+};
+
+// A task of attention: some tokens of a range, one head of keys, and some cuts of the keys.
+struct Attending {
+  int range, token, tokens, kv_head, cut_begin, cut_end;
+  int64_t partials;  // where its results go, if its cuts are not all that there are; else -1
+};
+
+class Model {
+ public:
+  Model(const InflightSpec& spec, const Kernels& kernels, int threads);
+  // All three throw a Failure where the shapes or types are not those of the model.
+  void set_weight(int layer, int which, const InflightWeight& from);
+  void set_norm(int layer, int which, const float* gain);
+  void set_cache(const InflightCache& cache);
+  // Computes a step; throws a Failure, before it writes anything, where the step is not well formed.
+  void run(const InflightStep& step);
+  // Seconds that each phase has taken so far.
+  double seconds[kPhases] = {};
+
+ private:
+  Weight& weight(int layer, int which);
+  void check(const InflightStep& step) const;
+  void check_range(const InflightRange& range, int index) const;
+
+  // Finds the positions, slots and angles of the step's tokens.
+  void place(const InflightStep& step);
+  // The slot of what is stored at this index of the sequence.
+  int32_t slot(const InflightRange& range, int32_t at) const {
+    return range.blocks[at / cache_.block_size] * cache_.block_size + at % cache_.block_size;
+  }
+  void embed(int id, float* to) const;
+  InputRows input_rows(const Weight& weight);
+  // Makes rows of activations the inputs of a product; with `gain`, normalizes them first.
+  void prepare(const Weight& weight, const float* rows, int64_t stride, int count, const float* gain);
+  void multiply(const Weight& weight, int count, Ending ending, float* outputs, int64_t stride);
+  // Adds a product to the residual stream, behind a norm where there are such.
+  void add(const Weight& weight, int tokens, const float* gain);
+  void rotate_and_store(int layer, int token);
+  void compute_layer(const InflightStep& step, int layer);
+  void compute_logits(const InflightStep& step);
+  void lap(Phase phase);
+
+  // Divides the attention of a layer with this window into tasks, the longest first.
+  void plan(const InflightStep& step, int window);
+  void attend_all(const InflightStep& step, int layer);
+  void attend(const InflightStep& step, int layer, const Attending& part, int thread);
+  // Writes what a task has attended to.
+  void finish(int layer, const Attending& part, const float* outputs, const Partial* results);
+
+  InflightSpec spec_;
+  const Kernels& kernels_;
+  Pool pool_;
+  InflightCache cache_{};
+  std::vector<Layer> layers_;
+  Weight head_;
+  Buffer<float> last_norm_;
+  std::vector<Rope> ropes_;
+  std::vector<int32_t> windows_, rope_of_layer_;
+
+  // Strides of the rows below, in floats.
+  const int64_t hidden_, heads_, attended_, inner_, logits_width_;
+  Buffer<float> x_, qkv_, attention_, gated_, product_, logits_, input_scales_;
+  Buffer<char> inputs_;
+  std::vector<int32_t> positions_, slots_;  // of the step's tokens
+  std::vector<int32_t> first_of_range_;     // the index of each range's first token
+  std::vector<Attending> attending_;
+  std::chrono::steady_clock::time_point lap_;
+  Buffer<float> partial_outputs_;
+  Buffer<Partial> partials_;
+  std::vector<Buffer<char>> scratch_;          // of each thread
+  std::vector<Buffer<int32_t>> slot_scratch_;  // the same
+};
+
+}  // namespace inflight

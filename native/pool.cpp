@@ -1,0 +1,73 @@
+#include "pool.h"
+
+#include <chrono>
+
+namespace inflight {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kSpin = std::chrono::microseconds(50);  // longer than the gap between two phases of a step
+
+void pause() { __builtin_ia32_pause(); }
+
+}  // namespace
+
+Pool::Pool(int threads) {
+  for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+}
+
+Pool::~Pool() {
+  closing_ = true;
+  state_ += (uint64_t)1 << 2 * kBits;
+  state_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+void Pool::run(int tasks, Call call, void* context) {
+  if (tasks <= 0) return;
+  if (tasks == 1 || workers_.empty()) {
+    for (int task = 0; task < tasks; task++) call(context, task, 0);
+    return;
+  }
+  call_ = call;
+  context_ = context;
+  ended_.store(0, std::memory_order_relaxed);
+  const uint64_t phase = (state_.load(std::memory_order_relaxed) >> 2 * kBits) + 1;
+  state_.store(phase << 2 * kBits | (uint64_t)tasks << kBits, std::memory_order_release);
+  state_.notify_all();
+  while (take(0)) {
+  }
+  for (int spins = 0; ended_.load(std::memory_order_acquire) < tasks; spins++) {
+    pause();
+    if (spins % 2048 == 2047) std::this_thread::yield();  // a thread that has a task may be waiting for this core
+  }
+}
+
+// Takes a task and runs it; false: there is none.
+bool Pool::take(int thread) {
+  uint64_t state = state_.load(std::memory_order_acquire);
+  do {
+    if ((state & kMask) >= (state >> kBits & kMask)) return false;
+  } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
+  call_(context_, (int)(state & kMask), thread);
+  ended_.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+void Pool::work(int thread) {
+  while (!closing_.load(std::memory_order_relaxed)) {
+    if (take(thread)) continue;
+    const uint64_t seen = state_.load(std::memory_order_acquire);
+    const auto until = Clock::now() + kSpin;
+    while (state_.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; i < 16; i++) pause();
+      if (Clock::now() > until) {
+        state_.wait(seen, std::memory_order_acquire);
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace inflight

@@ -1,0 +1,73 @@
+// What is done to single rows between products: norms, rotations, and the types that products take.
+#pragma once
+
+#include <cmath>
+
+#include "numbers.h"
+
+namespace {
+
+// 1 / the root of the mean of squares of a row, whose tail up to a whole vector is zero.
+inline float inverse_rms(const float* row, float eps, int size) {
+  F squares = Isa::zero();
+  for (int k = 0; k < size; k += kLanes) {
+    F x = Isa::load(row + k);
+    squares = Isa::fma(x, x, squares);
+  }
+  return 1.0f / std::sqrt(Isa::sum(squares) / size + eps);
+}
+
+void prepare(const PackedWeight& weight, const float* row, const float* gain, float eps, const InputRows& to,
+             int index) {
+  const int size = weight.inputs;
+  char* out = (char*)to.data + to.stride * index;
+  const F inverse = Isa::set(gain ? inverse_rms(row, eps, size) : 1.0f);
+  auto input = [&](int k) {
+    F x = Isa::load(row + k);
+    return gain ? Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k)) : x;
+  };
+  if (weight.type == inflight::kInt8) {
+    for (int k = 0, g = 0; k < size; k += weight.group, g++) {
+      const int end = k + weight.group < size ? k + weight.group : round_up(size, kLanes);
+      F largest = Isa::zero(), nothing = Isa::zero();
+      for (int i = k; i < end; i += kLanes) {
+        F x = input(i);
+        largest = Isa::max(largest, Isa::abs(x));
+        nothing = Isa::fma(x, Isa::zero(), nothing);  // NaN where the row has NaN or infinity
+      }
+      const float scale = Isa::largest(largest) / 127.0f + Isa::sum(nothing);
+      to.scales[(size_t)index * to.groups + g] = scale;
+      const F by = Isa::set(scale > 0 ? 1.0f / scale : 0.0f);
+      for (int i = k; i < end; i += kLanes) Isa::to_int8_input((Isa::Int8Input*)out + i, Isa::mul(input(i), by));
+    }
+  } else if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
+    for (int k = 0; k < size; k += kLanes) Isa::to_bf16((uint16_t*)out + k, input(k));
+  } else {
+    for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, input(k));
+  }
+}
+
+void add_normalized(float* row, const float* other, const float* gain, float eps, int size) {
+  const F inverse = Isa::set(inverse_rms(other, eps, size));
+  for (int k = 0; k < size; k += kLanes)
+    Isa::store(row + k, Isa::fma(Isa::mul(Isa::load(other + k), inverse), Isa::load(gain + k), Isa::load(row + k)));
+}
+
+void rotate(float* head, const float* gain, float eps, const float* cos, const float* sin, int half, int dim) {
+  if (gain) {
+    F squares = Isa::zero();
+    int k = 0;
+    for (; k + kLanes <= dim; k += kLanes) squares = Isa::fma(Isa::load(head + k), Isa::load(head + k), squares);
+    float sum = Isa::sum(squares);
+    for (; k < dim; k++) sum = std::fma(head[k], head[k], sum);
+    const float inverse = 1.0f / std::sqrt(sum / dim + eps);
+    for (k = 0; k < dim; k++) head[k] = head[k] * inverse * gain[k];
+  }
+  for (int k = 0; k < half; k++) {
+    const float low = head[k], high = head[k + half];
+    head[k] = std::fma(low, cos[k], -(high * sin[k]));
+    head[k + half] = std::fma(high, cos[k], low * sin[k]);
+  }
+}
+
+}  // namespace

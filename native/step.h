@@ -1,0 +1,114 @@
+// The C interface of the native step: plain structures and functions, so that any language can load it.
+//
+// A model is made once, from the weights of a checkpoint; a step computes the hidden states of a batch's tokens, writes
+// their keys and values to the paged cache, and gives the logits of the rows that are asked for. All pointers are to
+// the caller's memory and are used during the call only, but for the embedding and the tensors of the cache.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#pragma GCC visibility push(default)
+#define INFLIGHT_ABI 1
+
+typedef struct InflightModel InflightModel;
+
+// A rotary embedding.
+typedef struct {
+  int32_t dim;               // dimensions of a head that it rotates
+  float scale;               // of cosines and sines
+  const float* frequencies;  // [dim / 2]
+} InflightRope;
+
+typedef struct {
+  int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
+  int32_t gelu;          // else silu
+  int32_t head_norms;    // queries and keys are normalized
+  int32_t output_norms;  // there is a norm behind attention and feed-forward too
+  float eps, attention_scale, embedding_scale;
+  int32_t embedding_type;  // 0: float32, 1: bfloat16
+  const void* embedding;   // [vocabulary][hidden]
+  int32_t ropes;
+  const InflightRope* rope;
+  const int32_t* rope_of_layer;  // [layers]
+  const int32_t* windows;        // [layers]; 0: none
+} InflightSpec;
+
+// The keys and values of all layers: [layers][kv_heads][slots][head_dim].
+typedef struct {
+  int32_t type;  // 0: float32, 1: bfloat16, 2: INT8, 3: E4M3
+  int32_t block_size;
+  int64_t slots;
+  void *keys, *values;
+  uint16_t *key_scales, *value_scales;              // INT8: bfloat16 [layers][kv_heads][slots]
+  const float *layer_key_scales, *layer_value_scales;  // E4M3: [layers]
+} InflightCache;
+
+enum { INFLIGHT_QKV, INFLIGHT_OUTPUT, INFLIGHT_GATE_UP, INFLIGHT_DOWN, INFLIGHT_HEAD };
+enum {
+  INFLIGHT_INPUT_NORM,
+  INFLIGHT_ATTENTION_NORM,  // behind attention, where there are output norms
+  INFLIGHT_MLP_NORM,        // in front of feed-forward
+  INFLIGHT_MLP_OUTPUT_NORM,
+  INFLIGHT_QUERY_NORM,
+  INFLIGHT_KEY_NORM,
+  INFLIGHT_LAST_NORM,
+};
+
+typedef struct {
+  int32_t type;         // packed as: 0: float32, 1: bfloat16, 2: INT8
+  int32_t source_type;  // 0: float32, 1: bfloat16, 2: INT8
+  const void* source;   // [outputs][inputs]
+  int32_t outputs, inputs;
+  const float* bias;    // [outputs]; null: none
+  const float* scales;  // INT8: [groups][outputs]
+  int32_t group;        // INT8: inputs that share a scale
+} InflightWeight;
+
+// Tokens of one sequence that lie in a row in the batch. Each attends to the keys before it and to its own.
+typedef struct {
+  int32_t count;
+  int32_t start;          // position of the first: it has so many keys before its own
+  int32_t at;             // index in the sequence's memory where its key is stored; its position, but for drafts in trees
+  const int32_t* blocks;  // of the sequence's memory
+  int32_t num_blocks;
+  int32_t trunk;          // keys that lie in the order of their positions, where there is a path
+  const int32_t* path;    // [start + 1 - trunk]: of a draft in a tree, where its last keys lie; null: as all others do
+} InflightRange;
+
+typedef struct {
+  int32_t tokens;
+  const int32_t* ids;
+  int32_t ranges;
+  const InflightRange* range;  // their tokens are those of the step, in their order
+  int32_t rows;                // whose logits are wanted
+  const int32_t* row;          // [rows]: which tokens
+  float* logits;               // [rows][vocabulary]
+} InflightStep;
+
+int32_t inflight_abi(void);
+// A digest of the sources that the library was built from.
+const char* inflight_sources(void);
+// Whether this processor has an instruction set, and the library kernels for it: avx2, avx512 or avx512_bf16.
+int32_t inflight_has(const char* instruction_set);
+// Returns null, with a message of at most `size` bytes, where the shape or the instruction set is not served.
+InflightModel* inflight_create(const InflightSpec* spec, const char* instruction_set, int32_t threads, char* message,
+                               int32_t size);
+void inflight_destroy(InflightModel* model);
+// These return 0, or 1 with a message.
+int32_t inflight_set_weight(InflightModel* model, int32_t layer, int32_t which, const InflightWeight* weight,
+                            char* message, int32_t size);
+int32_t inflight_set_norm(InflightModel* model, int32_t layer, int32_t which, const float* gain, char* message,
+                          int32_t size);
+int32_t inflight_set_cache(InflightModel* model, const InflightCache* cache, char* message, int32_t size);
+int32_t inflight_step(InflightModel* model, const InflightStep* step, char* message, int32_t size);
+// Seconds that each phase has taken so far, in the order of `inflight_phase_name`.
+int32_t inflight_phases(const InflightModel* model, double* seconds, int32_t count);
+const char* inflight_phase_name(int32_t phase);
+
+#ifdef __cplusplus
+}
+#endif

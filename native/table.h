@@ -1,0 +1,15 @@
+// The table of the kernels of the instruction set whose `Isa` was included first.
+#pragma once
+
+#include "attend.h"
+#include "cache.h"
+#include "rows.h"
+
+namespace {
+
+const inflight::Kernels kTable = {
+    Isa::kName,     kPanel, kRows, Isa::kDotsBf16, packed_bytes, pack,  multiply, prepare, add_normalized,
+    rotate, store,  attend_scratch, attend,        merge,        finish,
+};
+
+}  // namespace

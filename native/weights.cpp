@@ -1,0 +1,96 @@
+// How a model takes its weights: they are packed once, in the order in which products read them.
+#include "model.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace inflight {
+
+constexpr int kMaxInputs = 65536;  // whose products of 8 bits do not overflow 32
+
+Weight& Model::weight(int layer, int which) {
+  if (which == INFLIGHT_HEAD) return head_;
+  if (layer < 0 || layer >= spec_.layers) fail("there is no layer %d", layer);
+  Layer& one = layers_[layer];
+  switch (which) {
+    case INFLIGHT_QKV: return one.qkv;
+    case INFLIGHT_OUTPUT: return one.output;
+    case INFLIGHT_GATE_UP: return one.gate_up;
+    case INFLIGHT_DOWN: return one.down;
+  }
+  fail("there is no weight %d", which);
+}
+
+void Model::set_weight(int layer, int which, const InflightWeight& from) {
+  Weight& to = weight(layer, which);
+  const int width = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
+  const int shapes[][2] = {{width, spec_.hidden},
+                           {spec_.hidden, spec_.heads * spec_.head_dim},
+                           {2 * spec_.intermediate, spec_.hidden},
+                           {spec_.hidden, spec_.intermediate},
+                           {spec_.vocabulary, spec_.hidden}};
+  if (from.outputs != shapes[which][0] || from.inputs != shapes[which][1])
+    fail("weight %d of layer %d is [%d, %d]; expected [%d, %d]", which, layer, from.outputs, from.inputs,
+         shapes[which][0], shapes[which][1]);
+  if (from.type < 0 || from.type > kInt8 || (from.type == kInt8) != (from.source_type == kInt8))
+    fail("weight %d cannot be packed as type %d from type %d", which, from.type, from.source_type);
+  if (from.type == kInt8 && (from.group <= 0 || (from.group % 64 && from.group < from.inputs)))
+    fail("a group of %d inputs is not a multiple of 64", from.group);
+  if (from.inputs > kMaxInputs && from.type == kInt8) fail("sums of %d products of INT8 overflow", from.inputs);
+  const int panel = kernels_.panel, half = panel / 2;
+  const bool gate_up = which == INFLIGHT_GATE_UP;
+  const int panels = gate_up ? (spec_.intermediate + half - 1) / half : (from.outputs + panel - 1) / panel;
+  std::vector<int32_t> order(panels * panel, -1);
+  for (int i = 0; i < panels * panel; i++) {
+    if (!gate_up) {
+      if (i < from.outputs) order[i] = i;
+      continue;
+    }
+    const int column = i / panel * half + i % half;  // gates first, then what they are multiplied with
+    if (column < spec_.intermediate) order[i] = column + (i % panel >= half ? spec_.intermediate : 0);
+  }
+  to.type = (Type)from.type;
+  to.inputs = from.inputs;
+  to.outputs = from.outputs;
+  to.columns = panels * panel;
+  to.panels = to.memory.need(kernels_.packed_bytes(to.type, to.inputs, to.columns));
+  to.bias = nullptr;
+  if (from.bias) {
+    float* bias = to.biases.need(to.columns);
+    for (int i = 0; i < to.columns; i++) bias[i] = order[i] < 0 ? 0.0f : from.bias[order[i]];
+    to.bias = bias;
+  }
+  if (to.type == kInt8) {
+    to.group = std::min(from.group, from.inputs);
+    const int groups = (from.inputs + to.group - 1) / to.group;
+    float* scales = to.scale_memory.need((size_t)groups * to.columns);
+    for (int g = 0; g < groups; g++)
+      for (int i = 0; i < to.columns; i++)
+        scales[(size_t)g * to.columns + i] = order[i] < 0 ? 0.0f : from.scales[(size_t)g * from.outputs + order[i]];
+    to.scales = scales;
+    to.offsets = kernels_.dots_bf16 ? to.offset_memory.need((size_t)groups * to.columns) : nullptr;
+  }
+  pool_.run(panels, [&](int task, int) {
+    kernels_.pack(to, (Type)from.source_type, from.source, order.data(), task, task + 1);
+  });
+  // Some tasks for each thread, of whole groups of panels that few rows take at once.
+  to.tasks = std::min((panels + 3) / 4, 8 * pool_.threads());
+}
+
+void Model::set_norm(int layer, int which, const float* gain) {
+  const bool of_head = which == INFLIGHT_QUERY_NORM || which == INFLIGHT_KEY_NORM;
+  const int size = of_head ? spec_.head_dim : spec_.hidden;
+  if (which != INFLIGHT_LAST_NORM && (layer < 0 || layer >= spec_.layers || which < 0 || which > INFLIGHT_LAST_NORM))
+    fail("there is no norm %d of layer %d", which, layer);
+  Buffer<float>& norm = which == INFLIGHT_LAST_NORM ? last_norm_ : layers_[layer].norms[which];
+  memcpy(norm.need(round_up(size, kAlign)), gain, size * sizeof(float));
+}
+
+void Model::set_cache(const InflightCache& cache) {
+  if (cache.type < kFloat32 || cache.type > kE4m3 || cache.block_size < 1 || cache.slots < cache.block_size ||
+      cache.slots % cache.block_size || cache.slots > INT32_MAX)
+    fail("a cache of %lld slots of type %d in blocks of %d", (long long)cache.slots, cache.type, cache.block_size);
+  cache_ = cache;
+}
+
+}  // namespace inflight

@@ -1,0 +1,87 @@
+"""The ways in which steps are computed on this machine, and small models with random weights to compute them with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
+from inflight.engine.models.config import read_model_config
+from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.native.library import NativeError, instruction_sets
+
+CPU = torch.device("cpu")
+VOCAB = 131
+try:
+    SETS = instruction_sets()
+except NativeError:
+    SETS = []
+"""The instruction sets whose kernels run here."""
+CPU_STEPS = ["pytorch", *SETS]
+each_step = pytest.mark.parametrize("cpu_step", CPU_STEPS)
+each_set = pytest.mark.parametrize("instruction_set", SETS)
+_SMALL = {
+    "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "odd sizes": {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 72, "head_dim": 20, "num_attention_heads": 6,
+        "intermediate_size": 100, "num_key_value_heads": 1,
+    },
+    "window": {"architectures": ["MistralForCausalLM"], "sliding_window": 70},
+    "biases": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "head norms": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "gemma": {
+        "architectures": ["Gemma3ForCausalLM"], "head_dim": 80, "sliding_window": 50, "sliding_window_pattern": 2,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "part rotated": {"architectures": ["Phi3ForCausalLM"], "head_dim": 96, "partial_rotary_factor": 0.5},
+    "wide heads": {"architectures": ["LlamaForCausalLM"], "head_dim": 256, "num_key_value_heads": 4},
+}  # fmt: skip
+"""Shapes of models, by what is special about them."""
+
+
+def random_decoder(name: str, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    """Return a model of this shape; its activations are about one in size."""
+    config = read_model_config(_SMALL | SHAPES[name])
+    model = make_model(config, 4096).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    held = {}
+    for key, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator)
+        if "norm" in key:
+            values = values * 0.2 + (0.0 if name == "gemma" else 1.0)
+        elif "embed" not in key and parameter.dim() > 1:
+            values /= parameter.shape[-1] ** 0.5
+        held[key] = values.to(dtype)
+    model.load_state_dict(held, assign=True)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    return model.eval().requires_grad_(False)
+
+
+def make_pool(model: DecoderModel, kind: str, blocks: int, block_size: int) -> KvPool:
+    """Return memory for keys and values of a type: float32, bfloat16, int8 or fp8."""
+    config, dtype = model.config, model.model.norm.weight.dtype
+    if kind == "int8":
+        return Int8KvPool(config, blocks, block_size, dtype, CPU)
+    if kind == "fp8":
+        scales = (torch.full((config.num_layers,), scale) for scale in (0.01, 0.02))
+        return Fp8KvPool(config, blocks, block_size, dtype, CPU, KvScales(*scales))
+    return KvPool(config, blocks, block_size, dtype, CPU, getattr(torch, kind))
+
+
+@torch.inference_mode()
+def by_pytorch(
+    model: DecoderModel, pool: KvPool, block_size: int, tokens: list[int], ranges: Sequence[QueryRange]
+) -> Tensor:
+    """Return the logits of all tokens of a step as PyTorch computes them."""
+    attend = TorchAttention(pool, ranges, block_size)
+    return model.logits(model(torch.tensor(tokens), attend.positions, attend))

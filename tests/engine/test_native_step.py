@@ -1,0 +1,206 @@
+"""The native step: what PyTorch computes, with the same bits whatever else is in the batch, and nothing but its own."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inflight.engine.attention.torch_backend import QueryRange
+from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.native import library, prepare
+from inflight.engine.native.library import NativeError
+from inflight.engine.native.model import NativeModel
+from inflight.errors import DeploymentError
+from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.driving import ask, load, run
+from tests.engine.support.native import CPU, SETS, SHAPES, VOCAB, by_pytorch, each_set, make_pool, random_decoder
+
+TREE = [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
+TOLERANCE = {"float32": 3e-4, "bfloat16": 0.05, "int8": 0.05, "fp8": 0.3}
+"""Of logits of about one: a sum of another order rounds some keys and values to their neighbours."""
+THREADS = 2
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def _native(model: DecoderModel, pool: KvPool, block_size: int, instruction_set: str) -> NativeModel:
+    native = NativeModel(model, instruction_set, THREADS)
+    native.use(pool, block_size)
+    return native
+
+
+class _Twins:
+    """The same model twice, each with a cache of its own: natively, and by PyTorch."""
+
+    def __init__(self, name: str, kind: str, block_size: int, instruction_set: str) -> None:
+        self.model, given = random_decoder(name), random_decoder(name)
+        self.block_size, blocks = block_size, 1200 // block_size
+        self.pools = [make_pool(self.model, kind, blocks, block_size) for _ in range(2)]
+        self.native = _native(given, self.pools[1], block_size, instruction_set)
+        order = random.Random(1).sample(range(blocks), blocks)
+        needed = -(-700 // block_size)
+        self.blocks = [order[:needed], order[needed : needed + -(-200 // block_size)], order[-(-100 // block_size) :]]
+
+    def differ(self, *chunks: tuple[int, list[int], int, list[list[int]]]) -> float:
+        """Compute chunks (sequence, tokens, start, tree) both ways; return the largest difference of logits."""
+        ranges, tokens = [], list[int]()
+        for sequence, own, start, tree in chunks:
+            ranges.append(QueryRange(len(tokens), start, len(own), self.blocks[sequence], tree))
+            tokens += own
+        expected = by_pytorch(self.model, self.pools[0], self.block_size, tokens, ranges)
+        made = self.native(np.array(tokens), ranges, range(len(tokens)))
+        return float((made - expected).abs().max())
+
+
+@pytest.mark.sweep
+@each_set
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kind", TOLERANCE)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_it_computes_what_pytorch_computes(name: str, kind: str, block_size: int, instruction_set: str) -> None:
+    """Prompts, chunks, single tokens and trees of drafts, together in a step."""
+    twins = _Twins(name, kind, block_size, instruction_set)
+    one, other, third = _tokens(620, 1), _tokens(90, 2), _tokens(60, 3)
+    worst = twins.differ((0, one[:600], 0, []), (1, other[:30], 0, []))
+    worst = max(worst, twins.differ((0, one[600:601], 600, []), (1, other[30:85], 30, []), (2, third[:7], 0, [])))
+    worst = max(worst, twins.differ((0, one[601:606], 601, TREE), (1, other[85:86], 85, []), (2, third[7:8], 7, [])))
+    assert worst < TOLERANCE[kind]
+
+
+def _in_parts(
+    name: str, dtype: torch.dtype, kind: str, instruction_set: str, sizes: list[int], neighbour: bool
+) -> Tensor:
+    """Return the logits of 640 tokens, computed in parts of these sizes, the last one repeated."""
+    model = random_decoder(name, dtype)
+    native = _native(model, make_pool(model, kind, 120, 16), 16, instruction_set)
+    tokens, other = np.array(_tokens(640, 4)), np.array(_tokens(700, 5))
+    sizes, chance, at, beside, parts = list(sizes), random.Random(6), 0, 0, []
+    while at < len(tokens):
+        size = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], len(tokens) - at)
+        count = min(chance.randint(1, 20), len(other) - beside) if neighbour else 0
+        ranges = [QueryRange(0, beside, count, range(60, 110))] if count else []
+        ranges.append(QueryRange(count, at, size, range(50)))
+        step = np.concatenate((other[beside : beside + count], tokens[at : at + size]))
+        parts.append(native(step, ranges, range(count, count + size)))
+        at, beside = at + size, beside + count
+    return torch.cat(parts)
+
+
+@pytest.mark.sweep
+@each_set
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", TOLERANCE)
+@pytest.mark.parametrize("name", ["llama", "odd sizes", "window", "gemma"])
+def test_a_token_is_the_same_bits_in_any_step(name: str, dtype: torch.dtype, kind: str, instruction_set: str) -> None:
+    """A prompt at once and in chunks, tokens one by one, and beside a neighbour."""
+    whole = _in_parts(name, dtype, kind, instruction_set, [640], False)
+    assert whole.isfinite().all()
+    for sizes, neighbour in (([37], False), ([113, 113, 113, 1], False), ([300, 300, 1], True)):
+        assert torch.equal(_in_parts(name, dtype, kind, instruction_set, sizes, neighbour), whole), sizes
+
+
+@each_set
+@pytest.mark.parametrize("kind", TOLERANCE)
+def test_nan_reaches_only_those_who_attend_to_it(kind: str, instruction_set: str) -> None:
+    """Not the tokens before it in its sequence, though they are computed with it, and no other sequence."""
+    model = random_decoder("llama")
+    native = _native(model, make_pool(model, kind, 40, 16), 16, instruction_set)
+    ranges = [QueryRange(0, 0, 20, range(2)), QueryRange(20, 0, 20, range(2, 4)), QueryRange(40, 0, 20, range(4, 6))]
+    tokens = np.array(_tokens(60, 7)) % (VOCAB - 1)
+    clean = native(tokens, ranges, range(60))
+    model.model.embed_tokens.weight[VOCAB - 1] = torch.nan
+    tokens[30] = VOCAB - 1
+    spoilt = native(tokens, ranges, range(60))
+    assert torch.equal(spoilt[:30], clean[:30])
+    assert spoilt[30:40].isnan().all()
+    assert torch.equal(spoilt[40:], clean[40:])
+
+
+@each_set
+def test_what_does_not_exist_is_refused(instruction_set: str) -> None:
+    """A token, a block, a row, or room in a table: before anything is written."""
+    model = random_decoder("llama")
+    pool = make_pool(model, "float32", 10, 16)
+    native = NativeModel(model, instruction_set, THREADS)
+    step = np.array([1, 2, 3]), [QueryRange(0, 0, 3, [0])], [2]
+    with pytest.raises(NativeError, match="no cache"):
+        native(*step)
+    native.use(pool, 16)
+    tokens, ranges, rows = step
+    for change, words in (
+        ((np.array([1, VOCAB, 3]), ranges, rows), f"token 1 is {VOCAB}; the vocabulary has {VOCAB}"),
+        ((np.array([1, -1, 3]), ranges, rows), "token 1 is -1"),
+        ((tokens, [QueryRange(0, 0, 3, [10])], rows), "range 0 has block 10; there are 10"),
+        ((tokens, [QueryRange(0, 0, 3, [-1])], rows), "range 0 has block -1"),
+        ((tokens, [QueryRange(0, 14, 3, [0])], rows), "up to position 17, .* room for 16"),
+        ((tokens, [QueryRange(0, 0, 3, [])], rows), "room for 0"),
+        ((tokens, [QueryRange(0, -1, 3, [0])], rows), "from position -1"),
+        ((tokens, [QueryRange(0, 0, 2, [0])], rows), "the ranges have 2 tokens; the step has 3"),
+        ((tokens, ranges, [3]), "row 0 is token 3"),
+        ((tokens, ranges, [-1]), "row 0 is token -1"),
+        ((tokens, [QueryRange(0, 0, 3, [0], [[0], [99]])], rows), "range 2 has a key at 100"),
+        ((np.array([], np.int64), [], []), "0 tokens"),
+    ):
+        with pytest.raises(NativeError, match=words):
+            native(*change)
+    assert not pool.keys.any()
+    assert native(*step).isfinite().all()
+
+
+@each_set
+def test_the_engine_serves_with_it(instruction_set: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    engine = load(checkpoint("llama"), cpu_step=instruction_set, threads=3)
+    assert f"kernels for {instruction_set} compute the steps, with 3 threads" in caplog.text
+    assert "PyTorch computes" not in caplog.text
+    request = ask([1, 2, 3], 5)
+    by_pytorch_ = load(checkpoint("llama"), cpu_step="pytorch")
+    assert run(engine, [request])[request.key].tokens == run(by_pytorch_, [request])[request.key].tokens
+
+
+@pytest.mark.parametrize(
+    ("reason", "spoil"),
+    [
+        ("the native step was not built", lambda patch: patch.setattr(library, "LIBRARY", Path("missing.so"))),
+        ("this processor has no avx2", lambda patch: patch.setattr(prepare, "instruction_sets", list)),
+    ],
+    ids=["no library", "an old processor"],
+)
+def test_pytorch_computes_where_there_are_no_kernels(
+    reason: str, spoil: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.load_library.cache_clear()
+    assert callable(spoil)
+    spoil(monkeypatch)
+    caplog.set_level("INFO")
+    engine = load(checkpoint("llama"))
+    assert f"PyTorch computes the steps: {reason}" in caplog.text
+    request = ask([1, 2, 3], 5)
+    assert len(run(engine, [request])[request.key].tokens) == 5
+    with pytest.raises(DeploymentError, match=f"engine.cpu_step is avx2: {reason}"):
+        load(checkpoint("llama"), cpu_step="avx2")
+    library.load_library.cache_clear()
+
+
+def test_an_instruction_set_needs_a_cpu() -> None:
+    with pytest.raises(DeploymentError, match=re.escape("engine.cpu_step is avx2; the engine runs on cuda:0")):
+        prepare.native_model(random_decoder("llama"), torch.device("cuda:0"), "avx2", 1)
+    assert prepare.native_model(random_decoder("llama"), torch.device("cuda:0"), "auto", 1) is None
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_a_model_gives_up_its_weights() -> None:
+    """They are in memory once: what PyTorch had is freed."""
+    model = random_decoder("biases")
+    assert prepare.native_model(model, CPU, "auto", 1) is not None
+    assert not model.model.layers[0].self_attn.qkv_proj.weight.numel()
+    assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -1,6 +1,12 @@
 # The server, as a user without privileges. On Debian or Ubuntu it is the embedded Triton with the portable engine. On
 # NVIDIA's TensorRT-LLM image (BASE_IMAGE) it is that image's own Triton, Python environment and TensorRT-LLM.
 ARG BASE_IMAGE=debian:bookworm-slim
+# The kernels of the CPU's step are compiled here, so that the image needs no C++ compiler.
+FROM ${BASE_IMAGE} AS native
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ python3
+COPY native /opt/inflight/native
+RUN python3 /opt/inflight/native/build.py
+
 FROM ${BASE_IMAGE}
 
 # A company's package index, wheel directory and certificate authority can take the public ones' place.
@@ -22,6 +28,7 @@ RUN if [ -d /opt/venv-tritonserver ]; then packages="gcc libc6-dev libpython3-de
 
 WORKDIR /opt/inflight
 COPY . .
+COPY --from=native /opt/inflight/inflight/engine/native/libinflight_step.so inflight/engine/native/
 RUN if [ -z "${PIP_INDEX_URL}" ]; then unset PIP_INDEX_URL; fi \
  && if [ -n "${EXTRA_CA_BUNDLE}" ]; then \
       cp "${EXTRA_CA_BUNDLE}" /usr/local/share/ca-certificates/extra.crt && update-ca-certificates \

@@ -36,13 +36,14 @@ _TARGETS = {
 
 
 def find_compiler() -> str | None:
-    """Return the C++ compiler: what CXX names, else the first that is installed; None: there is none."""
-    return shutil.which(os.environ.get("CXX") or "") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    """Return the C++ compiler: the one that CXX names, or the first that is installed; None: it is not there."""
+    named = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [named] if named else _COMPILERS)), None)
 
 
 def digest() -> str:
     """Return a digest of the sources."""
-    files = sorted(file for file in SOURCES.iterdir() if file.suffix in (".cpp", ".h", ".py"))
+    files = sorted(file for file in SOURCES.iterdir() if file.suffix in (".cpp", ".h") or file.name == "build.py")
     return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
 
 
@@ -56,6 +57,8 @@ def build(extra: tuple[str, ...] = ()) -> str | None:
 
     ``extra`` are more options of the compiler and of the linker, such as those of a sanitizer.
     """
+    if not extra and is_built():
+        return None
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"there are kernels for x86-64 only; this machine is {platform.machine()}"
     compiler = find_compiler()
@@ -87,5 +90,4 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if not is_built() and (failure := build()):
-        sys.exit(failure)
+    sys.exit(build())

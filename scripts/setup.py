@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import platform
+import runpy
 import shlex
 import signal
 import subprocess
@@ -26,6 +27,7 @@ VENV = ROOT / ".venv"
 RECORD = VENV / "extras.json"
 """What was installed, and a digest of the files that say at which versions."""
 PINS = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
+NATIVE = runpy.run_path(str(ROOT / "native/build.py"))
 OLDEST, NEWEST = (3, 11), (3, 12)
 GLIBC = (2, 35)
 """The oldest that the embedded server runs on."""
@@ -43,6 +45,7 @@ def main(wanted: set[str]) -> None:
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in PINS)).hexdigest()
     there = _installed()
     if there is not None and there["digest"] == digest and wanted <= set(there["extras"]):
+        _build_native_step(set(there["extras"]))
         return
     _check_system("serve" in wanted)
     started = time.monotonic()
@@ -53,11 +56,23 @@ def main(wanted: set[str]) -> None:
     # All that was ever asked for: new pins are everyone's.
     extras = sorted(wanted | set(had))
     _say(f"2/2 installing Inflight{''.join(f', {WHAT[name]}' for name in extras)}")
+    if "engine" in extras and not NATIVE["find_compiler"]() and not NATIVE["is_built"]():
+        _say("    no C++ compiler is here: the engine computes faster with one (apt-get install g++)")
     if "engine" in extras and there is None and not Path("/dev/nvidiactl").exists():
         _say("    no NVIDIA GPU is here: PIP_FLAGS with the index of PyTorch for CPUs saves 2.5 GB (README.md)")
     _pip_install(f".[{','.join(extras)}]" if extras else ".")
     _record(digest, extras)
     _say(f"    installed in {time.monotonic() - started:.0f} s")
+    _build_native_step(set(extras))
+
+
+def _build_native_step(extras: set[str]) -> None:
+    """Build the kernels that compute on a CPU, if they are new; without them PyTorch does, and the engine says so."""
+    if "engine" not in extras or NATIVE["is_built"]() or not NATIVE["find_compiler"]():
+        return
+    _say("    compiling the kernels of the CPU's step")
+    if failure := NATIVE["build"]():
+        _say(f"    PyTorch will compute instead: {failure}")
 
 
 def _installed() -> dict | None:

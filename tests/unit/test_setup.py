@@ -18,18 +18,39 @@ echo "WARNING: something else" >&2
 test ! -e interrupted || kill -INT $PPID
 test ! -e fails
 """
+COMPILER = """#!/bin/sh
+here=$(dirname "$0")
+echo "$@" >> "$here/compiled"
+while [ $# -gt 0 ]; do
+    case "$1" in
+        -o) shift; out=$1 ;;
+        -DINFLIGHT_SOURCES=*) text="$text $1" ;;
+        *.o) text="$text $(cat "$1")" ;;
+    esac
+    shift
+done
+echo "$text" > "$out"
+if [ -e "$here/breaks" ]; then echo "no such option" >&2; exit 1; fi
+"""
+"""Writes down what it is asked for, and makes a library with the digest of the sources."""
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout whose .venv has a pip that writes down what it was asked for; with a file `fails`, it fails."""
+    """Return a checkout with a pip and a compiler that write down what they are asked for.
+
+    With a file `fails` the one fails, with `breaks` the other.
+    """
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "native", tmp_path / "native")
     pip = tmp_path / ".venv/bin/pip"
     pip.parent.mkdir(parents=True)
     pip.write_text(PIP)
     pip.chmod(0o755)
+    (tmp_path / "compiler").write_text(COMPILER)
+    (tmp_path / "compiler").chmod(0o755)
     (pip.parent / "python").symlink_to(sys.executable)
     return tmp_path
 
@@ -37,7 +58,8 @@ def checkout(tmp_path: Path) -> Path:
 def _set_up(checkout: Path, extras: str, **environment: str) -> tuple[str, list[str]]:
     """Return what the set-up says, and the arguments of each call of pip since the last time."""
     command = [sys.executable, str(checkout / "scripts/setup.py"), extras]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    compiler = {"CXX": str(checkout / "compiler")}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | compiler | environment)
     calls = checkout / "calls"
     made = calls.read_text().splitlines() if calls.exists() else []
     calls.unlink(missing_ok=True)
@@ -92,7 +114,14 @@ def test_pins_that_were_installed_in_part_are_not_taken_for_those_before(checkou
 
 def test_ctrl_c_is_no_traceback_and_what_it_broke_off_is_done_again(checkout: Path) -> None:
     (checkout / "interrupted").touch()
-    command = ["env", "--default-signal=INT", sys.executable, str(checkout / "scripts/setup.py"), "engine"]
+    command = [
+        "env",
+        "--default-signal=INT",
+        "CXX=nothing",
+        sys.executable,
+        str(checkout / "scripts/setup.py"),
+        "engine",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
@@ -111,6 +140,30 @@ def test_what_cannot_be_done_is_one_line(checkout: Path) -> None:
     (checkout / ".venv").touch()
     said, _ = _set_up(checkout, "engine")
     assert said.splitlines()[-1] == ".venv could not be made; the code of python -m venv is 1"
+
+
+def test_the_kernels_are_compiled_once_and_again_where_their_sources_have_changed(checkout: Path) -> None:
+    compiled = checkout / "compiled"
+    said, _ = _set_up(checkout, "load")
+    assert "compiling" not in said
+    assert "compiling the kernels" in _set_up(checkout, "engine")[0]
+    assert (checkout / "inflight/engine/native/libinflight_step.so").exists()
+    assert "-mavx512bf16" in compiled.read_text()
+    assert "compiling" not in _set_up(checkout, "engine")[0]
+    with (checkout / "native/pool.cpp").open("a") as file:
+        file.write("// another line\n")
+    assert "compiling the kernels" in _set_up(checkout, "engine")[0]
+
+
+def test_pytorch_computes_where_the_kernels_cannot_be_compiled(checkout: Path) -> None:
+    said, _ = _set_up(checkout, "engine", CXX="nothing")
+    assert "no C++ compiler is here" in said
+    assert _set_up(checkout, "engine", CXX="nothing") == ("", [])
+    (checkout / "breaks").touch()
+    said, _ = _set_up(checkout, "engine")
+    assert "PyTorch will compute instead" in said
+    assert "no such option" in said
+    assert not list((checkout / "inflight/engine/native").glob("*"))
 
 
 @pytest.mark.proof

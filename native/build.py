@@ -52,13 +52,11 @@ def is_built() -> bool:
     return LIBRARY.is_file() and digest().encode() in LIBRARY.read_bytes()
 
 
-def build(extra: tuple[str, ...] = ()) -> str | None:
-    """Build the library, unless it is there; return None, or why it cannot be built.
+def build(library: Path = LIBRARY, more: tuple[str, ...] = ()) -> str | None:
+    """Build the library; return None, or why it cannot be built.
 
-    ``extra`` are more options of the compiler and of the linker, such as those of a sanitizer.
+    ``more`` are options of the compiler and of the linker, such as those of a sanitizer.
     """
-    if not extra and is_built():
-        return None
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"there are kernels for x86-64 only; this machine is {platform.machine()}"
     compiler = find_compiler()
@@ -68,18 +66,18 @@ def build(extra: tuple[str, ...] = ()) -> str | None:
 
         def compiled(source: Path) -> Path:
             target = Path(folder, source.stem + ".o")
-            options = [*_FLAGS, *_TARGETS.get(source.name, []), f'-DINFLIGHT_SOURCES="{digest()}"', *extra]
+            options = [*_FLAGS, *_TARGETS.get(source.name, []), f'-DINFLIGHT_SOURCES="{digest()}"', *more]
             _run([compiler, *options, "-c", str(source), "-o", str(target)])
             return target
 
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 objects = list(pool.map(compiled, sorted(SOURCES.glob("*.cpp"))))
-            LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+            library.parent.mkdir(parents=True, exist_ok=True)
             # It is moved into place at once: an engine that starts meanwhile finds a whole library, or none.
-            made = LIBRARY.with_suffix(f".{os.getpid()}")
-            _run([compiler, *_LINK, *extra, *map(str, objects), "-o", str(made)])
-            made.replace(LIBRARY)
+            made = library.with_suffix(f".{os.getpid()}")
+            _run([compiler, *_LINK, *more, *map(str, objects), "-o", str(made)])
+            made.replace(library)
         except subprocess.CalledProcessError as error:
             return f"{compiler} failed:\n{error.stderr}"
     return None
@@ -90,4 +88,4 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(build())
+    sys.exit(None if is_built() else build())

@@ -18,7 +18,7 @@ class NativeStepHook(BuildHookInterface):
         if version == "editable":
             return
         native = runpy.run_path(str(Path(__file__).with_name("build.py")))
-        failure = native["build"]()
+        failure = None if native["is_built"]() else native["build"]()
         if failure is not None:
             self.app.display_warning(f"the wheel has no native step: {failure}")
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.native import library
 from inflight.engine.native.library import NativeError, instruction_sets
 
+library.LIBRARY = Path(os.environ.get("NATIVE_LIBRARY", library.LIBRARY))  # test_native_sanitizers has one of its own
 CPU = torch.device("cpu")
 VOCAB = 131
 try:

@@ -23,7 +23,7 @@ from inflight.resources import DEMO, bundled
 from inflight.settings.deployment import Deployment, load_deployment
 
 if TYPE_CHECKING:  # PyTorch is loaded by the command that needs it, and not by the others
-    from benchmarks.profile.measure import KernelTime, Load, Profile
+    from benchmarks.profile.measure import KernelTime, Load, NativePhaseTime, Profile
 
 TRACE, RESULT = "trace.json.gz", "profile.json"
 
@@ -143,8 +143,20 @@ def show(result: Profile, out: Console) -> None:
             numbers = [f"{row['ms_per_step']:.3f}", f"{row['share']:.1%}", *device, f"{row['calls_per_step']:g}"]
             table.add_row(*(row[name] for name in first), *numbers)
         out.print(table)
+    if result.native:
+        _show_native(result.native, out)
     if result.kernels:
         _show_kernels(result.kernels, out)
+
+
+def _show_native(phases: list[NativePhaseTime], out: Console) -> None:
+    table = Table(title="Phases of the native step", box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("phase", no_wrap=True)
+    for name in ("ms/step", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in phases:
+        table.add_row(row.phase, f"{row.ms_per_step:.3f}", f"{row.share:.1%}")
+    out.print(table)
 
 
 def _show_kernels(kernels: list[KernelTime], out: Console) -> None:

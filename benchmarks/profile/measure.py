@@ -70,6 +70,16 @@ class PhaseTime:
 
 
 @dataclass(frozen=True)
+class NativePhaseTime:
+    """One row of the table of the native step's phases."""
+
+    phase: str
+    ms_per_step: float
+    share: float
+    """Its share of the native step."""
+
+
+@dataclass(frozen=True)
 class OperatorTime:
     """One row of the table of operators."""
 
@@ -113,6 +123,8 @@ class Profile:
     prefill_tokens_per_step: float
     decode_tokens_per_step: float
     phases: list[PhaseTime]
+    native: list[NativePhaseTime]
+    """Empty where PyTorch computes the steps."""
     operators: list[OperatorTime]
     kernels: list[KernelTime]
     """Empty without a GPU."""
@@ -159,9 +171,15 @@ def take_profile(
         prefill_tokens_per_step=prefill,
         decode_tokens_per_step=decode,
         phases=phases,
+        native=_native_phases(profiled.native_s, steps),
         operators=operators[:_OPERATORS],
         kernels=summarize_kernels(events, steps)[:_OPERATORS],
     )
+
+
+def _native_phases(seconds: dict[str, float], steps: int) -> list[NativePhaseTime]:
+    total = sum(seconds.values())
+    return [NativePhaseTime(phase, 1000 * one / steps, one / total) for phase, one in seconds.items()]
 
 
 def _write_trace(recorder: profile, trace: Path) -> None:
@@ -180,13 +198,15 @@ class _Pass:
     """One run of the load."""
 
     def __init__(self, engine: Engine, runner: ModelRunner, load: Load, progress: Callable[[int, int], object]) -> None:
-        self._engine = engine
+        self._engine, self._runner = engine, runner
         self._streams = load.streams
         self._requests = load.requests(runner.vocab_size)
         self._progress = progress
         self._open = 0
         self.computed: tuple[int, ...] = (0, 0, 0)
         """Sequences, prefilled and decoded tokens of the steps that were looked at."""
+        self.native_s: dict[str, float] = {}
+        """Seconds of each phase of the native step in these steps."""
 
     def run(self, warm_up: int, steps: int, recorder: AbstractContextManager[object]) -> list[float]:
         """Do the steps, the last of them within ``recorder``; return the milliseconds of each of those.
@@ -199,10 +219,11 @@ class _Pass:
         try:
             for index in range(warm_up):
                 self._step(index, warm_up + steps)
-            before = self._counts()
+            before, native = self._counts(), self._runner.native_phases()
             with recorder:
                 times = [self._step(index, warm_up + steps) for index in range(warm_up, warm_up + steps)]
             self.computed = tuple(late - early for early, late in zip(before, self._counts(), strict=True))
+            self.native_s = {name: late - native[name] for name, late in self._runner.native_phases().items()}
             return times
         finally:
             self._engine.fail_all(ShuttingDown("the profile is over"))

@@ -21,6 +21,7 @@ from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm, RotaryEmbedding
+from inflight.engine.native.model import NativeModel
 from inflight.engine.sampler import PendingSample
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.speculate.speculator import Speculator
@@ -29,6 +30,7 @@ PHASES = {
     "schedule": "choosing the step's tokens, and blocks for them",
     "draft": "guessing what comes next, with speculation",
     "prepare": "token ids, positions, block tables and slots as tensors; block copies",
+    "native": "the layers and the logits, where the native step computes them",
     "embed": "token ids to hidden states",
     "rope": "cosines and sines of the positions",
     "norm": "the norms before and after each part",
@@ -58,6 +60,7 @@ def named() -> Iterator[None]:
         (Scheduler, "schedule", "schedule"),
         (Speculator, "add_drafts", _DRAFT),
         (ModelRunner, "run", "prepare"),
+        (NativeModel, "__call__", "native"),
         *_of_classes(DecoderModel, "embed", "embed"),
         *_of_classes(RotaryEmbedding, "__call__", "rope"),
         *_of_classes(RmsNorm, "forward", "norm"),

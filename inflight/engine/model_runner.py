@@ -135,6 +135,10 @@ class ModelRunner:
         on_gpu = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return process_memory() | {"gpu": on_gpu, "pinned": self.offload_pool.pinned_bytes if self.offload_pool else 0}
 
+    def native_phases(self) -> dict[str, float]:
+        """Return the seconds that each phase of the native step has taken so far; none where PyTorch computes."""
+        return {} if self._native is None else self._native.phases()
+
     @torch.inference_mode()
     def run(
         self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy], chosen: Tensor | None = None

@@ -27,6 +27,7 @@ from inflight.resources import DEMO
 from inflight.settings.deployment import load_deployment
 from tests.engine.support.checkpoints import checkpoint
 from tests.engine.support.driving import ask, run
+from tests.engine.support.native import SETS
 
 
 def test_the_page_names_every_phase() -> None:
@@ -48,14 +49,14 @@ def _functions() -> list[object]:
 def test_phases_add_up_and_the_engine_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # All operators: which of them take longest is for the machine to say.
     monkeypatch.setattr("benchmarks.profile.measure._OPERATORS", 1000)
-    engine, runner = _engine()
+    engine, runner = _engine(cpu_step="pytorch")
     functions = _functions()
     before = run(engine, [ask([5, 6, 7], 6)]).popitem()[1].tokens
     said: list[tuple[str, int, int]] = []
     load, trace = Load(3, 9, 6, shared_prefix=4), tmp_path / "trace.json.gz"
     found = take_profile(engine, runner, load, 2, 6, trace, lambda *what: said.append(what))
-    expected = [phase for phase in PHASES if phase != "draft"]  # nothing drafts without speculation
-    assert [row.phase for row in found.phases if row.phase != "draft"] == expected
+    expected = [phase for phase in PHASES if phase not in ("draft", "native")]
+    assert [row.phase for row in found.phases if row.phase not in ("draft", "native")] == expected
     total = sum(row.ms_per_step for row in found.phases)
     assert 0 < total <= found.profiled_ms_per_step
     assert sum(row.share for row in found.phases) == pytest.approx(1)
@@ -74,6 +75,17 @@ def test_phases_add_up_and_the_engine_is_left_as_it_was(tmp_path: Path, monkeypa
     assert set(expected) <= names
     assert _functions() == functions
     assert run(engine, [ask([5, 6, 7], 6)]).popitem()[1].tokens == before
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_the_native_step_has_phases_of_its_own(tmp_path: Path) -> None:
+    engine, runner = _engine()
+    found = take_profile(engine, runner, Load(3, 9, 6, shared_prefix=4), 2, 6, tmp_path / "trace.json", lambda *_: None)
+    [native] = [row for row in found.phases if row.phase == "native"]
+    assert native.calls_per_step == 1
+    assert {"qkv", "attention", "down", "logits"} <= {row.phase for row in found.native}
+    assert sum(row.share for row in found.native) == pytest.approx(1)
+    assert 0 < sum(row.ms_per_step for row in found.native) <= native.ms_per_step
 
 
 def test_the_load_is_the_same_each_time_and_begins_with_all_lengths() -> None:
@@ -99,13 +111,14 @@ def test_the_command_on_the_demo(tmp_path: Path) -> None:
     arguments = "--streams 2 --prompt-tokens 8 --output-tokens 4 --steps 3 --warm-up 2".split()
     done = CliRunner().invoke(bench, ["profile", *arguments, "--output", str(tmp_path / "here")])
     assert done.exit_code == 0, done.output
-    for words in ("3 steps on cpu", "ms per step, and", "Phases of a step", "attention", "Operators"):
+    for words in ("3 steps on cpu", "ms per step, and", "Phases of a step", "Operators"):
         assert words in done.output, words
     result = json.loads((tmp_path / "here/profile.json").read_text())
     assert result["load"] == asdict(Load(2, 8, 4, shared_prefix=0))
     assert result["commit"]
     assert result["command"].startswith('make bench ARGS="profile ')
-    assert {row["phase"] for row in result["phases"]} - {"draft"} == set(PHASES) - {"draft"}
+    found = {row["phase"] for row in result["phases"]}
+    assert {"schedule", "prepare", "sample", "finish", "other"} < found <= set(PHASES)
     assert result["profiled_ms_per_step"] > 0 < result["plain_ms_per_step"]
 
 

@@ -1,4 +1,4 @@
-"""The kernels under the compiler's sanitizers: no step reads or writes beside its memory, or does what C++ leaves open."""
+"""The kernels under the compiler's sanitizers: no step reads or writes beside its memory, or does what is undefined."""
 
 from __future__ import annotations
 

@@ -104,6 +104,11 @@ int32_t inflight_step(InflightModel* model, const InflightStep* step, char* mess
   return guarded(message, size, [&] { model->run(*step); });
 }
 
+int32_t inflight_draw(InflightModel* model, int32_t rows, const float* logits, const InflightSample* samples,
+                      int32_t* drawn, char* message, int32_t size) {
+  return guarded(message, size, [&] { model->draw(rows, logits, samples, drawn); });
+}
+
 int32_t inflight_phases(const InflightModel* model, double* seconds, int32_t count) {
   std::copy_n(model->seconds, std::min<int>(count, kPhases), seconds);
   return kPhases;

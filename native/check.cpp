@@ -15,6 +15,7 @@ void Model::check(const InflightStep& step) const {
     tokens += step.range[i].count;
   }
   if (tokens != step.tokens) fail("the ranges have %lld tokens; the step has %d", (long long)tokens, step.tokens);
+  if (step.rows < 0) fail("%d rows", step.rows);
   for (int row = 0; row < step.rows; row++)
     if (step.row[row] < 0 || step.row[row] >= step.tokens)
       fail("row %d is token %d; the step has %d", row, step.row[row], step.tokens);
@@ -39,6 +40,13 @@ void Model::check_range(const InflightRange& range, int index) const {
     if (range.path[key - range.trunk] < 0 || range.path[key - range.trunk] >= room)
       fail("range %d has a key at %d; its blocks have room for %lld", index, range.path[key - range.trunk],
            (long long)room);
+}
+
+void Model::check_sample(const InflightSample& one, int row) const {
+  if (!(one.temperature >= 0.0 && one.top_p > 0.0 && one.top_p <= 1.0 && one.min_p >= 0.0 && one.min_p <= 1.0 &&
+        one.number >= 0.0 && one.number < 1.0 && one.top_k >= 0))
+    fail("row %d is drawn with temperature %g, top_k %d, top_p %g, min_p %g by %g", row, one.temperature, one.top_k,
+         one.top_p, one.min_p, one.number);
 }
 
 }  // namespace inflight

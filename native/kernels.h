@@ -109,6 +109,12 @@ struct Kernels {
   void (*merge)(float* outputs, Partial* own, const float* others, const Partial& other, int dim);
   // to = outputs * value_scale / sum.
   void (*finish)(const float* outputs, const Partial& own, float value_scale, float* to, int dim);
+  // The first index of the largest of a row; NaN is larger than all.
+  int (*argmax)(const float* row, int size);
+  // weights = exp((row - largest) / temperature), and the bucket of each: floor((largest - row) / temperature *
+  // per_bucket), at most buckets - 1. Infinity counts as the largest float.
+  void (*weigh)(const float* row, int size, double largest, double temperature, double per_bucket, int buckets,
+                double* weights, uint16_t* bucket);
 };
 
 const Kernels* avx2_kernels();

@@ -16,9 +16,10 @@ namespace inflight {
 constexpr int kAlign = 64;     // floats: the widest panel
 constexpr int kTaskRows = 96;  // rows of queries that share what is read of the cache
 
-enum Phase { kEmbed, kNorm, kQkv, kRotateStore, kAttention, kAttended, kOutput, kGateUp, kDown, kLogits, kPhases };
+enum Phase { kEmbed, kNorm, kQkv, kRotateStore, kAttention, kAttended, kOutput, kGateUp, kDown, kLogits, kSample, kPhases };
 constexpr const char* kPhaseNames[kPhases] = {"embed",    "norm",   "qkv",     "rotate_store", "attention",
-                                              "attended", "output", "gate_up", "down",         "logits"};
+                                              "attended", "output", "gate_up", "down",         "logits",
+                                              "sample"};
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -76,6 +77,14 @@ struct Rope {
   Buffer<float> cos, sin;  // [tokens][frequencies]
 };
 
+// The memory in which a thread draws a token.
+struct Drawing {
+  std::vector<double> weights;   // of each token, as multiples of the likeliest one's
+  std::vector<uint16_t> bucket;  // of each token
+  std::vector<double> mass;      // of each bucket: its tokens' weights
+  std::vector<int32_t> count, sorted;
+};
+
 // A task of attention: some tokens of a range, one head of keys, and some cuts of the keys.
 struct Attending {
   int range, token, tokens, kv_head, cut_begin, cut_end;
@@ -91,6 +100,8 @@ class Model {
   void set_cache(const InflightCache& cache);
   // Computes a step; throws a Failure, before it writes anything, where the step is not well formed.
   void run(const InflightStep& step);
+  // Draws a token from each row of logits `[rows][vocabulary]`.
+  void draw(int rows, const float* logits, const InflightSample* samples, int32_t* drawn);
   // Seconds that each phase has taken so far.
   double seconds[kPhases] = {};
 
@@ -98,6 +109,7 @@ class Model {
   Weight& weight(int layer, int which);
   void check(const InflightStep& step) const;
   void check_range(const InflightRange& range, int index) const;
+  void check_sample(const InflightSample& sample, int row) const;
 
   // Finds the positions, slots and angles of the step's tokens.
   void place(const InflightStep& step);
@@ -115,6 +127,8 @@ class Model {
   void rotate_and_store(int layer, int token);
   void compute_layer(const InflightStep& step, int layer);
   void compute_logits(const InflightStep& step);
+  // Returns the token that is drawn from the logits of a row, or why there is none.
+  int32_t draw_one(const float* row, const InflightSample& sample, Drawing& memory) const;
   void lap(Phase phase);
 
   // Divides the attention of a layer with this window into tasks, the longest first.
@@ -146,6 +160,7 @@ class Model {
   Buffer<Partial> partials_;
   std::vector<Buffer<char>> scratch_;          // of each thread
   std::vector<Buffer<int32_t>> slot_scratch_;  // the same
+  std::vector<Drawing> drawing_;               // the same
 };
 
 }  // namespace inflight

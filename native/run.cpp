@@ -13,7 +13,7 @@ Model::Model(const InflightSpec& spec, const Kernels& kernels, int threads)
       rope_of_layer_(spec.rope_of_layer, spec.rope_of_layer + spec.layers), hidden_(round_up(spec.hidden, kAlign)),
       heads_(round_up((int64_t)(spec.heads + 2 * spec.kv_heads) * spec.head_dim, kAlign)),
       attended_(round_up((int64_t)spec.heads * spec.head_dim, kAlign)), inner_(round_up(spec.intermediate, kAlign)),
-      logits_width_(round_up(spec.vocabulary, kAlign)), scratch_(threads), slot_scratch_(threads) {
+      logits_width_(round_up(spec.vocabulary, kAlign)), scratch_(threads), slot_scratch_(threads), drawing_(threads) {
   for (int i = 0; i < spec.ropes; i++) {
     const InflightRope& rope = spec.rope[i];
     if (rope.dim < 0 || rope.dim > spec.head_dim || rope.dim % 2)
@@ -135,7 +135,6 @@ void Model::run(const InflightStep& step) {
   if (spec_.output_norms) product_.need(tokens * hidden_);
   inputs_.need(most * widest * 4);
   input_scales_.need(most * (widest / kAlign + 1));
-  logits_.need(step.rows * logits_width_);
   lap_ = std::chrono::steady_clock::now();
   place(step);
   pool_.run(step.tokens, [&](int token, int) { embed(step.ids[token], x_.data() + token * hidden_); });
@@ -174,10 +173,16 @@ void Model::compute_logits(const InflightStep& step) {
   pool_.run(step.rows, [&](int row, int) {
     kernels_.prepare(head_, x_.data() + step.row[row] * hidden_, last_norm_.data(), spec_.eps, to, row);
   });
-  multiply(head_, step.rows, kStore, logits_.data(), logits_width_);
-  pool_.run(step.rows, [&](int row, int) {
-    memcpy(step.logits + (int64_t)row * spec_.vocabulary, logits_.data() + row * logits_width_, spec_.vocabulary * 4);
-  });
+  // Panels are written as a whole: where the last one is wider than what is left, it must not reach the next row.
+  if (head_.columns == spec_.vocabulary) {
+    multiply(head_, step.rows, kStore, step.logits, spec_.vocabulary);
+  } else {
+    float* logits = logits_.need(step.rows * logits_width_);
+    multiply(head_, step.rows, kStore, logits, logits_width_);
+    pool_.run(step.rows, [&](int row, int) {
+      memcpy(step.logits + (int64_t)row * spec_.vocabulary, logits + row * logits_width_, spec_.vocabulary * 4);
+    });
+  }
   lap(kLogits);
 }
 

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 1
+#define INFLIGHT_ABI 2
 
 typedef struct InflightModel InflightModel;
 
@@ -89,6 +89,17 @@ typedef struct {
   float* logits;               // [rows][vocabulary]
 } InflightStep;
 
+// What a token is drawn by, from a row of logits: the fields mean what they do in a request.
+typedef struct {
+  double temperature;  // 0: the likeliest token is taken, and the rest does not count
+  double top_p, min_p;
+  double number;  // in [0, 1): where the token lies in the distribution
+  int32_t top_k;  // 0: all
+} InflightSample;
+
+// In place of a token: the logits are no numbers, or all of them are minus infinity.
+enum { INFLIGHT_NAN = -1, INFLIGHT_ALL_BANNED = -2 };
+
 int32_t inflight_abi(void);
 // A digest of the sources that the library was built from.
 const char* inflight_sources(void);
@@ -105,6 +116,9 @@ int32_t inflight_set_norm(InflightModel* model, int32_t layer, int32_t which, co
                           int32_t size);
 int32_t inflight_set_cache(InflightModel* model, const InflightCache* cache, char* message, int32_t size);
 int32_t inflight_step(InflightModel* model, const InflightStep* step, char* message, int32_t size);
+// Draws a token from each row of `logits [rows][vocabulary]`; `drawn` has it, or INFLIGHT_NAN or INFLIGHT_ALL_BANNED.
+int32_t inflight_draw(InflightModel* model, int32_t rows, const float* logits, const InflightSample* samples,
+                      int32_t* drawn, char* message, int32_t size);
 // Seconds that each phase has taken so far, in the order of `inflight_phase_name`.
 int32_t inflight_phases(const InflightModel* model, double* seconds, int32_t count);
 const char* inflight_phase_name(int32_t phase);

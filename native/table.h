@@ -3,6 +3,7 @@
 
 #include "attend.h"
 #include "cache.h"
+#include "draw.h"
 #include "rows.h"
 
 namespace {
@@ -10,6 +11,7 @@ namespace {
 const inflight::Kernels kTable = {
     Isa::kName,     kPanel, kRows, Isa::kDotsBf16, packed_bytes, pack,  multiply, prepare, add_normalized,
     rotate, store,  attend_scratch, attend,        merge,        finish,
+    argmax, weigh_all,
 };
 
 }  // namespace

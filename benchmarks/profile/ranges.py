@@ -15,7 +15,6 @@ from unittest import mock
 
 from torch.profiler import record_function
 
-from inflight.engine import engine, overlap
 from inflight.engine.attention.torch_backend import TorchAttention
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
@@ -69,8 +68,7 @@ def named() -> Iterator[None]:
         (GatedMlp, "forward", "mlp"),
         (DecoderModel, "forward", "residual"),
         (DecoderModel, "logits", "logits"),
-        (engine, "sample_async", "sample"),
-        (overlap, "sample_async", "sample"),
+        (ModelRunner, "sample", "sample"),
         (PendingSample, "wait", "sample"),
         (Engine, "_finish", "finish"),  # the last of a step's verbs, which no public name has
         *(_of_kernels() if find_spec("triton") else ()),

@@ -19,7 +19,6 @@ from inflight.engine.kvcache.offload_pool import OffloadPoolLost
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.overlap import LaunchedStep, OverlapScheduler
 from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
-from inflight.engine.sampler import sample_async
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
 from inflight.engine.sizing import warm_up_requests
@@ -209,7 +208,7 @@ class Engine:
                 logits, context = self._runner.run(chunks, copies)
                 own = [chunk.sequence for chunk in chunks if chunk.samples]
                 rows = own if self._speculator is None else sampling_rows(chunks)
-                launched = LaunchedStep(chunks, sample_async(logits, rows), context)
+                launched = LaunchedStep(chunks, self._runner.sample(logits, rows), context)
             if self._overlap is not None and (following := self._overlap.following(chunks)):
                 next_copies = self._cache.take_copies()
                 copies = [*copies, *next_copies]

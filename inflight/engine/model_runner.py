@@ -26,8 +26,8 @@ from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.convert import join_int8_parts
-from inflight.engine.sampler import sample_async
-from inflight.engine.sequence import Chunk
+from inflight.engine.sampler import PendingSample, sample_async
+from inflight.engine.sequence import Chunk, SamplingRow
 from inflight.engine.sizing import allocate_kv_memory, full_step, reserved_bytes, size_step
 from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory
@@ -119,7 +119,7 @@ class ModelRunner:
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
             chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS, drafts)
-            sample_async(self.run(chunks, ())[0], sampling_rows(chunks)).wait()
+            self.sample(self.run(chunks, ())[0], sampling_rows(chunks)).wait()
 
         sized = size_step(config, memory, compute)
         del self._kv_pool
@@ -134,6 +134,10 @@ class ModelRunner:
         """Return the bytes that this process has in memory, reserved on the device, and pinned for the cache."""
         on_gpu = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return process_memory() | {"gpu": on_gpu, "pinned": self.offload_pool.pinned_bytes if self.offload_pool else 0}
+
+    def sample(self, logits: Tensor, rows: abc.Sequence[SamplingRow]) -> PendingSample:
+        """Have a token sampled from each row of a step's logits, without waiting for it (``sampler.sample_async``)."""
+        return sample_async(logits, rows, None if self._native is None else self._native.draw)
 
     def native_phases(self) -> dict[str, float]:
         """Return the seconds that each phase of the native step has taken so far; none where PyTorch computes."""

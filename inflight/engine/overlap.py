@@ -17,7 +17,7 @@ from torch import Tensor
 
 from inflight.engine.kvcache.blocks import BlockCopy
 from inflight.engine.model_runner import ModelRunner
-from inflight.engine.sampler import PendingSample, needs_tokens, sample_async
+from inflight.engine.sampler import PendingSample, needs_tokens
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Continuation, Sequence
 
@@ -82,7 +82,7 @@ class OverlapScheduler:
             for chunk in following
             if chunk.samples
         ]
-        self._launched = LaunchedStep(following, sample_async(logits, sampled), context)
+        self._launched = LaunchedStep(following, self._runner.sample(logits, sampled), context)
         self.launches += 1
 
 

@@ -65,12 +65,37 @@ class _Report(NamedTuple):
     """Writes it into the ``list[Sampled]`` of all rows, given the tensors as arrays."""
 
 
+class Draw(NamedTuple):
+    """What a row's token is drawn by."""
+
+    temperature: float
+    """0: the likeliest token is taken."""
+    top_k: int
+    """0: all."""
+    top_p: float
+    min_p: float
+    number: float
+    """In [0, 1): where the token lies in the distribution."""
+
+
+_GREEDY = Draw(0.0, 0, 1.0, 0.0, 0.0)
+DrawTokens = Callable[[Tensor, abc.Sequence[Draw]], Tensor]
+"""Draws a token from each row of logits, float32 ``[n, vocab]``; returns int64 ``[n]``.
+
+The token is ``NAN_LOGITS`` where a logit is NaN, and ``ALL_BANNED`` where all are minus infinity.
+"""
+
+
 @torch.inference_mode()
-def sample_async(logits: Tensor, sequences: abc.Sequence[SamplingRow]) -> PendingSample:
+def sample_async(logits: Tensor, sequences: abc.Sequence[SamplingRow], draw: DrawTokens | None = None) -> PendingSample:
     """Have the device sample one token per row, without waiting for it.
 
-    Log-probs and reported logits are the model's own, before any penalty or temperature. ``logits`` are float32
-    ``[n, vocab]``.
+    Log-probs and reported logits are the model's own, before any penalty or temperature.
+
+    Args:
+        logits: float32 ``[n, vocab]``.
+        sequences: whose they are.
+        draw: what draws the tokens; PyTorch, or kernels on a GPU, by default.
     """
     adjusted, settings = logits, [sequence.request.sampling for sequence in sequences]
     touched = [
@@ -82,17 +107,22 @@ def sample_async(logits: Tensor, sequences: abc.Sequence[SamplingRow]) -> Pendin
         adjusted = logits.clone()
         for row in touched:
             _adjust(adjusted[row], sequences[row])
-    # Both return the first of equal logits; on a CPU numpy is ten times as fast.
-    on_cpu = adjusted.device.type == "cpu"
-    tokens = torch.from_numpy(adjusted.numpy().argmax(-1)) if on_cpu else adjusted.argmax(dim=-1)
-    largest = adjusted.gather(-1, tokens[:, None])[:, 0]  # NaN if any logit is: argmax takes it for the largest
-    drawn = [row for row, one in enumerate(settings) if not one.greedy]
-    if drawn:
-        index = _index(drawn, logits)
-        tokens[index] = _draw(adjusted[index], [sequences[row] for row in drawn])
-    tokens = tokens.masked_fill(largest == -torch.inf, ALL_BANNED).masked_fill(largest.isnan(), NAN_LOGITS)
+    tokens = (draw or draw_tokens)(adjusted, [_draw_of(sequence) for sequence in sequences])
     reports = (_log_probs(logits, tokens, settings), _own_logits(logits, settings), _candidates(adjusted, settings))
     return PendingSample(tokens, [report for report in reports if report is not None])
+
+
+def draw_tokens(logits: Tensor, draws: abc.Sequence[Draw]) -> Tensor:
+    """Draw by PyTorch, or by kernels on a GPU; see ``DrawTokens``."""
+    # Both return the first of equal logits; on a CPU numpy is ten times as fast.
+    on_cpu = logits.device.type == "cpu"
+    tokens = torch.from_numpy(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(dim=-1)
+    largest = logits.gather(-1, tokens[:, None])[:, 0]  # NaN if any logit is: argmax takes it for the largest
+    drawn = [row for row, one in enumerate(draws) if one.temperature]
+    if drawn:
+        index = _index(drawn, logits)
+        tokens[index] = _draw(logits[index], [draws[row] for row in drawn])
+    return tokens.masked_fill(largest == -torch.inf, ALL_BANNED).masked_fill(largest.isnan(), NAN_LOGITS)
 
 
 def needs_tokens(sampling: SamplingParams) -> bool:
@@ -139,13 +169,17 @@ def _adjust(row: Tensor, sequence: SamplingRow) -> None:
         row[present] = logits - sampling.presence_penalty - sampling.frequency_penalty * counts
 
 
-def _draw(logits: Tensor, sequences: list[SamplingRow]) -> Tensor:
-    """Draw one token for each row of logits."""
-    size, numbers = logits.shape[-1], list[tuple[float, ...]]()
-    for sequence in sequences:
-        one, position = sequence.request.sampling, len(sequence.request.prompt) + sequence.generated
-        top_k = min(one.top_k, size) if one.top_k else size
-        numbers.append((one.temperature or 1.0, top_k, one.top_p, one.min_p, uniform(sequence.seed, position)))
+def _draw_of(sequence: SamplingRow) -> Draw:
+    one, position = sequence.request.sampling, len(sequence.request.prompt) + sequence.generated
+    if one.greedy:
+        return _GREEDY
+    return Draw(one.temperature or 1.0, one.top_k, one.top_p, one.min_p, uniform(sequence.seed, position))
+
+
+def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
+    """Draw one token for each row of logits, none of which is greedy."""
+    size = logits.shape[-1]
+    numbers = [one._replace(top_k=min(one.top_k, size) if one.top_k else size) for one in draws]
     parameters = to_device(np.array(numbers, np.float64), logits.device).split(1, dim=-1)
     if _has_kernels(logits.device):
         from inflight.engine.cuda.draw import draw  # it needs Triton's compiler

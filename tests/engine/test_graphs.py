@@ -154,7 +154,7 @@ def test_what_is_no_decode_step_is_left_to_others() -> None:
 def test_tokens_are_those_of_transformers(name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelRunner, "overlaps", ahead)
     prompts = [(5, 6, 7, 8, 9, 10, 11, 12, 13, 14), (3,), (20, 30, 40)]
-    engine = load(made(name), num_blocks=24, max_batch_size=3, max_tokens_per_step=6)
+    engine = load(made(name), cpu_step="pytorch", num_blocks=24, max_batch_size=3, max_tokens_per_step=6)
     runner = engine._runner
     fuse_layers(runner._model)
     runner._kernels = CudaForward(runner._model, runner._kv_pool, 4, 3, 96)

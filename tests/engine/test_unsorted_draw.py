@@ -14,56 +14,8 @@ pytest.importorskip("triton")
 from inflight.engine import sampler
 from inflight.engine.cuda import draw as unsorted
 from inflight.engine.sampler import draw_sorted
+from tests.engine.support.draws import KINDS, LARGEST, make_case, plain, ties
 from tests.engine.support.fake_card import FakeCard
-
-LARGEST = torch.finfo(torch.float32).max
-
-
-def _plain(x: Tensor, _: torch.Generator) -> Tensor:
-    return x
-
-
-def _ties(x: Tensor, _: torch.Generator) -> Tensor:
-    return (x * 2).round() / 2
-
-
-def _bfloat16(x: Tensor, _: torch.Generator) -> Tensor:
-    return x.bfloat16().float()
-
-
-def _masked(x: Tensor, generator: torch.Generator) -> Tensor:
-    x = x.masked_fill(torch.rand(x.shape, generator=generator) < 0.6, -torch.inf)
-    x[:, 0] = 0.0
-    return x
-
-
-def _zeros(x: Tensor, generator: torch.Generator) -> Tensor:
-    x = torch.where(torch.rand(x.shape, generator=generator) < 0.5, 0.0, x)
-    return torch.where(torch.rand(x.shape, generator=generator) < 0.5, x, -x)
-
-
-def _infinite(x: Tensor, _: torch.Generator) -> Tensor:
-    x[:, 5], x[:, 3], x[:, 9] = torch.inf, LARGEST, torch.inf
-    return x
-
-
-KINDS = [_plain, _ties, _bfloat16, _masked, _zeros, _infinite]
-
-
-def _case(
-    rows: int, size: int, kind: Callable[[Tensor, torch.Generator], Tensor], generator: torch.Generator
-) -> list[Tensor]:
-    """Return arguments of ``draw``: random logits, and for each row a random choice of what it is drawn by."""
-
-    def pick(*values: float) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), (rows, 1), generator=generator)]
-
-    logits = kind(3 * torch.randn(rows, size, generator=generator), generator)
-    temperature = pick(0.1, 0.5, 0.8, 1.0, 1.3, 2.0, 5.0)
-    top_k = pick(1, 2, 7, 8, 9, 20, size - 1, size, size, size)
-    top_p, min_p = pick(1.0, 1.0, 0.5, 0.9, 0.95, 0.99, 1e-3), pick(0.0, 0.0, 0.0, 0.05, 0.3, 1.0)
-    number = torch.rand(rows, 1, generator=generator, dtype=torch.float64)
-    return [logits, temperature, top_k, top_p, min_p, number]
 
 
 def _sums(logits: Tensor, temperature: Tensor, peak: Tensor) -> Tensor:
@@ -90,7 +42,7 @@ def test_where_the_candidates_suffice_the_tokens_are_those_of_the_sort(
     monkeypatch.setattr(unsorted, "CANDIDATES", 8)
     monkeypatch.setattr(unsorted, "_total", _sums)
     monkeypatch.setattr(unsorted, "_find_kernel", kernel := _Unsure())
-    case = _case(40_000, 40, kind, torch.Generator().manual_seed(7))
+    case = make_case(40_000, 40, kind, torch.Generator().manual_seed(7))
     drawn, expected = unsorted.draw(*case), draw_sorted(*case)
     assert torch.equal(drawn[~kernel.rows], expected[~kernel.rows])
     # So many at least: a token that is surely one of the first was never looked for.
@@ -108,7 +60,7 @@ def test_what_is_not_among_the_candidates_is_found(
     monkeypatch.setattr(unsorted, "CANDIDATES", 4)
     monkeypatch.setattr(unsorted, "_BLOCK", 32)
     monkeypatch.setattr(unsorted, "_CHUNK", 32)
-    case = _case(400, 40, kind, torch.Generator().manual_seed(11))
+    case = make_case(400, 40, kind, torch.Generator().manual_seed(11))
     with monkeypatch.context() as patch:
         patch.setattr(unsorted, "_total", _sums)
         patch.setattr(unsorted, "_find_kernel", kernel := _Unsure())
@@ -124,7 +76,7 @@ def test_a_row_of_no_numbers_gets_some_token(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(unsorted, "CANDIDATES", 4)
     monkeypatch.setattr(unsorted, "_BLOCK", 32)
     monkeypatch.setattr(unsorted, "_CHUNK", 32)
-    case = _case(2, 40, _plain, torch.Generator().manual_seed(1))
+    case = make_case(2, 40, plain, torch.Generator().manual_seed(1))
     case[0][0], case[0][1] = torch.nan, -torch.inf
     drawn = unsorted.draw(*case)
     assert ((drawn >= 0) & (drawn < 40)).all()
@@ -133,7 +85,7 @@ def test_a_row_of_no_numbers_gets_some_token(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_small_vocabulary_needs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsorted, "_total", None)
     monkeypatch.setattr(unsorted, "_find_kernel", None)
-    case = _case(20_000, 40, _ties, torch.Generator().manual_seed(3))
+    case = make_case(20_000, 40, ties, torch.Generator().manual_seed(3))
     assert torch.equal(unsorted.draw(*case), draw_sorted(*case))
 
 
@@ -161,14 +113,14 @@ def _defined(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sort_is_of_float32_and_loses_nothing(kind: Callable[[Tensor, torch.Generator], Tensor]) -> None:
-    case = _case(20_000, 40, kind, torch.Generator().manual_seed(5))
+    case = make_case(20_000, 40, kind, torch.Generator().manual_seed(5))
     assert torch.equal(draw_sorted(*case), _defined(*case))
 
 
 def test_it_takes_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsorted, "_find_kernel", _Unsure())
     monkeypatch.setattr(unsorted, "_total", lambda logits, *_: torch.ones(len(logits), 1, dtype=torch.float64))
-    case = _case(4, 16_000, _plain, torch.Generator().manual_seed(5))
+    case = make_case(4, 16_000, plain, torch.Generator().manual_seed(5))
     with FakeCard(1 << 30) as card:
         taken = {by: card.peak_of(lambda by=by: by(*case)) for by in (unsorted.draw, draw_sorted, _defined)}  # type: ignore[misc]
     assert 8 * taken[unsorted.draw] < 2 * taken[draw_sorted] < 2 * taken[_defined]

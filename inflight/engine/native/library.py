@@ -11,8 +11,10 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_voi
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 1
+ABI = 2
 INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2")
 """The best one first."""
 _MESSAGE_BYTES = 256
@@ -99,6 +101,12 @@ class Step(ctypes.Structure):
     ]
 
 
+SAMPLE = np.dtype(
+    [*((name, "f8") for name in ("temperature", "top_p", "min_p", "number")), ("top_k", "i4")], align=True
+)
+"""``InflightSample``."""
+
+
 @functools.cache
 def load_library() -> ctypes.CDLL:
     """Return the library.
@@ -121,6 +129,7 @@ def load_library() -> ctypes.CDLL:
         ("inflight_set_norm", c_int32, [c_void_p, c_int32, c_int32, c_void_p, *message]),
         ("inflight_set_cache", c_int32, [c_void_p, POINTER(Cache), *message]),
         ("inflight_step", c_int32, [c_void_p, POINTER(Step), *message]),
+        ("inflight_draw", c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, *message]),
         ("inflight_phases", c_int32, [c_void_p, POINTER(c_double), c_int32]),
         ("inflight_phase_name", c_char_p, [c_int32]),
     ):

@@ -18,7 +18,8 @@ from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool
 from inflight.engine.models.decoder import DecoderModel, Gemma3Model
 from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
-from inflight.engine.native.library import Cache, Range, Rope, Spec, Step, Weight, call, load_library
+from inflight.engine.native.library import SAMPLE, Cache, Range, Rope, Spec, Step, Weight, call, load_library
+from inflight.engine.sampler import Draw
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 _QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(5)
@@ -84,6 +85,20 @@ class NativeModel:
         pointers = ids.ctypes.data, len(parts), parts, len(wanted), wanted.ctypes.data, logits.data_ptr()
         call("inflight_step", self._handle, Step(len(ids), *pointers))
         return logits
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """Draw a token from each row of ``logits [rows, vocab]``, float32; see ``sampler.DrawTokens``.
+
+        Raises:
+            NativeError: a row is drawn by what cannot be.
+        """
+        samples = np.zeros(len(draws), SAMPLE)
+        for name in Draw._fields:
+            samples[name] = [getattr(one, name) for one in draws]
+        drawn, rows = np.empty(len(draws), np.int32), logits.contiguous()
+        pointers = rows.data_ptr(), samples.ctypes.data, drawn.ctypes.data
+        call("inflight_draw", self._handle, len(draws), *pointers)
+        return torch.from_numpy(drawn.astype(np.int64))
 
     def phases(self) -> dict[str, float]:
         """Return the seconds that each phase of the steps has taken so far, by its name."""

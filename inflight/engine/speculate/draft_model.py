@@ -17,7 +17,7 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.model_runner import ModelRunner
-from inflight.engine.sampler import PendingSample, needs_tokens, sample_async
+from inflight.engine.sampler import PendingSample, needs_tokens
 from inflight.engine.sequence import Chunk, Continuation, Sequence
 from inflight.engine.transfer import ToHost
 from inflight.errors import DeploymentError
@@ -149,7 +149,8 @@ class DraftModel:
             chosen = unread[-1].choice.of([last[one] for one in drafted]).clamp(min=0)
         chunks = [Chunk(twin, twin.computed, 1 if unread else twin.remaining, awaits=bool(unread)) for twin in twins]
         logits = self._run(chunks, chosen)
-        choice = sample_async(logits, [Continuation(twin, (-1,) * len(unread)) if unread else twin for twin in twins])
+        rows = [Continuation(twin, (-1,) * len(unread)) if unread else twin for twin in twins]
+        choice = self._runner.sample(logits, rows)
         likely = ToHost([logits.topk(self._candidates).indices]) if self._candidates > 1 else None
         return _Pass(drafted, choice, likely)
 

@@ -52,9 +52,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes of models, by what is special about them."""
 
 
-def random_decoder(name: str, dtype: torch.dtype = torch.float32) -> DecoderModel:
+def random_decoder(name: str, dtype: torch.dtype = torch.float32, vocab_size: int = VOCAB) -> DecoderModel:
     """Return a model of this shape; its activations are about one in size."""
-    config = read_model_config(_SMALL | SHAPES[name])
+    config = read_model_config(_SMALL | SHAPES[name] | {"vocab_size": vocab_size})
     model = make_model(config, 4096).to(dtype)
     generator = torch.Generator().manual_seed(0)
     held = {}

@@ -42,6 +42,7 @@ def _card(monkeypatch: pytest.MonkeyPatch, total: int) -> FakeCard:
     for module in (device, engine, model_runner):
         monkeypatch.setattr(module, "device_memory", lambda _: card)
     monkeypatch.setattr(memory, "_GRAPHS_BYTES", 0)  # there are no graphs
+    monkeypatch.setattr(model_runner, "native_model", lambda *_: None)  # nor is there a CPU's step
     monkeypatch.setattr(model_runner, "pack_linears", lambda _: None)  # nor is anything packed for oneDNN
     return card
 

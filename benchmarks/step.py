@@ -25,7 +25,7 @@ _GROUPS = {
     "mlp": ("mlp",),
     "logits": ("logits",),
     "norms, sums": ("norm", "residual", "rope", "embed"),
-    "prepare": ("prepare",),
+    "prepare": ("prepare", "native"),
     "sample": ("sample",),
     "schedule": ("schedule",),
     "finish, rest": ("finish", "draft", "other"),

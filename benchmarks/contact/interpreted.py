@@ -40,6 +40,7 @@ def interpreted() -> Iterator[None]:
     """Have engines that are made in here take the CUDA path."""
     with (
         mock.patch.object(model_runner, "cuda_forward", forward),
+        mock.patch.object(model_runner, "native_model", return_value=None),
         mock.patch.object(model_runner, "pack_linears"),
         mock.patch.object(ModelRunner, "overlaps", True),
         mock.patch.object(sizing, "_WARM_UP_TOKENS", _WARM_UP_TOKENS),

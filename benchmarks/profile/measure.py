@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -29,6 +29,11 @@ from inflight.sampling import SamplingParams
 
 Progress = Callable[[str, int, int], object]
 """Called with what is being done, how many steps are done, and how many there are."""
+_PHASE_OF_NATIVE = {
+    "embed": "embed", "norm": "norm", "qkv": "projections", "rotate_store": "projections", "attention": "attention",
+    "attended": "projections", "output": "projections", "gate_up": "mlp", "down": "mlp", "logits": "logits",
+}  # fmt: skip
+"""What each phase of the native step is called here; drawing tokens is a call of its own, which the profiler sees."""
 _OPERATORS = 12
 """How many operators and kernels a profile has."""
 
@@ -159,6 +164,7 @@ def take_profile(
     slowdown = median(late / early for early, late in zip(plain_ms, profiled_ms, strict=True))
     events = list(recorder.events() or [])
     phases, operators = summarize(events, steps)
+    native = _native_phases(profiled.native_s, steps)
     sequences, prefill, decode = (count / steps for count in profiled.computed)
     return Profile(
         steps=steps,
@@ -170,8 +176,8 @@ def take_profile(
         sequences_per_step=sequences,
         prefill_tokens_per_step=prefill,
         decode_tokens_per_step=decode,
-        phases=phases,
-        native=_native_phases(profiled.native_s, steps),
+        phases=_with_native(phases, native),
+        native=native,
         operators=operators[:_OPERATORS],
         kernels=summarize_kernels(events, steps)[:_OPERATORS],
     )
@@ -180,6 +186,22 @@ def take_profile(
 def _native_phases(seconds: dict[str, float], steps: int) -> list[NativePhaseTime]:
     total = sum(seconds.values())
     return [NativePhaseTime(phase, 1000 * one / steps, one / total) for phase, one in seconds.items()]
+
+
+def _with_native(phases: list[PhaseTime], native: list[NativePhaseTime]) -> list[PhaseTime]:
+    """Return the phases with the time of the native step's own, which the profiler cannot see, where it belongs."""
+    if not native:
+        return phases
+    inner: defaultdict[str, float] = defaultdict(float)
+    for row in native:
+        if row.phase in _PHASE_OF_NATIVE:
+            inner[_PHASE_OF_NATIVE[row.phase]] += row.ms_per_step
+    inner["native"] -= sum(inner.values())
+    total = sum(row.ms_per_step for row in phases)
+    seen = {row.phase: row for row in phases}
+    every = [seen.get(name, PhaseTime(name, 0.0, 0.0, 0.0, 1)) for name in PHASES if name in seen or name in inner]
+    moved = [(row, row.ms_per_step + inner.get(row.phase, 0.0)) for row in every]
+    return [replace(row, ms_per_step=spent, share=spent / total) for row, spent in moved]
 
 
 def _write_trace(recorder: profile, trace: Path) -> None:

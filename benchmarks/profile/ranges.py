@@ -29,7 +29,7 @@ PHASES = {
     "schedule": "choosing the step's tokens, and blocks for them",
     "draft": "guessing what comes next, with speculation",
     "prepare": "token ids, positions, block tables and slots as tensors; block copies",
-    "native": "the layers and the logits, where the native step computes them",
+    "native": "the call of the native step, beside what it computes",
     "embed": "token ids to hidden states",
     "rope": "cosines and sines of the positions",
     "norm": "the norms before and after each part",

@@ -35,6 +35,8 @@ def engine(shape: Shape = SHAPE, *, fp8: bool = False, plain: bool = False, **se
 
     small = {"num_blocks": 512, "max_batch_size": 4, "max_tokens_per_step": 64, "prefix_reuse": False}
     where = {"device": "cpu" if plain else DEVICE.type, "dtype": "float32" if plain or DRY else "bfloat16"}
+    if plain:
+        where["cpu_step"] = "pytorch"
     with tempfile.TemporaryDirectory() as folder, interpreted() if DRY and not plain else nullcontext():
         config = EngineConfig(write_config(shape, Path(folder), fp8), **(small | where | settings))
         runner = ModelRunner(config, lambda _: RandomShards(shape, fp8, CPU))

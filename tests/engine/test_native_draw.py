@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.engine.native.library import NativeError
+from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.model import NativeModel
 from inflight.engine.sampler import Draw, draw_sorted, draw_tokens
 from inflight.engine.sequence import ALL_BANNED, NAN_LOGITS

@@ -14,8 +14,8 @@ from torch import Tensor
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.native import library, prepare
-from inflight.engine.native.library import NativeError
+from inflight.engine.native import bindings, prepare
+from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import checkpoint
@@ -170,7 +170,7 @@ def test_the_engine_serves_with_it(instruction_set: str, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("reason", "spoil"),
     [
-        ("the native step was not built", lambda patch: patch.setattr(library, "LIBRARY", Path("missing.so"))),
+        ("the native step was not built", lambda patch: patch.setattr(bindings, "LIBRARY", Path("missing.so"))),
         ("this processor has no avx2", lambda patch: patch.setattr(prepare, "instruction_sets", list)),
     ],
     ids=["no library", "an old processor"],
@@ -178,7 +178,7 @@ def test_the_engine_serves_with_it(instruction_set: str, caplog: pytest.LogCaptu
 def test_pytorch_computes_where_there_are_no_kernels(
     reason: str, spoil: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library.load_library.cache_clear()
+    bindings.load_library.cache_clear()
     assert callable(spoil)
     spoil(monkeypatch)
     caplog.set_level("INFO")
@@ -188,7 +188,7 @@ def test_pytorch_computes_where_there_are_no_kernels(
     assert len(run(engine, [request])[request.key].tokens) == 5
     with pytest.raises(DeploymentError, match=f"engine.cpu_step is avx2: {reason}"):
         load(checkpoint("llama"), cpu_step="avx2")
-    library.load_library.cache_clear()
+    bindings.load_library.cache_clear()
 
 
 def test_an_instruction_set_needs_a_cpu() -> None:

@@ -18,7 +18,7 @@ from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool
 from inflight.engine.models.decoder import DecoderModel, Gemma3Model
 from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
-from inflight.engine.native.library import SAMPLE, Cache, Range, Rope, Spec, Step, Weight, call, load_library
+from inflight.engine.native.bindings import SAMPLE, Cache, Range, Rope, Spec, Step, Weight, call, load_library
 from inflight.engine.sampler import Draw
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.native.library import NativeError, instruction_sets
+from inflight.engine.native.bindings import NativeError, instruction_sets
 from inflight.engine.native.model import NativeModel, unsupported
 from inflight.errors import DeploymentError
 

@@ -15,10 +15,10 @@ from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
-from inflight.engine.native import library
-from inflight.engine.native.library import NativeError, instruction_sets
+from inflight.engine.native import bindings
+from inflight.engine.native.bindings import NativeError, instruction_sets
 
-library.LIBRARY = Path(os.environ.get("NATIVE_LIBRARY", library.LIBRARY))  # test_native_sanitizers has one of its own
+bindings.LIBRARY = Path(os.environ.get("NATIVE_LIBRARY", bindings.LIBRARY))  # test_native_sanitizers has one of its own
 CPU = torch.device("cpu")
 VOCAB = 131
 try:

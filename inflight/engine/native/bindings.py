@@ -1,4 +1,4 @@
-"""The library of the native step: its C interface (``native/step.h``), for ctypes.
+"""The functions and structures of the native step's library (``native/step.h``), for ctypes.
 
 The structures have the fields of the header, in its order; ``inflight_abi`` is counted up when one of them changes.
 """

@@ -3,7 +3,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
-#include <memory>
 
 #include "model.h"
 
@@ -24,17 +23,17 @@ void inflight::fail(const char* format, ...) {
 
 namespace {
 
-// The kernels of an instruction set, by name; null: the best ones. Null where this processor has them not.
+// The kernels of an instruction set; null where this processor has it not.
 const Kernels* find(const char* name) {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   const Kernels* all[] = {bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
                           avx2 ? avx2_kernels() : nullptr};
   for (const Kernels* one : all)
-    if (one && (!name || !strcmp(one->name, name))) return one;
+    if (one && !strcmp(one->name, name)) return one;
   return nullptr;
 }
 

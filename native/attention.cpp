@@ -57,7 +57,8 @@ void Model::attend(const InflightStep& step, int layer, const Attending& part, i
   const int64_t head = (int64_t)layer * spec_.kv_heads + part.kv_head;
   const int size = bytes_of(type);
   AttendTask task;
-  task.queries = qkv_.data() + (int64_t)(first_of_range_[part.range] + part.token) * heads_ + (int64_t)part.kv_head * group * dim;
+  const int64_t token = (int64_t)first_of_range_[part.range] + part.token;
+  task.queries = qkv_.data() + token * heads_ + (int64_t)part.kv_head * group * dim;
   task.token_stride = heads_;
   task.tokens = part.tokens;
   task.group = group;

@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C: eight floats in a vector. It has no products of bfloat16 and none of bytes.
+// AVX2 with FMA: eight floats in a vector. It has no products of bfloat16.
 #pragma once
 
 #include <immintrin.h>
@@ -15,8 +15,6 @@ struct Isa {
   static constexpr int kRows = 6;     // of a tile: 12 sums, 2 weights, 1 input of 16 registers
   static constexpr bool kDotsBf16 = false;
   static constexpr int kPanelsOfFewRows = 4;
-  static constexpr int kInt8Step = 2;  // inputs of one column that lie together
-  using Int8Input = int16_t;           // bytes are multiplied as 16-bit integers, whose sums of pairs cannot overflow
   using F = __m256;
   using I = __m256i;
 
@@ -32,7 +30,6 @@ struct Isa {
   // Where one of them is NaN, the second one is the result.
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
-  static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // a where x >= bound or x is NaN, else zero
   static F keep_from(F x, F bound, F a) { return _mm256_and_ps(_mm256_cmp_ps(x, bound, _CMP_NLT_UQ), a); }
@@ -73,7 +70,6 @@ struct Isa {
     I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
   }
-  static F from_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
   static F from_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
   }
@@ -86,33 +82,17 @@ struct Isa {
     value = _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), _mm256_castsi256_ps(nan));
     return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
   }
-  // The nearest integers, as inputs of `dot_int8`.
-  static void to_int8_input(int16_t* p, F x) {
-    I words = _mm256_cvtps_epi32(x);
-    I packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0x08);
-    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
-  }
   // Pairs of bfloat16 to the floats of their first and of their second halves.
   static void split_pairs(const uint16_t* p, F& first, F& second) {
     I pairs = _mm256_loadu_si256((const I*)p);
     first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
   }
-  static F dot_bf16(F, I, I);                                         // declared only: there is none
-  static void interleave(const uint16_t*, const uint16_t*, uint16_t*);  // the same
-
-  static I zero_int() { return _mm256_setzero_si256(); }
-  static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
-  static I load_int8(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
-  static I spread(const int16_t* p) {
-    int32_t both;
-    memcpy(&both, p, 4);
-    return _mm256_set1_epi32(both);
-  }
-  static I dot_int8(I sums, I weights, I inputs) {
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs));
-  }
-  static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+  // What products of bfloat16 take is declared only: there is none of it.
+  static F dot_bf16(F, I, I);
+  static I load_int(const int32_t*);
+  static I spread(const int16_t*);
+  static void interleave(const uint16_t*, const uint16_t*, uint16_t*);
 
   // Writes the columns of 8 rows of 8 units of 4 bytes.
   static void transpose(const uint32_t* const* rows, ptrdiff_t at, uint32_t* to, ptrdiff_t stride) {

@@ -1,5 +1,4 @@
-// AVX-512: sixteen floats in a vector. Compiled twice: with products of bfloat16 and bytes (AVX512_BF16, VNNI), and
-// without.
+// AVX-512: sixteen floats in a vector. Compiled twice: with products of bfloat16 (AVX512_BF16), and without.
 #pragma once
 
 #include <immintrin.h>
@@ -13,13 +12,9 @@ struct Isa {
 #ifdef __AVX512BF16__
   static constexpr const char* kName = "avx512_bf16";
   static constexpr bool kDotsBf16 = true;
-  static constexpr int kInt8Step = 4;  // inputs of one column that lie together
-  using Int8Input = uint8_t;           // plus 128: the instruction multiplies unsigned by signed bytes
 #else
   static constexpr const char* kName = "avx512";
   static constexpr bool kDotsBf16 = false;
-  static constexpr int kInt8Step = 2;
-  using Int8Input = int16_t;  // bytes are multiplied as 16-bit integers, whose sums of pairs cannot overflow
 #endif
   static constexpr int kLanes = 16;
   static constexpr int kVectors = 4;  // of a panel
@@ -40,7 +35,6 @@ struct Isa {
   // Where one of them is NaN, the second one is the result.
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
-  static F abs(F a) { return _mm512_abs_ps(a); }
   static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // a where x >= bound or x is NaN, else zero
   static F keep_from(F x, F bound, F a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a); }
@@ -81,35 +75,20 @@ struct Isa {
     value = _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
   }
-  // The nearest integers, as inputs of `dot_int8`.
-  static void to_int8_input(Int8Input* p, F x) {
-    I words = _mm512_cvtps_epi32(x);
-    if constexpr (sizeof(Int8Input) == 1)
-      _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(_mm512_max_epi32(
-                                        _mm512_add_epi32(words, _mm512_set1_epi32(128)), _mm512_setzero_si512())));
-    else
-      _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(words));
-  }
-
   // Pairs of bfloat16 to the floats of their first and of their second halves.
   static void split_pairs(const uint16_t* p, F& first, F& second) {
     I pairs = _mm512_loadu_si512(p);
     first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
   }
-  static I zero_int() { return _mm512_setzero_si512(); }
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
-  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
-  template <class T>
-  static I spread(const T* p) {
+  static I spread(const int16_t* p) {
     int32_t word;
     memcpy(&word, p, 4);
     return _mm512_set1_epi32(word);
   }
 #ifdef __AVX512BF16__
   static F dot_bf16(F sums, I weights, I inputs) { return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)inputs); }
-  static I load_int8(const int8_t* p) { return _mm512_loadu_si512(p); }
-  static I dot_int8(I sums, I weights, I inputs) { return _mm512_dpbusd_epi32(sums, inputs, weights); }
   // Two rows of a panel's columns, element by element.
   static void interleave(const uint16_t* one, const uint16_t* other, uint16_t* to) {
     alignas(64) static constexpr uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -122,12 +101,9 @@ struct Isa {
     }
   }
 #else
-  static F dot_bf16(F, I, I);                                           // declared only: there is none
-  static void interleave(const uint16_t*, const uint16_t*, uint16_t*);  // the same
-  static I load_int8(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-  static I dot_int8(I sums, I weights, I inputs) {
-    return _mm512_add_epi32(sums, _mm512_madd_epi16(weights, inputs));
-  }
+  // Declared only: there are no products of bfloat16.
+  static F dot_bf16(F, I, I);
+  static void interleave(const uint16_t*, const uint16_t*, uint16_t*);
 #endif
 
   // Writes the columns of 16 rows of 16 units of 4 bytes.

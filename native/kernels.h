@@ -26,21 +26,16 @@ enum Ending : int32_t {
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
 struct PackedWeight {
   void* panels = nullptr;
-  const float* bias = nullptr;    // per column, in the order of the panels; null: none
-  const float* scales = nullptr;  // kInt8: [groups][columns]
-  int32_t* offsets = nullptr;     // kInt8: [groups][columns], what a sum begins with
+  const float* bias = nullptr;  // per column, in the order of the panels; null: none
   Type type = kFloat32;
   int inputs = 0;
   int columns = 0;  // a multiple of the panel's
-  int group = 0;    // kInt8: inputs that share a scale
 };
 
 // The rows of inputs of a product, in the type that the product of this weight takes.
 struct InputRows {
   void* data = nullptr;
-  ptrdiff_t stride = 0;     // bytes from a row to the next
-  float* scales = nullptr;  // kInt8: [rows][groups]
-  int groups = 1;
+  ptrdiff_t stride = 0;  // bytes from a row to the next
 };
 
 // The memory of keys and values of one layer and one head: rows of `dim` elements, one per slot.
@@ -50,7 +45,6 @@ struct HeadCache {
   const uint16_t* key_scales = nullptr;  // kInt8: bfloat16, per slot
   const uint16_t* value_scales = nullptr;
   float key_scale = 1.0f;  // kE4m3: of the layer
-  float value_scale = 1.0f;
 };
 
 // Keys in a cut: attention computes a softmax over each cut by itself and merges them in ascending order.
@@ -81,14 +75,12 @@ struct Partial {
 // One instruction set's kernels.
 struct Kernels {
   const char* name;
-  int panel;      // columns of a panel
-  int rows;       // most rows of a tile
-  bool dots_bf16;  // products of bfloat16 weights take bfloat16 inputs; without: float32 inputs
+  int panel;  // columns of a panel
 
   // The bytes of a packed weight's panels.
   size_t (*packed_bytes)(Type type, int inputs, int columns);
-  // Packs columns `first` to `last` (whole panels) of `source [columns][inputs]`, rows in the order of `order`.
-  void (*pack)(const PackedWeight& to, Type from, const void* source, const int32_t* order, int first, int last);
+  // Packs the panels from `first` to `last`; column `i` is row `order[i]` of `source [outputs][inputs]`, -1: of zeros.
+  void (*pack)(const PackedWeight& to, const void* source, const int32_t* order, int first, int last);
   // Multiplies `rows` by the panels from `first` to `last`; `outputs` has `output_stride` floats in a row.
   void (*multiply)(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
                    float* outputs, ptrdiff_t output_stride);

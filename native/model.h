@@ -16,7 +16,9 @@ namespace inflight {
 constexpr int kAlign = 64;     // floats: the widest panel
 constexpr int kTaskRows = 96;  // rows of queries that share what is read of the cache
 
-enum Phase { kEmbed, kNorm, kQkv, kRotateStore, kAttention, kAttended, kOutput, kGateUp, kDown, kLogits, kSample, kPhases };
+enum Phase {
+  kEmbed, kNorm, kQkv, kRotateStore, kAttention, kAttended, kOutput, kGateUp, kDown, kLogits, kSample, kPhases
+};
 constexpr const char* kPhaseNames[kPhases] = {"embed",    "norm",   "qkv",     "rotate_store", "attention",
                                               "attended", "output", "gate_up", "down",         "logits",
                                               "sample"};
@@ -58,11 +60,9 @@ class Buffer {
 };
 
 struct Weight : PackedWeight {
-  int outputs = 0;  // without the panels' padding
-  int tasks = 0;    // among which the panels are divided
+  int tasks = 0;  // among which the panels are divided
   Buffer<char> memory;
-  Buffer<float> biases, scale_memory;
-  Buffer<int32_t> offset_memory;
+  Buffer<float> biases;
 };
 
 struct Layer {
@@ -150,7 +150,7 @@ class Model {
 
   // Strides of the rows below, in floats.
   const int64_t hidden_, heads_, attended_, inner_, logits_width_;
-  Buffer<float> x_, qkv_, attention_, gated_, product_, logits_, input_scales_;
+  Buffer<float> x_, qkv_, attention_, gated_, product_, logits_;
   Buffer<char> inputs_;
   std::vector<int32_t> positions_, slots_;  // of the step's tokens
   std::vector<int32_t> first_of_range_;     // the index of each range's first token

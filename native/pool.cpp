@@ -14,10 +14,17 @@ void pause() { __builtin_ia32_pause(); }
 }  // namespace
 
 Pool::Pool(int threads) {
-  for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {  // the system gives no more threads; a thread that is not joined would end the process
+    close();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { close(); }
+
+void Pool::close() {
   closing_ = true;
   state_ += (uint64_t)1 << 2 * kBits;
   state_.notify_all();

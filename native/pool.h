@@ -29,6 +29,7 @@ class Pool {
   using Call = void (*)(void* context, int task, int thread);
 
   void run(int tasks, Call call, void* context);
+  void close();
   bool take(int thread);
   void work(int thread);
 

@@ -60,22 +60,6 @@ inline void dot_bf16(const uint16_t* rows, ptrdiff_t stride, const uint16_t* wei
   }
 }
 
-// The same with weights and rows in integers of 8 bits: `kInt8Step` inputs of a column lie together.
-template <int R, int P>
-inline void dot_int8(const Isa::Int8Input* rows, ptrdiff_t stride, const int8_t* weight, ptrdiff_t panel, int inputs,
-                     I (&sums)[R][P * kVectors]) {
-  constexpr int step = Isa::kInt8Step;
-  for (int k = 0; k < inputs; k += step, weight += step * kPanel) {
-    I w[P * kVectors];
-    for (int v = 0; v < P * kVectors; v++)
-      w[v] = Isa::load_int8(weight + v / kVectors * panel + v % kVectors * step * kLanes);
-    for (int r = 0; r < R; r++) {
-      I x = Isa::spread(rows + r * stride + k);
-      for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::dot_int8(sums[r][v], w[v], x);
-    }
-  }
-}
-
 template <int R, int P>
 inline void zero(Sums<R, P>& sums) {
   for (int r = 0; r < R; r++)
@@ -86,8 +70,7 @@ inline void zero(Sums<R, P>& sums) {
 inline size_t panel_bytes(Type type, int inputs) {
   switch (type) {
     case inflight::kFloat32: return (size_t)inputs * kPanel * 4;
-    case inflight::kBfloat16: return (size_t)round_up(inputs, 2) * kPanel * 2;
-    default: return (size_t)round_up(inputs, Isa::kInt8Step) * kPanel;
+    default: return (size_t)round_up(inputs, 2) * kPanel * 2;
   }
 }
 
@@ -102,30 +85,10 @@ void tile(const PackedWeight& weight, const InputRows& rows, int row, int panel,
   const char* first = (const char*)rows.data + rows.stride * row;
   if (weight.type == inflight::kFloat32) {
     dot_float<R, P>((const float*)first, rows.stride / 4, (const float*)panels, bytes / 4, weight.inputs, sums);
-  } else if (weight.type == inflight::kBfloat16) {
-    if constexpr (Isa::kDotsBf16)
-      dot_bf16<R, P>((const uint16_t*)first, rows.stride / 2, (const uint16_t*)panels, bytes / 2, weight.inputs, sums);
-    else
-      dot_widened<R, P>((const float*)first, rows.stride / 4, (const uint16_t*)panels, bytes / 2, weight.inputs, sums);
+  } else if constexpr (Isa::kDotsBf16) {
+    dot_bf16<R, P>((const uint16_t*)first, rows.stride / 2, (const uint16_t*)panels, bytes / 2, weight.inputs, sums);
   } else {
-    using Input = Isa::Int8Input;
-    const Input* inputs = (const Input*)first;
-    const ptrdiff_t stride = rows.stride / sizeof(Input);
-    for (int k = 0, g = 0; k < weight.inputs; k += weight.group, g++) {
-      I whole[R][P * kVectors];
-      const size_t at = (size_t)g * weight.columns + panel * kPanel;
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < P * kVectors; v++)
-          whole[r][v] = weight.offsets ? Isa::load_int(weight.offsets + at + v * kLanes) : Isa::zero_int();
-      const int count = weight.inputs - k < weight.group ? weight.inputs - k : weight.group;
-      dot_int8<R, P>(inputs + k, stride, (const int8_t*)panels + (size_t)k * kPanel, bytes, count, whole);
-      for (int r = 0; r < R; r++) {
-        F scale = Isa::set(rows.scales[(size_t)(row + r) * rows.groups + g]);
-        for (int v = 0; v < P * kVectors; v++)
-          sums[r][v] = Isa::fma(Isa::to_float(whole[r][v]),
-                                Isa::mul(Isa::load(weight.scales + at + v * kLanes), scale), sums[r][v]);
-      }
-    }
+    dot_widened<R, P>((const float*)first, rows.stride / 4, (const uint16_t*)panels, bytes / 2, weight.inputs, sums);
   }
   if (weight.bias)
     for (int v = 0; v < P * kVectors; v++) {
@@ -197,8 +160,7 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
 
 size_t packed_bytes(Type type, int inputs, int columns) { return panel_bytes(type, inputs) * (columns / kPanel); }
 
-// Where the source is a row of `inputs` elements per column.
-void pack(const PackedWeight& to, Type from, const void* source, const int32_t* order, int first, int last) {
+void pack(const PackedWeight& to, const void* source, const int32_t* order, int first, int last) {
   const int inputs = to.inputs;
   const size_t bytes = panel_bytes(to.type, inputs);
   for (int panel = first; panel < last; panel++) {
@@ -209,28 +171,11 @@ void pack(const PackedWeight& to, Type from, const void* source, const int32_t* 
       if (column < 0) continue;
       const size_t row = (size_t)column * inputs;
       for (int k = 0; k < inputs; k++) {
-        if (to.type == inflight::kInt8) {
-          constexpr int step = Isa::kInt8Step;
-          ((int8_t*)out)[((size_t)k / step * kPanel + j) * step + k % step] = ((const int8_t*)source)[row + k];
-          continue;
-        }
-        float x = from == inflight::kFloat32 ? ((const float*)source)[row + k]
-                                             : float_of(((const uint16_t*)source)[row + k]);
         if (to.type == inflight::kFloat32)
-          ((float*)out)[(size_t)k * kPanel + j] = x;
+          ((float*)out)[(size_t)k * kPanel + j] = ((const float*)source)[row + k];
         else
-          ((uint16_t*)out)[((size_t)k / 2 * kPanel + j) * 2 + k % 2] = bf16_of(x);
+          ((uint16_t*)out)[((size_t)k / 2 * kPanel + j) * 2 + k % 2] = ((const uint16_t*)source)[row + k];
       }
-    }
-    if (to.type == inflight::kInt8 && to.offsets) {
-      for (int k = 0, g = 0; k < inputs; k += to.group, g++)
-        for (int j = 0; j < kPanel; j++) {
-          const int column = order[panel * kPanel + j];
-          int32_t sum = 0;
-          for (int i = k; column >= 0 && i < inputs && i < k + to.group; i++)
-            sum += ((const int8_t*)source)[(size_t)column * inputs + i];
-          to.offsets[(size_t)g * to.columns + panel * kPanel + j] = -128 * sum;
-        }
     }
   }
 }

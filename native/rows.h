@@ -26,21 +26,7 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
     F x = Isa::load(row + k);
     return gain ? Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k)) : x;
   };
-  if (weight.type == inflight::kInt8) {
-    for (int k = 0, g = 0; k < size; k += weight.group, g++) {
-      const int end = k + weight.group < size ? k + weight.group : round_up(size, kLanes);
-      F largest = Isa::zero(), nothing = Isa::zero();
-      for (int i = k; i < end; i += kLanes) {
-        F x = input(i);
-        largest = Isa::max(largest, Isa::abs(x));
-        nothing = Isa::fma(x, Isa::zero(), nothing);  // NaN where the row has NaN or infinity
-      }
-      const float scale = Isa::largest(largest) / 127.0f + Isa::sum(nothing);
-      to.scales[(size_t)index * to.groups + g] = scale;
-      const F by = Isa::set(scale > 0 ? 1.0f / scale : 0.0f);
-      for (int i = k; i < end; i += kLanes) Isa::to_int8_input((Isa::Int8Input*)out + i, Isa::mul(input(i), by));
-    }
-  } else if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
+  if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
     for (int k = 0; k < size; k += kLanes) Isa::to_bf16((uint16_t*)out + k, input(k));
   } else {
     for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, input(k));

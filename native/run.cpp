@@ -29,8 +29,6 @@ InputRows Model::input_rows(const Weight& weight) {
   InputRows rows;
   rows.data = inputs_.data();
   rows.stride = round_up(weight.inputs, kAlign) * 4;
-  rows.scales = input_scales_.data();
-  rows.groups = weight.type == kInt8 ? (weight.inputs + weight.group - 1) / weight.group : 1;
   return rows;
 }
 
@@ -134,7 +132,6 @@ void Model::run(const InflightStep& step) {
   gated_.need(tokens * inner_);
   if (spec_.output_norms) product_.need(tokens * hidden_);
   inputs_.need(most * widest * 4);
-  input_scales_.need(most * (widest / kAlign + 1));
   lap_ = std::chrono::steady_clock::now();
   place(step);
   pool_.run(step.tokens, [&](int token, int) { embed(step.ids[token], x_.data() + token * hidden_); });

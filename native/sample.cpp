@@ -104,10 +104,9 @@ int32_t Model::draw_one(const float* row, const InflightSample& sample, Drawing&
   Ranking ranking(row, size, memory);
   // The likeliest tokens are kept: top_k of them, and of these as many as top_p and min_p leave.
   const int most = sample.top_k > 0 ? std::min(sample.top_k, size) : size;
-  const double total = ranking.find([&](const Bucket& bucket) { return bucket.number + bucket.count <= most; },
-                                    [&](double, double, int number) { return number >= most; })
-                           .before;
-  const double limit = sample.top_p * total;
+  const Place last = ranking.find([&](const Bucket& bucket) { return bucket.number + bucket.count <= most; },
+                                  [&](double, double, int number) { return number >= most; });
+  const double limit = sample.top_p * last.before;
   const double light = sample.min_p > 0.0 ? -std::log(sample.min_p) * kPerBucket - 1.0 : kBuckets;
   const Place end = ranking.find(
       [&](const Bucket& bucket) {
@@ -118,14 +117,12 @@ int32_t Model::draw_one(const float* row, const InflightSample& sample, Drawing&
         return number > 0 && (number >= most || before >= limit || weight < sample.min_p);
       });
   const double target = sample.number * end.before;
-  return ranking
-      .find([&](const Bucket& bucket) {
+  const Place drawn = ranking.find(
+      [&](const Bucket& bucket) {
         return bucket.number + bucket.count < end.number && bucket.before + bucket.mass <= target;
       },
-            [&](double weight, double before, int number) {
-              return before + weight > target || number + 1 >= end.number;
-            })
-      .token;
+      [&](double weight, double before, int number) { return before + weight > target || number + 1 >= end.number; });
+  return drawn.token;
 }
 
 }  // namespace inflight

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 2
+#define INFLIGHT_ABI 3
 
 typedef struct InflightModel InflightModel;
 
@@ -59,13 +59,10 @@ enum {
 };
 
 typedef struct {
-  int32_t type;         // packed as: 0: float32, 1: bfloat16, 2: INT8
-  int32_t source_type;  // 0: float32, 1: bfloat16, 2: INT8
-  const void* source;   // [outputs][inputs]
+  int32_t type;        // 0: float32, 1: bfloat16
+  const void* source;  // [outputs][inputs]
   int32_t outputs, inputs;
-  const float* bias;    // [outputs]; null: none
-  const float* scales;  // INT8: [groups][outputs]
-  int32_t group;        // INT8: inputs that share a scale
+  const float* bias;  // [outputs]; null: none
 } InflightWeight;
 
 // Tokens of one sequence that lie in a row in the batch. Each attends to the keys before it and to its own.
@@ -101,7 +98,7 @@ typedef struct {
 enum { INFLIGHT_NAN = -1, INFLIGHT_ALL_BANNED = -2 };
 
 int32_t inflight_abi(void);
-// A digest of the sources that the library was built from.
+// A digest of the sources that the library was built from; `build.py` looks for it in the file.
 const char* inflight_sources(void);
 // Whether this processor has an instruction set, and the library kernels for it: avx2, avx512 or avx512_bf16.
 int32_t inflight_has(const char* instruction_set);

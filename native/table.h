@@ -9,7 +9,7 @@
 namespace {
 
 const inflight::Kernels kTable = {
-    Isa::kName,     kPanel, kRows, Isa::kDotsBf16, packed_bytes, pack,  multiply, prepare, add_normalized,
+    Isa::kName, kPanel, packed_bytes, pack,  multiply, prepare, add_normalized,
     rotate, store,  attend_scratch, attend,        merge,        finish,
     argmax, weigh_all,
 };

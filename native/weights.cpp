@@ -6,8 +6,6 @@
 
 namespace inflight {
 
-constexpr int kMaxInputs = 65536;  // whose products of 8 bits do not overflow 32
-
 Weight& Model::weight(int layer, int which) {
   if (which == INFLIGHT_HEAD) return head_;
   if (layer < 0 || layer >= spec_.layers) fail("there is no layer %d", layer);
@@ -32,11 +30,7 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
   if (from.outputs != shapes[which][0] || from.inputs != shapes[which][1])
     fail("weight %d of layer %d is [%d, %d]; expected [%d, %d]", which, layer, from.outputs, from.inputs,
          shapes[which][0], shapes[which][1]);
-  if (from.type < 0 || from.type > kInt8 || (from.type == kInt8) != (from.source_type == kInt8))
-    fail("weight %d cannot be packed as type %d from type %d", which, from.type, from.source_type);
-  if (from.type == kInt8 && (from.group <= 0 || (from.group % 64 && from.group < from.inputs)))
-    fail("a group of %d inputs is not a multiple of 64", from.group);
-  if (from.inputs > kMaxInputs && from.type == kInt8) fail("sums of %d products of INT8 overflow", from.inputs);
+  if (from.type != kFloat32 && from.type != kBfloat16) fail("weight %d has type %d", which, from.type);
   const int panel = kernels_.panel, half = panel / 2;
   const bool gate_up = which == INFLIGHT_GATE_UP;
   const int panels = gate_up ? (spec_.intermediate + half - 1) / half : (from.outputs + panel - 1) / panel;
@@ -51,7 +45,6 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
   }
   to.type = (Type)from.type;
   to.inputs = from.inputs;
-  to.outputs = from.outputs;
   to.columns = panels * panel;
   to.panels = to.memory.need(kernels_.packed_bytes(to.type, to.inputs, to.columns));
   to.bias = nullptr;
@@ -60,18 +53,8 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
     for (int i = 0; i < to.columns; i++) bias[i] = order[i] < 0 ? 0.0f : from.bias[order[i]];
     to.bias = bias;
   }
-  if (to.type == kInt8) {
-    to.group = std::min(from.group, from.inputs);
-    const int groups = (from.inputs + to.group - 1) / to.group;
-    float* scales = to.scale_memory.need((size_t)groups * to.columns);
-    for (int g = 0; g < groups; g++)
-      for (int i = 0; i < to.columns; i++)
-        scales[(size_t)g * to.columns + i] = order[i] < 0 ? 0.0f : from.scales[(size_t)g * from.outputs + order[i]];
-    to.scales = scales;
-    to.offsets = kernels_.dots_bf16 ? to.offset_memory.need((size_t)groups * to.columns) : nullptr;
-  }
   pool_.run(panels, [&](int task, int) {
-    kernels_.pack(to, (Type)from.source_type, from.source, order.data(), task, task + 1);
+    kernels_.pack(to, from.source, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
   to.tasks = std::min((panels + 3) / 4, 8 * pool_.threads());

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 2
+ABI = 3
 INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2")
 """The best one first."""
 _MESSAGE_BYTES = 256
@@ -63,13 +63,10 @@ class Weight(ctypes.Structure):
 
     _fields_ = [
         ("type", c_int32),
-        ("source_type", c_int32),
         ("source", c_void_p),
         ("outputs", c_int32),
         ("inputs", c_int32),
         ("bias", c_void_p),
-        ("scales", c_void_p),
-        ("group", c_int32),
     ]
 
 
@@ -112,7 +109,8 @@ def load_library() -> ctypes.CDLL:
     """Return the library.
 
     Raises:
-        NativeError: it is not there, or was built from other sources than this package's.
+        NativeError: it is not there, or has another version of the interface.
+        OSError: it cannot be loaded.
     """
     if not LIBRARY.is_file():
         raise NativeError("the native step was not built")
@@ -121,7 +119,6 @@ def load_library() -> ctypes.CDLL:
         raise NativeError(f"{LIBRARY} has version {library.inflight_abi()} of the interface; {ABI} is expected")
     message = [c_char_p, c_int32]
     for name, result, arguments in (
-        ("inflight_sources", c_char_p, []),
         ("inflight_has", c_int32, [c_char_p]),
         ("inflight_create", c_void_p, [POINTER(Spec), c_char_p, c_int32, *message]),
         ("inflight_destroy", None, [c_void_p]),
@@ -142,7 +139,7 @@ def instruction_sets() -> list[str]:
     """Return the instruction sets that the library has kernels for and this processor has, the best one first.
 
     Raises:
-        NativeError: there is no library.
+        NativeError, OSError: as ``load_library``.
     """
     library = load_library()
     return [name for name in INSTRUCTION_SETS if library.inflight_has(name.encode())]

@@ -18,7 +18,18 @@ from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool
 from inflight.engine.models.decoder import DecoderModel, Gemma3Model
 from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
-from inflight.engine.native.bindings import SAMPLE, Cache, Range, Rope, Spec, Step, Weight, call, load_library
+from inflight.engine.native.bindings import (
+    SAMPLE,
+    Cache,
+    NativeError,
+    Range,
+    Rope,
+    Spec,
+    Step,
+    Weight,
+    call,
+    load_library,
+)
 from inflight.engine.sampler import Draw
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
@@ -26,25 +37,16 @@ _QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _ATTENTION_NORM, _MLP_NORM, _MLP_OUTPUT_NORM, _QUERY_NORM, _KEY_NORM, _LAST_NORM = range(7)
 
 
-def unsupported(model: DecoderModel) -> str | None:
-    """Return why the library cannot compute a loaded model; None: it can."""
-    for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is None or isinstance(module, (nn.Embedding, RmsNorm)):
-            continue
-        if not isinstance(module, nn.Linear):
-            return f"{name} is quantized"
-    return None
-
-
 class NativeModel:
     """Computes steps of a model; one thread at a time may call it."""
 
     def __init__(self, model: DecoderModel, instruction_set: str, threads: int) -> None:
-        """Take over the weights of ``model``, for which ``unsupported`` returns None.
+        """Take over the weights of ``model``, which is loaded.
 
         Raises:
-            NativeError: the library does not take this shape.
+            NativeError: the library cannot compute it; the model has its weights then.
         """
+        _check(model)
         self._vocab_size = model.config.vocab_size
         self._embedding = model.model.embed_tokens.weight
         spec, _held = _spec(model)
@@ -111,11 +113,20 @@ class NativeModel:
         """Have the library pack a weight, and give up the memory of the original."""
         weight = linear.weight.detach()
         bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        kind = _TYPES[weight.dtype]
-        packed = Weight(kind, kind, weight.data_ptr(), *weight.shape, None if bias is None else bias.data_ptr())
+        biases = None if bias is None else bias.data_ptr()
+        packed = Weight(_TYPES[weight.dtype], weight.data_ptr(), *weight.shape, biases)
         call("inflight_set_weight", self._handle, layer, which, packed)
         if weight.data_ptr() != self._embedding.data_ptr():
             linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+
+def _check(model: DecoderModel) -> None:
+    """Check that a model has weights that the library takes. Raises NativeError."""
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is None or isinstance(module, (nn.Embedding, RmsNorm)):
+            continue
+        if not isinstance(module, nn.Linear):
+            raise NativeError(f"{name} is quantized")
 
 
 def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:

@@ -7,8 +7,8 @@ import logging
 import torch
 
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.native.bindings import NativeError, instruction_sets
-from inflight.engine.native.model import NativeModel, unsupported
+from inflight.engine.native.bindings import INSTRUCTION_SETS, NativeError, instruction_sets
+from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
 
 log = logging.getLogger(__name__)
@@ -29,24 +29,21 @@ def native_model(model: DecoderModel, device: torch.device, wanted: str, threads
     if wanted == "pytorch":
         log.info("PyTorch computes the steps: engine.cpu_step says so")
         return None
-    reason, chosen = None, wanted
     try:
-        there = instruction_sets()
-        if wanted == "auto":
-            chosen = there[0] if there else "avx2"
-        if chosen not in there:
-            reason = f"this processor has no {chosen}"
+        return _load(model, wanted, threads)
     except (NativeError, OSError) as error:
-        reason = str(error)
-    reason = reason or unsupported(model)
-    if reason is None:
-        try:
-            native = NativeModel(model, chosen, threads)
-        except NativeError as error:
-            raise DeploymentError(f"engine.cpu_step: {error}; `engine.cpu_step: pytorch` computes it") from None
-        log.info("kernels for %s compute the steps, with %d threads", chosen, threads)
-        return native
-    if wanted != "auto":
-        raise DeploymentError(f"engine.cpu_step is {wanted}: {reason}")
-    log.info("PyTorch computes the steps: %s", reason)
-    return None
+        if wanted != "auto":
+            raise DeploymentError(f"engine.cpu_step is {wanted}: {error}") from None
+        log.info("PyTorch computes the steps: %s", error)
+        return None
+
+
+def _load(model: DecoderModel, wanted: str, threads: int) -> NativeModel:
+    """Return the model as the library computes it; what it raises says why it cannot."""
+    there = instruction_sets()
+    chosen = wanted if wanted != "auto" else next(iter(there), INSTRUCTION_SETS[-1])
+    if chosen not in there:
+        raise NativeError(f"this processor has no {chosen}")
+    native = NativeModel(model, chosen, threads)
+    log.info("kernels for %s compute the steps, with %d threads", chosen, threads)
+    return native

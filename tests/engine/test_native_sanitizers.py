@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
 OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
-TESTS = ("tests/engine/test_native_step.py", "-k", "computes_what_pytorch or nan or refused")
+FILES = ("tests/engine/test_native_step.py", "tests/engine/test_native_draw.py")
+TESTS = (*FILES, "-k", "what_pytorch_computes or nan or refused or those_of_the_sort or without_a_token or temperature")
 
 
 @pytest.mark.proof

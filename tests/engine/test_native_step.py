@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import runpy
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -12,12 +14,14 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange
+from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.native import bindings, prepare
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
+from inflight.settings.deployment import EngineSettings
 from tests.engine.support.checkpoints import checkpoint
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.native import CPU, SETS, SHAPES, VOCAB, by_pytorch, each_set, make_pool, random_decoder
@@ -63,7 +67,7 @@ class _Twins:
 
 @pytest.mark.sweep
 @each_set
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "many heads"])
 @pytest.mark.parametrize("kind", TOLERANCE)
 @pytest.mark.parametrize("block_size", [16, 5])
 def test_it_computes_what_pytorch_computes(name: str, kind: str, block_size: int, instruction_set: str) -> None:
@@ -189,6 +193,34 @@ def test_pytorch_computes_where_there_are_no_kernels(
     with pytest.raises(DeploymentError, match=f"engine.cpu_step is avx2: {reason}"):
         load(checkpoint("llama"), cpu_step="avx2")
     bindings.load_library.cache_clear()
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_pytorch_computes_what_the_kernels_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    """More heads than a task has rows share one head of keys; the model keeps its weights."""
+    caplog.set_level("INFO")
+    model = random_decoder("many heads")
+    assert prepare.native_model(model, CPU, "auto", 1) is None
+    assert "PyTorch computes the steps: 100 heads share 1 heads of keys" in caplog.text
+    pool = make_pool(model, "float32", 4, 16)
+    assert by_pytorch(model, pool, 16, [1, 2, 3], [QueryRange(0, 0, 3, [0])]).isfinite().all()
+    with pytest.raises(DeploymentError, match=f"engine.cpu_step is {SETS[0]}: 100 heads"):
+        prepare.native_model(model, CPU, SETS[0], 1)
+
+
+def test_the_kernels_of_this_checkout_are_built_where_they_can_be() -> None:
+    """Else all tests of them would be skipped, and nobody would see it."""
+    build = runpy.run_path(str(Path(__file__).parents[2] / "native/build.py"))
+    if build["find_compiler"]() is None:
+        pytest.skip("no C++ compiler is installed")
+    assert build["is_built"]()
+    assert bool(SETS) == torch.cpu._is_avx2_supported()
+
+
+def test_the_setting_names_the_instruction_sets() -> None:
+    of_engine = get_args(get_type_hints(EngineConfig)["cpu_step"])
+    assert of_engine == get_args(EngineSettings.model_fields["cpu_step"].annotation)
+    assert set(of_engine) == {"auto", "pytorch", *bindings.INSTRUCTION_SETS}
 
 
 def test_an_instruction_set_needs_a_cpu() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from inflight.engine.native.bindings import LIBRARY, instruction_sets
 from inflight.resources import DEMO, VERSION
 from inflight.serve.server import free_ports
 
@@ -74,6 +75,16 @@ def test_wheel_has_every_resource(installed: Path) -> None:
     program = f"import inflight.resources as r; print([n for n in {names.split()} if not getattr(r, n).exists()])"
     command = [str(installed / "bin/python"), "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.proof
+def test_wheel_has_the_native_step(installed: Path, empty: Path) -> None:
+    if not LIBRARY.is_file():
+        pytest.skip("it was not built here")
+    program = "from inflight.engine.native import bindings as b; print(b.LIBRARY, b.instruction_sets())"
+    command = [str(installed / "bin/python"), "-c", program]
+    said = subprocess.run(command, cwd=empty, capture_output=True, text=True, check=True).stdout
+    assert said == f"{_site(installed) / 'inflight/engine/native' / LIBRARY.name} {instruction_sets()}\n"
 
 
 @pytest.mark.proof

@@ -47,6 +47,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
     },
     "part rotated": {"architectures": ["Phi3ForCausalLM"], "head_dim": 96, "partial_rotary_factor": 0.5},
+    "many heads": {
+        "architectures": ["LlamaForCausalLM"], "head_dim": 4, "num_attention_heads": 100, "num_key_value_heads": 1,
+    },
     "wide heads": {"architectures": ["LlamaForCausalLM"], "head_dim": 256, "num_key_value_heads": 4},
 }  # fmt: skip
 """Shapes of models, by what is special about them."""

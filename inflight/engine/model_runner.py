@@ -55,9 +55,9 @@ class ModelRunner:
         self.device = resolve_device(config.device)
         if config.batch_invariant and self.device.type == "cuda":
             require_invariance(self.device, config.speculation.candidates)
-        cores = len(os.sched_getaffinity(0))
         # One core is left to the server and the other stages: a step waits for its slowest thread.
-        torch.set_num_threads(config.threads or max(1, cores - 1))
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        torch.set_num_threads(threads)
         model = load_config(config.model)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
@@ -74,8 +74,7 @@ class ModelRunner:
         self._model = loaded.model
         prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
-        # The library's threads share each phase by small tasks, so that a core that others take delays one task alone.
-        self._native = native_model(self._model, self.device, config.cpu_step, config.threads or cores)
+        self._native = native_model(self._model, self.device, config.cpu_step, threads)
         if self._native is None:
             join_int8_parts(self._model)
             pack_linears(self._model)

@@ -1,8 +1,9 @@
 """Every figure of a load test, of the metrics and of the traces, against an engine whose delays are known.
 
-A figure holds within 2 ms or 2 % of the truth, whichever is more. Medians over requests, and at most one more
-measurement, of which the reason is printed, make up for a machine that is busy with other things. What does not depend
-on the machine (counts, sums, times that two of them have from the same clock) is exact, in the first measurement.
+A figure holds within 2 ms or 2 % of the truth, whichever is more; ``_client_times`` names the exception. Medians over
+requests, and at most one more measurement, of which the reason is printed, make up for a machine that is busy with
+other things. What does not depend on the machine (counts, sums, times that two of them have from the same clock) is
+exact, in the first measurement.
 """
 
 from __future__ import annotations
@@ -100,13 +101,18 @@ def _server_times(found: Measured) -> Iterator[str]:
 
 
 def _client_times(found: Measured) -> Iterator[str]:
-    """The truth of what a client sees is what another one sees at the same time, which is the engine's and the way."""
+    """The truth of what a client sees is what another one sees at the same time, which is the engine's and the way.
+
+    The way passes through each client's own threads too, and takes longer where the machine is slower. So two clients
+    may differ by half of what the way takes.
+    """
     figures, load = found.figures, found.load
     beyond_ttft, beyond_e2e = found.pipeline_ms()
     delay = figures["send_delay_ms"]["p50"]
     yield from near("client's send delay", delay, 0)
-    yield from near("client's TTFT from sending", figures["ttft_ms"]["p50"] - delay, TTFT_MS + beyond_ttft)
-    yield from near("client's E2E from sending", figures["e2e_ms"]["p50"] - delay, load.e2e_ms + beyond_e2e)
+    for name, engine, beyond in (("ttft", TTFT_MS, beyond_ttft), ("e2e", load.e2e_ms, beyond_e2e)):
+        seen, allowed = figures[f"{name}_ms"]["p50"] - delay, max(2.0, beyond / 2)
+        yield from near(f"client's {name.upper()} from sending", seen, engine + beyond, allowed)
     yield from near("client's queue", figures["queue_ms"]["p50"], QUEUE_MS)
     yield from near("client's ITL, median over requests", figures["mean_itl_ms"]["p50"], load.step_ms, 0)
     yield from near("client's ITL, mean over tokens", figures["itl_ms"]["mean"], load.step_ms)

@@ -1,7 +1,8 @@
 """Limits how fast responses leave: to a steady rate, and to the rate at which the detokenizer answers them.
 
-Each response costs the ensemble most of a millisecond, whatever it carries. One that leaves too early does not arrive
-earlier: it waits in Triton, ahead of other requests' first tokens. One that leaves later carries more tokens.
+Each response costs the ensemble about a millisecond of CPU, whatever it carries. One that leaves too early does not
+arrive earlier: it waits in Triton, ahead of other requests' first tokens. One that leaves later carries more tokens.
+Few streams get each token at once; of many, each gets its tokens a few at a time, and the cores compute meanwhile.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import time
 
 from inflight.shared_counters import SharedCounter
 
-RESPONSES_PER_SECOND = min(2_400, 600 * len(os.sched_getaffinity(0)))
-"""The most responses that leave the engine stage in a second: cores that send responses do not compute tokens.
-
-Measured on two cores; with four and more, the detokenizer's one instance is what limits.
-"""
+CORES = len(os.sched_getaffinity(0))
+_FEW_STREAMS = 8
+_LONGEST_WAIT_S = 0.107
+"""How long each of many streams waits for its next response, at most, while the rate allows: it still reads as a steady
+flow."""
 ANSWERED = "answered"
 """The shared counter of responses that the detokenizer has answered."""
 MOST_UNANSWERED = 3
@@ -25,6 +26,22 @@ _MOST_ARREARS_S = 0.005
 _MOST_WAIT_S = 0.1
 """How long unanswered responses hold back others. After this time, first tokens come faster than they are answered, or
 some responses are lost: Triton drops those of requests that have failed."""
+
+
+def responses_per_second(streams: int, cores: int = CORES) -> float:
+    """Return how many responses may leave in a second, on so many cores, while so many streams are under way.
+
+    Few streams get all that two cores stand (600 a core; from four on the detokenizer's one instance is what limits).
+    From 8 streams on the rate falls with their number, to 150 a core: what takes a sixth of the cores, since cores that
+    send responses do not compute tokens. It rises again where a stream would wait for too long.
+    """
+    most = min(2_400.0, 600.0 * cores)
+    of_many = max(most * _FEW_STREAMS / max(streams, 1), 150.0 * cores, streams / _LONGEST_WAIT_S)
+    return min(most, of_many)
+
+
+RESPONSES_PER_SECOND = responses_per_second(1)
+"""The most responses that leave the engine stage in a second."""
 
 
 class SendLimiter:
@@ -51,9 +68,12 @@ class SendLimiter:
         self._next_send = now + 1 / RESPONSES_PER_SECOND
         return False
 
-    def reserve(self, count: int, now: float) -> None:
-        """Delay the next response for ``count`` that leave now, whether or not they have waited."""
-        next_send = max(now, self._next_send) + count / RESPONSES_PER_SECOND
+    def reserve(self, count: int, now: float, streams: int) -> None:
+        """Delay the next response for ``count`` that leave now, whether or not they have waited.
+
+        ``streams``: those that are under way.
+        """
+        next_send = max(now, self._next_send) + count / responses_per_second(streams)
         self._next_send = min(next_send, now + _MOST_ARREARS_S)
 
     def sent(self) -> None:

@@ -59,8 +59,6 @@ class _SequenceStream:
     pending: Output | None = None
     context_logits: np.ndarray | None = None
     """Kept until the last response, which carries them."""
-    started: bool = False
-    """Whether its first tokens have been sent."""
     generated: int = 0
     """Tokens sent so far."""
     cum_log_prob: float = 0.0
@@ -96,6 +94,8 @@ class ResponseStreams:
         """Keys with something to send, oldest first."""
         self._urgent: dict[int, None] = {}
         """The keys among them that must not wait: those of first tokens and last ones."""
+        self._started: set[int] = set()
+        """The keys of streams that have sent their first tokens, and not their last ones."""
         self._polled: _RequestStream | None = None
         """The request that is asked whether its client has gone, or that gets a heartbeat."""
         self._changed = threading.Condition()
@@ -135,7 +135,7 @@ class ResponseStreams:
                 sequence.pending.extend(output)
             if stream.options.streaming or sequence.pending.finished:
                 self._due[output.key] = None
-            if output.finished or (stream.options.streaming and not sequence.started):
+            if output.finished or (stream.options.streaming and output.key not in self._started):
                 self._urgent[output.key] = None
                 self._changed.notify()
             elif len(self._due) == 1:
@@ -206,7 +206,7 @@ class ResponseStreams:
         if self._due and self._limiter.may_send(now):
             keys.append(next(iter(self._due)))
         if keys:
-            self._limiter.reserve(len(keys), now)
+            self._limiter.reserve(len(keys), now, len(self._started))
         return keys
 
     def _take(self, key: int) -> tuple[_RequestStream, _SequenceStream, list[Output], bool]:
@@ -221,12 +221,13 @@ class ResponseStreams:
         assert output is not None
         del self._due[key]
         self._urgent.pop(key, None)
-        sequence.started = True
+        self._started.add(key)
         stream.last_sent = time.monotonic()
         kept = output.context_logits if sequence.context_logits is None else sequence.context_logits
         output.context_logits, sequence.context_logits = (kept, None) if output.finished else (None, kept)
         if output.finished:
             stream.open.discard(key)
+            self._started.discard(key)
             del self._streams[key]
         if output.error is not None:
             self._drop_rest(stream)
@@ -244,6 +245,7 @@ class ResponseStreams:
             del self._streams[key]
             self._due.pop(key, None)
             self._urgent.pop(key, None)
+            self._started.discard(key)
             self._loop.cancel(key)
         stream.open.clear()
 

@@ -125,6 +125,32 @@ def test_the_first_token_does_not_wait(streams: ResponseStreams) -> None:
     assert sender.sent[0][0] <= min(other.sent[1][0] for other, _ in busy)
 
 
+def test_the_rate_is_that_of_the_streams_that_have_begun_and_not_ended(stage: Stage) -> None:
+    """Those that wait for their first token do not count; whatever ends a stream, it counts no longer."""
+    counts: list[int] = []
+    limiter = SimpleNamespace(wait_s=0.0, may_send=lambda now: True, sent=lambda: None)
+    limiter.reserve = lambda count, now, streams: counts.append(streams)
+    streams = ResponseStreams(stage, decoupled=True)
+    streams.start(stage, limiter)
+    senders, subrequests = [FakeSender() for _ in range(4)], [_subrequests(2) for _ in range(4)]
+    keys = [[one.request.key for one in both] for both in subrequests]
+    try:
+        for sender, both in zip(senders, subrequests, strict=True):
+            streams.open(sender, _options(sequences=2), both)
+        for begun, key in enumerate([*keys[0], *keys[1], keys[2][0]], 1):
+            streams.deliver(Output(key, [1]))
+            assert wait_until(lambda: len(counts) == begun, every_s=0.001)  # noqa: B023
+        streams.deliver(_end(keys[0][0], 2))
+        streams.deliver(Output(keys[1][0], error=EngineFailure("it failed")))
+        assert senders[1].ended.wait(30)
+        streams.deliver(Output(keys[3][0], [1]))
+        assert wait_until(lambda: len(senders[3].sent) == 1, every_s=0.001)
+    finally:
+        streams.close()
+    assert counts[:5] == [0, 1, 2, 3, 4]
+    assert counts[-1] == 2, "of five, one has ended, and two of one request have failed together"
+
+
 def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> None:
     sender, subrequests = FakeSender(), _subrequests(3)
     streams.open(sender, _options(sequences=3), subrequests)

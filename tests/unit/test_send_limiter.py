@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from inflight.shared_counters import SharedCounter
-from inflight.triton.send_limiter import MOST_UNANSWERED, RESPONSES_PER_SECOND, SendLimiter
+from inflight.triton.send_limiter import MOST_UNANSWERED, RESPONSES_PER_SECOND, SendLimiter, responses_per_second
 
 SLOT = 1 / RESPONSES_PER_SECOND
 
@@ -37,7 +37,7 @@ def _run(seconds: float, detokenizer: Detokenizer, lost: int = 0) -> int:
     left = 0
     while detokenizer.now < seconds:
         if limiter.may_send(detokenizer.now):
-            limiter.reserve(1, detokenizer.now)
+            limiter.reserve(1, detokenizer.now, streams=1)
             limiter.sent()
             detokenizer.take()
             left += 1
@@ -64,9 +64,36 @@ def test_lost_responses_hold_the_others_back_for_a_moment_only() -> None:
 
 def test_those_that_never_wait_push_the_others_back_by_a_bound() -> None:
     limiter = SendLimiter(Detokenizer(SLOT))
-    limiter.reserve(1000, 5.0)
+    limiter.reserve(1000, 5.0, streams=1)
     assert not limiter.may_send(5.0)
     assert limiter.may_send(5.01)
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 600), (2, 1200), (4, 2400), (64, 2400)])
+def test_few_streams_get_the_full_rate_on_any_machine(cores: int, most: int) -> None:
+    assert [responses_per_second(streams, cores) for streams in range(9)] == [most] * 9
+
+
+def test_many_streams_leave_the_cores_to_the_engine() -> None:
+    on_two = [responses_per_second(streams, cores=2) for streams in (8, 16, 32, 64, 128)]
+    assert on_two == pytest.approx([1200, 600, 300, 600, 1200], rel=0.01)
+    on_sixteen = [responses_per_second(streams, cores=16) for streams in (8, 16, 32, 64, 128)]
+    assert on_sixteen == [2400] * 5, "cores to spare are used"
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8])
+def test_a_stream_never_waits_for_longer_than_the_full_rate_needs_or_a_reader_notices(cores: int) -> None:
+    for streams in range(1, 300):
+        waits_s = streams / responses_per_second(streams, cores)
+        assert waits_s <= max(0.11, streams / responses_per_second(1, cores))
+
+
+def test_with_many_streams_the_next_response_leaves_later() -> None:
+    limiter = SendLimiter(Detokenizer(SLOT))
+    limiter.reserve(1, 5.0, streams=32)
+    wait_s = 1 / responses_per_second(32)
+    assert not limiter.may_send(5.0 + 0.99 * wait_s)
+    assert limiter.may_send(5.0 + 1.01 * wait_s)
 
 
 def test_a_shared_counter_is_counted_in_one_process_and_read_in_another() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import abc
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
 from inflight.settings.batching import StepSize
+from inflight.settings.threads import cpu_threads
 
 if TYPE_CHECKING:  # it needs Triton's compiler
     from inflight.engine.cuda.forward import CudaForward
@@ -41,6 +41,17 @@ log = logging.getLogger(__name__)
 
 _CONTEXT_ROWS = 256
 """Tokens whose context logits are on the device at once: a whole prompt's could take more memory than its KV cache."""
+
+
+def _log_threads(given: int | None, threads: int, native: bool) -> None:
+    """Log how many threads compute on a CPU, and why."""
+    if given is not None:
+        why = "the deployment says so"
+    elif native:
+        why = "the deployment does not say; the kernels share a step by small tasks, beside a server that takes little"
+    else:
+        why = "the deployment does not say; PyTorch waits for its slowest thread, so that the server needs a core"
+    log.info("engine.threads is %d: %s", threads, why)
 
 
 class ModelRunner:
@@ -55,9 +66,8 @@ class ModelRunner:
         self.device = resolve_device(config.device)
         if config.batch_invariant and self.device.type == "cuda":
             require_invariance(self.device, config.speculation.candidates)
-        # One core is left to the server and the other stages: a step waits for its slowest thread.
-        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
-        torch.set_num_threads(threads)
+        threads, of_torch = (config.threads or cpu_threads(native) for native in (True, False))
+        torch.set_num_threads(of_torch)
         model = load_config(config.model)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
@@ -75,6 +85,8 @@ class ModelRunner:
         prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
         self._native = native_model(self._model, self.device, config.cpu_step, threads)
+        if self.device.type == "cpu":
+            _log_threads(config.threads, of_torch if self._native is None else threads, self._native is not None)
         if self._native is None:
             join_int8_parts(self._model)
             pack_linears(self._model)

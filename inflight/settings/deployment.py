@@ -83,7 +83,10 @@ class EngineSettings(Section):
         "float16 as bfloat16 on a GPU, as float32 on a CPU",
     )
     threads: Annotated[int | None, PORTABLE_ONLY] = Field(
-        None, ge=1, description="CPU threads of the engine; null: all cores but one"
+        None,
+        ge=1,
+        description="CPU threads of the engine; null: all cores but one; all, where there are fewer than eight and "
+        "Inflight's own kernels compute (`cpu_step`)",
     )
     cpu_step: Annotated[Literal["auto", "pytorch", "avx2", "avx512", "avx512_bf16"], PORTABLE_ONLY] = Field(
         "auto",

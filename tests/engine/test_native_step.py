@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import runpy
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -173,6 +174,34 @@ def test_the_engine_serves_with_it(instruction_set: str, caplog: pytest.LogCaptu
     request = ask([1, 2, 3], 5)
     by_pytorch_ = load(checkpoint("llama"), cpu_step="pytorch")
     assert run(engine, [request])[request.key].tokens == run(by_pytorch_, [request])[request.key].tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads", "words"),
+    [
+        ({}, 3, "kernels share a step"),
+        ({"cpu_step": "pytorch"}, 2, "PyTorch waits for its slowest thread"),
+        ({"threads": 1}, 1, "the deployment says so"),
+    ],
+    ids=["kernels", "PyTorch", "as told"],
+)
+def test_the_log_says_how_many_threads_compute_and_why(
+    settings: dict[str, Any],
+    threads: int,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    before = torch.get_num_threads()
+    try:
+        load(checkpoint("llama"), **settings)
+    finally:
+        torch.set_num_threads(before)
+    [line] = [one for one in caplog.messages if one.startswith("engine.threads is ")]
+    assert line.startswith(f"engine.threads is {threads}: ")
+    assert words in line
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from inflight.export.checkpoint import fingerprint, inspect
 from inflight.export.compile.run import require_tools, run_commands
 from inflight.export.data import DEFAULT_DESCRIPTION, DataSet, Example
 from inflight.export.interpreters import detect_machine
-from inflight.export.plan.gpus import CPU, Gpu, cpu_threads, find_gpu, measure_cpu
+from inflight.export.plan.gpus import CPU, Gpu, find_gpu, measure_cpu
 from inflight.export.quantize import modelopt
 from inflight.export.quantize.config_file import write_config
 from inflight.export.stages import Progress, Stages, digest, link_files, link_or_copy, require_writable
@@ -30,6 +30,7 @@ from inflight.export.verify.measures import LayerCost, Quality, layer_costs, mea
 from inflight.export.verify.report import Check, check, failure, quality_page
 from inflight.manifest import Inputs, Manifest, dotted, record_files
 from inflight.report.provenance import cpu_model, provenance
+from inflight.settings.threads import cpu_threads
 from inflight.text.tokenizer import Tokenizer
 
 _MACHINE, _SENSITIVITIES = "machine.json", "sensitivity.json"
@@ -45,7 +46,7 @@ class Build:
             DeploymentError: it cannot be built, by name; nothing has run yet.
         """
         self._request, self._show, self._progress = request, show, progress
-        torch.set_num_threads(cpu_threads())  # a thread that waits for a busy core would stall every layer
+        torch.set_num_threads(cpu_threads(native=False))  # a thread that waits for a busy core would stall every layer
         self._stages = Stages(request.work, show)
         self._source = inspect(request.model)
         self._source.require_weights()
@@ -327,7 +328,8 @@ def known_cpu(work: Path) -> Gpu | None:
 
 def _machine_inputs() -> dict[str, Any]:
     """Return what tells this machine from another."""
-    return {"cpu": cpu_model(), "threads": cpu_threads(), "GiB": round(psutil.virtual_memory().total / 2**30)}
+    memory = round(psutil.virtual_memory().total / 2**30)
+    return {"cpu": cpu_model(), "threads": cpu_threads(native=False), "GiB": memory}
 
 
 def weight_bytes(directory: Path) -> int:

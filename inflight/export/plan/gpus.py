@@ -6,7 +6,6 @@ It knows datasheets; not what a model needs of them.
 from __future__ import annotations
 
 import functools
-import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from inflight.errors import DeploymentError, nearest
 from inflight.machine import Machine
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
 from inflight.resources import GPUS, how_to_install
+from inflight.settings.threads import cpu_threads
 
 CPU = "cpu"
 """Name of the machine at hand, on which the portable engine runs."""
@@ -158,11 +158,6 @@ def gpu_here() -> str:
     )
 
 
-def cpu_threads() -> int:
-    """Return the threads of the portable engine: all cores but one, which is for the server."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
-
-
 def measure_cpu() -> Gpu:
     """Return this machine as a GPU: memory that is free, bandwidth of a copy and FLOP/s of a matrix product.
 
@@ -178,7 +173,7 @@ def measure_cpu() -> Gpu:
             f"cpu: its speed is measured with PyTorch, which comes with: {how_to_install('engine')}"
         ) from None
     before = torch.get_num_threads()
-    torch.set_num_threads(cpu_threads())
+    torch.set_num_threads(cpu_threads(native=False))
     try:
         source = torch.ones(_COPIED_BYTES // 4)
         target = torch.empty_like(source)
@@ -196,9 +191,10 @@ def measure_cpu() -> Gpu:
 
 def cpu_gpu(memory_mib: float, bandwidth_gb_s: float, tflops: Mapping[Arithmetic, float]) -> Gpu:
     """Return the machine at hand with these figures."""
+    threads = cpu_threads(native=False)
     return Gpu(
         name=CPU,
-        title=f"this machine, {cpu_threads()} thread{'s' * (cpu_threads() > 1)} of the portable engine",
+        title=f"this machine, {threads} thread{'s' * (threads > 1)} of the portable engine",
         marketed_gb=memory_mib * 2**20 / 1e9,
         memory_mib=memory_mib,
         bandwidth_gb_s=bandwidth_gb_s,

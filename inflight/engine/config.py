@@ -52,7 +52,8 @@ class EngineConfig:
     max_sequence_length: int | None = None
     """Prompt and output; None: the model's own limit. The cache's capacity limits it too."""
     automatic: frozenset[str] = frozenset()
-    """The step sizes that nobody set, by name: they are lowered if the device's memory is too small."""
+    """The sizes that nobody set, by name: of a step on a GPU, lowered if its memory is too small; of a chunk on a CPU,
+    lowered if it is too slow."""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
     @classmethod
@@ -76,7 +77,7 @@ class EngineConfig:
             size_of, whole = cache.block_size, num_blocks * cache.block_size
             log.warning("kv_cache.tokens is %d; it is rounded up to %d, whole blocks of %d", tokens, whole, size_of)
         _log_chosen_sizes(deployment, size, fraction, tokens, on_gpu)
-        unset = {"max_batch_size", "max_tokens_per_step"} - batching.model_fields_set
+        unset = {"max_batch_size", "max_tokens_per_step"} if on_gpu else {"prefill_chunk_tokens"}
         return cls(
             model=deployment.model, max_sequence_length=deployment.limits.max_sequence_length,
             device=engine.device, dtype=engine.dtype, threads=engine.threads, cpu_step=engine.cpu_step,
@@ -88,7 +89,7 @@ class EngineConfig:
             max_batch_size=size.sequences, max_tokens_per_step=size.tokens, prefill_chunk_tokens=chunk,
             policy=batching.policy, mode=batching.mode, max_queue_delay_ms=batching.max_queue_delay_ms,
             fairness=batching.fairness, priority_aging_ns=batching.priority_aging_ns,
-            speculation=deployment.speculation, automatic=frozenset(unset if on_gpu else ()),
+            speculation=deployment.speculation, automatic=frozenset(unset - batching.model_fields_set),
         )  # fmt: skip
 
 

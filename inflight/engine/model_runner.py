@@ -27,7 +27,7 @@ from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import PendingSample, sample_async
 from inflight.engine.sequence import Chunk, SamplingRow
-from inflight.engine.sizing import allocate_kv_memory, full_step, reserved_bytes, size_step
+from inflight.engine.sizing import allocate_kv_memory, choose_chunk, full_step, reserved_bytes, size_step
 from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
@@ -100,6 +100,8 @@ class ModelRunner:
         """The settings, with the sizes of the step and of the cache that were chosen here."""
         self.max_length = min(self.max_length, num_blocks * config.block_size)
         self._use(kv_pool, config.max_batch_size)
+        if "prefill_chunk_tokens" in config.automatic:
+            self.config = choose_chunk(self.config, self._compute)
         self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
         """Seconds that each phase of the start took."""
         log.info(
@@ -135,6 +137,14 @@ class ModelRunner:
         sized = size_step(config, memory, compute)
         del self._kv_pool
         return sized
+
+    def _compute(self, count: int) -> int:
+        """Compute about ``count`` tokens of a prompt, before the cache holds anything; return how many they were."""
+        longest, blocks = min(self.max_length, count), self.config.num_blocks
+        count = min(count, self.config.max_tokens_per_step)
+        chunks = full_step(StepSize(2, count), longest, self._block_size, blocks, context_rows=1)
+        self.run(chunks, ())
+        return sum(chunk.size for chunk in chunks)
 
     @property
     def overlaps(self) -> bool:

@@ -1,11 +1,13 @@
 """How a device's memory is divided at the start: what the largest step takes, and what the KV cache gets.
 
-The largest step is computed once before anything is served, so that its memory is measured and known to suffice.
+The largest step is computed once before anything is served, so that its memory is measured and known to suffice. On a
+CPU, whose steps take longer with each token, a small one is timed.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 _WARM_UP_TOKENS = 8
 _LARGEST_SHARE = 0.15
 """The largest step may take this share of the memory that weights leave, if the engine chooses its size."""
+_CHUNK_S = 0.5
+"""The prefill of a step in which others decode takes about so long at the most, if the engine chooses its size."""
+_SMALLEST_CHUNK, _TIMED_TOKENS = 32, 64
+"""Fewer tokens take hardly less time, as weights are read all the same."""
 _GRAPHS_BYTES = 256 << 20
 """The most bytes that CUDA graphs and libraries take on a GPU after the KV cache is allocated."""
 
@@ -105,6 +111,29 @@ def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
         max(least, one // 2) if name in config.automatic else one
         for name, one, least in zip(("max_batch_size", "max_tokens_per_step"), size, ON_CPU, strict=True)
     ))  # fmt: skip
+
+
+def choose_chunk(config: EngineConfig, compute: Callable[[int], int]) -> EngineConfig:
+    """Return the settings with the prefill chunk that suits a CPU's speed; others that decode wait for no longer step.
+
+    ``compute`` computes about so many tokens of a prompt, and returns how many they were.
+    """
+    compute(_TIMED_TOKENS)  # memory is allocated once
+    started = time.perf_counter()
+    tokens = compute(_TIMED_TOKENS)
+    seconds = (time.perf_counter() - started) / tokens
+    chunk = affordable_chunk(seconds, config.max_tokens_per_step)
+    log.info(
+        "batching.prefill_chunk_tokens is %d: the deployment does not say, and a token of a prompt takes %.2f ms here; "
+        "those that decode wait for up to %.1f s of it",
+        chunk, 1000 * seconds, _CHUNK_S,
+    )  # fmt: skip
+    return replace(config, prefill_chunk_tokens=chunk, automatic=frozenset())
+
+
+def affordable_chunk(seconds: float, most: int) -> int:
+    """Return the prefill tokens of a step beside decodes, ``most`` at most, where each takes so many seconds."""
+    return min(most, max(_SMALLEST_CHUNK, int(_CHUNK_S / seconds) // _SMALLEST_CHUNK * _SMALLEST_CHUNK))
 
 
 def full_step(

@@ -17,7 +17,7 @@ from inflight.engine.engine import Engine
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.sequence import Sequence
-from inflight.engine.sizing import full_step, size_step
+from inflight.engine.sizing import affordable_chunk, full_step, size_step
 from inflight.engine.speculate.verification import sampling_rows
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
@@ -31,6 +31,7 @@ from tests.engine.support.fake_card import FakeCard
 
 GIB = 1 << 30
 BOTH = frozenset({"max_batch_size", "max_tokens_per_step"})
+CHUNK = frozenset({"prefill_chunk_tokens"})
 AUTOMATIC = EngineConfig(
     Path(), max_batch_size=ON_GPU.sequences, max_tokens_per_step=ON_GPU.tokens, automatic=BOTH, kv_cache_fraction=0.9
 )
@@ -201,7 +202,7 @@ def test_the_sizes_suit_the_device_where_nothing_is_set(on_gpu: bool, caplog: py
     with caplog.at_level(logging.INFO):
         config = EngineConfig.of(validate({"model": "."}, ""), on_gpu)
     assert (config.max_batch_size, config.max_tokens_per_step) == (ON_GPU if on_gpu else ON_CPU)
-    assert (config.kv_cache_fraction, config.automatic) == ((0.9, BOTH) if on_gpu else (None, frozenset()))
+    assert (config.kv_cache_fraction, config.automatic) == ((0.9, BOTH) if on_gpu else (None, CHUNK))
     if not on_gpu:
         assert config.num_blocks * config.block_size == 32 * 1024
     sizes = "256, batching.max_tokens_per_step is 8192, kv_cache.memory_fraction is 0.9"
@@ -211,12 +212,34 @@ def test_the_sizes_suit_the_device_where_nothing_is_set(on_gpu: bool, caplog: py
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_what_a_deployment_says_holds_on_any_device(on_gpu: bool, caplog: pytest.LogCaptureFixture) -> None:
-    data = {"batching": {"max_batch_size": 7, "max_tokens_per_step": 99}, "kv_cache": {"tokens": 640}}
+    batching = {"max_batch_size": 7, "max_tokens_per_step": 99, "prefill_chunk_tokens": None}
+    data = {"batching": batching, "kv_cache": {"tokens": 640}}
     with caplog.at_level(logging.INFO):
         config = EngineConfig.of(validate({"model": ".", **data}, ""), on_gpu)
     assert (config.max_batch_size, config.max_tokens_per_step, config.num_blocks) == (7, 99, 40)
     assert (config.kv_cache_fraction, config.automatic) == (None, frozenset())
     assert "does not say" not in caplog.text
+
+
+def test_a_chunk_is_what_a_cpu_computes_in_half_a_second() -> None:
+    assert [affordable_chunk(seconds, 512) for seconds in (1e-5, 0.001, 0.002, 0.01, 0.1)] == [512, 480, 224, 32, 32]
+    assert affordable_chunk(0.1, 16) == 16
+
+
+@pytest.mark.parametrize(("settings", "least", "most"), [({}, 32, 512), ({"max_tokens_per_step": 8}, 8, 8)])
+def test_the_engine_chooses_its_chunk_by_its_speed(
+    settings: dict[str, int], least: int, most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any machine is fast enough for some chunk; what the timed steps have written disturbs no answer."""
+    request = ask(list(range(1, 40)), 5)
+    plain = run(load(checkpoint("llama")), [request])
+    with caplog.at_level(logging.INFO):
+        engine = load(checkpoint("llama"), automatic=CHUNK, **settings)
+    chunk = engine._config.prefill_chunk_tokens
+    assert chunk is not None
+    assert least <= chunk <= most
+    assert f"batching.prefill_chunk_tokens is {chunk}: the deployment does not say" in caplog.text
+    assert run(engine, [request])[request.key].tokens == plain[request.key].tokens
 
 
 def test_a_chunk_is_no_larger_than_the_step_of_the_device() -> None:

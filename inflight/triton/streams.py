@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 """The time between heartbeats, by which the detokenizer learns that a request without output still runs."""
-HEARTBEAT_SHARE = 8
+HEARTBEAT_SHARE = 16
 """At most one response in this many is a heartbeat."""
 CANCEL_POLL_S = 0.05
 

@@ -18,6 +18,7 @@ for _command in (
     engine_commands.soak,
     profile,
     server_commands.pipeline,
+    server_commands.serving_cost,
     server_commands.tokenizer,
     server_commands.observability,
     server_commands.locust,

@@ -5,6 +5,7 @@ Speed does not depend on what weights say; what a model's text is good for does,
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inflight.errors import InflightError
+from inflight.resources import DEMO
 
 if TYPE_CHECKING:  # it takes seconds to load, and only making a checkpoint needs it
     from transformers import LlamaConfig
@@ -76,6 +78,23 @@ def written_once(directory: Path, write: Callable[[Path], object]) -> Path:
     except OSError as error:
         raise InflightError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
     return directory
+
+
+def servable(shape: Shape, folder: Path) -> Path:
+    """Return the checkpoint's directory in ``folder``, with the demo's tokenizer and a word for each id that it lacks.
+
+    Raises:
+        InflightError: the folder cannot be written.
+    """
+    return written_once(folder / f"llama-{shape.name}-text", lambda made: _write_servable(shape, made))
+
+
+def _write_servable(shape: Shape, directory: Path) -> None:
+    _write(shape, directory)
+    tokenizer = json.loads((DEMO / "model" / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {f"Ġword{token}": token for token in range(len(vocab), shape.vocab)}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 def llama_config(shape: Shape) -> LlamaConfig:

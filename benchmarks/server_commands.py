@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import pipeline as measured
+from benchmarks.checkpoints import LARGE, servable
 from benchmarks.command import FOLDER, Output, OutputFile, Page, command_line, console, report_results, report_rows
 from benchmarks.locust_beside_load import compare_tools
 from benchmarks.observability import EngineLoad, measure_observability
@@ -56,6 +57,36 @@ def pipeline(
 
     title = "The pipeline, with an engine that costs nothing"
     report_rows(results, title, command_line("pipeline", f"--seconds {seconds:g}"), output)
+
+
+def serving_cost(
+    streams: Annotated[list[int] | None, typer.Option(help="Streams at once; repeat for several.")] = None,
+    step_ms: Annotated[float, typer.Option(min=1, help="Time of a step of the replay engine.")] = 20,
+    seconds: Annotated[float, typer.Option(min=0, help="Length of each measurement; each stream ends.")] = 5,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure the portable engine too, with these settings: engine.threads=2,kv_cache.dtype=int8."
+        ),
+    ] = None,
+    checkpoints: Annotated[Path, typer.Option(help="Where its checkpoint is, or is made.")] = FOLDER,
+    output: OutputFile = None,
+) -> None:
+    """Count the CPU time that serving takes for a streamed token, process by process."""
+    from benchmarks.serving_cost import ServingCost, measure_load, portable, replay
+
+    counts = streams or [1, 8, 32]
+
+    def results() -> Iterator[ServingCost]:
+        model = servable(LARGE, checkpoints) if setting else DEMO / "model"
+        computed = [portable(model, counts, one.split(",")) for one in setting or ()]
+        for load in [replay(DEMO / "model", step_ms, counts), *computed]:
+            console.print(load.name)
+            yield from measure_load(load, seconds)
+
+    chosen = [f"--setting {one}" for one in setting or ()]
+    command = command_line("serving-cost", f"--seconds {seconds:g}", *chosen)
+    report_rows(results, "What serving costs for a token", command, output)
 
 
 def tokenizer(

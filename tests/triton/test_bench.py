@@ -40,6 +40,20 @@ def test_bench_pipeline(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+def test_bench_serving_cost(tmp_path: Path) -> None:
+    rows, printed = _bench(tmp_path, "serving-cost", "--streams", "2", "--step-ms", "5")
+    assert [(row["transport"], row["streams"]) for row in rows] == [("http", 2), ("grpc", 2)]
+    for row in rows:
+        assert 0 < row["tokens_per_second"] <= row["streams"] * 1050 / 5, "faster than the engine's steps"
+        assert row["tokens_per_chunk"] >= 1
+        parts = [row[f"{process}_us"] for process in ("triton", "tokenizer", "engine_stage", "detokenizer")]
+        assert row["serving_us"] == pytest.approx(sum(parts), abs=0.3)
+        whole = row["serving_us"] + row["compute_us"]
+        assert row["serving_share"] == pytest.approx(row["serving_us"] / whole, abs=0.001)
+        assert f"{row['tokens_per_second']:,}" in printed
+
+
+@pytest.mark.proof
 def test_bench_tokenizer(tmp_path: Path) -> None:
     [row], printed = _bench(tmp_path, "tokenizer", "--words", "20")
     assert row["prompt_words"] == 20

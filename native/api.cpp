@@ -29,7 +29,7 @@ const Kernels* find(const char* name) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   const Kernels* all[] = {bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
                           avx2 ? avx2_kernels() : nullptr};
   for (const Kernels* one : all)

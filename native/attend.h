@@ -12,11 +12,13 @@ struct Operand;
 template <>
 struct Operand<false> {
   using Type = float;
+  static constexpr int kBytes = 4;
   static constexpr int kUnit = 1;  // elements of a sum that lie together
 };
 template <>
 struct Operand<true> {
   using Type = uint16_t;
+  static constexpr int kBytes = 2;
   static constexpr int kUnit = 2;
 };
 
@@ -54,13 +56,13 @@ inline void load_row(Type type, const void* cache, ptrdiff_t slot, int dim, T* t
   }
 }
 
+// sums [R][kPanel] = rows * a panel, in the operands' type.
 template <bool Half, int R>
 inline void dot(const typename Operand<Half>::Type* rows, ptrdiff_t stride, const typename Operand<Half>::Type* weight,
-                int inputs, Sums<R, 1>& sums) {
-  if constexpr (Half)
-    dot_bf16<R, 1>(rows, stride, weight, 0, inputs, sums);
-  else
-    dot_float<R, 1>(rows, stride, weight, 0, inputs, sums);
+                int inputs, float* sums) {
+  memset(sums, 0, R * kPanel * sizeof(float));
+  const Operands in{(const char*)rows, stride * Operand<Half>::kBytes, nullptr, (const char*)weight, 0, inputs};
+  std::conditional_t<Half, HalfProducts, FloatProducts>::template add<R, 1>(in, sums);
 }
 
 // Hands out parts of the scratch memory, each on a cache line of its own.
@@ -175,15 +177,15 @@ struct Cut {
     const F scale = Isa::set(task.scale * (type == inflight::kE4m3 ? task.cache.key_scale : 1.0f));
     for (int at = begin; at < end; at += kPanel) {
       const T* panel = key_panels + (size_t)at * wide;
-      for_tiles(rows, [&](auto size, int row) {
+      for_tiles<kRows>(rows, [&](auto size, int row) {
         constexpr int R = decltype(size)::value;
-        Sums<R, 1> products;
-        zero<R, 1>(products);
+        alignas(64) float products[R * kPanel];
         dot<Half, R>(queries + (size_t)row * wide, wide, panel, task.dim, products);
         for (int r = 0; r < R; r++)
           for (int v = 0; v < kVectors; v++) {
             const F by = type == inflight::kInt8 ? Isa::load(key_factors + at + v * kLanes) : scale;
-            Isa::store(scores + (size_t)(row + r) * kCut + at + v * kLanes, Isa::mul(products[r][v], by));
+            Isa::store(scores + (size_t)(row + r) * kCut + at + v * kLanes,
+                       Isa::mul(Isa::load(products + r * kPanel + v * kLanes), by));
           }
       });
     }
@@ -217,15 +219,13 @@ struct Cut {
   void add_up(int begin, int end, int from, int count) {
     for (int d = 0; d < wide; d += kPanel) {
       const T* panel = value_panels + (size_t)d * kCut + (size_t)begin * kPanel;
-      for_tiles(count, [&](auto size, int at) {
+      for_tiles<kRows>(count, [&](auto size, int at) {
         const int row = from + at;
         constexpr int R = decltype(size)::value;
-        Sums<R, 1> products;
-        zero<R, 1>(products);
+        alignas(64) float products[R * kPanel];
         dot<Half, R>(weights + (size_t)row * kCut + begin, kCut, panel, end - begin, products);
         for (int r = 0; r < R; r++)
-          for (int v = 0; v < kVectors; v++)
-            Isa::store(sums + (size_t)(row + r) * wide + d + v * kLanes, products[r][v]);
+          memcpy(sums + (size_t)(row + r) * wide + d, products + r * kPanel, kPanel * sizeof(float));
       });
     }
   }

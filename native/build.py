@@ -31,7 +31,7 @@ _AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma".split()
 _TARGETS = {
     "avx2.cpp": "-mavx2 -mfma".split(),
     "avx512.cpp": _AVX512,
-    "avx512_bf16.cpp": [*_AVX512, "-mavx512bf16"],
+    "avx512_bf16.cpp": [*_AVX512, "-mavx512bf16", "-mavx512vnni"],
 }
 
 

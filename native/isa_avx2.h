@@ -15,6 +15,15 @@ struct Isa {
   static constexpr int kRows = 6;     // of a tile: 12 sums, 2 weights, 1 input of 16 registers
   static constexpr bool kDotsBf16 = false;
   static constexpr int kPanelsOfFewRows = 4;
+  static constexpr int kBlockRows = 96;  // of a block, whose sums stay in the first cache
+  // Integers: without instructions for bytes, words are multiplied, by pairs. So inputs keep 16 bits.
+  using Input = int16_t;
+  static constexpr int kIntegerRows = 4;  // of a tile: each product needs a register before it is added
+  static constexpr int kGroup = 64;       // inputs that share a scale
+  static constexpr int kUnit = 2;         // that a lane adds up
+  static constexpr int kWeightBytes = 2;  // of a weight, as add_products takes it
+  static constexpr int kOffset = 0;       // that stored weights have
+  static constexpr float kLargestInput = 32767.0f;
   using F = __m256;
   using I = __m256i;
 
@@ -83,15 +92,32 @@ struct Isa {
     return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
   }
   // Pairs of bfloat16 to the floats of their first and of their second halves.
-  static void split_pairs(const uint16_t* p, F& first, F& second) {
-    I pairs = _mm256_loadu_si256((const I*)p);
-    first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-    second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
+  static F first_of_pairs(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const I*)p), 16));
+  }
+  static F second_of_pairs(const uint16_t* p) {  // shifts need no register for a mask
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(_mm256_loadu_si256((const I*)p), 16), 16));
+  }
+  static I set_int(int32_t x) { return _mm256_set1_epi32(x); }
+  static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
+  static void store_int(int32_t* p, I x) { _mm256_storeu_si256((I*)p, x); }
+  static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+  static I spread(const void* p) {  // four bytes to all lanes
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm256_set1_epi32(word);
+  }
+  // Integers as they are stored to what add_products takes.
+  static I load_weights(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+  static I add_products(I sums, I weights, I inputs) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs));
+  }
+  static void to_inputs(Input* p, F steps) {
+    const I words = _mm256_packs_epi32(_mm256_cvtps_epi32(steps), _mm256_setzero_si256());
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08)));
   }
   // What products of bfloat16 take is declared only: there is none of it.
   static F dot_bf16(F, I, I);
-  static I load_int(const int32_t*);
-  static I spread(const int16_t*);
   static void interleave(const uint16_t*, const uint16_t*, uint16_t*);
 
   // Writes the columns of 8 rows of 8 units of 4 bytes.

@@ -1,4 +1,5 @@
-// AVX-512: sixteen floats in a vector. Compiled twice: with products of bfloat16 (AVX512_BF16), and without.
+// AVX-512: sixteen floats in a vector. Compiled twice: with products of bfloat16 and of bytes (AVX512_BF16 and
+// AVX512_VNNI, which every processor with the first has), and without.
 #pragma once
 
 #include <immintrin.h>
@@ -20,6 +21,25 @@ struct Isa {
   static constexpr int kVectors = 4;  // of a panel
   static constexpr int kRows = 6;     // of a tile: 24 sums, 4 weights, 1 input of 32 registers
   static constexpr int kPanelsOfFewRows = 2;
+  static constexpr int kIntegerRows = 6;
+  static constexpr int kBlockRows = 48;  // of a block, whose sums stay in the first cache
+#ifdef __AVX512VNNI__
+  // Integers: bytes are multiplied by fours. The instruction takes weights without a sign, so they have an offset.
+  using Input = int8_t;
+  static constexpr int kGroup = 32;       // inputs that share a scale
+  static constexpr int kUnit = 4;         // that a lane adds up
+  static constexpr int kWeightBytes = 1;  // of a weight, as add_products takes it
+  static constexpr int kOffset = 128;     // that stored weights have
+  static constexpr float kLargestInput = 127.0f;
+#else
+  // Without such instructions words are multiplied, by pairs. So inputs keep 16 bits.
+  using Input = int16_t;
+  static constexpr int kGroup = 64;
+  static constexpr int kUnit = 2;
+  static constexpr int kWeightBytes = 2;
+  static constexpr int kOffset = 0;
+  static constexpr float kLargestInput = 32767.0f;
+#endif
   using F = __m512;
   using I = __m512i;
 
@@ -76,17 +96,37 @@ struct Isa {
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
   }
   // Pairs of bfloat16 to the floats of their first and of their second halves.
-  static void split_pairs(const uint16_t* p, F& first, F& second) {
-    I pairs = _mm512_loadu_si512(p);
-    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
+  static F first_of_pairs(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
   }
+  static F second_of_pairs(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_srli_epi32(_mm512_loadu_si512(p), 16), 16));
+  }
+  static I set_int(int32_t x) { return _mm512_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
-  static I spread(const int16_t* p) {
+  static void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+  static I spread(const void* p) {  // four bytes to all lanes
     int32_t word;
     memcpy(&word, p, 4);
     return _mm512_set1_epi32(word);
   }
+#ifdef __AVX512VNNI__
+  // Integers as they are stored to what add_products takes.
+  static I load_weights(const int8_t* p) { return _mm512_loadu_si512(p); }
+  static I add_products(I sums, I weights, I inputs) { return _mm512_dpbusd_epi32(sums, weights, inputs); }
+  static void to_inputs(Input* p, F steps) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(steps)));
+  }
+#else
+  static I load_weights(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+  static I add_products(I sums, I weights, I inputs) {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(weights, inputs));
+  }
+  static void to_inputs(Input* p, F steps) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(steps)));
+  }
+#endif
 #ifdef __AVX512BF16__
   static F dot_bf16(F sums, I weights, I inputs) { return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)inputs); }
   // Two rows of a panel's columns, element by element.

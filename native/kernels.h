@@ -23,6 +23,12 @@ enum Ending : int32_t {
   kGelu = 3,   // the same with gelu by tanh
 };
 
+// What a weight is packed from: `[outputs][inputs]`, float32 or bfloat16.
+struct PackSource {
+  Type type;
+  const void* data;
+};
+
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
 struct PackedWeight {
   void* panels = nullptr;
@@ -79,8 +85,9 @@ struct Kernels {
 
   // The bytes of a packed weight's panels.
   size_t (*packed_bytes)(Type type, int inputs, int columns);
-  // Packs the panels from `first` to `last`; column `i` is row `order[i]` of `source [outputs][inputs]`, -1: of zeros.
-  void (*pack)(const PackedWeight& to, const void* source, const int32_t* order, int first, int last);
+  // Packs the panels from `first` to `last` in the type of `to`, which is that of the source, or INT8; column `i` is
+  // row `order[i]` of the source, -1: of zeros.
+  void (*pack)(const PackedWeight& to, const PackSource& source, const int32_t* order, int first, int last);
   // Multiplies `rows` by the panels from `first` to `last`; `outputs` has `output_stride` floats in a row.
   void (*multiply)(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
                    float* outputs, ptrdiff_t output_stride);

@@ -15,6 +15,7 @@ using inflight::Ending;
 using inflight::InputRows;
 using inflight::kCut;
 using inflight::PackedWeight;
+using inflight::PackSource;
 using inflight::Partial;
 using inflight::Type;
 

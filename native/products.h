@@ -1,126 +1,174 @@
 // Products of rows and packed weights, over the vectors of `Isa`.
+//
+// A sum takes its inputs one after the other, in ascending order. Of few rows, a tile takes a panel's inputs in one go.
+// Of many, a panel is taken in chunks that stay in the first cache while all rows go by, and the sums rest in memory
+// between the chunks: the same sums in the same order, so the same bits.
 #pragma once
 
-#include "numbers.h"
+#include "weights.h"
 
 namespace {
 
-constexpr int kBlockRows = 96;  // that stay in the second cache
+// What a tile reads: some rows, and some inputs of a panel or of several in a row.
+struct Operands {
+  const char* rows;  // the first input of the first row
+  ptrdiff_t row_stride;
+  const GroupScale* scales;  // of integers: of the same input and row
+  const char* weights;
+  ptrdiff_t panel_stride;
+  int inputs;
+
+  const GroupScale& scale(int row, int group) const {
+    return ((const GroupScale*)((const char*)scales + row * row_stride))[group];
+  }
+};
 
 template <int R, int P>
 using Sums = F[R][P * kVectors];
 
-// Adds `inputs` products to each sum. `panel` is the distance between panels in units of the weight.
 template <int R, int P>
-inline void dot_float(const float* rows, ptrdiff_t stride, const float* weight, ptrdiff_t panel, int inputs,
-                      Sums<R, P>& sums) {
-  for (int k = 0; k < inputs; k++, weight += kPanel) {
-    F w[P * kVectors];
-    for (int v = 0; v < P * kVectors; v++) w[v] = Isa::load(weight + v / kVectors * panel + v % kVectors * kLanes);
-    for (int r = 0; r < R; r++) {
-      F x = Isa::set(rows[r * stride + k]);
-      for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(w[v], x, sums[r][v]);
-    }
-  }
+inline void load_sums(const float* from, Sums<R, P>& sums) {
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::load(from + r * P * kPanel + v * kLanes);
 }
 
-// The same with weights in bfloat16, by pairs of inputs, and rows in float32.
 template <int R, int P>
-inline void dot_widened(const float* rows, ptrdiff_t stride, const uint16_t* weight, ptrdiff_t panel, int inputs,
-                        Sums<R, P>& sums) {
-  for (int k = 0; k < inputs; k += 2, weight += 2 * kPanel) {
-    F first[P * kVectors], second[P * kVectors];
-    for (int v = 0; v < P * kVectors; v++)
-      Isa::split_pairs(weight + v / kVectors * panel + v % kVectors * 2 * kLanes, first[v], second[v]);
-    for (int r = 0; r < R; r++) {
-      F x = Isa::set(rows[r * stride + k]);
-      for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(first[v], x, sums[r][v]);
-    }
-    for (int r = 0; r < R; r++) {
-      F x = Isa::set(rows[r * stride + k + 1]);
-      for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(second[v], x, sums[r][v]);
-    }
-  }
+inline void store_sums(const Sums<R, P>& sums, float* to) {
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < P * kVectors; v++) Isa::store(to + r * P * kPanel + v * kLanes, sums[r][v]);
 }
 
-// The same with weights and rows in bfloat16.
-template <int R, int P>
-inline void dot_bf16(const uint16_t* rows, ptrdiff_t stride, const uint16_t* weight, ptrdiff_t panel, int inputs,
-                     Sums<R, P>& sums) {
-  if constexpr (Isa::kDotsBf16) {
-    for (int k = 0; k < inputs; k += 2, weight += 2 * kPanel) {
-      I w[P * kVectors];
+// Each kind of operands adds products to `sums`, floats [R][P * kPanel].
+
+struct FloatProducts {
+  static constexpr int kTileRows = kRows;
+  template <int R, int P>
+  static void add(const Operands& in, float* to) {
+    Sums<R, P> sums;
+    load_sums<R, P>(to, sums);
+    const float* rows = (const float*)in.rows;
+    const char* weights = in.weights;
+    for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float)) {
+      F w[P * kVectors];
       for (int v = 0; v < P * kVectors; v++)
-        w[v] = Isa::load_int((const int32_t*)(weight + v / kVectors * panel + v % kVectors * 2 * kLanes));
+        w[v] = Isa::load((const float*)(weights + v / kVectors * in.panel_stride) + v % kVectors * kLanes);
       for (int r = 0; r < R; r++) {
-        I x = Isa::spread((const int16_t*)(rows + r * stride + k));
-        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::dot_bf16(sums[r][v], w[v], x);
+        const F x = Isa::set(rows[r * in.row_stride / (int)sizeof(float) + k]);
+        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(w[v], x, sums[r][v]);
+      }
+    }
+    store_sums<R, P>(sums, to);
+  }
+};
+
+// Weights in bfloat16, by pairs of inputs, and rows in float32.
+struct WidenedProducts {
+  static constexpr int kTileRows = kRows;
+  template <int R, int P>
+  static void add(const Operands& in, float* to) {
+    Sums<R, P> sums;
+    load_sums<R, P>(to, sums);
+    const float* rows = (const float*)in.rows;
+    const char* weights = in.weights;
+    auto add_one = [&](auto widen, const char* from, int k) {
+      F w[P * kVectors];
+      for (int v = 0; v < P * kVectors; v++)
+        w[v] = widen((const uint16_t*)(from + v / kVectors * in.panel_stride) + v % kVectors * 2 * kLanes);
+      for (int r = 0; r < R; r++) {
+        const F x = Isa::set(rows[r * in.row_stride / (int)sizeof(float) + k]);
+        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(w[v], x, sums[r][v]);
+      }
+    };
+    for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
+      add_one(Isa::first_of_pairs, weights, k);
+      // Loaded again: the registers have no room for both halves, and a compiler that cannot know spills the sums.
+      const char* again = weights;
+      asm("" : "+r"(again));
+      add_one(Isa::second_of_pairs, again, k + 1);
+    }
+    store_sums<R, P>(sums, to);
+  }
+};
+
+// Weights and rows in bfloat16, by pairs of inputs.
+struct HalfProducts {
+  static constexpr int kTileRows = kRows;
+  template <int R, int P>
+  static void add(const Operands& in, float* to) {
+    if constexpr (Isa::kDotsBf16) {
+      Sums<R, P> sums;
+      load_sums<R, P>(to, sums);
+      const char* weights = in.weights;
+      for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
+        I w[P * kVectors];
+        for (int v = 0; v < P * kVectors; v++)
+          w[v] = Isa::load_int((const int32_t*)(weights + v / kVectors * in.panel_stride) + v % kVectors * kLanes);
+        for (int r = 0; r < R; r++) {
+          const I x = Isa::spread(in.rows + r * in.row_stride + k * sizeof(uint16_t));
+          for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::dot_bf16(sums[r][v], w[v], x);
+        }
+      }
+      store_sums<R, P>(sums, to);
+    }
+  }
+};
+
+// IntegerProducts, by groups of inputs whose products add up exactly. `Stored`: as packed weights have them, else as
+// Isa::add_products takes them.
+template <bool Stored>
+struct IntegerProducts {
+  static constexpr int kTileRows = Isa::kIntegerRows;
+  static constexpr ptrdiff_t kGroupBytes =
+      kPanel * (ptrdiff_t)sizeof(float) + kPanel * Isa::kGroup * (Stored ? 1 : Isa::kWeightBytes);
+
+  template <int R, int P>
+  static void add(const Operands& in, float* to) {
+    for (int group = 0; group * Isa::kGroup < in.inputs; group++) {
+      const char* weights = in.weights + group * kGroupBytes + kPanel * sizeof(float);
+      const char* rows = in.rows + group * Isa::kGroup * sizeof(Isa::Input);
+      I sums[R][P * kVectors];
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
+      for (int k = 0; k < Isa::kGroup; k += Isa::kUnit) {
+        I w[P * kVectors];
+        for (int v = 0; v < P * kVectors; v++) w[v] = load(weights + v / kVectors * in.panel_stride, k, v % kVectors);
+        for (int r = 0; r < R; r++) {
+          const I x = Isa::spread(rows + r * in.row_stride + k * sizeof(Isa::Input));
+          for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::add_products(sums[r][v], w[v], x);
+        }
+      }
+      const char* scales = in.weights + group * kGroupBytes;
+      for (int v = 0; v < P * kVectors; v++) {
+        const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
+        const F scale = Isa::load(from);
+        for (int r = 0; r < R; r++) {
+          float* sum = to + r * P * kPanel + v * kLanes;
+          const F by = Isa::mul(scale, Isa::set(in.scale(r, group).scale));
+          Isa::store(sum, Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum)));
+        }
       }
     }
   }
-}
 
-template <int R, int P>
-inline void zero(Sums<R, P>& sums) {
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::zero();
-}
-
-// The bytes of one panel.
-inline size_t panel_bytes(Type type, int inputs) {
-  switch (type) {
-    case inflight::kFloat32: return (size_t)inputs * kPanel * 4;
-    default: return (size_t)round_up(inputs, 2) * kPanel * 2;
+ private:
+  static I load(const char* weights, int k, int vector) {
+    const ptrdiff_t at = (ptrdiff_t)k * kPanel + vector * kLanes * Isa::kUnit;
+    if constexpr (Stored)
+      return Isa::load_weights((const int8_t*)weights + at);
+    else
+      return Isa::load_int((const int32_t*)(weights + at * Isa::kWeightBytes));
   }
-}
+};
 
-// R rows times P panels, and the ending.
-template <int R, int P>
-void tile(const PackedWeight& weight, const InputRows& rows, int row, int panel, Ending ending, float* outputs,
-          ptrdiff_t output_stride) {
-  Sums<R, P> sums;
-  zero<R, P>(sums);
-  const size_t bytes = panel_bytes(weight.type, weight.inputs);
-  const char* panels = (const char*)weight.panels + bytes * panel;
-  const char* first = (const char*)rows.data + rows.stride * row;
-  if (weight.type == inflight::kFloat32) {
-    dot_float<R, P>((const float*)first, rows.stride / 4, (const float*)panels, bytes / 4, weight.inputs, sums);
-  } else if constexpr (Isa::kDotsBf16) {
-    dot_bf16<R, P>((const uint16_t*)first, rows.stride / 2, (const uint16_t*)panels, bytes / 2, weight.inputs, sums);
-  } else {
-    dot_widened<R, P>((const float*)first, rows.stride / 4, (const uint16_t*)panels, bytes / 2, weight.inputs, sums);
-  }
-  if (weight.bias)
-    for (int v = 0; v < P * kVectors; v++) {
-      F bias = Isa::load(weight.bias + panel * kPanel + v * kLanes);
-      for (int r = 0; r < R; r++) sums[r][v] = Isa::add(sums[r][v], bias);
-    }
-  for (int r = 0; r < R; r++) {
-    float* out = outputs + (row + r) * output_stride;
-    if (ending == inflight::kStore || ending == inflight::kAdd) {
-      out += panel * kPanel;
-      for (int v = 0; v < P * kVectors; v++, out += kLanes)
-        Isa::store(out, ending == inflight::kAdd ? Isa::add(Isa::load(out), sums[r][v]) : sums[r][v]);
-    } else {
-      out += panel * (kPanel / 2);
-      for (int p = 0; p < P; p++)
-        for (int v = 0; v < kVectors / 2; v++, out += kLanes) {
-          F gate = sums[r][p * kVectors + v], up = sums[r][p * kVectors + kVectors / 2 + v];
-          Isa::store(out, Isa::mul(ending == inflight::kSilu ? silu(gate) : gelu(gate), up));
-        }
-    }
-  }
-}
-
-// Calls `body` with tiles of rows, as even as can be: with the number of rows as a type, and the first.
+// Calls `body` with tiles of at most `Most` rows, as even as can be: with the number of rows as a type, and the first.
 template <int N>
 struct Count {
   static constexpr int value = N;
 };
 
-template <class Body>
+template <int Most, class Body>
 inline void for_tiles(int rows, Body body) {
-  const int tiles = (rows + kRows - 1) / kRows;
+  const int tiles = (rows + Most - 1) / Most;
   for (int t = 0, row = 0; t < tiles; t++) {
     const int size = (rows - row + tiles - t - 1) / (tiles - t);
     switch (size) {
@@ -128,55 +176,178 @@ inline void for_tiles(int rows, Body body) {
       case 2: body(Count<2>(), row); break;
       case 3: body(Count<3>(), row); break;
       case 4: body(Count<4>(), row); break;
-      case 5: body(Count<5>(), row); break;
-      case 6: body(Count<6>(), row); break;
+      case 5:
+        if constexpr (Most >= 5) body(Count<5>(), row);
+        break;
+      case 6:
+        if constexpr (Most >= 6) body(Count<6>(), row);
+        break;
     }
     row += size;
   }
 }
 
-// Few rows have too few sums to keep the multipliers busy, so they take several panels at once.
-void multiply(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
-              float* outputs, ptrdiff_t stride) {
-  int panel = first;
-  constexpr int many = Isa::kPanelsOfFewRows;
-  for (; count <= 2 && panel + many <= last; panel += many) {
-    if (count == 1)
-      tile<1, many>(weight, rows, 0, panel, ending, outputs, stride);
-    else
-      tile<2, many>(weight, rows, 0, panel, ending, outputs, stride);
+// One call of `multiply`.
+struct Product {
+  const PackedWeight& weight;
+  const InputRows& rows;
+  Ending ending;
+  float* outputs;
+  ptrdiff_t output_stride;
+
+  Operands operands(int row, int panel, int input, int inputs) const {
+    const char* first = (const char*)rows.data + rows.stride * row;
+    const ptrdiff_t bytes = panel_bytes(weight.type, weight.inputs);
+    return {first + input * input_bytes(weight.type), rows.stride,
+            (const GroupScale*)(first + scales_offset(weight.inputs)) + input / Isa::kGroup,
+            (const char*)weight.panels + bytes * panel + offset_in_panel(weight.type, input), bytes, inputs};
   }
-  // Many rows are taken in blocks that stay in the second cache while the panels go by.
-  const int blocks = (count + kBlockRows - 1) / kBlockRows;
-  for (int block = 0, first_row = 0; block < blocks && panel < last; block++) {
-    const int size = (count - first_row + blocks - block - 1) / (blocks - block);
-    for (int at = panel; at < last; at++)
-      for_tiles(size, [&](auto some, int row) {
-        tile<decltype(some)::value, 1>(weight, rows, first_row + row, at, ending, outputs, stride);
-      });
-    first_row += size;
+
+  // Writes the outputs of some rows and panels, whose sums are `[rows][panels * kPanel]`.
+  void finish(float* sums, int row, int count, int panel, int panels) const {
+    for (int r = 0; r < count; r++)
+      for (int p = 0; p < panels; p++, sums += kPanel) finish_one(sums, row + r, panel + p);
+  }
+
+ private:
+  void finish_one(const float* sums, int row, int panel) const {
+    F all[kVectors];
+    for (int v = 0; v < kVectors; v++) {
+      all[v] = Isa::load(sums + v * kLanes);
+      if (weight.bias) all[v] = Isa::add(all[v], Isa::load(weight.bias + panel * kPanel + v * kLanes));
+    }
+    float* out = outputs + row * output_stride;
+    if (ending == inflight::kStore || ending == inflight::kAdd) {
+      out += panel * kPanel;
+      for (int v = 0; v < kVectors; v++, out += kLanes)
+        Isa::store(out, ending == inflight::kAdd ? Isa::add(Isa::load(out), all[v]) : all[v]);
+    } else {
+      out += panel * (kPanel / 2);
+      for (int v = 0; v < kVectors / 2; v++, out += kLanes) {
+        const F gate = all[v], up = all[v + kVectors / 2];
+        Isa::store(out, Isa::mul(ending == inflight::kSilu ? silu(gate) : gelu(gate), up));
+      }
+    }
+  }
+};
+
+// A tile of all inputs.
+template <class Kind, int R, int P>
+void multiply_tile(const Product& product, int row, int panel) {
+  alignas(64) float sums[R * P * kPanel] = {};
+  Kind::template add<R, P>(product.operands(row, panel, 0, product.weight.inputs), sums);
+  product.finish(sums, row, R, panel, P);
+}
+
+// Few rows have too few sums to keep the multipliers busy, so they take several panels at once.
+template <class Kind, int R, int P>
+int multiply_few(const Product& product, int first, int last) {
+  for (; first + P <= last; first += P) multiply_tile<Kind, R, P>(product, 0, first);
+  return first;
+}
+
+// Many rows, in blocks that stay in the second cache while the panels go by.
+template <class Kind>
+void multiply_many(const Product& product, int count, int first, int last) {
+  alignas(64) float sums[kBlockRows * kPanel];
+  alignas(64) char decoded[kChunk * kPanel * sizeof(float)];
+  const int blocks = (count + kBlockRows - 1) / kBlockRows, inputs = product.weight.inputs;
+  for (int block = 0, row = 0; block < blocks; block++) {
+    const int size = (count - row + blocks - block - 1) / (blocks - block);
+    for (int panel = first; panel < last; panel++) {
+      memset(sums, 0, (size_t)size * kPanel * sizeof(float));
+      for (int input = 0; input < inputs; input += kChunk) {
+        Operands in = product.operands(row, panel, input, std::min(kChunk, inputs - input));
+        if (Kind::kDecodes) {
+          Kind::decode(in.weights, in.inputs, decoded);
+          in.weights = decoded;
+        }
+        for_tiles<Kind::Decoded::kTileRows>(size, [&](auto some, int at) {
+          Operands part = in;
+          part.rows += at * in.row_stride;
+          part.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
+          Kind::Decoded::template add<decltype(some)::value, 1>(part, sums + at * kPanel);
+        });
+      }
+      product.finish(sums, row, size, panel, 1);
+    }
+    row += size;
   }
 }
 
-size_t packed_bytes(Type type, int inputs, int columns) { return panel_bytes(type, inputs) * (columns / kPanel); }
+template <class Kind>
+void multiply_as(const Product& product, int count, int first, int last) {
+  using Few = typename Kind::Stored;
+  switch (count) {
+    case 1: first = multiply_few<Few, 1, Isa::kPanelsOfFewRows>(product, first, last); break;
+    case 2: first = multiply_few<Few, 2, 2>(product, first, last); break;
+    case 3: first = multiply_few<Few, 3, Few::kTileRows / 3>(product, first, last); break;
+  }
+  if (count > Kind::kFewRows) return multiply_many<Kind>(product, count, first, last);
+  for (; first < last; first++)
+    for_tiles<Few::kTileRows>(
+        count, [&](auto some, int row) { multiply_tile<Few, decltype(some)::value, 1>(product, row, first); });
+}
 
-void pack(const PackedWeight& to, const void* source, const int32_t* order, int first, int last) {
-  const int inputs = to.inputs;
-  const size_t bytes = panel_bytes(to.type, inputs);
-  for (int panel = first; panel < last; panel++) {
-    char* out = (char*)to.panels + bytes * panel;
-    memset(out, 0, bytes);
-    for (int j = 0; j < kPanel; j++) {
-      const int column = order[panel * kPanel + j];
-      if (column < 0) continue;
-      const size_t row = (size_t)column * inputs;
-      for (int k = 0; k < inputs; k++) {
-        if (to.type == inflight::kFloat32)
-          ((float*)out)[(size_t)k * kPanel + j] = ((const float*)source)[row + k];
-        else
-          ((uint16_t*)out)[((size_t)k / 2 * kPanel + j) * 2 + k % 2] = ((const uint16_t*)source)[row + k];
+// What a weight's panels are multiplied as: as they are stored where rows are few, and decoded chunk by chunk where
+// they are many.
+struct AsFloats {
+  using Stored = FloatProducts;
+  using Decoded = FloatProducts;
+  static constexpr int kFewRows = kRows;
+  static constexpr bool kDecodes = false;
+  static void decode(const char*, int, char*) {}
+};
+
+struct AsHalves : AsFloats {
+  using Stored = HalfProducts;
+  using Decoded = HalfProducts;
+};
+
+struct AsWidened {
+  using Stored = WidenedProducts;
+  using Decoded = FloatProducts;
+  static constexpr int kFewRows = 2 * kRows - 1;
+  static constexpr bool kDecodes = true;
+  static void decode(const char* panel, int inputs, char* to) {
+    const uint16_t* from = (const uint16_t*)panel;
+    float* out = (float*)to;
+    for (int k = 0; k < inputs; k += 2, from += 2 * kPanel, out += 2 * kPanel)
+      for (int v = 0; v < kVectors; v++) {
+        Isa::store(out + v * kLanes, Isa::first_of_pairs(from + v * 2 * kLanes));
+        Isa::store(out + kPanel + v * kLanes, Isa::second_of_pairs(from + v * 2 * kLanes));
       }
+  }
+};
+
+struct AsIntegers {
+  using Stored = IntegerProducts<true>;
+  using Decoded = IntegerProducts<Isa::kWeightBytes == 1>;
+  static constexpr int kFewRows = kRows;
+  static constexpr bool kDecodes = Isa::kWeightBytes != 1;
+  static void decode(const char* panel, int inputs, char* to) {
+    for (int k = 0; k < inputs; k += Isa::kGroup) {
+      memcpy(to, panel, kPanel * sizeof(float));
+      panel += kPanel * sizeof(float);
+      to += kPanel * sizeof(float);
+      constexpr int step = kLanes * Isa::kUnit;
+      for (int at = 0; at < Isa::kGroup * kPanel; at += step, panel += step, to += step * Isa::kWeightBytes)
+        Isa::store_int((int32_t*)to, Isa::load_weights((const int8_t*)panel));
     }
+  }
+};
+
+void multiply(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
+              float* outputs, ptrdiff_t stride) {
+  const Product product{weight, rows, ending, outputs, stride};
+  switch (weight.type) {
+    case inflight::kFloat32: return multiply_as<AsFloats>(product, count, first, last);
+    case inflight::kInt8: return multiply_as<AsIntegers>(product, count, first, last);
+    default:
+      if constexpr (Isa::kDotsBf16)
+        return multiply_as<AsHalves>(product, count, first, last);
+      else
+        return multiply_as<AsWidened>(product, count, first, last);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "numbers.h"
+#include "weights.h"
 
 namespace {
 
@@ -17,6 +17,28 @@ inline float inverse_rms(const float* row, float eps, int size) {
   return 1.0f / std::sqrt(Isa::sum(squares) / size + eps);
 }
 
+// Rounds a row to integers by groups, to the nearest multiple of the largest's part. A group with what is no number has
+// no scale that is one. `input(k)` is a vector of the row, which is padded with zeros to whole groups.
+template <class Input>
+inline void round_to_integers(Input input, int size, Isa::Input* to, GroupScale* scales) {
+  constexpr int vectors = Isa::kGroup / kLanes;
+  for (int first = 0; first < size; first += Isa::kGroup, to += Isa::kGroup, scales++) {
+    F group[vectors], largest = Isa::zero(), nothing = Isa::zero();
+    for (int v = 0; v < vectors; v++) {
+      group[v] = input(first + v * kLanes);
+      largest = Isa::max(largest, Isa::max(group[v], Isa::sub(Isa::zero(), group[v])));
+      nothing = Isa::fma(group[v], Isa::zero(), nothing);
+    }
+    const float most = Isa::largest(largest);
+    const F by = Isa::set(most > 0.0f ? Isa::kLargestInput / most : 0.0f);
+    for (int v = 0; v < vectors; v++) Isa::to_inputs(to + v * kLanes, Isa::mul(group[v], by));
+    int32_t sum = 0;
+    if (Isa::kOffset)
+      for (int k = 0; k < Isa::kGroup; k++) sum += to[k];
+    *scales = {most / Isa::kLargestInput + Isa::sum(nothing), -Isa::kOffset * sum};
+  }
+}
+
 void prepare(const PackedWeight& weight, const float* row, const float* gain, float eps, const InputRows& to,
              int index) {
   const int size = weight.inputs;
@@ -26,7 +48,9 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
     F x = Isa::load(row + k);
     return gain ? Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k)) : x;
   };
-  if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
+  if (weight.type == inflight::kInt8) {
+    round_to_integers(input, size, (Isa::Input*)out, (GroupScale*)(out + scales_offset(size)));
+  } else if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
     for (int k = 0; k < size; k += kLanes) Isa::to_bf16((uint16_t*)out + k, input(k));
   } else {
     for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, input(k));

@@ -53,6 +53,7 @@ void Model::multiply(const Weight& weight, int count, Ending ending, float* outp
 
 void Model::embed(int id, float* to) const {
   const int64_t at = (int64_t)id * spec_.hidden;
+  memset(to + spec_.hidden, 0, (hidden_ - spec_.hidden) * sizeof(float));  // products have left there what is no number
   for (int k = 0; k < spec_.hidden; k++) {
     if (spec_.embedding_type == kFloat32) {
       to[k] = ((const float*)spec_.embedding)[at + k] * spec_.embedding_scale;

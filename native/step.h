@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 3
+#define INFLIGHT_ABI 4
 
 typedef struct InflightModel InflightModel;
 
@@ -59,8 +59,9 @@ enum {
 };
 
 typedef struct {
-  int32_t type;        // 0: float32, 1: bfloat16
-  const void* source;  // [outputs][inputs]
+  int32_t type;         // 0: float32, 1: bfloat16
+  int32_t packed_type;  // the same, or 2: INT8, rounded by groups of inputs
+  const void* source;   // [outputs][inputs]
   int32_t outputs, inputs;
   const float* bias;  // [outputs]; null: none
 } InflightWeight;

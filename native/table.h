@@ -4,6 +4,7 @@
 #include "attend.h"
 #include "cache.h"
 #include "draw.h"
+#include "products.h"
 #include "rows.h"
 
 namespace {

@@ -30,7 +30,8 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
   if (from.outputs != shapes[which][0] || from.inputs != shapes[which][1])
     fail("weight %d of layer %d is [%d, %d]; expected [%d, %d]", which, layer, from.outputs, from.inputs,
          shapes[which][0], shapes[which][1]);
-  if (from.type != kFloat32 && from.type != kBfloat16) fail("weight %d has type %d", which, from.type);
+  if ((from.type != kFloat32 && from.type != kBfloat16) || (from.packed_type != from.type && from.packed_type != kInt8))
+    fail("weight %d has type %d, to be packed as type %d", which, from.type, from.packed_type);
   const int panel = kernels_.panel, half = panel / 2;
   const bool gate_up = which == INFLIGHT_GATE_UP;
   const int panels = gate_up ? (spec_.intermediate + half - 1) / half : (from.outputs + panel - 1) / panel;
@@ -43,7 +44,7 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
     const int column = i / panel * half + i % half;  // gates first, then what they are multiplied with
     if (column < spec_.intermediate) order[i] = column + (i % panel >= half ? spec_.intermediate : 0);
   }
-  to.type = (Type)from.type;
+  to.type = (Type)from.packed_type;
   to.inputs = from.inputs;
   to.columns = panels * panel;
   to.panels = to.memory.need(kernels_.packed_bytes(to.type, to.inputs, to.columns));
@@ -54,7 +55,7 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
     to.bias = bias;
   }
   pool_.run(panels, [&](int task, int) {
-    kernels_.pack(to, from.source, order.data(), task, task + 1);
+    kernels_.pack(to, {(Type)from.type, from.source}, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
   to.tasks = std::min((panels + 3) / 4, 8 * pool_.threads());

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.config import EngineConfig
@@ -22,7 +23,9 @@ from inflight.engine.native import bindings, prepare
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
+from inflight.resources import DEMO
 from inflight.settings.deployment import EngineSettings
+from inflight.text.tokenizer import Tokenizer
 from tests.engine.support.checkpoints import checkpoint
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.native import CPU, SETS, SHAPES, VOCAB, by_pytorch, each_set, make_pool, random_decoder
@@ -32,14 +35,17 @@ TOLERANCE = {"float32": 3e-4, "bfloat16": 0.05, "int8": 0.05, "fp8": 0.3}
 """Of logits of about one: a sum of another order rounds some keys and values to their neighbours, and products of
 bfloat16 round what they multiply."""
 THREADS = 2
+SAMPLE_TEXT = (Path(__file__).parents[2] / "docs/engine-step.md").read_text()[:1500]
 
 
 def _tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=count)
 
 
-def _native(model: DecoderModel, pool: KvPool, block_size: int, instruction_set: str) -> NativeModel:
-    native = NativeModel(model, instruction_set, THREADS)
+def _native(
+    model: DecoderModel, pool: KvPool, block_size: int, instruction_set: str, weights: str = "checkpoint"
+) -> NativeModel:
+    native = NativeModel(model, instruction_set, THREADS, weights)
     native.use(pool, block_size)
     return native
 
@@ -47,11 +53,13 @@ def _native(model: DecoderModel, pool: KvPool, block_size: int, instruction_set:
 class _Twins:
     """The same model twice, each with a cache of its own: natively, and by PyTorch."""
 
-    def __init__(self, name: str, kind: str, block_size: int, instruction_set: str) -> None:
+    def __init__(
+        self, name: str, kind: str, block_size: int, instruction_set: str, weights: str = "checkpoint"
+    ) -> None:
         self.model, given = random_decoder(name), random_decoder(name)
         self.block_size, blocks = block_size, 1200 // block_size
         self.pools = [make_pool(self.model, kind, blocks, block_size) for _ in range(2)]
-        self.native = _native(given, self.pools[1], block_size, instruction_set)
+        self.native = _native(given, self.pools[1], block_size, instruction_set, weights)
         order = random.Random(1).sample(range(blocks), blocks)
         needed = -(-700 // block_size)
         self.blocks = [order[:needed], order[needed : needed + -(-200 // block_size)], order[-(-100 // block_size) :]]
@@ -85,12 +93,42 @@ def test_it_computes_what_pytorch_computes(name: str, kind: str, block_size: int
     assert worst < TOLERANCE[kind]
 
 
+def _round_by_groups(x: Tensor, group: int, most: int) -> Tensor:
+    """Round each group of the last dimension to multiples of a part of its largest value."""
+    groups = functional.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
+    unit = groups.abs().amax(-1, keepdim=True) / most
+    rounded = torch.where(unit > 0, groups / unit, 0.0).round() * unit
+    return rounded.flatten(-2)[..., : x.shape[-1]]
+
+
+@each_set
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "many heads"])
+def test_weights_in_int8_are_those_of_rounded_linears(name: str, instruction_set: str) -> None:
+    """By groups of 64 with inputs of 16 bits where words are multiplied; of 32 with 8 bits where bytes are."""
+    multiplies_bytes = instruction_set == "avx512_bf16"
+    group, most, tolerance = (32, 127, 0.1) if multiplies_bytes else (64, 32767, 3e-3)
+    twins = _Twins(name, "float32", 16, instruction_set, "int8")
+    for linear in [module for module in twins.model.modules() if isinstance(module, nn.Linear)]:
+        linear.weight = nn.Parameter(_round_by_groups(linear.weight, group, 127), requires_grad=False)
+        linear.register_forward_pre_hook(lambda _, inputs: _round_by_groups(inputs[0], group, most))
+    one, other = _tokens(300, 1), _tokens(90, 2)
+    worst = twins.differ((0, one[:200], 0, []), (1, other[:30], 0, []))
+    worst = max(worst, twins.differ((0, one[200:201], 200, []), (1, other[30:32], 30, [])))
+    assert worst < tolerance
+
+
 def _in_parts(
-    name: str, dtype: torch.dtype, kind: str, instruction_set: str, sizes: list[int], neighbour: bool
+    name: str,
+    dtype: torch.dtype,
+    kind: str,
+    instruction_set: str,
+    sizes: list[int],
+    neighbour: bool,
+    weights: str = "checkpoint",
 ) -> Tensor:
     """Return the logits of 640 tokens, computed in parts of these sizes, the last one repeated."""
     model = random_decoder(name, dtype)
-    native = _native(model, make_pool(model, kind, 120, 16), 16, instruction_set)
+    native = _native(model, make_pool(model, kind, 120, 16), 16, instruction_set, weights)
     tokens, other = np.array(_tokens(640, 4)), np.array(_tokens(700, 5))
     sizes, chance, at, beside, parts = list(sizes), random.Random(6), 0, 0, []
     while at < len(tokens):
@@ -118,20 +156,47 @@ def test_a_token_is_the_same_bits_in_any_step(name: str, dtype: torch.dtype, kin
 
 
 @each_set
+@pytest.mark.parametrize("name", ["llama", "odd sizes", "gemma"])
+def test_a_token_is_the_same_bits_in_any_step_with_weights_in_int8(name: str, instruction_set: str) -> None:
+    how = torch.bfloat16, "int8", instruction_set
+    whole = _in_parts(name, *how, [640], False, "int8")
+    assert whole.isfinite().all()
+    for sizes, neighbour in (([37], False), ([113, 113, 113, 1], False), ([300, 2, 3, 4, 5, 300, 1], True)):
+        assert torch.equal(_in_parts(name, *how, sizes, neighbour, "int8"), whole), sizes
+
+
+@each_set
 @pytest.mark.parametrize("kind", TOLERANCE)
-def test_nan_reaches_only_those_who_attend_to_it(kind: str, instruction_set: str) -> None:
-    """Not the tokens before it in its sequence, though they are computed with it, and no other sequence."""
-    model = random_decoder("llama")
-    native = _native(model, make_pool(model, kind, 40, 16), 16, instruction_set)
+@pytest.mark.parametrize("weights", ["checkpoint", "int8"])
+@pytest.mark.parametrize("name", ["llama", "odd sizes"])
+def test_nan_reaches_only_those_who_attend_to_it(name: str, weights: str, kind: str, instruction_set: str) -> None:
+    """Not the tokens before it in its sequence, though they are computed with it, no other sequence, no later step."""
+    model = random_decoder(name)
+    native = _native(model, make_pool(model, kind, 40, 16), 16, instruction_set, weights)
     ranges = [QueryRange(0, 0, 20, range(2)), QueryRange(20, 0, 20, range(2, 4)), QueryRange(40, 0, 20, range(4, 6))]
     tokens = np.array(_tokens(60, 7)) % (VOCAB - 1)
     clean = native(tokens, ranges, range(60))
     model.model.embed_tokens.weight[VOCAB - 1] = torch.nan
-    tokens[30] = VOCAB - 1
+    clean_tokens, tokens[30] = tokens.copy(), VOCAB - 1
     spoilt = native(tokens, ranges, range(60))
     assert torch.equal(spoilt[:30], clean[:30])
     assert spoilt[30:40].isnan().all()
     assert torch.equal(spoilt[40:], clean[40:])
+    assert torch.equal(native(clean_tokens, ranges, range(60)), clean)
+
+
+@each_set
+def test_weights_in_int8_cost_little(instruction_set: str) -> None:
+    """The KL divergence of the demo model, to the same with its own weights, over a page of text."""
+    outputs = {}
+    for weights in ("checkpoint", "int8"):
+        engine = load(DEMO / "model", cpu_step=instruction_set, weights=weights)
+        request = ask(Tokenizer.from_checkpoint(DEMO / "model").encode_batch([SAMPLE_TEXT])[0], 1, context_logits=True)
+        logits = run(engine, [request])[request.key].context_logits
+        outputs[weights] = torch.as_tensor(logits).log_softmax(-1)
+    own, rounded = outputs["checkpoint"], outputs["int8"]
+    divergence = float((own.exp() * (own - rounded)).sum(-1).mean())
+    assert 0.0 < divergence < 1e-3
 
 
 @each_set
@@ -179,7 +244,7 @@ def test_the_engine_serves_with_it(instruction_set: str, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("settings", "threads", "words"),
     [
-        ({}, 3, "kernels share a step"),
+        pytest.param({}, 3, "kernels share a step", marks=pytest.mark.skipif(not SETS, reason="no kernels run here")),
         ({"cpu_step": "pytorch"}, 2, "PyTorch waits for its slowest thread"),
         ({"threads": 1}, 1, "the deployment says so"),
     ],
@@ -256,8 +321,21 @@ def test_the_setting_names_the_instruction_sets() -> None:
     assert set(of_engine) == {"auto", "pytorch", *bindings.INSTRUCTION_SETS}
 
 
+@pytest.mark.parametrize(
+    ("device", "cpu_step", "reason"),
+    [
+        (torch.device("cuda:0"), "auto", "the engine runs on cuda:0"),
+        (CPU, "pytorch", "engine.cpu_step is pytorch"),
+    ],
+    ids=["on a GPU", "by PyTorch"],
+)
+def test_weights_in_int8_need_the_kernels(device: torch.device, cpu_step: str, reason: str) -> None:
+    with pytest.raises(DeploymentError, match=re.escape(f"engine.weights is int8: {reason}")):
+        prepare.native_model(random_decoder("llama"), device, cpu_step, 1, "int8")
+
+
 def test_an_instruction_set_needs_a_cpu() -> None:
-    with pytest.raises(DeploymentError, match=re.escape("engine.cpu_step is avx2; the engine runs on cuda:0")):
+    with pytest.raises(DeploymentError, match=re.escape("engine.cpu_step is avx2: the engine runs on cuda:0")):
         prepare.native_model(random_decoder("llama"), torch.device("cuda:0"), "avx2", 1)
     assert prepare.native_model(random_decoder("llama"), torch.device("cuda:0"), "auto", 1) is None
 

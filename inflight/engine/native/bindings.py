@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 3
+ABI = 4
 INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2")
 """The best one first."""
 _MESSAGE_BYTES = 256
@@ -63,6 +63,7 @@ class Weight(ctypes.Structure):
 
     _fields_ = [
         ("type", c_int32),
+        ("packed_type", c_int32),
         ("source", c_void_p),
         ("outputs", c_int32),
         ("inputs", c_int32),

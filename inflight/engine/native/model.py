@@ -40,8 +40,8 @@ _INPUT_NORM, _ATTENTION_NORM, _MLP_NORM, _MLP_OUTPUT_NORM, _QUERY_NORM, _KEY_NOR
 class NativeModel:
     """Computes steps of a model; one thread at a time may call it."""
 
-    def __init__(self, model: DecoderModel, instruction_set: str, threads: int) -> None:
-        """Take over the weights of ``model``, which is loaded.
+    def __init__(self, model: DecoderModel, instruction_set: str, threads: int, weights: str = "checkpoint") -> None:
+        """Take over the weights of ``model``, which is loaded; ``weights``: ``engine.weights`` of the deployment.
 
         Raises:
             NativeError: the library cannot compute it; the model has its weights then.
@@ -56,7 +56,7 @@ class NativeModel:
             gain = norm.gain().contiguous()
             call("inflight_set_norm", self._handle, layer, which, gain.data_ptr())
         for layer, which, linear in _linears(model):
-            self._take(layer, which, linear)
+            self._take(layer, which, linear, weights)
 
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""
@@ -109,12 +109,14 @@ class NativeModel:
         count = library.inflight_phases(self._handle, seconds, most)
         return {library.inflight_phase_name(phase).decode(): seconds[phase] for phase in range(count)}
 
-    def _take(self, layer: int, which: int, linear: nn.Linear) -> None:
+    def _take(self, layer: int, which: int, linear: nn.Linear, weights: str) -> None:
         """Have the library pack a weight, and give up the memory of the original."""
         weight = linear.weight.detach()
         bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         biases = None if bias is None else bias.data_ptr()
-        packed = Weight(_TYPES[weight.dtype], weight.data_ptr(), *weight.shape, biases)
+        own = _TYPES[weight.dtype]
+        packed_type = _TYPES[torch.int8] if weights == "int8" else own
+        packed = Weight(own, packed_type, weight.data_ptr(), *weight.shape, biases)
         call("inflight_set_weight", self._handle, layer, which, packed)
         if weight.data_ptr() != self._embedding.data_ptr():
             linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)

@@ -14,36 +14,42 @@ from inflight.errors import DeploymentError
 log = logging.getLogger(__name__)
 
 
-def native_model(model: DecoderModel, device: torch.device, wanted: str, threads: int) -> NativeModel | None:
+def native_model(
+    model: DecoderModel, device: torch.device, wanted: str, threads: int, weights: str = "checkpoint"
+) -> NativeModel | None:
     """Return a loaded model as the library computes it, with its weights; None: PyTorch computes it.
 
-    ``wanted`` is ``engine.cpu_step`` of the deployment.
+    ``wanted`` and ``weights`` are ``engine.cpu_step`` and ``engine.weights`` of the deployment.
 
     Raises:
-        DeploymentError: it names an instruction set, and the library cannot compute the model with that.
+        DeploymentError: they name an instruction set, or a type of weights, and the library cannot compute the model
+            with that.
     """
-    if device.type != "cpu":
-        if wanted != "auto":
-            raise DeploymentError(f"engine.cpu_step is {wanted}; the engine runs on {device}")
-        return None
-    if wanted == "pytorch":
-        log.info("PyTorch computes the steps: engine.cpu_step says so")
-        return None
     try:
-        return _load(model, wanted, threads)
+        return _load(model, device, wanted, threads, weights)
     except (NativeError, OSError) as error:
-        if wanted != "auto":
+        if weights != "checkpoint":
+            raise DeploymentError(f"engine.weights is {weights}: {error}") from None
+        if wanted not in ("auto", "pytorch"):
             raise DeploymentError(f"engine.cpu_step is {wanted}: {error}") from None
-        log.info("PyTorch computes the steps: %s", error)
+        if device.type == "cpu":
+            log.info("PyTorch computes the steps: %s", error)
         return None
 
 
-def _load(model: DecoderModel, wanted: str, threads: int) -> NativeModel:
+def _load(model: DecoderModel, device: torch.device, wanted: str, threads: int, weights: str) -> NativeModel:
     """Return the model as the library computes it; what it raises says why it cannot."""
+    if device.type != "cpu":
+        raise NativeError(f"the engine runs on {device}")
+    if wanted == "pytorch":
+        raise NativeError("engine.cpu_step is pytorch")
     there = instruction_sets()
     chosen = wanted if wanted != "auto" else next(iter(there), INSTRUCTION_SETS[-1])
     if chosen not in there:
         raise NativeError(f"this processor has no {chosen}")
-    native = NativeModel(model, chosen, threads)
-    log.info("kernels for %s compute the steps, with %d threads", chosen, threads)
+    native = NativeModel(model, chosen, threads, weights)
+    log.info(
+        "kernels for %s compute the steps, with %d threads%s",
+        chosen, threads, ", from weights in INT8" if weights == "int8" else "",
+    )  # fmt: skip
     return native

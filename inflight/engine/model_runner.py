@@ -84,7 +84,7 @@ class ModelRunner:
         self._model = loaded.model
         prepare_weights(self._model, self.device, partial(reserved_bytes, config, loaded), config.batch_invariant)
         nbytes = loaded.nbytes
-        self._native = native_model(self._model, self.device, config.cpu_step, threads)
+        self._native = native_model(self._model, self.device, config.cpu_step, threads, config.weights)
         if self.device.type == "cpu":
             _log_threads(config.threads, of_torch if self._native is None else threads, self._native is not None)
         if self._native is None:

@@ -93,6 +93,12 @@ class EngineSettings(Section):
         description="what computes on a CPU: kernels of Inflight's own for an instruction set, or PyTorch; auto: the "
         "kernels of the best set that the processor has, or PyTorch where there are none for the checkpoint",
     )
+    weights: Annotated[Literal["checkpoint", "int8"], PORTABLE_ONLY] = Field(
+        "checkpoint",
+        description="types of the weights. checkpoint: as it has them; int8: those of a checkpoint that is not "
+        "quantized are rounded to INT8 as they are loaded, by groups of inputs, and Inflight's own kernels multiply "
+        "them with inputs that are rounded to integers too (`cpu_step`; PyTorch and GPUs refuse it)",
+    )
     batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
         False,
         description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU it changes "

@@ -22,7 +22,7 @@ from benchmarks.checkpoints import Shape
 from benchmarks.drive import prompts
 from benchmarks.figures import bars, panels
 from benchmarks.medians import median_interval
-from benchmarks.peers import ContinuousPeer, EnginePeer, GeneratePeer, Peer, Rates, load_transformers
+from benchmarks.transformers_peers import ContinuousPeer, EnginePeer, GeneratePeer, Peer, Rates, load_transformers
 from benchmarks.quantized import quantized_checkpoint
 from benchmarks.result import Result, Row
 from benchmarks.roofline import flops_per_token, peak_flops

@@ -16,7 +16,7 @@ import torch
 from benchmarks.contact.sizes import Batch
 from benchmarks.contact.stage import Contact
 from benchmarks.drive import prompts
-from benchmarks.peers import EnginePeer, Rates
+from benchmarks.transformers_peers import EnginePeer, Rates
 from benchmarks.random_weights import RandomShards, write_config
 from benchmarks.roofline import flops_per_token
 from inflight.engine import model_runner

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.contact.stage import Contact
 from benchmarks.drive import prompts
-from benchmarks.peers import ContinuousPeer
+from benchmarks.transformers_peers import ContinuousPeer
 from benchmarks.random_weights import write_config
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from benchmarks.checkpoints import LARGE, TINY
 from benchmarks.drive import Driver, Stream, ask, prompts
 from benchmarks.figures import columns, curves, panels, streams_of
-from benchmarks.peers import Rates
+from benchmarks.transformers_peers import Rates
 from benchmarks.result import Result, Row
 from benchmarks.setting import Setting
 from inflight.engine.sequence import Sequence

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks.checkpoints import LARGE, TINY
 from benchmarks.drive import prompts
 from benchmarks.figures import bars, panels, streams_of
-from benchmarks.peers import EnginePeer, Rates
+from benchmarks.transformers_peers import EnginePeer, Rates
 from benchmarks.quality import Demo
 from benchmarks.quantized import quantized_checkpoint
 from benchmarks.result import Result, Row

@@ -85,7 +85,7 @@ def write_tokenizer(vocab: int, directory: Path) -> None:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     parts = {"model": model, "pre_tokenizer": byte_level, "decoder": byte_level}
     nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
-    tokenizer = {"version": "1.0", "added_tokens": [], **nothing, **parts}
+    tokenizer: dict[str, object] = {"version": "1.0", "added_tokens": [], **nothing, **parts}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

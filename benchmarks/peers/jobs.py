@@ -38,7 +38,7 @@ class Worker:
         """Give the worker a job, and return its result.
 
         Raises:
-            WorkerFailure: it did not start, ended otherwise than it should, took longer, or answered with something else.
+            WorkerFailure: it did not start, failed, took longer, or answered with something else.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:

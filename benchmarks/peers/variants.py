@@ -1,6 +1,6 @@
 """The grid: every contender, and every way in which it is measured.
 
-A variant of ours is one line here. The best of a contender's variants in a class, cell by cell, is what it is judged by.
+A variant of ours is one line here. A contender is judged by the best of its variants in a class, cell by cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKERS = {
 """The worker program of each contender."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Variant:
     """One way to run one contender."""
 
@@ -33,8 +33,6 @@ class Variant:
     """Says the settings; unique for a contender."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """For the worker's ``load``, and with ``weights`` for its ``prepare``."""
-    served: Mapping[str, Any] | None = None
-    """How it is served over HTTP, for ``servers``; None: it is measured as an engine alone."""
 
     @property
     def key(self) -> str:
@@ -47,30 +45,29 @@ class Variant:
         return str(self.settings.get("weights", "checkpoint"))
 
 
-def _ours(kind: Class, name: str, served: bool = True, **settings: Any) -> Variant:
-    return Variant(OURS, kind, name, settings, dict(settings) if served else None)
+def _ours(kind: Class, name: str, **settings: Any) -> Variant:
+    return Variant(OURS, kind, name, settings)
 
 
-def _vllm(kind: Class, name: str, **settings: Any) -> Variant:
-    return Variant("vllm", kind, name, settings, settings)
+def _vllm(kind: Class, dtype: str) -> Variant:
+    return Variant("vllm", kind, dtype, {"dtype": dtype})
 
 
-def _openvino(kind: Class, weights: str, kv: str, **properties: Any) -> Variant:
-    settings = {"weights": weights, "properties": {"KV_CACHE_PRECISION": kv, **properties}}
+def _openvino(kind: Class, weights: str, kv: str) -> Variant:
+    settings = {"weights": weights, "properties": {"KV_CACHE_PRECISION": kv}}
     return Variant("openvino", kind, f"{weights} weights, {kv} KV", settings)
 
 
 def _llama(kind: Class, weights: str, kv: str) -> Variant:
-    settings = {"weights": weights, "kv": kv}
-    return Variant("llama.cpp", kind, f"{weights} weights, {kv} KV", settings, settings)
+    return Variant("llama.cpp", kind, f"{weights} weights, {kv} KV", {"weights": weights, "kv": kv})
 
 
 GRID = (
     _ours("16-bit", "bfloat16", dtype="bfloat16"),
     _ours("16-bit", "bfloat16, float32 KV", dtype="bfloat16", kv_cache_dtype="float32"),
     _ours("16-bit", "float32", dtype="float32"),
-    _vllm("16-bit", "bfloat16", dtype="bfloat16"),
-    _vllm("16-bit", "float32", dtype="float32"),
+    _vllm("16-bit", "bfloat16"),
+    _vllm("16-bit", "float32"),
     _openvino("16-bit", "fp16", "u8"),
     _openvino("16-bit", "fp16", "f16"),
     _openvino("16-bit", "fp16", "f32"),
@@ -85,4 +82,14 @@ GRID = (
     _llama("4-bit", "q4_0", "f16"),
     _llama("4-bit", "q4_K_M", "f16"),
 )
-"""vLLM's CPU build converts no weights at load, and has no variants of fewer bits."""
+"""The engines alone. vLLM's CPU build converts no weights at load, and has no variants of fewer bits."""
+
+SERVED = (
+    _ours("16-bit", "defaults"),
+    _ours("16-bit", "a thread for each core", engine={"threads": "all"}),
+    _vllm("16-bit", "bfloat16"),
+    _vllm("16-bit", "float32"),
+    _llama("16-bit", "f16", "f16"),
+    _llama("8-bit", "q8_0", "f16"),
+)
+"""The servers; of ours, ``settings`` are those of a deployment. OpenVINO GenAI brings no server."""

@@ -39,7 +39,7 @@ class Batch:
             streams: ``[n]``, the sequence of each.
             wanted: ``[n]``, whether the logits after it are wanted.
         """
-        self._arrays = [np.ascontiguousarray(one, np.int32) for one in (tokens, positions, streams)]
+        self._arrays: list[Any] = [np.ascontiguousarray(one, np.int32) for one in (tokens, positions, streams)]
         count, ids = len(self._arrays[0]), self._arrays[2]
         ones, addresses = np.ones(count, np.int32), ids.ctypes.data + 4 * np.arange(count, dtype=np.uintp)
         flags = np.ascontiguousarray(wanted, np.int8)

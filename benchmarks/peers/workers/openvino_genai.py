@@ -65,11 +65,14 @@ class Model:
             model = openvino.Core().read_model(self._directory / "openvino_model.xml")
             self._pipeline = openvino.Core().compile_model(model, "CPU", self._properties).create_infer_request()
         self._pipeline.reset_state()
-        length = len(prompt)
+        # One by one, so that what is read back from a quantized cache is part of it.
+        return np.concatenate([self._next(token, place) for place, token in enumerate(prompt)])
+
+    def _next(self, token: int, place: int) -> npt.NDArray[np.float32]:
         inputs = {
-            "input_ids": np.array([prompt], np.int64),
-            "attention_mask": np.ones((1, length), np.int64),
-            "position_ids": np.arange(length, dtype=np.int64)[None],
+            "input_ids": np.array([[token]], np.int64),
+            "attention_mask": np.ones((1, place + 1), np.int64),
+            "position_ids": np.array([[place]], np.int64),
             "beam_idx": np.zeros(1, np.int32),
         }
         named = {name: value for name, value in inputs.items() if name in _names(self._pipeline)}

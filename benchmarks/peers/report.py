@@ -23,8 +23,8 @@ _NONE = "-"
 """In a table: there is none."""
 _KL_CAVEAT = (
     "KL is in nats, the mean over the demo model's held-out text, to transformers in float32. vLLM's, llama.cpp's and "
-    "ours are of the timed engine; OpenVINO's are of the model with its plain cache, since its pipeline returns none. llama.cpp samples no "
-    "tokens, as in its own llama-batched-bench; the others choose greedily."
+    "ours are of the timed engine; OpenVINO's are of the model with its plain cache, since its pipeline returns none. "
+    "llama.cpp samples no tokens, as in its own llama-batched-bench; the others choose greedily."
 )
 
 

@@ -27,8 +27,8 @@ import numpy as np
 import psutil
 
 _READY_S, _REQUEST_S, _STOP_S, _POLL_S = 600.0, 300.0, 60.0, 0.2
-_WORD_LETTERS = 3
-"""Letters in the order of the alphabet: such a word is one token of the made-up tokenizer."""
+_LETTERS, _WORD_LETTERS = ascii_lowercase[:20], 3
+"""Three of these letters in the order of the alphabet are one token of the made-up tokenizer."""
 
 
 class ServerFailure(Exception):
@@ -164,7 +164,7 @@ class Client:
 def prompts(count: int, words: int, seed: int) -> list[str]:
     """Return prompts of so many words, each word one token; no two begin alike, but by chance."""
     generator = random.Random(seed)
-    known = ["".join(letters) for letters in combinations(ascii_lowercase, _WORD_LETTERS)]
+    known = ["".join(letters) for letters in combinations(_LETTERS, _WORD_LETTERS)]
     return [" ".join(generator.choices(known, k=words)) for _ in range(count)]
 
 

@@ -58,6 +58,8 @@ class Run:
                 continue
             self.say(f"grid: {variant.key}")
             try:
+                if "failed" in (alone := self.record.grid("engine").get(variant.key, {})):
+                    raise WorkerFailure(f"its engine alone could not be measured: {alone['failed']}")
                 found = self._once(part, variant, 0)
             except WorkerFailure as failure:
                 self.say(f"    {failure}")

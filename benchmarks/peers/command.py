@@ -19,7 +19,7 @@ from benchmarks.peers.measure import Run, figures_of
 from benchmarks.peers.quality import Quality
 from benchmarks.peers.record import Part, Record
 from benchmarks.peers.report import results
-from benchmarks.peers.variants import GRID, OURS, WORKERS
+from benchmarks.peers.variants import CLASSES, GRID, OURS, WORKERS
 from benchmarks.peers.workers.work import Cell
 from benchmarks.result import Result
 from inflight.report.failures import one_line_errors
@@ -47,6 +47,7 @@ def peers(
     shape: Annotated[str, typer.Option(help=f"One of {', '.join(_NAMES)}.")] = _NAMES[0],
     part: Annotated[list[str] | None, typer.Option(help="engine or http; both by default.")] = None,
     contender: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(WORKERS)}; all by default.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(CLASSES)}; all by default.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in all; recorded ones count.")] = 5,
     context: Annotated[int, typer.Option(help="Tokens of the prompts that decode follows: 128, 1024 or 4096.")] = 128,
     streams: Annotated[list[int] | None, typer.Option(min=1, max=256, help="Streams at once; repeatable.")] = None,
@@ -60,6 +61,7 @@ def peers(
     choices = {"--shape": (shape, _NAMES), "--context": (context, _CONTEXTS)}
     choices |= {f"--part {one}": (one, _PARTS) for one in part or ()}
     choices |= {f"--contender {one}": (one, tuple(WORKERS)) for one in contender or ()}
+    choices |= {f"--kind {one}": (one, CLASSES) for one in kind or ()}
     for option, (value, allowed) in choices.items():
         if value not in allowed:
             known = ", ".join(map(str, allowed))
@@ -73,7 +75,7 @@ def peers(
             if one != OURS:
                 home_of(one)
         directory = checkpoint(SHAPES[shape], checkpoints)
-    run = Run(place, record, directory, cells, contender or list(WORKERS), console.print)
+    run = Run(place, record, directory, cells, contender or list(WORKERS), kind or CLASSES, console.print)
     chosen = [f"--shape {shape} --context {context} --rounds {rounds}", *(f"--streams {one}" for one in streams or ())]
     command = command_line("peers", *chosen, f"--output-tokens {output_tokens}")
     for one in part or _PARTS:

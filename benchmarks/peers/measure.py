@@ -33,6 +33,8 @@ class Run:
     cells: Sequence[Cell]
     contenders: Sequence[str]
     """Those to measure."""
+    kinds: Sequence[str]
+    """The classes to measure."""
     say: Callable[[str], object]
 
     def measure(self, part: Part, rounds: int) -> None:
@@ -41,7 +43,8 @@ class Run:
         Raises:
             InflightError: a chosen variant failed, or a peer's environment has not been made.
         """
-        variants = [one for one in (GRID if part == "engine" else SERVED) if one.contender in self.contenders]
+        every = GRID if part == "engine" else SERVED
+        variants = [one for one in every if one.contender in self.contenders and one.kind in self.kinds]
         self._measure_grid(part, variants)
         best = chosen(variants, figures_of(self.record.grid(part)), figure_names(part, self.cells))
         self.say(f"the best of the grid, of which there are {rounds} rounds: {', '.join(one.key for one in best)}")

@@ -173,7 +173,7 @@ def test_the_command_names_the_environment_that_is_missing(tmp_path: Path, monke
     assert (done.exit_code, "make peers ARGS=vllm" in done.output) == (1, True)
 
 
-@pytest.mark.parametrize("option", ["--shape=2B", "--part=grpc", "--contender=ollama", "--context=100"])
+@pytest.mark.parametrize("option", ["--shape=2B", "--part=grpc", "--contender=ollama", "--kind=2-bit", "--context=100"])
 def test_the_command_refuses_what_it_does_not_know(option: str) -> None:
     done = CliRunner().invoke(bench, ["peers", option])
     assert done.exit_code == 2
@@ -228,7 +228,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(Run, "_once", once)
     record = Record.open(tmp_path / "record.json", "125M", CELLS, 2)
-    return Run(Place(tmp_path), record, tmp_path, CELLS, list(WORKERS), lambda _: None)
+    return Run(Place(tmp_path), record, tmp_path, CELLS, list(WORKERS), CLASSES, lambda _: None)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

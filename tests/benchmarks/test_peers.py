@@ -23,6 +23,7 @@ from benchmarks.peers.measure import Run, figure_names, figures_of, measured_of
 from benchmarks.peers.quality import kl_divergence
 from benchmarks.peers.record import Record
 from benchmarks.peers.report import results
+from benchmarks.peers.serving import STREAMS, served
 from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Variant
 from benchmarks.peers.workers.work import Cell, Meter, normalized, random_prompts
 from inflight.errors import InflightError
@@ -271,3 +272,21 @@ def test_a_record_is_written_whole_with_its_provenance(run: Run) -> None:
     assert not list(run.record.path.parent.glob("*.new"))
     [first, *_] = json.loads(run.record.path.read_text())["engine"]["grid"].values()
     assert first.keys() >= {"figures", "cpu_ms_per_token", "versions", "commit", "date"}
+
+
+def test_the_table_of_servers_has_the_medians_of_the_rounds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(_run: Run, part: str, one: Variant, seed: int) -> dict[str, Any]:
+        speed, times = (100 if one.contender == OURS else 50) + seed, ("ttft_p50", "gap_p50", "gap_p99", "gap_longest")
+        row = {**{f"{name}_ms": 10.0 * seed for name in times}, "cpu_ms_per_token": 2.0, "tokens_per_chunk": 1.0}
+        return served({"loads": [{"streams": count, "tokens_per_s": speed, **row} for count in STREAMS]})
+
+    monkeypatch.setattr(Run, "_once", once)
+    run.record.grid("engine")["vllm: float32"] = {"failed": "it took too long"}
+    run.measure("http", 3)
+    [result] = results(run.record, "http", 3, CELLS, "125M")
+    ours = [row for row in result.rows if row["contender"] == OURS]
+    assert [row["streams"] for row in ours] == list(STREAMS)
+    assert {(row["median"], row["lowest"], row["TTFT p50"], row["longest gap"]) for row in ours} == {(102, 101, 20, 20)}
+    assert {row["lowest / peers' highest"] for row in ours} == {round(101 / 53, 2)}
+    assert "Not measured: vllm: float32." in result.caveat
+    assert result.figure is not None

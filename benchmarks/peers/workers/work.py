@@ -25,7 +25,7 @@ Prompts = Sequence[list[int]]
 Settings = Mapping[str, Any]
 _LOWEST, _HIGHEST = 4, 4096
 """Prompts draw their tokens from these; every vocabulary has them."""
-_WARM_PROMPT, _WARM_TOKENS = 128, 4
+_WARM_PROMPT, _WARM_TOKENS = 16, 4
 
 
 @dataclass(frozen=True)

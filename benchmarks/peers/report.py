@@ -186,8 +186,8 @@ def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -
     """Say how it was measured, and at which commits."""
     entries = [one for done in record.rounds(part, 0) for one in done.values()]
     commits, dates = sorted({one["commit"] for one in entries}), sorted({one["date"] for one in entries})
-    threads = record.content["threads"]
-    text = f"{len(rounds)} interleaved rounds, {threads} threads for each, measured at commit {' and '.join(commits)}"
+    count = f"{len(rounds)} interleaved round{'s' * (len(rounds) > 1)}"
+    text = f"{count}, {record.content['threads']} threads for each, measured at commit {' and '.join(commits)}"
     versions = {key: one for entry in entries for key, one in entry.get("versions", {}).items() if key != "inflight"}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     return f"{text}, {' and '.join(dates)}.{f' Versions: {named}.' if named else ''}"

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.checkpoints import written_once
 from benchmarks.peers.environments import Home, home_of
 from benchmarks.peers.jobs import Worker
 from benchmarks.peers.variants import OURS, WORKERS, Variant
 from inflight.resources import ROOT
 
+_CACHE_SHARE = 5
+"""vLLM's KV cache gets the memory divided by this, in whole GiB: it cannot be given in tokens."""
 _TCMALLOC, _OPENMP = "tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4", "venv/lib/libiomp5.so"
 
 
@@ -75,7 +79,7 @@ def variables(home: Home) -> dict[str, str]:
     chosen: dict[str, Any] = {
         "LD_PRELOAD": ":".join(map(str, preloaded)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores())),
-        "VLLM_CPU_KVCACHE_SPACE": 2,
+        "VLLM_CPU_KVCACHE_SPACE": max(2, psutil.virtual_memory().total // _CACHE_SHARE >> 30),
         "VLLM_CACHE_ROOT": home.folder.resolve() / "cache",
         "VLLM_ENABLE_V1_MULTIPROCESSING": 0,  # the engine alone is measured in one process; a server has its own
         "VLLM_NO_USAGE_STATS": 1,

@@ -100,7 +100,7 @@ def _measure(run: Run, part: Part, rounds: int, suffix: str) -> list[Result]:
 def _measure_quality(run: Run) -> None:
     """Measure the KL divergence of every variant of the grid that could be measured and has none yet."""
     quality, known = Quality(run.place), run.record.content["kl"]
-    grid = figures_of(run.record.grid("engine"))
+    grid = figures_of(run.record.grid)
     for variant in (one for one in GRID if one.key in grid and one.key not in known):
         run.say(f"KL to float32: {variant.key}")
         try:

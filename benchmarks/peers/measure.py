@@ -6,7 +6,7 @@ another's threads or memory. What the record has already is not measured again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from benchmarks.peers.choice import chosen, in_turn
 from benchmarks.peers.contenders import Place, cores
 from benchmarks.peers.jobs import WorkerFailure
 from benchmarks.peers.record import Part, Record
-from benchmarks.peers.serving import serve_job
+from benchmarks.peers.serving import STREAMS, serve_job, speed_name
 from benchmarks.peers.variants import GRID, SERVED, Variant
 from benchmarks.peers.workers.work import Cell
 from inflight.report.table import print_table
@@ -45,30 +45,32 @@ class Run:
         """
         every = GRID if part == "engine" else SERVED
         variants = [one for one in every if one.contender in self.contenders and one.kind in self.kinds]
-        self._measure_grid(part, variants)
-        best = chosen(variants, figures_of(self.record.grid(part)), figure_names(part, self.cells))
-        self.say(f"the best of the grid, of which there are {rounds} rounds: {', '.join(one.key for one in best)}")
+        best = self._best_engines(variants) if part == "engine" else self._that_can_run(variants)
+        self.say(f"{rounds} rounds of: {', '.join(one.key for one in best)}")
         for number, done in enumerate(self.record.rounds(part, rounds)[:rounds]):
             for variant in in_turn(best, number):
                 if variant.key not in done:
                     self.say(f"round {number + 1} of {rounds}: {variant.key}")
                     self.record.put(done, variant.key, self._once(part, variant, number + 1))
 
-    def _measure_grid(self, part: Part, variants: Iterable[Variant]) -> None:
-        grid = self.record.grid(part)
-        for variant in variants:
-            if variant.key in grid:
-                continue
+    def _best_engines(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Measure the grid once, print it, and return what is a contender's best in some figure."""
+        grid = self.record.grid
+        for variant in (one for one in variants if one.key not in grid):
             self.say(f"grid: {variant.key}")
             try:
-                if "failed" in (alone := self.record.grid("engine").get(variant.key, {})):
-                    raise WorkerFailure(f"its engine alone could not be measured: {alone['failed']}")
-                found = self._once(part, variant, 0)
+                found = self._once("engine", variant, 0)
             except WorkerFailure as failure:
                 self.say(f"    {failure}")
                 found = {"failed": str(failure)}
             self.record.put(grid, variant.key, found)
-        print_table("The grid", [row for key, one in grid.items() if (row := _grid_row(key, one))])
+        measured = figures_of(grid)
+        print_table("The grid", [{"tokens/s": key, **found} for key, found in measured.items()])
+        return chosen(variants, measured, figure_names("engine", self.cells))
+
+    def _that_can_run(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Return the servers without those whose engine alone failed in the grid; there are few, and no other grid."""
+        return [one for one in variants if "failed" not in self.record.grid.get(one.key, {})]
 
     def _once(self, part: Part, variant: Variant, seed: int) -> dict[str, Any]:
         model = self.place.converted(variant, self.checkpoint)
@@ -100,15 +102,9 @@ def figure_names(part: Part, cells: Sequence[Cell]) -> list[str]:
     """Return the names of the speeds that variants are compared in."""
     if part == "engine":
         return [figure_name(phase, cell) for phase in PHASES for cell in cells]
-    from benchmarks.peers.serving import STREAMS, speed_name
-
     return [speed_name(streams) for streams in STREAMS]
 
 
 def figures_of(measured: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the figures of each variant that did not fail."""
     return {key: one["figures"] for key, one in measured.items() if "figures" in one}
-
-
-def _grid_row(key: str, measured: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tokens/s": key, **measured["figures"]} if "figures" in measured else {}

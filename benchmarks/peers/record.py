@@ -17,7 +17,6 @@ from inflight.errors import InflightError
 from inflight.report.provenance import provenance
 
 Part = Literal["engine", "http"]
-_EMPTY: dict[str, Any] = {"grid": {}, "rounds": []}
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Record:
         """
         machine = provenance()["machine"]
         subject = {"shape": shape, "cells": [asdict(cell) for cell in cells], "threads": threads, "machine": machine}
-        begun = {**subject, "engine": _EMPTY, "http": _EMPTY, "kl": {}}
+        begun = {**subject, "grid": {}, "engine": [], "http": [], "kl": {}}
         try:
             content = json.loads(path.read_text())
         except FileNotFoundError:
@@ -50,13 +49,14 @@ class Record:
                 )
         return cls(path, content)
 
-    def grid(self, part: Part) -> dict[str, Any]:
-        """Return the measurements of the grid by the variant's key; one that failed has ``failed``."""
-        return self.content[part]["grid"]
+    @property
+    def grid(self) -> dict[str, Any]:
+        """The measurements of the engines' grid by the variant's key; one that failed has ``failed``."""
+        return self.content["grid"]
 
     def rounds(self, part: Part, count: int) -> list[dict[str, Any]]:
         """Return at least ``count`` rounds, the measurements of each by the variant's key."""
-        found: list[dict[str, Any]] = self.content[part]["rounds"]
+        found: list[dict[str, Any]] = self.content[part]
         found += [{} for _ in range(count - len(found))]
         return found
 

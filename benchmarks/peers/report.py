@@ -69,7 +69,7 @@ def _ratios(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence
         f"{_summary(found)} {_measured(record, 'engine', rounds)}",
         rows or [{"class": _NONE, "tokens/s": _NONE}],
         _picture(rounds, names, GRID),
-        _missing(record, "engine"),
+        _missing(record),
     )
 
 
@@ -148,7 +148,7 @@ def _over_http(record: Record, rounds: Sequence[Mapping[str, Any]], suffix: str)
     )
     title = f"Over HTTP, {shape}: the best of each contender's servers"
     finding = f"{lead} {_measured(record, 'http', rounds)}"
-    caveat = f"OpenVINO GenAI brings no server. {_missing(record, 'http')}".strip()
+    caveat = f"OpenVINO GenAI brings no server. {_missing(record)}".strip()
     return Result(f"http-{suffix}", title, finding, rows, _picture(rounds, names, SERVED), caveat)
 
 
@@ -193,6 +193,6 @@ def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -
     return f"{text}, {' and '.join(dates)}.{f' Versions: {named}.' if named else ''}"
 
 
-def _missing(record: Record, part: Part) -> str:
-    failed = {key: one["failed"] for key, one in record.grid(part).items() if "failed" in one}
+def _missing(record: Record) -> str:
+    failed = {key: one["failed"] for key, one in record.grid.items() if "failed" in one}
     return " ".join(f"Not measured: {key}." for key in failed)

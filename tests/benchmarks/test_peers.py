@@ -262,7 +262,7 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
     assert {row["contender"] for row in engines.rows} == set(WORKERS)
     [ours] = {(row["variant"], row["KL to float32"]) for row in engines.rows if row["contender"] == OURS}
     assert ours == ("bfloat16", 1e-6)
-    assert figures_of(run.record.grid("engine")).keys() == {one.key for one in GRID} - {"vllm: float32"}
+    assert figures_of(run.record.grid).keys() == {one.key for one in GRID} - {"vllm: float32"}
     with pytest.raises(InflightError, match="has no 4 rounds of engine"):
         results(run.record, "engine", 4, CELLS, "125M")
 
@@ -270,7 +270,7 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
 def test_a_record_is_written_whole_with_its_provenance(run: Run) -> None:
     run.measure("engine", 1)
     assert not list(run.record.path.parent.glob("*.new"))
-    [first, *_] = json.loads(run.record.path.read_text())["engine"]["grid"].values()
+    [first, *_] = json.loads(run.record.path.read_text())["grid"].values()
     assert first.keys() >= {"figures", "cpu_ms_per_token", "versions", "commit", "date"}
 
 
@@ -281,7 +281,7 @@ def test_the_table_of_servers_has_the_medians_of_the_rounds(run: Run, monkeypatc
         return served({"loads": [{"streams": count, "tokens_per_s": speed, **row} for count in STREAMS]})
 
     monkeypatch.setattr(Run, "_once", once)
-    run.record.grid("engine")["vllm: float32"] = {"failed": "it took too long"}
+    run.record.grid["vllm: float32"] = {"failed": "it took too long"}
     run.measure("http", 3)
     [result] = results(run.record, "http", 3, CELLS, "125M")
     ours = [row for row in result.rows if row["contender"] == OURS]

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test proofs lint bench contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs lint bench peers contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -57,6 +57,11 @@ proofs:
 bench:
 	$(SETUP) $(EVERYTHING)
 	@exec $(BIN)/python -m benchmarks $(or $(ARGS),--help)
+
+# The environments of the peers that `make bench ARGS=peers` measures Inflight beside: all, or make peers ARGS=vllm.
+peers:
+	$(SETUP) $(EVERYTHING)
+	@$(BIN)/python -m benchmarks.peers.environments $(ARGS)
 
 contract:
 	$(SETUP)

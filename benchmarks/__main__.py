@@ -7,6 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
+from benchmarks.peers.command import peers
 from benchmarks.profile.command import profile
 from benchmarks.suite import suite
 
@@ -16,6 +17,7 @@ for _command in (
     engine_commands.headlines,
     engine_commands.scheduler,
     engine_commands.soak,
+    peers,
     profile,
     server_commands.pipeline,
     server_commands.serving_cost,

@@ -22,13 +22,13 @@ from benchmarks.checkpoints import Shape
 from benchmarks.drive import prompts
 from benchmarks.figures import bars, panels
 from benchmarks.medians import median_interval
-from benchmarks.peers import ContinuousPeer, EnginePeer, GeneratePeer, Peer, Rates, load_transformers
 from benchmarks.quantized import quantized_checkpoint
 from benchmarks.result import Result, Row
 from benchmarks.roofline import flops_per_token, peak_flops
 from benchmarks.setting import BLOCK_SIZE, Setting
 from benchmarks.start import Start, start
 from benchmarks.step import TOKENS_PER_STEP, Steps, phases, profile
+from benchmarks.transformers_peers import ContinuousPeer, EnginePeer, GeneratePeer, Peer, Rates, load_transformers
 from inflight.report.plots import GREY, INK
 
 Phase = Literal["prefill", "decode"]

@@ -16,9 +16,9 @@ import torch
 from benchmarks.contact.sizes import Batch
 from benchmarks.contact.stage import Contact
 from benchmarks.drive import prompts
-from benchmarks.peers import EnginePeer, Rates
 from benchmarks.random_weights import RandomShards, write_config
 from benchmarks.roofline import flops_per_token
+from benchmarks.transformers_peers import EnginePeer, Rates
 from inflight.engine import model_runner
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine

@@ -15,8 +15,8 @@ from benchmarks.contact.engines import batches, best, launched_ahead, started
 from benchmarks.contact.sizes import Batch
 from benchmarks.contact.stage import Contact
 from benchmarks.drive import Driver, Stream, ask, prompts
-from benchmarks.peers import Rates
 from benchmarks.random_weights import write_config
+from benchmarks.transformers_peers import Rates
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.request import Request

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.contact.stage import Contact
 from benchmarks.drive import prompts
-from benchmarks.peers import ContinuousPeer
 from benchmarks.random_weights import write_config
+from benchmarks.transformers_peers import ContinuousPeer
 
 
 def transformers(contact: Contact, _case: str) -> None:

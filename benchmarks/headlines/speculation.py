@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from benchmarks.checkpoints import LARGE, TINY
 from benchmarks.drive import Driver, Stream, ask, prompts
 from benchmarks.figures import columns, curves, panels, streams_of
-from benchmarks.peers import Rates
 from benchmarks.result import Result, Row
 from benchmarks.setting import Setting
+from benchmarks.transformers_peers import Rates
 from inflight.engine.sequence import Sequence
 from inflight.errors import EngineFailure
 from inflight.report.plots import INK

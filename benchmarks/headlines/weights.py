@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from benchmarks.checkpoints import LARGE, TINY
 from benchmarks.drive import prompts
 from benchmarks.figures import bars, panels, streams_of
-from benchmarks.peers import EnginePeer, Rates
 from benchmarks.quality import Demo
 from benchmarks.quantized import quantized_checkpoint
 from benchmarks.result import Result, Row
 from benchmarks.setting import Setting
+from benchmarks.transformers_peers import EnginePeer, Rates
 from inflight.resources import DEMO
 
 _ORIGINAL = "float32"

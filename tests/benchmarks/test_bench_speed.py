@@ -17,11 +17,11 @@ from benchmarks.__main__ import bench
 from benchmarks.checkpoints import SHAPES, SMALL, TINY, llama_config
 from benchmarks.drive import Driver, ask, prompts
 from benchmarks.figures import COLOURS, panels, stacks
-from benchmarks.peers import GeneratePeer, Rates, load_transformers
 from benchmarks.roofline import flops_per_token, peak_flops
 from benchmarks.setting import Setting
 from benchmarks.speed import ENGINES, PEERS, Lengths, _Cell, _speed, measure_speed
 from benchmarks.step import Steps
+from benchmarks.transformers_peers import GeneratePeer, Rates, load_transformers
 from inflight.errors import EngineFailure
 
 

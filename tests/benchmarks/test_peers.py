@@ -255,13 +255,16 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
     run.measure("engine", 3)
     run.record.content["kl"]["inflight: bfloat16"] = 1e-6
     ratios, engines = results(run.record, "engine", 3, CELLS, "125M")
-    fastest = max(GRID.index(one) for one in GRID if one.kind == "16-bit") + 30 + 3
-    assert [row["tokens/s"] for row in ratios.rows] == figure_names("engine", CELLS)
-    assert {row["ratio"] for row in ratios.rows} == {round(90 / fastest, 2)}
+    for kind in ("16-bit", "8-bit"):
+        fastest = max(GRID.index(one) for one in GRID if one.kind == kind) + 30 + 3
+        rows = [row for row in ratios.rows if row["class"] == kind]
+        assert [row["tokens/s"] for row in rows] == figure_names("engine", CELLS)
+        assert {row["ratio"] for row in rows} == {round(90 / fastest, 2)}
     assert "Not measured: vllm: float32." in ratios.caveat
     assert {row["contender"] for row in engines.rows} == set(WORKERS)
-    [ours] = {(row["variant"], row["KL to float32"]) for row in engines.rows if row["contender"] == OURS}
-    assert ours == ("bfloat16", 1e-6)
+    ours = {(row["class"], row["variant"]): row["KL to float32"] for row in engines.rows if row["contender"] == OURS}
+    assert ours.keys() == {("16-bit", "bfloat16"), ("8-bit", "INT8")}
+    assert ours["16-bit", "bfloat16"] == 1e-6
     assert figures_of(run.record.grid).keys() == {one.key for one in GRID} - {"vllm: float32"}
     with pytest.raises(InflightError, match="has no 4 rounds of engine"):
         results(run.record, "engine", 4, CELLS, "125M")
@@ -284,7 +287,7 @@ def test_the_table_of_servers_has_the_medians_of_the_rounds(run: Run, monkeypatc
     run.record.grid["vllm: float32"] = {"failed": "it took too long"}
     run.measure("http", 3)
     [result] = results(run.record, "http", 3, CELLS, "125M")
-    ours = [row for row in result.rows if row["contender"] == OURS]
+    ours = [row for row in result.rows if row["contender"] == OURS and row["class"] == "16-bit"]
     assert [row["streams"] for row in ours] == list(STREAMS)
     assert {(row["median"], row["lowest"], row["TTFT p50"], row["longest gap"]) for row in ours} == {(102, 101, 20, 20)}
     assert {row["lowest / peers' highest"] for row in ours} == {round(101 / 53, 2)}

@@ -147,6 +147,8 @@ def test_ours_is_served_with_the_defaults(tmp_path: Path, monkeypatch: pytest.Mo
         command, _, dialect = start(Place(tmp_path), variant, model, [8001, 8002, 8003])
         assert dialect in DIALECTS
         found[variant.name] = load_deployment(Path(command[-1]))
-    assert {name: one.engine.threads for name, one in found.items()} == {"defaults": None, "a thread for each core": 3}
+    threads = {name: one.engine.threads for name, one in found.items()}
+    assert threads == {"defaults": None, "a thread for each core": 3, "INT8": None}
+    assert found["INT8"].engine.weights == "int8"
     assert {one.server.http_port for one in found.values()} == {8001}
     assert set(SERVERS) == {one.contender for one in SERVED}

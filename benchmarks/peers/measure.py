@@ -21,6 +21,8 @@ from benchmarks.peers.workers.work import Cell
 from inflight.report.table import print_table
 
 PHASES = ("decode", "prefill")
+_MOST_OTHERS, _TRIES = 0.05, 4
+"""The part of the processors' time that others may take beside a measurement, and how often it is tried."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Run:
             for variant in in_turn(best, number):
                 if variant.key not in done:
                     self.say(f"round {number + 1} of {rounds}: {variant.key}")
-                    self.record.put(done, variant.key, self._once(part, variant, number + 1))
+                    self.record.put(done, variant.key, self._quietly(part, variant, number + 1))
 
     def _best_engines(self, variants: Sequence[Variant]) -> list[Variant]:
         """Measure the grid once, print it, and return what is a contender's best in some figure."""
@@ -59,7 +61,7 @@ class Run:
         for variant in (one for one in variants if one.key not in grid):
             self.say(f"grid: {variant.key}")
             try:
-                found = self._once("engine", variant, 0)
+                found = self._quietly("engine", variant, 0)
             except WorkerFailure as failure:
                 self.say(f"    {failure}")
                 found = {"failed": str(failure)}
@@ -71,6 +73,15 @@ class Run:
     def _that_can_run(self, variants: Sequence[Variant]) -> list[Variant]:
         """Return the servers without those whose engine alone failed in the grid; there are few, and no other grid."""
         return [one for one in variants if "failed" not in self.record.grid.get(one.key, {})]
+
+    def _quietly(self, part: Part, variant: Variant, seed: int) -> dict[str, Any]:
+        """Measure, again while others take too much of the processors; return the least disturbed."""
+        tries: list[dict[str, Any]] = []
+        while len(tries) < _TRIES and (not tries or tries[-1]["others"] > _MOST_OTHERS):
+            tries.append(self._once(part, variant, seed))
+            if (others := tries[-1]["others"]) > _MOST_OTHERS:
+                self.say(f"    others took {others:.0%} of the processors meanwhile")
+        return min(tries, key=lambda one: float(one["others"]))
 
     def _once(self, part: Part, variant: Variant, seed: int) -> dict[str, Any]:
         model = self.place.converted(variant, self.checkpoint)
@@ -90,7 +101,12 @@ def measured_of(cells: Sequence[Cell], result: Mapping[str, Any]) -> dict[str, A
         for phase in PHASES:
             figures[figure_name(phase, cell)] = round(found[f"{phase}_tokens_per_s"], 2)
             cpu[figure_name(phase, cell)] = round(found[f"{phase}_cpu_ms_per_token"], 4)
-    return {"figures": figures, "cpu_ms_per_token": cpu, "versions": result["versions"]}
+    return {
+        "figures": figures,
+        "cpu_ms_per_token": cpu,
+        "versions": result["versions"],
+        "others": round(result["others"], 4),
+    }
 
 
 def figure_name(phase: str, cell: Cell) -> str:

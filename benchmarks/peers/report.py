@@ -188,9 +188,12 @@ def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -
     commits, dates = sorted({one["commit"] for one in entries}), sorted({one["date"] for one in entries})
     count = f"{len(rounds)} interleaved round{'s' * (len(rounds) > 1)}"
     text = f"{count}, {record.content['threads']} threads for each, measured at commit {' and '.join(commits)}"
+    others = max(one["others"] for one in entries)
+    beside = f"Beside no measurement did others take more than {100 * others:.1f} % of the processors."
     versions = {key: one for entry in entries for key, one in entry.get("versions", {}).items() if key != "inflight"}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    return f"{text}, {' and '.join(dates)}.{f' Versions: {named}.' if named else ''}"
+    listed = f" Versions: {named}." if named else ""
+    return f"{text}, {' and '.join(dates)}. {beside}{listed}"
 
 
 def _missing(record: Record) -> str:

@@ -64,7 +64,11 @@ def serve_job(place: Place, variant: Variant, model: Path, seed: int) -> dict[st
 def served(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the worker's result with a figure's name for each speed, and the rest by the number of streams."""
     rows = {str(row["streams"]): {key: round(value, 3) for key, value in row.items()} for row in result["loads"]}
-    return {"figures": {speed_name(int(streams)): row["tokens_per_s"] for streams, row in rows.items()}, "loads": rows}
+    return {
+        "figures": {speed_name(int(streams)): row["tokens_per_s"] for streams, row in rows.items()},
+        "loads": rows,
+        "others": round(result["others"], 4),
+    }
 
 
 _Server = tuple[list[str], dict[str, str], str]

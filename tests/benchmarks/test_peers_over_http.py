@@ -107,7 +107,7 @@ def test_figures_are_of_the_chunks_and_of_the_tokens() -> None:
     assert found["cpu_ms_per_token"] == pytest.approx(100)
     assert (found["ttft_p50_ms"], found["gap_p50_ms"], found["gap_longest_ms"]) == (1500, 500, 2000)
     assert found["tokens_per_chunk"] == pytest.approx(8 / 6)
-    rows = served({"loads": [{"streams": 8, **found}]})
+    rows = served({"loads": [{"streams": 8, **found}], "others": 0.0})
     assert rows["figures"] == {speed_name(8): 2}
     assert rows["loads"]["8"]["gap_longest_ms"] == 2000
 

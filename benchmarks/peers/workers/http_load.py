@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.peers.workers.work import Others
+
 _READY_S, _REQUEST_S, _STOP_S, _POLL_S = 600.0, 300.0, 60.0, 0.2
 _LETTERS, _WORD_LETTERS = ascii_lowercase[:20], 3
 """Three of these letters in the order of the alphabet are one token of the made-up tokenizer."""
@@ -246,6 +248,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     client = Client(dialect, job["port"], job["model"], job["output"])
     found = []
     with serving(job["command"], job["environment"], job["port"], dialect.ready) as server:
+        others = Others(lambda: cpu_seconds(server) + time.process_time(), os.sched_getaffinity(0))
         for number, load in enumerate(job["loads"]):
             count, streams, seed = load["requests"], load["streams"], 1000 * job["seed"] + number
             asyncio.run(client.ask_all(prompts(streams, job["words"], -1 - seed), streams))
@@ -253,7 +256,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             done = asyncio.run(client.ask_all(prompts(count, job["words"], seed), streams))
             took, spent = time.perf_counter() - begun, cpu_seconds(server) - before
             found.append({"streams": streams, **figures(done, took, spent)})
-    return {"loads": found}
+        share = others.share()
+    return {"loads": found, "others": share}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ Prompts = Sequence[list[int]]
 Settings = Mapping[str, Any]
 _LOWEST, _HIGHEST = 4, 4096
 """Prompts draw their tokens from these; every vocabulary has them."""
+_STAT, _TICKS = Path("/proc/stat"), os.sysconf("SC_CLK_TCK")
 _WARM_PROMPT, _WARM_TOKENS = 16, 4
 
 
@@ -87,6 +88,33 @@ def _phase(name: str, tokens: int, begun: tuple[float, float], ended: tuple[floa
     return {f"{name}_tokens_per_s": tokens / seconds, f"{name}_cpu_ms_per_token": 1000 * cpu_seconds / tokens}
 
 
+class Others:
+    """How much of the processors others have taken since it was made: other processes, and other guests of the host."""
+
+    def __init__(self, own: Callable[[], float], cores: Iterable[int]) -> None:
+        """
+        Args:
+            own: returns the CPU seconds so far that are not others'.
+            cores: the processors; a peer may have bound the calling thread to one of them by now.
+        """
+        self._cores = {f"cpu{number}" for number in cores}
+        self._own = own
+        self._begun = (*self._seconds(), own())
+
+    def share(self) -> float:
+        """Return others' part of the processors' time, from 0 to 1."""
+        busy, every = self._seconds()
+        return max(0.0, busy - self._begun[0] - (self._own() - self._begun[2])) / max(every - self._begun[1], 0.01)
+
+    def _seconds(self) -> tuple[float, float]:
+        """Return the processors' busy seconds so far, stolen ones among them, and all their seconds."""
+        lines = [line.split() for line in _STAT.read_text().splitlines()]
+        found = [list(map(int, line[1:9])) for line in lines if line and line[0] in self._cores]
+        every = sum(map(sum, found))
+        waited = sum(core[3] + core[4] for core in found)  # idle, and idle while something is read
+        return (every - waited) / _TICKS, every / _TICKS
+
+
 class Model(Protocol):
     """A peer with a model loaded."""
 
@@ -112,9 +140,9 @@ class Peer(Protocol):
 
 def speed(peer: Peer, job: Mapping[str, Any]) -> dict[str, Any]:
     """Measure each cell of the job, after a short run of as many streams."""
-    cells = [Cell(**cell) for cell in job["cells"]]
+    cells, cores = [Cell(**cell) for cell in job["cells"]], os.sched_getaffinity(0)
     model = peer.load(Path(job["model"]), job["settings"], job["threads"], cells)
-    figures = []
+    figures, others = [], Others(time.process_time, cores)
     for number, cell in enumerate(cells):
         warm = Cell(cell.streams, min(cell.prompt, _WARM_PROMPT), _WARM_TOKENS)
         for load, seed in ((warm, -1 - job["seed"]), (cell, job["seed"])):
@@ -123,7 +151,7 @@ def speed(peer: Peer, job: Mapping[str, Any]) -> dict[str, Any]:
             meter.begin()
             model.run(prompts, load.output, meter)
         figures.append(meter.figures())
-    return {"cells": figures, "versions": versions(peer)}
+    return {"cells": figures, "others": others.share(), "versions": versions(peer)}
 
 
 def quality(peer: Peer, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from benchmarks.checkpoints import MAX_LENGTH, Shape, checkpoint
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
+from inflight.settings.threads import cpu_threads
 
 BLOCK_SIZE = 16
 """Tokens of a KV cache block, unless a measurement is about that."""
@@ -29,7 +30,7 @@ class Setting:
     """Little is done, to see that all of it works; the figures say nothing."""
     device: str = "cpu"
     threads: int | None = None
-    """None: as the engine has it."""
+    """None: all cores but one, for the engine and for what is measured beside it."""
 
     def pick(self, full: Value, quick: Value) -> Value:
         """Return how much to do."""
@@ -57,7 +58,7 @@ class Setting:
         block_size = settings.pop("block_size", BLOCK_SIZE)
         chosen: dict[str, Any] = {
             "device": self.device,
-            "threads": self.threads,
+            "threads": self.threads or cpu_threads(native=False),
             "dtype": "float32",
             "block_size": block_size,
             "num_blocks": -(-max(tokens, MAX_LENGTH) // block_size),

@@ -1,6 +1,8 @@
 // Attention of some queries to one sequence's keys, in cuts of fixed positions.
 #pragma once
 
+#include <type_traits>
+
 #include "products.h"
 
 namespace {

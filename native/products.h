@@ -203,6 +203,9 @@ struct Product {
             (const char*)weight.panels + bytes * panel + offset_in_panel(weight.type, input), bytes, inputs};
   }
 
+  // Whole pairs: few rows and many compute the padding alike, so that their bits are the same.
+  int inputs() const { return round_up(weight.inputs, 2); }
+
   // Writes the outputs of some rows and panels, whose sums are `[rows][panels * kPanel]`.
   void finish(float* sums, int row, int count, int panel, int panels) const {
     for (int r = 0; r < count; r++)
@@ -235,7 +238,7 @@ struct Product {
 template <class Kind, int R, int P>
 void multiply_tile(const Product& product, int row, int panel) {
   alignas(64) float sums[R * P * kPanel] = {};
-  Kind::template add<R, P>(product.operands(row, panel, 0, product.weight.inputs), sums);
+  Kind::template add<R, P>(product.operands(row, panel, 0, product.inputs()), sums);
   product.finish(sums, row, R, panel, P);
 }
 
@@ -251,7 +254,7 @@ template <class Kind>
 void multiply_many(const Product& product, int count, int first, int last) {
   alignas(64) float sums[kBlockRows * kPanel];
   alignas(64) char decoded[kChunk * kPanel * sizeof(float)];
-  const int blocks = (count + kBlockRows - 1) / kBlockRows, inputs = product.weight.inputs;
+  const int blocks = (count + kBlockRows - 1) / kBlockRows, inputs = product.inputs();
   for (int block = 0, row = 0; block < blocks; block++) {
     const int size = (count - row + blocks - block - 1) / (blocks - block);
     for (int panel = first; panel < last; panel++) {

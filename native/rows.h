@@ -17,8 +17,8 @@ inline float inverse_rms(const float* row, float eps, int size) {
   return 1.0f / std::sqrt(Isa::sum(squares) / size + eps);
 }
 
-// Rounds a row to integers by groups, to the nearest multiple of the largest's part. A group with what is no number has
-// no scale that is one. `input(k)` is a vector of the row, which is padded with zeros to whole groups.
+// Rounds a row to integers by groups, to the nearest multiple of the largest's part. A group with NaN or infinity has
+// NaN as its scale. `input(k)` is a vector of the row, which is padded with zeros to whole groups.
 template <class Input>
 inline void round_to_integers(Input input, int size, Isa::Input* to, GroupScale* scales) {
   constexpr int vectors = Isa::kGroup / kLanes;

@@ -53,7 +53,7 @@ inline float element(const PackSource& source, size_t at) {
 }
 
 // Rounds a column's weights, of `inputs` from `row` on, to INT8 by groups: to the nearest multiple of a 127th of the
-// largest. A group with what is no number has no scale that is one.
+// largest. A group with NaN or infinity has NaN as its scale.
 inline void pack_integers(const PackSource& source, size_t row, int inputs, int column, char* panel) {
   for (int first = 0; first < inputs; first += Isa::kGroup, panel += group_bytes()) {
     const int last = std::min(first + Isa::kGroup, inputs);
@@ -69,7 +69,7 @@ inline void pack_integers(const PackSource& source, size_t row, int inputs, int 
     for (int k = first; k < last; k++) {
       const float steps = scale > 0.0f ? std::nearbyint(element(source, row + k) / scale) : 0.0f;
       const int at = k - first;
-      integers[(size_t)at / Isa::kUnit * kPanel * Isa::kUnit + column * Isa::kUnit + at % Isa::kUnit] = (int8_t)steps;
+      integers[(size_t)at / Isa::kUnit * kPanel * Isa::kUnit + column * Isa::kUnit + at % Isa::kUnit] = (int8_t)std::clamp(steps, -127.0f, 127.0f);  // a subnormal scale is rounded itself
     }
   }
 }

@@ -34,8 +34,10 @@ _LARGEST_SHARE = 0.15
 """The largest step may take this share of the memory that weights leave, if the engine chooses its size."""
 _CHUNK_S = 0.5
 """The prefill of a step in which others decode takes about so long at the most, if the engine chooses its size."""
-_SMALLEST_CHUNK, _TIMED_TOKENS = 32, 64
+_SMALLEST_CHUNK = 32
 """Fewer tokens take hardly less time, as weights are read all the same."""
+_TIMED_TOKENS = 64
+"""Tokens of a prompt that are timed: enough to be computed as those of a chunk are."""
 _GRAPHS_BYTES = 256 << 20
 """The most bytes that CUDA graphs and libraries take on a GPU after the KV cache is allocated."""
 
@@ -114,7 +116,7 @@ def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
 
 
 def choose_chunk(config: EngineConfig, compute: Callable[[int], int]) -> EngineConfig:
-    """Return the settings with the prefill chunk that suits a CPU's speed; others that decode wait for no longer step.
+    """Return the settings with the prefill chunk that suits a CPU's speed, as a short prompt shows it.
 
     ``compute`` computes about so many tokens of a prompt, and returns how many they were.
     """
@@ -126,7 +128,7 @@ def choose_chunk(config: EngineConfig, compute: Callable[[int], int]) -> EngineC
     log.info(
         "batching.prefill_chunk_tokens is %d: the deployment does not say, and a token of a prompt takes %.2f ms here; "
         "those that decode wait for up to %.1f s of it",
-        chunk, 1000 * seconds, _CHUNK_S,
+        chunk, 1000 * seconds, chunk * seconds,
     )  # fmt: skip
     return replace(config, prefill_chunk_tokens=chunk, automatic=frozenset())
 

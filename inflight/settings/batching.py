@@ -56,7 +56,8 @@ class BatchingSettings(Section):
         None,
         ge=1,
         description="prefill tokens of a step in which others decode, so that a long prompt holds them up no longer; "
-        "unset, on a CPU as many as it computes in half a second; null, and unset on a GPU: max_tokens_per_step",
+        "unset, on a CPU as many as it computes in half a second, at least 32; null, and unset on a GPU: "
+        "max_tokens_per_step",
     )
     policy: Annotated[Literal["guaranteed_no_evict", "max_utilization"], WITH_A_MODEL] = Field(
         "guaranteed_no_evict", description="reserve a request's blocks at admission, or preempt when they run out"

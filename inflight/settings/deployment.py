@@ -97,7 +97,8 @@ class EngineSettings(Section):
         "checkpoint",
         description="types of the weights. checkpoint: as it has them; int8: those of a checkpoint that is not "
         "quantized are rounded to INT8 as they are loaded, by groups of inputs, and Inflight's own kernels multiply "
-        "them with inputs that are rounded to integers too (`cpu_step`; PyTorch and GPUs refuse it)",
+        "them with inputs that are rounded to integers too (`cpu_step`; PyTorch and GPUs refuse it). A draft model "
+        "keeps its own",
     )
     batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
         False,

@@ -11,9 +11,10 @@ _FEW_CORES = 8
 def cpu_threads(native: bool) -> int:
     """Return how many threads the portable engine computes with on this machine's CPU, unless its deployment says.
 
-    The server and the other stages take a sixth of two cores at the most. Inflight's own kernels share a step by small
-    tasks, so that a core that serving takes for a while delays a task, and all cores compute (measured on two:
-    ``make bench ARGS=serving-cost``). PyTorch gives each thread an equal part, and all wait for the slowest.
+    Beside a model of 125M parameters the server and the other stages take a sixth of two cores at the most (``make
+    bench ARGS=serving-cost``). Inflight's own kernels share a step by small tasks, so that a core that serving takes
+    for a while delays a task, and all cores compute. PyTorch gives each thread an equal part, and all wait for the
+    slowest.
 
     Args:
         native: whether Inflight's own kernels compute.

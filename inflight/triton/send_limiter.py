@@ -1,6 +1,6 @@
 """Limits how fast responses leave: to a steady rate, and to the rate at which the detokenizer answers them.
 
-Each response costs the ensemble about a millisecond of CPU, whatever it carries. One that leaves too early does not
+Each response costs the ensemble one to two milliseconds of CPU, whatever it carries. One that leaves too early does not
 arrive earlier: it waits in Triton, ahead of other requests' first tokens. One that leaves later carries more tokens.
 Few streams get each token at once; of many, each gets its tokens a few at a time, and the cores compute meanwhile.
 """
@@ -31,9 +31,9 @@ some responses are lost: Triton drops those of requests that have failed."""
 def responses_per_second(streams: int, cores: int = CORES) -> float:
     """Return how many responses may leave in a second, on so many cores, while so many streams are under way.
 
-    Few streams get all that two cores stand (600 a core; from four on the detokenizer's one instance is what limits).
-    From 8 streams on the rate falls with their number, to 150 a core: what takes a sixth of the cores, since cores that
-    send responses do not compute tokens. It rises again where a stream would wait for too long.
+    Few streams get 600 a second for each core, 2,400 at most: from four cores on the detokenizer's one instance is what
+    limits. From 8 streams on the rate falls with their number, to 150 a core, which takes about a quarter of two cores,
+    since cores that send responses do not compute tokens. It rises again where a stream would wait for too long.
     """
     most = min(2_400.0, 600.0 * cores)
     of_many = max(most * _FEW_STREAMS / max(streams, 1), 150.0 * cores, streams / _LONGEST_WAIT_S)
@@ -68,13 +68,19 @@ class SendLimiter:
         self._next_send = now + 1 / RESPONSES_PER_SECOND
         return False
 
-    def reserve(self, count: int, now: float, streams: int) -> None:
-        """Delay the next response for ``count`` that leave now, whether or not they have waited.
+    def reserve(self, urgent: int, waited: int, now: float, streams: int) -> None:
+        """Delay the next response that can wait for those that leave now.
 
-        ``streams``: those that are under way.
+        Args:
+            urgent: responses that could not wait. They count at the full rate, so that many of them leave room for the
+                others.
+            waited: responses that could.
+            now: the time, in seconds.
+            streams: those that are under way.
         """
-        next_send = max(now, self._next_send) + count / responses_per_second(streams)
-        self._next_send = min(next_send, now + _MOST_ARREARS_S)
+        slot_s = 1 / responses_per_second(streams)
+        next_send = max(now, self._next_send) + urgent / RESPONSES_PER_SECOND + waited * slot_s
+        self._next_send = min(next_send, now + max(_MOST_ARREARS_S, slot_s))
 
     def sent(self) -> None:
         """Count a response that the detokenizer will answer."""

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 """The time between heartbeats, by which the detokenizer learns that a request without output still runs."""
 HEARTBEAT_SHARE = 16
-"""At most one response in this many is a heartbeat."""
+"""Heartbeats are at most one in this many of ``RESPONSES_PER_SECOND``."""
 CANCEL_POLL_S = 0.05
 
 
@@ -202,12 +202,11 @@ class ResponseStreams:
 
     def _ready_keys(self) -> list[int]:
         """Return the keys to send now: all that are urgent, and the one that has waited longest if it may leave."""
-        keys, now = list(self._urgent), time.monotonic()
-        if self._due and self._limiter.may_send(now):
-            keys.append(next(iter(self._due)))
-        if keys:
-            self._limiter.reserve(len(keys), now, len(self._started))
-        return keys
+        urgent, now = list(self._urgent), time.monotonic()
+        waited = [next(iter(self._due))] if self._due and self._limiter.may_send(now) else []
+        if urgent or waited:
+            self._limiter.reserve(len(urgent), len(waited), now, len(self._started))
+        return urgent + waited
 
     def _take(self, key: int) -> tuple[_RequestStream, _SequenceStream, list[Output], bool]:
         """Take what a sequence has to send, and whether its request's last response is the last of it.

@@ -17,7 +17,7 @@ from inflight.engine.engine import Engine
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.sequence import Sequence
-from inflight.engine.sizing import affordable_chunk, full_step, size_step
+from inflight.engine.sizing import affordable_chunk, choose_chunk, full_step, size_step
 from inflight.engine.speculate.verification import sampling_rows
 from inflight.errors import DeploymentError
 from inflight.resources import DEMO
@@ -224,6 +224,27 @@ def test_what_a_deployment_says_holds_on_any_device(on_gpu: bool, caplog: pytest
 def test_a_chunk_is_what_a_cpu_computes_in_half_a_second() -> None:
     assert [affordable_chunk(seconds, 512) for seconds in (1e-5, 0.001, 0.002, 0.01, 0.1)] == [512, 480, 224, 32, 32]
     assert affordable_chunk(0.1, 16) == 16
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chunk", "wait"), [(0.002, 224, "0.4 s"), (0.1, 32, "3.2 s"), (0.000_01, 512, "0.0 s")]
+)
+def test_a_chunk_is_chosen_by_the_second_of_two_runs(
+    seconds: float, chunk: int, wait: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one allocates memory. The log says how long those that decode wait."""
+    clock, runs = [0.0], list[int]()
+
+    def compute(count: int) -> int:
+        runs.append(count)
+        clock[0] += (50.0 if len(runs) == 1 else seconds) * count
+        return count
+
+    monkeypatch.setattr("inflight.engine.sizing.time.perf_counter", lambda: clock[0])
+    with caplog.at_level(logging.INFO):
+        chosen = choose_chunk(EngineConfig(Path("."), max_tokens_per_step=512, automatic=CHUNK), compute)
+    assert (chosen.prefill_chunk_tokens, chosen.automatic, len(runs)) == (chunk, frozenset(), 2)
+    assert f"wait for up to {wait}" in caplog.text
 
 
 @pytest.mark.parametrize(("settings", "least", "most"), [({}, 32, 512), ({"max_tokens_per_step": 8}, 8, 8)])

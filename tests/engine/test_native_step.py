@@ -35,7 +35,7 @@ TOLERANCE = {"float32": 3e-4, "bfloat16": 0.05, "int8": 0.05, "fp8": 0.3}
 """Of logits of about one: a sum of another order rounds some keys and values to their neighbours, and products of
 bfloat16 round what they multiply."""
 THREADS = 2
-SAMPLE_TEXT = (Path(__file__).parents[2] / "docs/engine-step.md").read_text()[:1500]
+SAMPLE_TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()[:2000]
 
 
 def _tokens(count: int, seed: int) -> list[int]:
@@ -114,6 +114,7 @@ def test_weights_in_int8_are_those_of_rounded_linears(name: str, instruction_set
     one, other = _tokens(300, 1), _tokens(90, 2)
     worst = twins.differ((0, one[:200], 0, []), (1, other[:30], 0, []))
     worst = max(worst, twins.differ((0, one[200:201], 200, []), (1, other[30:32], 30, [])))
+    worst = max(worst, twins.differ((0, one[201:202], 201, [])))
     assert worst < tolerance
 
 

@@ -129,7 +129,7 @@ def test_the_rate_is_that_of_the_streams_that_have_begun_and_not_ended(stage: St
     """Those that wait for their first token do not count; whatever ends a stream, it counts no longer."""
     counts: list[int] = []
     limiter = SimpleNamespace(wait_s=0.0, may_send=lambda now: True, sent=lambda: None)
-    limiter.reserve = lambda count, now, streams: counts.append(streams)
+    limiter.reserve = lambda urgent, waited, now, streams: counts.append(streams)
     streams = ResponseStreams(stage, decoupled=True)
     streams.start(stage, limiter)
     senders, subrequests = [FakeSender() for _ in range(4)], [_subrequests(2) for _ in range(4)]

@@ -37,7 +37,7 @@ def _run(seconds: float, detokenizer: Detokenizer, lost: int = 0) -> int:
     left = 0
     while detokenizer.now < seconds:
         if limiter.may_send(detokenizer.now):
-            limiter.reserve(1, detokenizer.now, streams=1)
+            limiter.reserve(0, 1, detokenizer.now, streams=1)
             limiter.sent()
             detokenizer.take()
             left += 1
@@ -64,7 +64,7 @@ def test_lost_responses_hold_the_others_back_for_a_moment_only() -> None:
 
 def test_those_that_never_wait_push_the_others_back_by_a_bound() -> None:
     limiter = SendLimiter(Detokenizer(SLOT))
-    limiter.reserve(1000, 5.0, streams=1)
+    limiter.reserve(1000, 0, 5.0, streams=1)
     assert not limiter.may_send(5.0)
     assert limiter.may_send(5.01)
 
@@ -90,10 +90,21 @@ def test_a_stream_never_waits_for_longer_than_the_full_rate_needs_or_a_reader_no
 
 def test_with_many_streams_the_next_response_leaves_later() -> None:
     limiter = SendLimiter(Detokenizer(SLOT))
-    limiter.reserve(1, 5.0, streams=32)
+    limiter.reserve(0, 1, 5.0, streams=32)
     wait_s = 1 / responses_per_second(32)
     assert not limiter.may_send(5.0 + 0.99 * wait_s)
     assert limiter.may_send(5.0 + 1.01 * wait_s)
+
+
+def test_those_that_never_wait_leave_room_for_those_that_can() -> None:
+    """Urgent responses at half of the full rate, and 32 streams: what can wait still leaves, now and then."""
+    limiter, now, left = SendLimiter(Detokenizer(SLOT / 10)), 5.0, 0
+    for _ in range(1000):
+        now += 2 * SLOT
+        waited = int(limiter.may_send(now))
+        limiter.reserve(1, waited, now, streams=32)
+        left += waited
+    assert left > 100
 
 
 def test_a_shared_counter_is_counted_in_one_process_and_read_in_another() -> None:

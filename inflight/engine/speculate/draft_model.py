@@ -41,7 +41,7 @@ class DraftModel:
         settings = dataclasses.replace(
             config, model=checkpoint, max_sequence_length=None, num_blocks=target.config.num_blocks,
             kv_cache_bytes=None, kv_cache_fraction=None, kv_cache_dtype="auto", offload_to="none",
-            speculation=SpeculationSettings(),
+            speculation=SpeculationSettings(), weights="checkpoint",
         )  # fmt: skip
         self._config, self._candidates = settings, min(config.speculation.candidates, target.vocab_size)
         try:

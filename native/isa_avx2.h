@@ -82,14 +82,12 @@ struct Isa {
   static F from_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
   }
-  static F from_e4m3(const uint8_t* p) {  // by way of float16, whose exponents have another bias
-    I byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-    I sign = _mm256_slli_epi32(_mm256_and_si256(byte, _mm256_set1_epi32(0x80)), 24);
-    I rest = _mm256_slli_epi32(_mm256_and_si256(byte, _mm256_set1_epi32(0x7f)), 20);
-    F value = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_castsi256_ps(_mm256_set1_epi32(0x7b800000)));  // 2^120
-    I nan = _mm256_cmpeq_epi32(rest, _mm256_set1_epi32(0x7f << 20));
-    value = _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), _mm256_castsi256_ps(nan));
-    return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
+  static F from_e4m3(const uint8_t* p) {  // by way of float32, whose exponents have another bias
+    I bits = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), 20);
+    bits = _mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0x87f00000));
+    F value = _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_castsi256_ps(_mm256_set1_epi32(0x7b800000)));  // 2^120
+    F size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), value);
+    return _mm256_or_ps(value, _mm256_cmp_ps(size, _mm256_set1_ps(448.0f), _CMP_GT_OQ));  // all ones are NaN
   }
   // Pairs of bfloat16 to the floats of their first and of their second halves.
   static F first_of_pairs(const uint16_t* p) {
@@ -98,9 +96,23 @@ struct Isa {
   static F second_of_pairs(const uint16_t* p) {  // shifts need no register for a mask
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(_mm256_loadu_si256((const I*)p), 16), 16));
   }
+  static void split_pairs(const uint16_t* p, F& first, F& second) {
+    const I pairs = _mm256_loadu_si256((const I*)p);
+    first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int32_t)0xffff0000)));
+  }
   static I set_int(int32_t x) { return _mm256_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
   static void store_int(int32_t* p, I x) { _mm256_storeu_si256((I*)p, x); }
+  static I add_int(I sum, I x) {
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
+    return sum;
+  }
+  // Words of as many bytes, and the sums of the products of pairs of words.
+  static I words(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+  static I multiply_words(I a, I b) { return _mm256_madd_epi16(a, b); }
+  static I bits(F x) { return _mm256_castps_si256(x); }
+  static F of_bits(I x) { return _mm256_castsi256_ps(x); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
   static I spread(const void* p) {  // four bytes to all lanes
     int32_t word;
@@ -108,9 +120,14 @@ struct Isa {
     return _mm256_set1_epi32(word);
   }
   // Integers as they are stored to what add_products takes.
-  static I load_weights(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+  static I load_weights(const int8_t* p) { return words(p); }
   static I add_products(I sums, I weights, I inputs) {
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs));
+    return add_int(sums, _mm256_madd_epi16(weights, inputs));
+  }
+  // Keeps a vector in a register, where the compiler would read memory again for each use.
+  static I kept(I x) {
+    asm("" : "+x"(x));
+    return x;
   }
   static void to_inputs(Input* p, F steps) {
     const I words = _mm256_packs_epi32(_mm256_cvtps_epi32(steps), _mm256_setzero_si256());
@@ -120,10 +137,10 @@ struct Isa {
   static F dot_bf16(F, I, I);
   static void interleave(const uint16_t*, const uint16_t*, uint16_t*);
 
-  // Writes the columns of 8 rows of 8 units of 4 bytes.
-  static void transpose(const uint32_t* const* rows, ptrdiff_t at, uint32_t* to, ptrdiff_t stride) {
+  // Turns the rows of 8 by 8 units of 4 bytes into columns.
+  static void transpose(I (&rows)[8]) {
     __m256 r[8], s[8];
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps((const float*)rows[i] + at);
+    for (int i = 0; i < 8; i++) r[i] = _mm256_castsi256_ps(rows[i]);
     for (int i = 0; i < 8; i += 2) {
       s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
       s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -135,8 +152,8 @@ struct Isa {
       r[i + 3] = _mm256_shuffle_ps(s[i + 1], s[i + 3], 0xee);
     }
     for (int i = 0; i < 4; i++) {
-      _mm256_storeu_ps((float*)to + i * stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-      _mm256_storeu_ps((float*)to + (i + 4) * stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+      rows[i] = _mm256_castps_si256(_mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+      rows[i + 4] = _mm256_castps_si256(_mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
   }
 };

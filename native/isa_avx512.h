@@ -102,9 +102,23 @@ struct Isa {
   static F second_of_pairs(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_srli_epi32(_mm512_loadu_si512(p), 16), 16));
   }
+  static void split_pairs(const uint16_t* p, F& first, F& second) {
+    const I pairs = _mm512_loadu_si512(p);
+    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xffff0000)));
+  }
   static I set_int(int32_t x) { return _mm512_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I add_int(I sum, I x) {
+    asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));  // in place: GCC would copy each sum in each turn of a loop
+    return sum;
+  }
+  // Words of as many bytes, and the sums of the products of pairs of words.
+  static I words(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+  static I multiply_words(I a, I b) { return _mm512_madd_epi16(a, b); }
+  static I bits(F x) { return _mm512_castps_si512(x); }
+  static F of_bits(I x) { return _mm512_castsi512_ps(x); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static I spread(const void* p) {  // four bytes to all lanes
     int32_t word;
@@ -119,14 +133,19 @@ struct Isa {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(steps)));
   }
 #else
-  static I load_weights(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+  static I load_weights(const int8_t* p) { return words(p); }
   static I add_products(I sums, I weights, I inputs) {
-    return _mm512_add_epi32(sums, _mm512_madd_epi16(weights, inputs));
+    return add_int(sums, _mm512_madd_epi16(weights, inputs));
   }
   static void to_inputs(Input* p, F steps) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(steps)));
   }
 #endif
+  // Keeps a vector in a register, where the compiler would read memory again for each use.
+  static I kept(I x) {
+    asm("" : "+v"(x));
+    return x;
+  }
 #ifdef __AVX512BF16__
   static F dot_bf16(F sums, I weights, I inputs) { return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)inputs); }
   // Two rows of a panel's columns, element by element.
@@ -146,13 +165,12 @@ struct Isa {
   static void interleave(const uint16_t*, const uint16_t*, uint16_t*);
 #endif
 
-  // Writes the columns of 16 rows of 16 units of 4 bytes.
-  static void transpose(const uint32_t* const* rows, ptrdiff_t at, uint32_t* to, ptrdiff_t stride) {
+  // Turns the rows of 16 by 16 units of 4 bytes into columns.
+  static void transpose(I (&rows)[16]) {
     I r[16], s[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows[i] + at);
     for (int i = 0; i < 16; i += 2) {
-      s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-      s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+      s[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+      s[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
     }
     for (int i = 0; i < 16; i += 4) {  // r[i + c]: rows i to i + 3 of column 4 * lane + c
       r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
@@ -163,10 +181,10 @@ struct Isa {
     for (int c = 0; c < 4; c++) {
       const I a = _mm512_shuffle_i32x4(r[c], r[c + 4], 0x88), b = _mm512_shuffle_i32x4(r[c], r[c + 4], 0xdd);
       const I d = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0x88), e = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0xdd);
-      _mm512_storeu_si512(to + c * stride, _mm512_shuffle_i32x4(a, d, 0x88));
-      _mm512_storeu_si512(to + (c + 4) * stride, _mm512_shuffle_i32x4(b, e, 0x88));
-      _mm512_storeu_si512(to + (c + 8) * stride, _mm512_shuffle_i32x4(a, d, 0xdd));
-      _mm512_storeu_si512(to + (c + 12) * stride, _mm512_shuffle_i32x4(b, e, 0xdd));
+      rows[c] = _mm512_shuffle_i32x4(a, d, 0x88);
+      rows[c + 4] = _mm512_shuffle_i32x4(b, e, 0x88);
+      rows[c + 8] = _mm512_shuffle_i32x4(a, d, 0xdd);
+      rows[c + 12] = _mm512_shuffle_i32x4(b, e, 0xdd);
     }
   }
 };

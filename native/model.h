@@ -1,6 +1,8 @@
 // A model: its packed weights, the memory of its activations, and the phases of a step.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +27,10 @@ constexpr const char* kPhaseNames[kPhases] = {"embed",    "norm",   "qkv",     "
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// Floats from a row of activations to the next: an odd number of cache lines, since rows a power of two apart would all
+// fall into the same few sets of a cache.
+inline int64_t row_stride(int64_t width) { return round_up(width, kAlign) + 16; }
+
 // What a call ends with that cannot be served; the text says why.
 struct Failure {
   char text[256];
@@ -32,6 +38,17 @@ struct Failure {
 
 // Throws a Failure with a text like printf's.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Returns memory that is aligned to pages and zero; large memory lies in huge pages where the system has them, since a
+// processor's prefetcher ends at the end of a page. Throws std::bad_alloc.
+inline void* zeroed_memory(size_t bytes) {
+  constexpr size_t huge = 2 << 20;
+  const size_t page = bytes < huge ? 4096 : huge, whole = round_up(bytes, 4096);
+  void* memory = std::aligned_alloc(page, round_up(whole, page));
+  if (!memory) throw std::bad_alloc();
+  if (page == huge) madvise(memory, whole, MADV_HUGEPAGE);
+  return memset(memory, 0, whole);
+}
 
 // Memory that is aligned and zero at first, and only grows.
 template <class T>
@@ -42,9 +59,7 @@ class Buffer {
     if (count > count_) {
       std::free(data_);
       count_ = 0;
-      data_ = (T*)std::aligned_alloc(4096, round_up(count * sizeof(T), 4096));
-      if (!data_) throw std::bad_alloc();
-      memset((void*)data_, 0, round_up(count * sizeof(T), 4096));
+      data_ = (T*)zeroed_memory(count * sizeof(T));
       count_ = count;
     }
     return data_;

@@ -131,7 +131,8 @@ struct IntegerProducts {
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < Isa::kGroup; k += Isa::kUnit) {
         I w[P * kVectors];
-        for (int v = 0; v < P * kVectors; v++) w[v] = load(weights + v / kVectors * in.panel_stride, k, v % kVectors);
+        for (int v = 0; v < P * kVectors; v++)
+          w[v] = Isa::kept(load(weights + v / kVectors * in.panel_stride, k, v % kVectors));
         for (int r = 0; r < R; r++) {
           const I x = Isa::spread(rows + r * in.row_stride + k * sizeof(Isa::Input));
           for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::add_products(sums[r][v], w[v], x);
@@ -249,6 +250,11 @@ int multiply_few(const Product& product, int first, int last) {
   return first;
 }
 
+// Has the processor load memory while others are being multiplied.
+inline void fetch(const void* from, ptrdiff_t bytes) {
+  for (ptrdiff_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at);
+}
+
 // Many rows, in blocks that stay in the second cache while the panels go by.
 template <class Kind>
 void multiply_many(const Product& product, int count, int first, int last) {
@@ -257,19 +263,25 @@ void multiply_many(const Product& product, int count, int first, int last) {
   const int blocks = (count + kBlockRows - 1) / kBlockRows, inputs = product.inputs();
   for (int block = 0, row = 0; block < blocks; block++) {
     const int size = (count - row + blocks - block - 1) / (blocks - block);
+    const int tiles = (size + Kind::Decoded::kTileRows - 1) / Kind::Decoded::kTileRows;
     for (int panel = first; panel < last; panel++) {
       memset(sums, 0, (size_t)size * kPanel * sizeof(float));
       for (int input = 0; input < inputs; input += kChunk) {
         Operands in = product.operands(row, panel, input, std::min(kChunk, inputs - input));
+        // Each tile has a part of the next chunk loaded: all of it at once would wait for memory.
+        const ptrdiff_t part = (offset_in_panel(product.weight.type, kChunk) / tiles + 63) / 64 * 64;
+        const char* next = in.weights + offset_in_panel(product.weight.type, kChunk);
         if (Kind::kDecodes) {
           Kind::decode(in.weights, in.inputs, decoded);
           in.weights = decoded;
         }
         for_tiles<Kind::Decoded::kTileRows>(size, [&](auto some, int at) {
-          Operands part = in;
-          part.rows += at * in.row_stride;
-          part.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
-          Kind::Decoded::template add<decltype(some)::value, 1>(part, sums + at * kPanel);
+          fetch(next, part);
+          next += part;
+          Operands tile = in;
+          tile.rows += at * in.row_stride;
+          tile.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
+          Kind::Decoded::template add<decltype(some)::value, 1>(tile, sums + at * kPanel);
         });
       }
       product.finish(sums, row, size, panel, 1);
@@ -310,15 +322,17 @@ struct AsHalves : AsFloats {
 struct AsWidened {
   using Stored = WidenedProducts;
   using Decoded = FloatProducts;
-  static constexpr int kFewRows = 2 * kRows - 1;
+  static constexpr int kFewRows = kRows;
   static constexpr bool kDecodes = true;
   static void decode(const char* panel, int inputs, char* to) {
     const uint16_t* from = (const uint16_t*)panel;
     float* out = (float*)to;
     for (int k = 0; k < inputs; k += 2, from += 2 * kPanel, out += 2 * kPanel)
       for (int v = 0; v < kVectors; v++) {
-        Isa::store(out + v * kLanes, Isa::first_of_pairs(from + v * 2 * kLanes));
-        Isa::store(out + kPanel + v * kLanes, Isa::second_of_pairs(from + v * 2 * kLanes));
+        F first, second;
+        Isa::split_pairs(from + v * 2 * kLanes, first, second);
+        Isa::store(out + v * kLanes, first);
+        Isa::store(out + kPanel + v * kLanes, second);
       }
   }
 };

@@ -10,10 +10,10 @@ namespace inflight {
 Model::Model(const InflightSpec& spec, const Kernels& kernels, int threads)
     : spec_(spec), kernels_(kernels), pool_(threads), layers_(spec.layers), ropes_(spec.ropes),
       windows_(spec.windows, spec.windows + spec.layers),
-      rope_of_layer_(spec.rope_of_layer, spec.rope_of_layer + spec.layers), hidden_(round_up(spec.hidden, kAlign)),
-      heads_(round_up((int64_t)(spec.heads + 2 * spec.kv_heads) * spec.head_dim, kAlign)),
-      attended_(round_up((int64_t)spec.heads * spec.head_dim, kAlign)), inner_(round_up(spec.intermediate, kAlign)),
-      logits_width_(round_up(spec.vocabulary, kAlign)), scratch_(threads), slot_scratch_(threads), drawing_(threads) {
+      rope_of_layer_(spec.rope_of_layer, spec.rope_of_layer + spec.layers), hidden_(row_stride(spec.hidden)),
+      heads_(row_stride((int64_t)(spec.heads + 2 * spec.kv_heads) * spec.head_dim)),
+      attended_(row_stride((int64_t)spec.heads * spec.head_dim)), inner_(row_stride(spec.intermediate)),
+      logits_width_(row_stride(spec.vocabulary)), scratch_(threads), slot_scratch_(threads), drawing_(threads) {
   for (int i = 0; i < spec.ropes; i++) {
     const InflightRope& rope = spec.rope[i];
     if (rope.dim < 0 || rope.dim > spec.head_dim || rope.dim % 2)
@@ -28,7 +28,7 @@ Model::Model(const InflightSpec& spec, const Kernels& kernels, int threads)
 InputRows Model::input_rows(const Weight& weight) {
   InputRows rows;
   rows.data = inputs_.data();
-  rows.stride = round_up(weight.inputs, kAlign) * 4;
+  rows.stride = row_stride(weight.inputs) * 4;
   return rows;
 }
 

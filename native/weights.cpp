@@ -74,6 +74,8 @@ void Model::set_cache(const InflightCache& cache) {
   if (cache.type < kFloat32 || cache.type > kE4m3 || cache.block_size < 1 || cache.slots < cache.block_size ||
       cache.slots % cache.block_size || cache.slots > INT32_MAX)
     fail("a cache of %lld slots of type %d in blocks of %d", (long long)cache.slots, cache.type, cache.block_size);
+  if (cache.type == kInt8 && spec_.head_dim > 512)  // products of bytes and words are added up in 32 bits
+    fail("a cache in INT8 of heads of %d dimensions; at most 512 can be added up", spec_.head_dim);
   cache_ = cache;
 }
 

@@ -65,6 +65,7 @@ def _llama(kind: Class, weights: str, kv: str) -> Variant:
 GRID = (
     _ours("16-bit", "bfloat16", dtype="bfloat16"),
     _ours("16-bit", "bfloat16, float32 KV", dtype="bfloat16", kv_cache_dtype="float32"),
+    _ours("16-bit", "bfloat16, INT8 KV", dtype="bfloat16", kv_cache_dtype="int8"),
     _ours("16-bit", "float32", dtype="float32"),
     _vllm("16-bit", "bfloat16"),
     _vllm("16-bit", "float32"),
@@ -75,7 +76,7 @@ GRID = (
     _llama("16-bit", "f16", "f16"),
     _llama("16-bit", "f16", "q8_0"),
     _ours("8-bit", "INT8", dtype="bfloat16", weights="int8"),
-    _ours("8-bit", "INT8, float32 KV", dtype="bfloat16", weights="int8", kv_cache_dtype="float32"),
+    _ours("8-bit", "INT8, INT8 KV", dtype="bfloat16", weights="int8", kv_cache_dtype="int8"),
     _openvino("8-bit", "int8", "u8"),
     _openvino("8-bit", "int8", "f16"),
     _llama("8-bit", "q8_0", "f16"),

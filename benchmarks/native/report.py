@@ -34,8 +34,8 @@ def phases_result(
     whole = [f"{one.load.name}: {1e3 * one.whole:.1f} ms, {_percent(one.bound, one.whole)} %" for one in times]
     finding = (
         f"Steps of the native library with {machine}, weights in {_WORDS[types.weights]} and a KV cache in "
-        f"{_WORDS[types.cache]}, called directly; medians of {rounds} rounds. The bound of a phase is the longer of two "
-        "times: its bytes at the bandwidth of a stream of reads, and its multiply-adds at the peak of the kernels' own "
+        f"{_WORDS[types.cache]}, called directly; medians of {rounds} rounds. The bound of a phase is the longer of "
+        "two times: its bytes at the bandwidth of a stream of reads, and its multiply-adds at the peak of the kernels' own "
         "instructions; both are measured before and after the steps of each round. Steps, and the share of the time "
         f"that their bounds add up to: {'; '.join(whole)}. {_largest_gaps(times)}"
     )

@@ -1,4 +1,4 @@
-"""`make bench ARGS=native`: what the phases of a native step must do, the machine's limits, and changes side by side."""
+"""`make bench ARGS=native`: what the phases of a native step must do, the machine's limits, and what changes bring."""
 
 from __future__ import annotations
 

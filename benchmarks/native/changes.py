@@ -140,9 +140,9 @@ def changes_result(
     others = max(one["others"] for each in found for one in each.values())
     finding = (
         f"{lead} The engine in one process, without a server, in bfloat16 where nothing else is said; each in a "
-        f"process of its own, one after the other, {len(found)} rounds. Times are ratios of speeds in one round, their median "
-        "with its 95 % interval; tokens per second are those with the change. Other processes and other guests of the "
-        f"host took {100 * others:.0f} % of the processors at the most."
+        f"process of its own, one after the other, {len(found)} rounds. Times are ratios of speeds in one round, their "
+        "median with its 95 % interval; tokens per second are those with the change. Other processes and "
+        f"other guests of the host took {100 * others:.0f} % of the processors at the most."
     )
     return Result(name, title, finding, rows)
 

@@ -35,9 +35,9 @@ def phases_result(
     finding = (
         f"Steps of the native library with {machine}, weights in {_WORDS[types.weights]} and a KV cache in "
         f"{_WORDS[types.cache]}, called directly; medians of {rounds} rounds. The bound of a phase is the longer of "
-        "two times: its bytes at the bandwidth of a stream of reads, and its multiply-adds at the peak of the kernels' own "
-        "instructions; both are measured before and after the steps of each round. Steps, and the share of the time "
-        f"that their bounds add up to: {'; '.join(whole)}. {_largest_gaps(times)}"
+        "two times: its bytes at the bandwidth of a stream of reads, and its multiply-adds at the peak of the kernels' "
+        "own instructions; both are measured before and after the steps of each round. Steps, and the share of the "
+        f"time that their bounds add up to: {'; '.join(whole)}. {_largest_gaps(times)}"
     )
     title = f"Phases of a native step, {shape.name}, weights in {_WORDS[types.weights]}"
     return Result(name, title, finding, [row for one in times for row in _rows(one)], _picture(times), _CAVEAT)

@@ -7,6 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
+from benchmarks.native.command import native
 from benchmarks.peers.command import peers
 from benchmarks.profile.command import profile
 from benchmarks.suite import suite
@@ -17,6 +18,7 @@ for _command in (
     engine_commands.headlines,
     engine_commands.scheduler,
     engine_commands.soak,
+    native,
     peers,
     profile,
     server_commands.pipeline,

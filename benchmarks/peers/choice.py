@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from benchmarks.peers.variants import OURS, Variant
+
+One = TypeVar("One")
 
 Figures = Mapping[str, float]
 Measured = Mapping[str, Figures]
@@ -28,10 +31,10 @@ class Ratio:
         return self.slowest / self.fastest
 
 
-def in_turn(variants: Sequence[Variant], number: int) -> list[Variant]:
-    """Return the variants in the order of a round: each round begins with another."""
-    first = number % len(variants) if variants else 0
-    return [*variants[first:], *variants[:first]]
+def in_turn(measured: Sequence[One], number: int) -> list[One]:
+    """Return what is measured in the order of a round: each round begins with another."""
+    first = number % len(measured) if measured else 0
+    return [*measured[first:], *measured[:first]]
 
 
 def best(variants: Iterable[Variant], rounds: Sequence[Measured], figure: str) -> Variant | None:

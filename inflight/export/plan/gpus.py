@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from inflight.engine.native.bindings import NativeError, instruction_sets
 from inflight.errors import DeploymentError, nearest
 from inflight.machine import Machine
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
@@ -173,7 +174,7 @@ def measure_cpu() -> Gpu:
             f"cpu: its speed is measured with PyTorch, which comes with: {how_to_install('engine')}"
         ) from None
     before = torch.get_num_threads()
-    torch.set_num_threads(cpu_threads(native=False))
+    torch.set_num_threads(_engine_threads())
     try:
         source = torch.ones(_COPIED_BYTES // 4)
         target = torch.empty_like(source)
@@ -191,7 +192,7 @@ def measure_cpu() -> Gpu:
 
 def cpu_gpu(memory_mib: float, bandwidth_gb_s: float, tflops: Mapping[Arithmetic, float]) -> Gpu:
     """Return the machine at hand with these figures."""
-    threads = cpu_threads(native=False)
+    threads = _engine_threads()
     return Gpu(
         name=CPU,
         title=f"this machine, {threads} thread{'s' * (threads > 1)} of the portable engine",
@@ -209,6 +210,15 @@ def cpu_gpu(memory_mib: float, bandwidth_gb_s: float, tflops: Mapping[Arithmetic
             "price": "unknown; give one with --price",
         },
     )
+
+
+def _engine_threads() -> int:
+    """Return how many threads the portable engine computes with here, unless its deployment says."""
+    try:
+        native = bool(instruction_sets())
+    except (NativeError, OSError):
+        native = False
+    return cpu_threads(native)
 
 
 def _fastest(work: Callable[[], object]) -> float:

@@ -1,0 +1,120 @@
+// What a processor can do at the most: products by the kernels' own instructions, and reads of memory.
+//
+// Compiled with the vectors of an instruction set included first, as the kernels are; `probe.py` builds and calls it.
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "weights.h"
+
+namespace {
+
+constexpr int kSums = 12;      // so many that none waits for another, in 16 registers
+constexpr int kRounds = 4096;  // between two looks at the clock
+constexpr int kStreams = 4;    // that a thread reads at once, each fetched ahead: one alone leaves bandwidth unused
+constexpr int64_t kPiece = 512, kAhead = 1024, kLine = 64;
+
+// Hides from the compiler what a register holds: it must not compute anything once for all.
+template <class V>
+inline void hide(V& x) {
+  asm volatile("" : "+v"(x));
+}
+
+// Takes turns of `add`, which adds a product to a sum, and returns their number.
+template <class V, class Add>
+double take_turns(V first, Add add) {
+  V sums[kSums];
+  for (V& sum : sums) sum = first;
+  for (int round = 0; round < kRounds; round++)
+    for (V& sum : sums) {
+      sum = add(sum);
+      hide(sum);
+    }
+  return (double)kRounds * kSums;
+}
+
+double float_products() {
+  F w = Isa::set(1.0f), x = Isa::set(1e-9f);
+  return kLanes * take_turns(Isa::zero(), [&](F sum) {
+           hide(w);
+           return Isa::fma(w, x, sum);
+         });
+}
+
+double half_products() {
+  if constexpr (Isa::kDotsBf16) {
+    I w = Isa::set_int(0x3f803f80), x = Isa::set_int(0x30803080);
+    return 2 * kLanes * take_turns(Isa::zero(), [&](F sum) {
+             hide(w);
+             return Isa::dot_bf16(sum, w, x);
+           });
+  }
+  return 0.0;
+}
+
+double integer_products() {
+  I w = Isa::set_int(0x00010001), x = Isa::set_int(0x00010001);
+  return kLanes * Isa::kUnit * take_turns(Isa::set_int(0), [&](I sum) {
+           hide(w);
+           return Isa::add_products(sum, w, x);
+         });
+}
+
+// The units per second of all threads; `work(thread)` does a piece and returns its units.
+template <class Work>
+double rate(int threads, double seconds, Work work) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> rates(threads);
+  std::vector<std::thread> all;
+  for (int thread = 0; thread < threads; thread++)
+    all.emplace_back([&, thread] {
+      const auto begun = Clock::now();
+      double units = 0.0, spent = 0.0;
+      while (spent < seconds) {
+        units += work(thread);
+        spent = std::chrono::duration<double>(Clock::now() - begun).count();
+      }
+      rates[thread] = units / spent;
+    });
+  double sum = 0.0;
+  for (int thread = 0; thread < threads; thread++) {
+    all[thread].join();
+    sum += rates[thread];
+  }
+  return sum;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Multiply-adds per second of float32 (type 0), bfloat16 (1) or integers (2); 0: there are no such instructions.
+double probe_products(int type, int threads, double seconds) {
+  if (type == inflight::kBfloat16 && !Isa::kDotsBf16) return 0.0;
+  double (*const work[])() = {float_products, half_products, integer_products};
+  return rate(threads, seconds, [&](int) { return work[type](); });
+}
+
+// Bytes per second, of memory that the threads read again and again, each a part of its own.
+double probe_reads(const char* memory, int64_t bytes, int threads, double seconds) {
+  const int64_t part = bytes / threads / kStreams / kPiece * kPiece;
+  return rate(threads, seconds, [&](int thread) {
+    for (int64_t at = 0; at < part; at += kPiece)
+      for (int stream = 0; stream < kStreams; stream++) {
+        const char* from = memory + (thread * kStreams + stream) * part + at;
+        for (int64_t line = 0; line < kPiece; line += kLine) _mm_prefetch(from + line + kAhead, _MM_HINT_T0);
+        for (int64_t vector = 0; vector < kPiece; vector += sizeof(F)) {
+          F x = Isa::load((const float*)(from + vector));
+          hide(x);
+        }
+      }
+    return (double)part * kStreams;
+  });
+}
+
+// The bytes of a packed weight.
+int64_t probe_packed_bytes(int type, int inputs, int outputs) {
+  return packed_bytes((Type)type, inputs, round_up(outputs, kPanel));
+}
+}

@@ -126,10 +126,13 @@ def test_the_first_token_does_not_wait(streams: ResponseStreams) -> None:
 
 
 def test_the_rate_is_that_of_the_streams_that_have_begun_and_not_ended(stage: Stage) -> None:
-    """Those that wait for their first token do not count; whatever ends a stream, it counts no longer."""
-    counts: list[int] = []
+    """Those that wait for their first token do not count; whatever ends a stream, it counts no longer.
+
+    A first token is urgent and the oldest that waits: it counts once.
+    """
+    counts, charged = list[int](), list[int]()
     limiter = SimpleNamespace(wait_s=0.0, may_send=lambda now: True, sent=lambda: None)
-    limiter.reserve = lambda urgent, waited, now, streams: counts.append(streams)
+    limiter.reserve = lambda urgent, waited, now, streams: (charged.append(urgent + waited), counts.append(streams))
     streams = ResponseStreams(stage, decoupled=True)
     streams.start(stage, limiter)
     senders, subrequests = [FakeSender() for _ in range(4)], [_subrequests(2) for _ in range(4)]
@@ -148,22 +151,8 @@ def test_the_rate_is_that_of_the_streams_that_have_begun_and_not_ended(stage: St
     finally:
         streams.close()
     assert counts[:5] == [0, 1, 2, 3, 4]
+    assert charged[:5] == [1] * 5
     assert counts[-1] == 2, "of five, one has ended, and two of one request have failed together"
-
-
-def test_a_response_is_counted_once_though_it_is_urgent_and_the_oldest(stage: Stage) -> None:
-    counts: list[tuple[int, int]] = []
-    limiter = SimpleNamespace(wait_s=0.0, may_send=lambda now: True, sent=lambda: None)
-    limiter.reserve = lambda urgent, waited, now, streams: counts.append((urgent, waited))
-    streams, sender, [first] = ResponseStreams(stage, decoupled=True), FakeSender(), _subrequests()
-    streams.start(stage, limiter)
-    try:
-        streams.open(sender, _options(), [first])
-        streams.deliver(Output(first.request.key, [1]))
-        assert wait_until(lambda: len(sender.sent) == 1, every_s=0.001)
-    finally:
-        streams.close()
-    assert counts == [(1, 0)], "a first token is urgent, and the only one that is due"
 
 
 def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> None:

@@ -46,18 +46,23 @@ struct FloatProducts {
   static void add(const Operands& in, float* to) {
     Sums<R, P> sums;
     load_sums<R, P>(to, sums);
-    const float* rows = (const float*)in.rows;
     const char* weights = in.weights;
-    for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float)) {
-      F w[P * kVectors];
-      for (int v = 0; v < P * kVectors; v++)
-        w[v] = Isa::load((const float*)(weights + v / kVectors * in.panel_stride) + v % kVectors * kLanes);
-      for (int r = 0; r < R; r++) {
-        const F x = Isa::set(rows[r * in.row_stride / (int)sizeof(float) + k]);
-        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(w[v], x, sums[r][v]);
-      }
-    }
+    for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float))
+      add_input<R, P>(in, k, sums, [&](int panel, int vector) {
+        return Isa::load((const float*)(weights + panel * in.panel_stride) + vector * kLanes);
+      });
     store_sums<R, P>(sums, to);
+  }
+
+  // Adds the products of one input, whose weights `load` returns.
+  template <int R, int P, class Load>
+  static void add_input(const Operands& in, int k, Sums<R, P>& sums, Load load) {
+    F w[P * kVectors];
+    for (int v = 0; v < P * kVectors; v++) w[v] = load(v / kVectors, v % kVectors);
+    for (int r = 0; r < R; r++) {
+      const F x = Isa::set(((const float*)in.rows)[r * in.row_stride / (int)sizeof(float) + k]);
+      for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(w[v], x, sums[r][v]);
+    }
   }
 };
 
@@ -68,23 +73,18 @@ struct WidenedProducts {
   static void add(const Operands& in, float* to) {
     Sums<R, P> sums;
     load_sums<R, P>(to, sums);
-    const float* rows = (const float*)in.rows;
     const char* weights = in.weights;
-    auto add_one = [&](auto widen, const char* from, int k) {
-      F w[P * kVectors];
-      for (int v = 0; v < P * kVectors; v++)
-        w[v] = widen((const uint16_t*)(from + v / kVectors * in.panel_stride) + v % kVectors * 2 * kLanes);
-      for (int r = 0; r < R; r++) {
-        const F x = Isa::set(rows[r * in.row_stride / (int)sizeof(float) + k]);
-        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::fma(w[v], x, sums[r][v]);
-      }
+    auto add_input = [&](auto widen, const char* from, int k) {
+      FloatProducts::add_input<R, P>(in, k, sums, [&](int panel, int vector) {
+        return widen((const uint16_t*)(from + panel * in.panel_stride) + vector * 2 * kLanes);
+      });
     };
     for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
-      add_one(Isa::first_of_pairs, weights, k);
+      add_input(Isa::first_of_pairs, weights, k);
       // Loaded again: the registers have no room for both halves, and a compiler that cannot know spills the sums.
       const char* again = weights;
       asm("" : "+r"(again));
-      add_one(Isa::second_of_pairs, again, k + 1);
+      add_input(Isa::second_of_pairs, again, k + 1);
     }
     store_sums<R, P>(sums, to);
   }

@@ -63,9 +63,12 @@ def _rows(one: PhaseTimes) -> list[Row]:
     rows: list[Row] = []
     for name in (*PHASES, REST):
         row: dict[str, float | str] = {"step": one.load.name, "phase": name, "ms": round(1e3 * one.seconds[name], 3)}
-        rows.append(row | (_bounded(one, name) if name in one.bounds else dict.fromkeys(_COLUMNS, "")))
-    whole = {"step": one.load.name, "phase": "all", "ms": round(1e3 * one.whole, 3)} | dict.fromkeys(_COLUMNS, "")
-    return [*rows, whole | {"bound, ms": round(1e3 * one.bound, 3), "reached, %": _percent(one.bound, one.whole)}]
+        row |= _bounded(one, name) if name in one.bounds else dict.fromkeys(_COLUMNS, "")
+        rows.append(row)
+    whole: dict[str, float | str] = {"step": one.load.name, "phase": "all", "ms": round(1e3 * one.whole, 3)}
+    whole |= dict.fromkeys(_COLUMNS, "")
+    whole |= {"bound, ms": round(1e3 * one.bound, 3), "reached, %": _percent(one.bound, one.whole)}
+    return [*rows, whole]
 
 
 _COLUMNS = ("MB", "M multiply-adds", "bytes, ms", "arithmetic, ms", "bound, ms", "bound by", "reached, %")

@@ -120,6 +120,7 @@ def choose_chunk(config: EngineConfig, compute: Callable[[int], int]) -> EngineC
 
     ``compute`` computes about so many tokens of a prompt, and returns how many they were.
     """
+    log.info("timing a prompt of %d tokens, which may take some seconds", _TIMED_TOKENS)
     compute(_TIMED_TOKENS)  # memory is allocated once
     started = time.perf_counter()
     tokens = compute(_TIMED_TOKENS)

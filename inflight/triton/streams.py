@@ -203,7 +203,8 @@ class ResponseStreams:
     def _ready_keys(self) -> list[int]:
         """Return the keys to send now: all that are urgent, and the one that has waited longest if it may leave."""
         urgent, now = list(self._urgent), time.monotonic()
-        waited = [next(iter(self._due))] if self._due and self._limiter.may_send(now) else []
+        oldest = next((key for key in self._due if key not in self._urgent), None)
+        waited = [oldest] if oldest is not None and self._limiter.may_send(now) else []
         if urgent or waited:
             self._limiter.reserve(len(urgent), len(waited), now, len(self._started))
         return urgent + waited

@@ -127,12 +127,12 @@ def test_the_first_token_does_not_wait(streams: ResponseStreams) -> None:
 
 def test_the_rate_is_that_of_the_streams_that_have_begun_and_not_ended(stage: Stage) -> None:
     """Those that wait for their first token do not count; whatever ends a stream, it counts no longer."""
-    counts: list[int] = []
+    counts: list[tuple[int, int]] = []
     limiter = SimpleNamespace(wait_s=0.0, may_send=lambda now: True, sent=lambda: None)
-    limiter.reserve = lambda urgent, waited, now, streams: counts.append(streams)
-    streams = ResponseStreams(stage, decoupled=True)
+    limiter.reserve = lambda urgent, waited, now, streams: counts.append((streams, urgent + waited))
+    streams, senders = ResponseStreams(stage, decoupled=True), [FakeSender() for _ in range(4)]
     streams.start(stage, limiter)
-    senders, subrequests = [FakeSender() for _ in range(4)], [_subrequests(2) for _ in range(4)]
+    subrequests = [_subrequests(2) for _ in range(4)]
     keys = [[one.request.key for one in both] for both in subrequests]
     try:
         for sender, both in zip(senders, subrequests, strict=True):
@@ -147,8 +147,8 @@ def test_the_rate_is_that_of_the_streams_that_have_begun_and_not_ended(stage: St
         assert wait_until(lambda: len(senders[3].sent) == 1, every_s=0.001)
     finally:
         streams.close()
-    assert counts[:5] == [0, 1, 2, 3, 4]
-    assert counts[-1] == 2, "of five, one has ended, and two of one request have failed together"
+    assert counts[:5] == [(begun, 1) for begun in range(5)], "a first token, urgent and the oldest, counts once"
+    assert counts[-1][0] == 2, "of five, one has ended, and two of one request have failed together"
 
 
 def test_several_sequences_end_with_one_final_flag(streams: ResponseStreams) -> None:

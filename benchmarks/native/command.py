@@ -35,8 +35,8 @@ _OUTPUT_TOKENS = 32
 """Of each answer, where engines are compared."""
 _PAGE = Page(
     "The native step",
-    "Where the time of a step of the CPU's native kernels goes, beside what the machine could do, and what each option "
-    'and each commit brought. Written by `make bench ARGS="native --output docs/results/native"`; '
+    "Where the time of a step of the CPU's native kernels goes, beside what the machine could do; then what options "
+    'and commits bring, where they were measured. Written by `make bench ARGS="native --output docs/results/native"`; '
     "[the documentation](../../benchmarks.md#native) says how.",
     [
         *(

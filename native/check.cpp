@@ -1,7 +1,57 @@
-// What a step is checked for before any kernel sees it.
+// What weights and steps are checked for before any kernel sees them.
+#include <cmath>
+
 #include "model.h"
 
 namespace inflight {
+
+namespace {
+
+// What a weight of a type may be packed as.
+bool can_pack(int from, int to) {
+  switch (from) {
+    case kFloat32:
+    case kBfloat16: return to == from || to == kInt8;
+    case kInt8: return to == kInt8Columns || to == kInt8Sums;
+    case kE4m3:
+    case kInt4: return to == from;
+  }
+  return false;
+}
+
+// Checks what goes with a weight of a quantized checkpoint, or must not go with another.
+void check_quantized(const InflightWeight& from, int which) {
+  const bool quantized = from.type != kFloat32 && from.type != kBfloat16;
+  const bool rounded = from.packed_type == kE4m3 || from.packed_type == kInt8Sums;
+  if (quantized != (from.scales != nullptr) || (from.smooth && !quantized))
+    fail("weight %d has type %d, and scales that do not suit it", which, from.packed_type);
+  if (rounded ? !(from.input_scale > 0.0f && from.input_scale < INFINITY) : from.input_scale != 0.0f)
+    fail("weight %d has type %d, and inputs with a scale of %g", which, from.packed_type, from.input_scale);
+  if (from.packed_type != kInt4 ? from.group != 0
+                                : from.group < kNibbles || from.group % kNibbles || kLongestGroup % from.group ||
+                                      from.inputs % from.group || from.outputs % 2)
+    fail("weight %d of [%d, %d] has type %d in groups of %d", which, from.outputs, from.inputs, from.packed_type,
+         from.group);
+  if (from.packed_type == kInt8Sums && from.inputs >= kMostSummed)
+    fail("weight %d has %d inputs; products of INT8 are added up of less than %d", which, from.inputs, kMostSummed);
+}
+
+}  // namespace
+
+void Model::check_weight(const InflightWeight& from, int layer, int which) const {
+  const int width = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
+  const int shapes[][2] = {{width, spec_.hidden},
+                           {spec_.hidden, spec_.heads * spec_.head_dim},
+                           {2 * spec_.intermediate, spec_.hidden},
+                           {spec_.hidden, spec_.intermediate},
+                           {spec_.vocabulary, spec_.hidden}};
+  if (from.outputs != shapes[which][0] || from.inputs != shapes[which][1])
+    fail("weight %d of layer %d is [%d, %d]; expected [%d, %d]", which, layer, from.outputs, from.inputs,
+         shapes[which][0], shapes[which][1]);
+  if (!can_pack(from.type, from.packed_type))
+    fail("weight %d has type %d, to be packed as type %d", which, from.type, from.packed_type);
+  check_quantized(from, which);
+}
 
 void Model::check(const InflightStep& step) const {
   if (!cache_.keys) fail("there is no cache yet");

@@ -89,6 +89,15 @@ struct Isa {
     F size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), value);
     return _mm256_or_ps(value, _mm256_cmp_ps(size, _mm256_set1_ps(448.0f), _CMP_GT_OQ));  // all ones are NaN
   }
+  static F from_finite_e4m3(const uint8_t* p) {  // bytes that are no NaN
+    const I bits = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), 20);
+    const I masked = _mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0x87f00000));
+    return _mm256_mul_ps(_mm256_castsi256_ps(masked), _mm256_castsi256_ps(_mm256_set1_epi32(0x7b800000)));  // 2^120
+  }
+  // The largest power of two that is not above |x|; zero where x is subnormal, infinity where it is not finite.
+  static F power_below(F x) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)));
+  }
   // Pairs of bfloat16 to the floats of their first and of their second halves.
   static F first_of_pairs(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const I*)p), 16));
@@ -104,6 +113,7 @@ struct Isa {
   static I set_int(int32_t x) { return _mm256_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
   static void store_int(int32_t* p, I x) { _mm256_storeu_si256((I*)p, x); }
+  static I and_int(I a, I b) { return _mm256_and_si256(a, b); }
   static I add_int(I sum, I x) {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;

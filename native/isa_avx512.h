@@ -95,6 +95,15 @@ struct Isa {
     value = _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
   }
+  static F from_finite_e4m3(const uint8_t* p) {  // bytes that are no NaN
+    const I bits = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), 20);
+    const I masked = _mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0x87f00000));
+    return _mm512_mul_ps(_mm512_castsi512_ps(masked), _mm512_castsi512_ps(_mm512_set1_epi32(0x7b800000)));  // 2^120
+  }
+  // The largest power of two that is not above |x|; zero where x is subnormal, infinity where it is not finite.
+  static F power_below(F x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)));
+  }
   // Pairs of bfloat16 to the floats of their first and of their second halves.
   static F first_of_pairs(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
@@ -110,6 +119,7 @@ struct Isa {
   static I set_int(int32_t x) { return _mm512_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I and_int(I a, I b) { return _mm512_and_si512(a, b); }
   static I add_int(I sum, I x) {
     asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;

@@ -11,7 +11,15 @@
 namespace inflight {
 
 // What numbers are stored in. The values are part of the C interface.
-enum Type : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kE4m3 = 3 };
+enum Type : int32_t {
+  kFloat32 = 0,
+  kBfloat16 = 1,
+  kInt8 = 2,         // of weights: rounded here, by groups of inputs
+  kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3
+  kInt4 = 4,         // weights only: a scale for each column and group of inputs
+  kInt8Columns = 5,  // weights only: a scale for each column
+  kInt8Sums = 6,     // weights only: the same, and inputs are rounded to INT8; integers are added up
+};
 
 constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
 
@@ -23,10 +31,15 @@ enum Ending : int32_t {
   kGelu = 3,   // the same with gelu by tanh
 };
 
-// What a weight is packed from: `[outputs][inputs]`, float32 or bfloat16.
+constexpr int kNibbles = 8;           // of a lane: INT4 is packed by so many inputs
+constexpr int kLongestGroup = 128;    // of INT4; groups divide it
+constexpr int kMostSummed = 1 << 17;  // products of INT8 that 32 bits add up exactly are fewer
+
+// What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below.
 struct PackSource {
   Type type;
   const void* data;
+  const float* scales;  // `[outputs]`, INT4 `[outputs][inputs / group]`; null: none
 };
 
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
@@ -36,6 +49,11 @@ struct PackedWeight {
   Type type = kFloat32;
   int inputs = 0;
   int columns = 0;  // a multiple of the panel's
+  // Of checkpoints that are quantized:
+  float* scales = nullptr;        // per column, in the order of the panels: what its sums are multiplied by; null: 1
+  const float* smooth = nullptr;  // per input: what it is multiplied by before it is rounded; null: 1
+  float input_scale = 0.0f;       // what inputs are rounded to multiples of; zero: they are not rounded by it
+  int group = 0;                  // kInt4: inputs that share a scale
 };
 
 // The rows of inputs of a product, in the type that the product of this weight takes.
@@ -84,9 +102,9 @@ struct Kernels {
   int panel;  // columns of a panel
 
   // The bytes of a packed weight's panels.
-  size_t (*packed_bytes)(Type type, int inputs, int columns);
-  // Packs the panels from `first` to `last` in the type of `to`, which is that of the source, or INT8; column `i` is
-  // row `order[i]` of the source, -1: of zeros.
+  size_t (*packed_bytes)(const PackedWeight& weight);
+  // Packs the panels from `first` to `last` in the type of `to`, and its scales; column `i` is row `order[i]` of the
+  // source, -1: of zeros.
   void (*pack)(const PackedWeight& to, const PackSource& source, const int32_t* order, int first, int last);
   // Multiplies `rows` by the panels from `first` to `last`; `outputs` has `output_stride` floats in a row.
   void (*multiply)(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,

@@ -77,7 +77,7 @@ class Buffer {
 struct Weight : PackedWeight {
   int tasks = 0;  // among which the panels are divided
   Buffer<char> memory;
-  Buffer<float> biases;
+  Buffer<float> biases, column_scales, smoothing;
 };
 
 struct Layer {
@@ -124,6 +124,7 @@ class Model {
   Weight& weight(int layer, int which);
   void check(const InflightStep& step) const;
   void check_range(const InflightRange& range, int index) const;
+  void check_weight(const InflightWeight& from, int layer, int which) const;
   void check_sample(const InflightSample& sample, int row) const;
 
   // Finds the positions, slots and angles of the step's tokens.

@@ -17,6 +17,7 @@ struct Operands {
   const char* weights;
   ptrdiff_t panel_stride;
   int inputs;
+  int group;  // of INT4
 
   const GroupScale& scale(int row, int group) const {
     return ((const GroupScale*)((const char*)scales + row * row_stride))[group];
@@ -198,10 +199,10 @@ struct Product {
 
   Operands operands(int row, int panel, int input, int inputs) const {
     const char* first = (const char*)rows.data + rows.stride * row;
-    const ptrdiff_t bytes = panel_bytes(weight.type, weight.inputs);
+    const ptrdiff_t bytes = panel_bytes(weight);
     return {first + input * input_bytes(weight.type), rows.stride,
             (const GroupScale*)(first + scales_offset(weight.inputs)) + input / Isa::kGroup,
-            (const char*)weight.panels + bytes * panel + offset_in_panel(weight.type, input), bytes, inputs};
+            (const char*)weight.panels + bytes * panel + offset_in_panel(weight, input), bytes, inputs, weight.group};
   }
 
   // Whole pairs: few rows and many compute the padding alike, so that their bits are the same.
@@ -214,10 +215,21 @@ struct Product {
   }
 
  private:
+  // A vector of sums, of columns from `column` on, as the checkpoint's scales make it.
+  F scaled(const float* sums, int row, int column) const {
+    if (!weight.scales) return Isa::load(sums);
+    const F by = Isa::load(weight.scales + column);
+    if (weight.type != inflight::kInt8Sums) return Isa::mul(Isa::load(sums), by);
+    const char* inputs = (const char*)rows.data + rows.stride * row;
+    const GroupScale& of_row = *(const GroupScale*)(inputs + scales_offset(weight.inputs));
+    const I whole = Isa::add_int(Isa::load_int((const int32_t*)sums), Isa::set_int(of_row.start));
+    return Isa::mul(Isa::to_float(whole), Isa::mul(by, Isa::set(of_row.scale)));
+  }
+
   void finish_one(const float* sums, int row, int panel) const {
     F all[kVectors];
     for (int v = 0; v < kVectors; v++) {
-      all[v] = Isa::load(sums + v * kLanes);
+      all[v] = scaled(sums + v * kLanes, row, panel * kPanel + v * kLanes);
       if (weight.bias) all[v] = Isa::add(all[v], Isa::load(weight.bias + panel * kPanel + v * kLanes));
     }
     float* out = outputs + row * output_stride;
@@ -259,7 +271,7 @@ inline void fetch(const void* from, ptrdiff_t bytes) {
 template <class Kind>
 void multiply_many(const Product& product, int count, int first, int last) {
   alignas(64) float sums[kBlockRows * kPanel];
-  alignas(64) char decoded[kChunk * kPanel * sizeof(float)];
+  alignas(64) char decoded[(kChunk + kChunk / inflight::kNibbles) * kPanel * sizeof(float)];  // with scales of groups
   const int blocks = (count + kBlockRows - 1) / kBlockRows, inputs = product.inputs();
   for (int block = 0, row = 0; block < blocks; block++) {
     const int size = (count - row + blocks - block - 1) / (blocks - block);
@@ -269,10 +281,10 @@ void multiply_many(const Product& product, int count, int first, int last) {
       for (int input = 0; input < inputs; input += kChunk) {
         Operands in = product.operands(row, panel, input, std::min(kChunk, inputs - input));
         // Each tile has a part of the next chunk loaded: all of it at once would wait for memory.
-        const ptrdiff_t part = (offset_in_panel(product.weight.type, kChunk) / tiles + 63) / 64 * 64;
-        const char* next = in.weights + offset_in_panel(product.weight.type, kChunk);
+        const ptrdiff_t part = (offset_in_panel(product.weight, kChunk) / tiles + 63) / 64 * 64;
+        const char* next = in.weights + offset_in_panel(product.weight, kChunk);
         if (Kind::kDecodes) {
-          Kind::decode(in.weights, in.inputs, decoded);
+          Kind::decode(in, decoded);
           in.weights = decoded;
         }
         for_tiles<Kind::Decoded::kTileRows>(size, [&](auto some, int at) {
@@ -311,7 +323,7 @@ struct AsFloats {
   using Decoded = FloatProducts;
   static constexpr int kFewRows = kRows;
   static constexpr bool kDecodes = false;
-  static void decode(const char*, int, char*) {}
+  static void decode(const Operands&, char*) {}
 };
 
 struct AsHalves : AsFloats {
@@ -324,10 +336,10 @@ struct AsWidened {
   using Decoded = FloatProducts;
   static constexpr int kFewRows = kRows;
   static constexpr bool kDecodes = true;
-  static void decode(const char* panel, int inputs, char* to) {
-    const uint16_t* from = (const uint16_t*)panel;
+  static void decode(const Operands& in, char* to) {
+    const uint16_t* from = (const uint16_t*)in.weights;
     float* out = (float*)to;
-    for (int k = 0; k < inputs; k += 2, from += 2 * kPanel, out += 2 * kPanel)
+    for (int k = 0; k < in.inputs; k += 2, from += 2 * kPanel, out += 2 * kPanel)
       for (int v = 0; v < kVectors; v++) {
         F first, second;
         Isa::split_pairs(from + v * 2 * kLanes, first, second);
@@ -342,8 +354,9 @@ struct AsIntegers {
   using Decoded = IntegerProducts<Isa::kWeightBytes == 1>;
   static constexpr int kFewRows = kRows;
   static constexpr bool kDecodes = Isa::kWeightBytes != 1;
-  static void decode(const char* panel, int inputs, char* to) {
-    for (int k = 0; k < inputs; k += Isa::kGroup) {
+  static void decode(const Operands& in, char* to) {
+    const char* panel = in.weights;
+    for (int k = 0; k < in.inputs; k += Isa::kGroup) {
       memcpy(to, panel, kPanel * sizeof(float));
       panel += kPanel * sizeof(float);
       to += kPanel * sizeof(float);
@@ -353,19 +366,5 @@ struct AsIntegers {
     }
   }
 };
-
-void multiply(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
-              float* outputs, ptrdiff_t stride) {
-  const Product product{weight, rows, ending, outputs, stride};
-  switch (weight.type) {
-    case inflight::kFloat32: return multiply_as<AsFloats>(product, count, first, last);
-    case inflight::kInt8: return multiply_as<AsIntegers>(product, count, first, last);
-    default:
-      if constexpr (Isa::kDotsBf16)
-        return multiply_as<AsHalves>(product, count, first, last);
-      else
-        return multiply_as<AsWidened>(product, count, first, last);
-  }
-}
 
 }  // namespace

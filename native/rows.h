@@ -39,6 +39,30 @@ inline void round_to_integers(Input input, int size, Isa::Input* to, GroupScale*
   }
 }
 
+// Rounds a row that a quantized checkpoint has scales for to INT8: to the nearest, ties to even; saturates. The one scale
+// says whether the row has a NaN, which integers cannot.
+template <class Input>
+inline void round_to_int8(Input input, const PackedWeight& weight, Isa::Input* to, GroupScale* scale) {
+  F nothing = Isa::zero();
+  for (int k = 0; k < weight.inputs; k += kLanes) {
+    F steps = Isa::div(input(k), Isa::set(weight.input_scale));
+    steps = Isa::min(Isa::set(127.0f), Isa::max(Isa::set(-128.0f), steps));
+    nothing = Isa::fma(steps, Isa::zero(), nothing);
+    Isa::to_inputs(to + k, steps);
+  }
+  int32_t sum = 0;
+  for (int k = 0; k < round_up(weight.inputs, Isa::kUnit); k++) sum += to[k];
+  *scale = {1.0f + Isa::sum(nothing), -Isa::kOffset * sum};
+}
+
+// Rounds to E4M3: to the nearest, ties to even; saturates, and NaN stays NaN. A sum with a number so large that its last
+// bit is the unit of x in E4M3 rounds x to that.
+inline F round_to_e4m3(F x) {
+  x = Isa::min(Isa::set(448.0f), Isa::max(Isa::set(-448.0f), x));
+  const F power = Isa::max(Isa::set(0x1p-6f), Isa::power_below(x)), large = Isa::mul(power, Isa::set(1.5f * 0x1p20f));
+  return Isa::sub(Isa::add(x, large), large);
+}
+
 void prepare(const PackedWeight& weight, const float* row, const float* gain, float eps, const InputRows& to,
              int index) {
   const int size = weight.inputs;
@@ -46,10 +70,20 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
   const F inverse = Isa::set(gain ? inverse_rms(row, eps, size) : 1.0f);
   auto input = [&](int k) {
     F x = Isa::load(row + k);
-    return gain ? Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k)) : x;
+    if (gain) x = Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k));
+    return weight.smooth ? Isa::mul(x, Isa::load(weight.smooth + k)) : x;
   };
   if (weight.type == inflight::kInt8) {
     round_to_integers(input, size, (Isa::Input*)out, (GroupScale*)(out + scales_offset(size)));
+  } else if (weight.type == inflight::kInt8Sums) {
+    round_to_int8(input, weight, (Isa::Input*)out, (GroupScale*)(out + scales_offset(size)));
+  } else if (weight.type == inflight::kE4m3) {
+    const F scale = Isa::set(weight.input_scale);
+    for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, round_to_e4m3(Isa::div(input(k), scale)));
+  } else if (weight.type == inflight::kInt4) {
+    static constexpr float kPlaces[] = {1, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 0x1p-28f,
+                                        1, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 0x1p-28f};
+    for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, Isa::mul(input(k), Isa::load(kPlaces)));
   } else if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
     for (int k = 0; k < size; k += kLanes) Isa::to_bf16((uint16_t*)out + k, input(k));
   } else {

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 4
+#define INFLIGHT_ABI 5
 
 typedef struct InflightModel InflightModel;
 
@@ -59,11 +59,18 @@ enum {
 };
 
 typedef struct {
-  int32_t type;         // 0: float32, 1: bfloat16
-  int32_t packed_type;  // the same, or 2: INT8, rounded by groups of inputs
-  const void* source;   // [outputs][inputs]
+  int32_t type;         // 0: float32, 1: bfloat16; of quantized checkpoints 2: INT8, 3: E4M3, 4: INT4
+  // The same; of types 0 and 1 also 2: INT8, rounded by groups of inputs; of type 2 either 5: multiplied with inputs as
+  // they are, or 6: with inputs in INT8.
+  int32_t packed_type;
+  const void* source;  // [outputs][inputs]; INT4: bytes [outputs / 2][inputs], the even output in the lower bits
   int32_t outputs, inputs;
   const float* bias;  // [outputs]; null: none
+  // Of quantized checkpoints, else null and zero:
+  const float* scales;  // of the products' sums, [outputs]; INT4: of the weights, [outputs][inputs / group]
+  const float* smooth;  // [inputs]: what inputs are multiplied by first; null: by nothing
+  float input_scale;    // packed types 3 and 6: inputs are rounded to its multiples that E4M3, or INT8, has
+  int32_t group;        // INT4: a multiple of 8 that divides 128
 } InflightWeight;
 
 // Tokens of one sequence that lie in a row in the batch. Each attends to the keys before it and to its own.

@@ -4,7 +4,7 @@
 #include "attend.h"
 #include "cache.h"
 #include "draw.h"
-#include "products.h"
+#include "quantized.h"
 #include "rows.h"
 
 namespace {

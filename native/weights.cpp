@@ -21,17 +21,7 @@ Weight& Model::weight(int layer, int which) {
 
 void Model::set_weight(int layer, int which, const InflightWeight& from) {
   Weight& to = weight(layer, which);
-  const int width = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
-  const int shapes[][2] = {{width, spec_.hidden},
-                           {spec_.hidden, spec_.heads * spec_.head_dim},
-                           {2 * spec_.intermediate, spec_.hidden},
-                           {spec_.hidden, spec_.intermediate},
-                           {spec_.vocabulary, spec_.hidden}};
-  if (from.outputs != shapes[which][0] || from.inputs != shapes[which][1])
-    fail("weight %d of layer %d is [%d, %d]; expected [%d, %d]", which, layer, from.outputs, from.inputs,
-         shapes[which][0], shapes[which][1]);
-  if ((from.type != kFloat32 && from.type != kBfloat16) || (from.packed_type != from.type && from.packed_type != kInt8))
-    fail("weight %d has type %d, to be packed as type %d", which, from.type, from.packed_type);
+  check_weight(from, layer, which);
   const int panel = kernels_.panel, half = panel / 2;
   const bool gate_up = which == INFLIGHT_GATE_UP;
   const int panels = gate_up ? (spec_.intermediate + half - 1) / half : (from.outputs + panel - 1) / panel;
@@ -47,7 +37,13 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
   to.type = (Type)from.packed_type;
   to.inputs = from.inputs;
   to.columns = panels * panel;
-  to.panels = to.memory.need(kernels_.packed_bytes(to.type, to.inputs, to.columns));
+  to.group = from.group;
+  to.input_scale = from.input_scale;
+  to.panels = to.memory.need(kernels_.packed_bytes(to));
+  to.scales = from.scales && to.type != kInt4 ? to.column_scales.need(to.columns) : nullptr;
+  to.smooth = nullptr;
+  if (from.smooth)
+    to.smooth = (float*)memcpy(to.smoothing.need(round_up(to.inputs, kAlign)), from.smooth, to.inputs * sizeof(float));
   to.bias = nullptr;
   if (from.bias) {
     float* bias = to.biases.need(to.columns);
@@ -55,7 +51,7 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
     to.bias = bias;
   }
   pool_.run(panels, [&](int task, int) {
-    kernels_.pack(to, {(Type)from.type, from.source}, order.data(), task, task + 1);
+    kernels_.pack(to, {(Type)from.type, from.source, from.scales}, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
   to.tasks = std::min((panels + 3) / 4, 8 * pool_.threads());

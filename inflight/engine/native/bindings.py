@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 4
+ABI = 5
 INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2")
 """The best one first."""
 _MESSAGE_BYTES = 256
@@ -67,7 +67,9 @@ class Weight(ctypes.Structure):
         ("source", c_void_p),
         ("outputs", c_int32),
         ("inputs", c_int32),
-        ("bias", c_void_p),
+        *((name, c_void_p) for name in ("bias", "scales", "smooth")),
+        ("input_scale", c_float),
+        ("group", c_int32),
     ]
 
 

@@ -26,13 +26,12 @@ from inflight.engine.native.bindings import (
     Rope,
     Spec,
     Step,
-    Weight,
     call,
     load_library,
 )
+from inflight.engine.native.weights import TYPES, give_up, plain_source, quantized_parts, quantized_source
 from inflight.engine.sampler import Draw
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 _QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _ATTENTION_NORM, _MLP_NORM, _MLP_OUTPUT_NORM, _QUERY_NORM, _KEY_NORM, _LAST_NORM = range(7)
 
@@ -46,7 +45,9 @@ class NativeModel:
         Raises:
             NativeError: the library cannot compute it; the model has its weights then.
         """
-        _check(model)
+        self.schemes = _check(model, weights)
+        """The names of the schemes that weights are in, where they are quantized."""
+        self._dtype = model.model.norm.weight.dtype
         self._vocab_size = model.config.vocab_size
         self._embedding = model.model.embed_tokens.weight
         spec, _held = _spec(model)
@@ -56,7 +57,7 @@ class NativeModel:
             gain = norm.gain().contiguous()
             call("inflight_set_norm", self._handle, layer, which, gain.data_ptr())
         for layer, which, linear in _linears(model):
-            self._take(layer, which, linear, weights)
+            self._take(layer, which, linear, weights == "int8")
 
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""
@@ -68,7 +69,7 @@ class NativeModel:
         keys, values = kv_pool.keys, kv_pool.values
         self._cache = keys, values, scales
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in (keys, values, *scales)]
-        call("inflight_set_cache", self._handle, Cache(_TYPES[keys.dtype], block_size, keys.shape[2], *pointers))
+        call("inflight_set_cache", self._handle, Cache(TYPES[keys.dtype], block_size, keys.shape[2], *pointers))
 
     def __call__(self, tokens: np.ndarray, ranges: Sequence[QueryRange], rows: Sequence[int]) -> Tensor:
         """Compute a step, and return the float32 logits ``[rows, vocab]`` of some of its tokens.
@@ -109,26 +110,27 @@ class NativeModel:
         count = library.inflight_phases(self._handle, seconds, most)
         return {library.inflight_phase_name(phase).decode(): seconds[phase] for phase in range(count)}
 
-    def _take(self, layer: int, which: int, linear: nn.Linear, weights: str) -> None:
+    def _take(self, layer: int, which: int, linear: nn.Module, rounded: bool) -> None:
         """Have the library pack a weight, and give up the memory of the original."""
-        weight = linear.weight.detach()
-        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        biases = None if bias is None else bias.data_ptr()
-        own = _TYPES[weight.dtype]
-        packed_type = _TYPES[torch.int8] if weights == "int8" else own
-        packed = Weight(own, packed_type, weight.data_ptr(), *weight.shape, biases)
-        call("inflight_set_weight", self._handle, layer, which, packed)
-        if weight.data_ptr() != self._embedding.data_ptr():
-            linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+        parts = quantized_parts("", linear)
+        if parts:
+            source = quantized_source(parts, self._dtype)
+        else:
+            assert isinstance(linear, nn.Linear)
+            source = plain_source(linear, TYPES[torch.int8] if rounded else None)
+        call("inflight_set_weight", self._handle, layer, which, source.structure())
+        give_up(linear, self._embedding)
 
 
-def _check(model: DecoderModel) -> None:
-    """Check that a model has weights that the library takes. Raises NativeError."""
-    for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is None or isinstance(module, (nn.Embedding, RmsNorm)):
-            continue
-        if not isinstance(module, nn.Linear):
-            raise NativeError(f"{name} is quantized")
+def _check(model: DecoderModel, weights: str) -> list[str]:
+    """Check that a model has weights that the library takes; return the names of their schemes. Raises NativeError."""
+    names, schemes = {module: name for name, module in model.named_modules()}, set[str]()
+    for _, _, linear in _linears(model):
+        parts = quantized_parts(names[linear], linear)
+        if parts and weights != "checkpoint":
+            raise NativeError(f"{names[linear]} is quantized")
+        schemes |= {part.quant_algo for part in parts}
+    return sorted(schemes)
 
 
 def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:
@@ -145,13 +147,13 @@ def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:
     spec = Spec(
         config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
         config.intermediate_size, config.vocab_size, config.activation != "silu", config.qk_norm, is_gemma,
-        config.rms_norm_eps, config.attention_scale, scale, _TYPES[embedding.dtype], embedding.data_ptr(),
+        config.rms_norm_eps, config.attention_scale, scale, TYPES[embedding.dtype], embedding.data_ptr(),
         len(ropes), ropes, rope_of_layer.ctypes.data, windows.ctypes.data,
     )  # fmt: skip
     return spec, [frequencies, ropes, rope_of_layer, windows]
 
 
-def _linears(model: DecoderModel) -> Iterator[tuple[int, int, nn.Linear]]:
+def _linears(model: DecoderModel) -> Iterator[tuple[int, int, nn.Module]]:
     """Yield every linear with its layer and the library's number for it."""
     for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp

@@ -1,0 +1,163 @@
+"""The native step with weights of quantized checkpoints: what PyTorch computes from them, with the same bits always."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inflight.engine.attention.torch_backend import QueryRange
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.native import prepare
+from inflight.engine.native.bindings import NativeError
+from inflight.engine.native.model import NativeModel
+from inflight.engine.quant.config import LayerQuantization, Quantization
+from inflight.engine.quant.convert import convert_linears
+from inflight.engine.quant.linears import Int4WeightLinear, Int8Linear, QuantizedLinear
+from tests.engine.support.native import CPU, SETS, VOCAB, by_pytorch, each_set, make_pool, random_decoder
+
+NEAR, ROUNDED = 1e-3, 0.25
+"""Of logits of about one: float32 sums beside float64's; and where inputs are rounded, a last bit tips some of them to
+their neighbours, which are 1/16 apart in E4M3."""
+SCHEMES = {"FP8": ROUNDED, "W8A16": NEAR, "W4A16_AWQ": NEAR, "W8A8_SQ_PER_CHANNEL": ROUNDED, "W4A8_AWQ": ROUNDED}
+each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+GROUP = {"llama": 16, "biases": 8, "gemma": 16}
+
+
+def _quantized(name: str, scheme: str, smoothed: bool = False, group: int | None = None) -> DecoderModel:
+    """Return a model whose linears are drawn in a scheme, with outputs of about one; lm_head is not quantized."""
+    model = random_decoder(name)
+    layers = [key for key, _ in model.named_modules() if key.startswith("model.layers")]
+    scales = {
+        f"{key}.{part}_proj.pre_quant_scale" for key in layers for part in ("q", "k", "v", "o", "up", "gate", "down")
+    }
+    head = model.lm_head.weight
+    kind = LayerQuantization(scheme, group or GROUP[name])
+    convert_linears(model, Quantization(kind, ("lm_head",), {}, False), scales if smoothed else (), exact=True)
+    model.lm_head.weight = head
+    generator = torch.Generator().manual_seed(0)
+    shared = dict[int, Tensor]()
+    for linear in [module for module in model.modules() if isinstance(module, QuantizedLinear)]:
+        for key, meta in list(linear.named_parameters(recurse=False)):
+            values = _draw(key, meta, linear, generator)
+            if key == "pre_quant_scale":
+                values = shared.setdefault(len(values), values)
+            setattr(linear, key, torch.nn.Parameter(values, requires_grad=False))
+    return model.eval().requires_grad_(False)
+
+
+def _draw(key: str, meta: Tensor, linear: QuantizedLinear, generator: torch.Generator) -> Tensor:
+    size, columns = meta.shape, linear.weight.shape[1]
+    if key == "input_scale":
+        return torch.tensor(1 / 24 if isinstance(linear, Int8Linear) else 1 / 64)
+    if key == "pre_quant_scale":
+        return torch.rand(size, generator=generator) + 0.5
+    if key == "bias":
+        return torch.randn(size, generator=generator)
+    if key == "weight_scale_2":
+        return torch.tensor(1 / 512)
+    if key == "weight_scale":
+        deviation = {torch.uint8: 4.6, torch.int8: 40.0, torch.float8_e4m3fn: 100.0}[linear.weight.dtype]
+        spread = torch.rand(size, generator=generator) + 0.5 if size else torch.tensor(1.0)
+        return spread / (deviation * columns**0.5)
+    if meta.dtype is torch.uint8:
+        return torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
+    values = torch.randn(size, generator=generator) * (40 if meta.dtype is torch.int8 else 100)
+    return values.clamp(-127, 127).round().to(torch.int8) if meta.dtype is torch.int8 else values.to(meta.dtype)
+
+
+def _native(model: DecoderModel, instruction_set: str, kind: str = "float32") -> NativeModel:
+    native = NativeModel(copy.deepcopy(model), instruction_set, 2)
+    native.use(make_pool(model, kind, 120, 16), 16)
+    return native
+
+
+def _tokens(count: int) -> list[int]:
+    return random.Random(3).choices(range(VOCAB), k=count)
+
+
+@each_set
+@each_scheme
+@pytest.mark.parametrize("name", ["llama", "biases", "gemma"])
+@pytest.mark.parametrize("smoothed", [False, True], ids=["", "smoothed"])
+def test_logits_are_those_of_pytorch(name: str, smoothed: bool, scheme: str, instruction_set: str) -> None:
+    model = _quantized(name, scheme, smoothed)
+    tokens = _tokens(60)
+    ranges = [QueryRange(0, 0, 60, range(5))]
+    expected = by_pytorch(model, make_pool(model, "float32", 120, 16), 16, tokens, ranges)
+    made = _native(model, instruction_set)(np.array(tokens), ranges, range(60))
+    spread = expected.std().clamp(min=1.0)
+    assert (made - expected).abs().max() / spread < SCHEMES[scheme]
+    own, other = (logits.double().log_softmax(-1) for logits in (expected / spread, made / spread))
+    assert (own.exp() * (own - other)).sum(-1).mean() < 1e-3
+
+
+@each_set
+@each_scheme
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_token_is_the_same_bits_however_many_are_computed_with_it(
+    name: str, scheme: str, instruction_set: str
+) -> None:
+    native, tokens = _native(_quantized(name, scheme), instruction_set, "int8"), np.array(_tokens(300))
+    whole = native(tokens, [QueryRange(0, 0, 300, range(20))], range(300))
+    assert whole.isfinite().all()
+    for sizes in ([1, 2, 3, 4, 5, 6, 7, 11, 12, 249], [150, 150], [37] * 8 + [4]):
+        at, parts = 0, []
+        for size in sizes:
+            ranges = [QueryRange(0, 0, 5, range(40, 60)), QueryRange(5, at, size, range(20))]
+            if size % 2:
+                ranges = [QueryRange(0, at, size, range(20))]
+            other = 0 if size % 2 else 5
+            step = np.concatenate((tokens[:other], tokens[at : at + size]))
+            parts.append(native(step, ranges, range(other, other + size)))
+            at += size
+        assert torch.equal(torch.cat(parts), whole), sizes
+
+
+@each_set
+@each_scheme
+def test_nan_stays_in_its_row(scheme: str, instruction_set: str) -> None:
+    model = _quantized("llama", scheme)
+    native, tokens = _native(model, instruction_set), np.array(_tokens(40)) % (VOCAB - 1)
+    ranges = [QueryRange(0, 0, 20, range(2)), QueryRange(20, 0, 20, range(2, 4))]
+    clean = native(tokens, ranges, range(40))
+    spoilt_model = copy.deepcopy(model)
+    spoilt_model.model.embed_tokens.weight[VOCAB - 1] = torch.nan
+    native, tokens[30] = _native(spoilt_model, instruction_set), VOCAB - 1
+    spoilt = native(tokens, ranges, range(40))
+    assert torch.equal(spoilt[:30], clean[:30])
+    assert spoilt[30:].isnan().all()
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_what_the_kernels_do_not_multiply_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch computes it, with the weights that it has kept."""
+    caplog.set_level("INFO")
+    different = _quantized("llama", "W8A16")
+    part = different.model.layers[0].self_attn.qkv_proj.k_proj
+    part.pre_quant_scale = torch.nn.Parameter(torch.ones(64), requires_grad=False)
+    for model, words in (
+        (_quantized("llama", "NVFP4"), "model.layers.0.self_attn.qkv_proj is quantized in NVFP4"),
+        (_quantized("llama", "W4A16_AWQ", group=4), "groups of 4 inputs"),
+        (different, "the parts of model.layers.0.self_attn.qkv_proj are quantized differently"),
+    ):
+        assert prepare.native_model(model, CPU, "auto", 1) is None
+        assert f"PyTorch computes the steps: {words}" in caplog.text or words in caplog.text
+        assert all(module.weight.numel() for module in model.modules() if isinstance(module, QuantizedLinear))
+    with pytest.raises(NativeError, match="qkv_proj is quantized"):
+        NativeModel(_quantized("llama", "FP8"), SETS[0], 1, "int8")
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_the_log_names_the_scheme_and_the_weights_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model = _quantized("llama", "W4A16_AWQ")
+    assert prepare.native_model(model, CPU, "auto", 1) is not None
+    assert "from weights in W4A16_AWQ" in caplog.text
+    linears = [module for module in model.modules() if isinstance(module, Int4WeightLinear)]
+    assert linears
+    assert not any(linear.weight.numel() or linear.weight_scale.numel() for linear in linears)

@@ -14,8 +14,11 @@ ROOT = Path(__file__).parents[2]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
 OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
-FILES = ("tests/engine/test_native_step.py", "tests/engine/test_native_draw.py")
-CHOSEN = "what_pytorch_computes or rounded or nan or refused or those_of_the_sort or without_a_token or temperature"
+FILES = tuple(f"tests/engine/test_native_{name}.py" for name in ("step", "draw", "quantized"))
+CHOSEN = (
+    "what_pytorch_computes or rounded or nan or refused or those_of_the_sort or without_a_token or temperature "
+    "or those_of_pytorch or however_many"
+)
 TESTS = (*FILES, "-k", CHOSEN)
 
 

@@ -113,6 +113,7 @@ struct Isa {
   static I set_int(int32_t x) { return _mm256_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
   static void store_int(int32_t* p, I x) { _mm256_storeu_si256((I*)p, x); }
+  static I shift_right(I x, int bits) { return _mm256_srli_epi32(x, bits); }
   static I and_int(I a, I b) { return _mm256_and_si256(a, b); }
   static I add_int(I sum, I x) {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
@@ -139,7 +140,7 @@ struct Isa {
     asm("" : "+x"(x));
     return x;
   }
-  static void to_inputs(Input* p, F steps) {
+  static void to_integers(int16_t* p, F steps) {
     const I words = _mm256_packs_epi32(_mm256_cvtps_epi32(steps), _mm256_setzero_si256());
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08)));
   }

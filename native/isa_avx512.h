@@ -119,6 +119,7 @@ struct Isa {
   static I set_int(int32_t x) { return _mm512_set1_epi32(x); }
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I shift_right(I x, int bits) { return _mm512_srli_epi32(x, bits); }
   static I and_int(I a, I b) { return _mm512_and_si512(a, b); }
   static I add_int(I sum, I x) {
     asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));  // in place: GCC would copy each sum in each turn of a loop
@@ -139,18 +140,18 @@ struct Isa {
   // Integers as they are stored to what add_products takes.
   static I load_weights(const int8_t* p) { return _mm512_loadu_si512(p); }
   static I add_products(I sums, I weights, I inputs) { return _mm512_dpbusd_epi32(sums, weights, inputs); }
-  static void to_inputs(Input* p, F steps) {
-    _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(steps)));
-  }
 #else
   static I load_weights(const int8_t* p) { return words(p); }
   static I add_products(I sums, I weights, I inputs) {
     return add_int(sums, _mm512_madd_epi16(weights, inputs));
   }
-  static void to_inputs(Input* p, F steps) {
+#endif
+  static void to_integers(int8_t* p, F steps) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(steps)));
+  }
+  static void to_integers(int16_t* p, F steps) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(steps)));
   }
-#endif
   // Keeps a vector in a register, where the compiler would read memory again for each use.
   static I kept(I x) {
     asm("" : "+v"(x));

@@ -16,8 +16,8 @@ enum Type : int32_t {
   kBfloat16 = 1,
   kInt8 = 2,         // of weights: rounded here, by groups of inputs
   kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3
-  kInt4 = 4,         // weights only: a scale for each column and group of inputs
-  kInt8Columns = 5,  // weights only: a scale for each column
+  kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
+  kInt8Columns = 5,  // weights only: a scale for each column; inputs are rounded to 16 bits
   kInt8Sums = 6,     // weights only: the same, and inputs are rounded to INT8; integers are added up
 };
 
@@ -32,7 +32,10 @@ enum Ending : int32_t {
 };
 
 constexpr int kNibbles = 8;           // of a lane: INT4 is packed by so many inputs
+constexpr int kNibbleOffset = 8;      // that INT4 is packed with
+constexpr int kShortestGroup = 16;    // of INT4: a vector's lanes
 constexpr int kLongestGroup = 128;    // of INT4; groups divide it
+constexpr int kWordGroup = 64;        // of kInt8Columns: inputs that are rounded together
 constexpr int kMostSummed = 1 << 17;  // products of INT8 that 32 bits add up exactly are fewer
 
 // What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below.
@@ -53,7 +56,7 @@ struct PackedWeight {
   float* scales = nullptr;        // per column, in the order of the panels: what its sums are multiplied by; null: 1
   const float* smooth = nullptr;  // per input: what it is multiplied by before it is rounded; null: 1
   float input_scale = 0.0f;       // what inputs are rounded to multiples of; zero: they are not rounded by it
-  int group = 0;                  // kInt4: inputs that share a scale
+  int group = 0;                  // kInt4 and kInt8Columns: inputs that share a scale
 };
 
 // The rows of inputs of a product, in the type that the product of this weight takes.

@@ -5,6 +5,8 @@
 // between the chunks: the same sums in the same order, so the same bits.
 #pragma once
 
+#include <type_traits>
+
 #include "weights.h"
 
 namespace {
@@ -17,7 +19,7 @@ struct Operands {
   const char* weights;
   ptrdiff_t panel_stride;
   int inputs;
-  int group;  // of INT4
+  int group;  // of words: inputs that share a scale
 
   const GroupScale& scale(int row, int group) const {
     return ((const GroupScale*)((const char*)scales + row * row_stride))[group];
@@ -114,32 +116,47 @@ struct HalfProducts {
   }
 };
 
-// IntegerProducts, by groups of inputs whose products add up exactly. `Stored`: as packed weights have them, else as
-// Isa::add_products takes them.
+// The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
+struct Bytes {
+  static constexpr int kUnit = Isa::kUnit;  // inputs of a lane
+  static constexpr int kStep = kUnit;       // inputs of a turn of the loop
+  static constexpr int kInputBytes = sizeof(Isa::Input);
+  static constexpr int group(const Operands&) { return Isa::kGroup; }
+  static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : Isa::kWeightBytes); }
+  static I load(const char* weights, int k, int vector) {
+    const char* from = weights + bytes(k) + bytes(kUnit) / kVectors * vector;
+    return Stored ? Isa::load_weights((const int8_t*)from) : Isa::load_int((const int32_t*)from);
+  }
+  static I add(I sums, I weights, I inputs) { return Isa::add_products(sums, weights, inputs); }
+};
+
+// Integers by groups of inputs, whose products add up exactly: a panel has the scales of a group before its integers.
+template <class Form>
 struct IntegerProducts {
+  using Integers = Form;
   static constexpr int kTileRows = Isa::kIntegerRows;
-  static constexpr ptrdiff_t kGroupBytes =
-      kPanel * (ptrdiff_t)sizeof(float) + kPanel * Isa::kGroup * (Stored ? 1 : Isa::kWeightBytes);
+  static constexpr ptrdiff_t group_bytes(int group) { return kPanel * (ptrdiff_t)sizeof(float) + Form::bytes(group); }
 
   template <int R, int P>
   static void add(const Operands& in, float* to) {
-    for (int group = 0; group * Isa::kGroup < in.inputs; group++) {
-      const char* weights = in.weights + group * kGroupBytes + kPanel * sizeof(float);
-      const char* rows = in.rows + group * Isa::kGroup * sizeof(Isa::Input);
+    const int size = Form::group(in);
+    const char *scales = in.weights, *rows = in.rows;
+    for (int group = 0; group * size < in.inputs; group++) {
+      const char* weights = scales + kPanel * sizeof(float);
       I sums[R][P * kVectors];
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
-      for (int k = 0; k < Isa::kGroup; k += Isa::kUnit) {
-        I w[P * kVectors];
-        for (int v = 0; v < P * kVectors; v++)
-          w[v] = Isa::kept(load(weights + v / kVectors * in.panel_stride, k, v % kVectors));
-        for (int r = 0; r < R; r++) {
-          const I x = Isa::spread(rows + r * in.row_stride + k * sizeof(Isa::Input));
-          for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::add_products(sums[r][v], w[v], x);
+      for (int k = 0; k < size; k += Form::kStep)
+        for (int unit = k; unit < k + Form::kStep; unit += Form::kUnit) {
+          I w[P * kVectors];
+          for (int v = 0; v < P * kVectors; v++)
+            w[v] = Isa::kept(Form::load(weights + v / kVectors * in.panel_stride, unit, v % kVectors));
+          for (int r = 0; r < R; r++) {
+            const I x = Isa::spread(rows + r * in.row_stride + unit * Form::kInputBytes);
+            for (int v = 0; v < P * kVectors; v++) sums[r][v] = Form::add(sums[r][v], w[v], x);
+          }
         }
-      }
-      const char* scales = in.weights + group * kGroupBytes;
       for (int v = 0; v < P * kVectors; v++) {
         const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
         const F scale = Isa::load(from);
@@ -149,16 +166,9 @@ struct IntegerProducts {
           Isa::store(sum, Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum)));
         }
       }
+      scales += group_bytes(size);
+      rows += size * Form::kInputBytes;
     }
-  }
-
- private:
-  static I load(const char* weights, int k, int vector) {
-    const ptrdiff_t at = (ptrdiff_t)k * kPanel + vector * kLanes * Isa::kUnit;
-    if constexpr (Stored)
-      return Isa::load_weights((const int8_t*)weights + at);
-    else
-      return Isa::load_int((const int32_t*)(weights + at * Isa::kWeightBytes));
   }
 };
 
@@ -201,7 +211,7 @@ struct Product {
     const char* first = (const char*)rows.data + rows.stride * row;
     const ptrdiff_t bytes = panel_bytes(weight);
     return {first + input * input_bytes(weight.type), rows.stride,
-            (const GroupScale*)(first + scales_offset(weight.inputs)) + input / Isa::kGroup,
+            (const GroupScale*)(first + scales_offset(weight)) + input / group_of(weight),
             (const char*)weight.panels + bytes * panel + offset_in_panel(weight, input), bytes, inputs, weight.group};
   }
 
@@ -221,7 +231,7 @@ struct Product {
     const F by = Isa::load(weight.scales + column);
     if (weight.type != inflight::kInt8Sums) return Isa::mul(Isa::load(sums), by);
     const char* inputs = (const char*)rows.data + rows.stride * row;
-    const GroupScale& of_row = *(const GroupScale*)(inputs + scales_offset(weight.inputs));
+    const GroupScale& of_row = *(const GroupScale*)(inputs + scales_offset(weight));
     const I whole = Isa::add_int(Isa::load_int((const int32_t*)sums), Isa::set_int(of_row.start));
     return Isa::mul(Isa::to_float(whole), Isa::mul(by, Isa::set(of_row.scale)));
   }
@@ -349,20 +359,21 @@ struct AsWidened {
   }
 };
 
+template <class Form, class DecodedForm>
 struct AsIntegers {
-  using Stored = IntegerProducts<true>;
-  using Decoded = IntegerProducts<Isa::kWeightBytes == 1>;
+  using Stored = IntegerProducts<Form>;
+  using Decoded = IntegerProducts<DecodedForm>;
   static constexpr int kFewRows = kRows;
-  static constexpr bool kDecodes = Isa::kWeightBytes != 1;
+  static constexpr bool kDecodes = !std::is_same_v<Form, DecodedForm>;
   static void decode(const Operands& in, char* to) {
-    const char* panel = in.weights;
-    for (int k = 0; k < in.inputs; k += Isa::kGroup) {
-      memcpy(to, panel, kPanel * sizeof(float));
-      panel += kPanel * sizeof(float);
+    const int size = Form::group(in);
+    const char* from = in.weights;
+    for (int first = 0; first < in.inputs; first += size, from += Stored::group_bytes(size)) {
+      memcpy(to, from, kPanel * sizeof(float));
       to += kPanel * sizeof(float);
-      constexpr int step = kLanes * Isa::kUnit;
-      for (int at = 0; at < Isa::kGroup * kPanel; at += step, panel += step, to += step * Isa::kWeightBytes)
-        Isa::store_int((int32_t*)to, Isa::load_weights((const int8_t*)panel));
+      for (int k = 0; k < size; k += Form::kUnit)
+        for (int v = 0; v < kVectors; v++, to += sizeof(I))
+          Isa::store_int((int32_t*)to, Form::load(from + kPanel * sizeof(float), k, v));
     }
   }
 };

@@ -18,24 +18,24 @@ inline float inverse_rms(const float* row, float eps, int size) {
 }
 
 // Rounds a row to integers by groups, to the nearest multiple of the largest's part. A group with NaN or infinity has
-// NaN as its scale. `input(k)` is a vector of the row, which is padded with zeros to whole groups.
-template <class Input>
-inline void round_to_integers(Input input, int size, Isa::Input* to, GroupScale* scales) {
-  constexpr int vectors = Isa::kGroup / kLanes;
-  for (int first = 0; first < size; first += Isa::kGroup, to += Isa::kGroup, scales++) {
-    F group[vectors], largest = Isa::zero(), nothing = Isa::zero();
-    for (int v = 0; v < vectors; v++) {
-      group[v] = input(first + v * kLanes);
-      largest = Isa::max(largest, Isa::max(group[v], Isa::sub(Isa::zero(), group[v])));
-      nothing = Isa::fma(group[v], Isa::zero(), nothing);
+// NaN as its scale. `input(k)` is a vector of the row, which is padded with zeros to whole groups; weights have an offset.
+template <class Integer, class Input>
+inline void round_to_integers(Input input, const PackedWeight& weight, float most, int offset, Integer* to,
+                              GroupScale* scales) {
+  const int size = group_of(weight);
+  for (int first = 0; first < weight.inputs; first += size, to += size, scales++) {
+    F largest = Isa::zero(), nothing = Isa::zero();
+    for (int k = 0; k < size; k += kLanes) {
+      const F x = input(first + k);
+      largest = Isa::max(largest, Isa::max(x, Isa::sub(Isa::zero(), x)));
+      nothing = Isa::fma(x, Isa::zero(), nothing);
     }
-    const float most = Isa::largest(largest);
-    const F by = Isa::set(most > 0.0f ? Isa::kLargestInput / most : 0.0f);
-    for (int v = 0; v < vectors; v++) Isa::to_inputs(to + v * kLanes, Isa::mul(group[v], by));
+    const float unit = Isa::largest(largest);
+    const F by = Isa::set(unit > 0.0f ? most / unit : 0.0f);
+    for (int k = 0; k < size; k += kLanes) Isa::to_integers(to + k, Isa::mul(input(first + k), by));
     int32_t sum = 0;
-    if (Isa::kOffset)
-      for (int k = 0; k < Isa::kGroup; k++) sum += to[k];
-    *scales = {most / Isa::kLargestInput + Isa::sum(nothing), -Isa::kOffset * sum};
+    for (int k = 0; k < size && offset; k++) sum += to[k];
+    *scales = {unit / most + Isa::sum(nothing), -offset * sum};
   }
 }
 
@@ -48,7 +48,7 @@ inline void round_to_int8(Input input, const PackedWeight& weight, Isa::Input* t
     F steps = Isa::div(input(k), Isa::set(weight.input_scale));
     steps = Isa::min(Isa::set(127.0f), Isa::max(Isa::set(-128.0f), steps));
     nothing = Isa::fma(steps, Isa::zero(), nothing);
-    Isa::to_inputs(to + k, steps);
+    Isa::to_integers(to + k, steps);
   }
   int32_t sum = 0;
   for (int k = 0; k < round_up(weight.inputs, Isa::kUnit); k++) sum += to[k];
@@ -73,17 +73,17 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
     if (gain) x = Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k));
     return weight.smooth ? Isa::mul(x, Isa::load(weight.smooth + k)) : x;
   };
+  GroupScale* scales = (GroupScale*)(out + scales_offset(weight));
   if (weight.type == inflight::kInt8) {
-    round_to_integers(input, size, (Isa::Input*)out, (GroupScale*)(out + scales_offset(size)));
+    round_to_integers(input, weight, Isa::kLargestInput, Isa::kOffset, (Isa::Input*)out, scales);
+  } else if (in_groups(weight.type)) {
+    const int offset = weight.type == inflight::kInt4 ? inflight::kNibbleOffset : 0;
+    round_to_integers(input, weight, 32767.0f, offset, (int16_t*)out, scales);
   } else if (weight.type == inflight::kInt8Sums) {
-    round_to_int8(input, weight, (Isa::Input*)out, (GroupScale*)(out + scales_offset(size)));
+    round_to_int8(input, weight, (Isa::Input*)out, scales);
   } else if (weight.type == inflight::kE4m3) {
     const F scale = Isa::set(weight.input_scale);
     for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, round_to_e4m3(Isa::div(input(k), scale)));
-  } else if (weight.type == inflight::kInt4) {
-    static constexpr float kPlaces[] = {1, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 0x1p-28f,
-                                        1, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 0x1p-28f};
-    for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, Isa::mul(input(k), Isa::load(kPlaces)));
   } else if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
     for (int k = 0; k < size; k += kLanes) Isa::to_bf16((uint16_t*)out + k, input(k));
   } else {

@@ -70,7 +70,7 @@ typedef struct {
   const float* scales;  // of the products' sums, [outputs]; INT4: of the weights, [outputs][inputs / group]
   const float* smooth;  // [inputs]: what inputs are multiplied by first; null: by nothing
   float input_scale;    // packed types 3 and 6: inputs are rounded to its multiples that E4M3, or INT8, has
-  int32_t group;        // INT4: a multiple of 8 that divides 128
+  int32_t group;        // INT4: 16, 32, 64 or 128
 } InflightWeight;
 
 // Tokens of one sequence that lie in a row in the batch. Each attends to the keys before it and to its own.

@@ -37,10 +37,10 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
   to.type = (Type)from.packed_type;
   to.inputs = from.inputs;
   to.columns = panels * panel;
-  to.group = from.group;
+  to.group = to.type == kInt8Columns ? kWordGroup : from.group;
   to.input_scale = from.input_scale;
   to.panels = to.memory.need(kernels_.packed_bytes(to));
-  to.scales = from.scales && to.type != kInt4 ? to.column_scales.need(to.columns) : nullptr;
+  to.scales = to.type == kE4m3 || to.type == kInt8Sums ? to.column_scales.need(to.columns) : nullptr;
   to.smooth = nullptr;
   if (from.smooth)
     to.smooth = (float*)memcpy(to.smoothing.need(round_up(to.inputs, kAlign)), from.smooth, to.inputs * sizeof(float));

@@ -2,8 +2,8 @@
 //
 // A panel has all inputs of its columns. Floats lie input by input; bfloat16 by pairs of inputs, so that a pair of a
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
-// Isa::kUnit inputs. Of quantized checkpoints E4M3 and INT8 lie input by input, or by units where integers are added up;
-// INT4 by groups: the scale of each column, then lanes of eight inputs of a column.
+// Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by pairs of inputs in groups, as above,
+// or by units without groups where inputs are in INT8 too. INT4 lies in groups by lanes of eight inputs of a column.
 #pragma once
 
 #include <algorithm>
@@ -22,35 +22,46 @@ struct GroupScale {
   int32_t start;
 };
 
-inline ptrdiff_t group_bytes() { return kPanel * (ptrdiff_t)sizeof(float) + kPanel * Isa::kGroup; }
+// The inputs that share a scale.
+inline int group_of(const PackedWeight& weight) { return weight.group ? weight.group : Isa::kGroup; }
 
-// The bytes of a group of INT4.
-inline ptrdiff_t nibble_group_bytes(int group) { return kPanel * ((ptrdiff_t)sizeof(float) + group / 2); }
+// The bytes of a group: a scale for each column, and the integers.
+inline ptrdiff_t group_bytes(const PackedWeight& weight) {
+  const int group = group_of(weight);
+  return kPanel * ((ptrdiff_t)sizeof(float) + (weight.type == inflight::kInt4 ? group / 2 : group));
+}
+
+inline bool in_groups(Type type) {
+  return type == inflight::kInt8 || type == inflight::kInt4 || type == inflight::kInt8Columns;
+}
 
 // The bytes from a panel's begin to an input, which is the first of a pair, of a unit, or of a group.
 inline ptrdiff_t offset_in_panel(const PackedWeight& weight, int input) {
   switch (weight.type) {
     case inflight::kFloat32: return (ptrdiff_t)input * kPanel * sizeof(float);
     case inflight::kBfloat16: return (ptrdiff_t)input * kPanel * sizeof(uint16_t);
-    case inflight::kInt8: return input / Isa::kGroup * group_bytes();
-    case inflight::kInt4: return input / weight.group * nibble_group_bytes(weight.group);
-    default: return (ptrdiff_t)input * kPanel;
+    case inflight::kE4m3:
+    case inflight::kInt8Sums: return (ptrdiff_t)input * kPanel;
+    default: return input / group_of(weight) * group_bytes(weight);
   }
 }
 
 inline ptrdiff_t panel_bytes(const PackedWeight& weight) {
-  const bool summed = weight.type == inflight::kInt8Sums;
-  return offset_in_panel(weight, round_up(weight.inputs, weight.type == inflight::kInt8 ? Isa::kGroup : summed ? 4 : 2));
+  const int whole = in_groups(weight.type) ? group_of(weight) : weight.type == inflight::kInt8Sums ? 4 : 2;
+  return offset_in_panel(weight, round_up(weight.inputs, whole));
 }
 
 // The bytes of an input of a row.
 inline int input_bytes(Type type) {
   if (type == inflight::kInt8 || type == inflight::kInt8Sums) return sizeof(Isa::Input);
+  if (in_groups(type)) return sizeof(int16_t);
   return type == inflight::kBfloat16 && Isa::kDotsBf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
 // Where a row of integers has the scales of its groups.
-inline ptrdiff_t scales_offset(int inputs) { return round_up(inputs, Isa::kGroup) * (ptrdiff_t)sizeof(Isa::Input); }
+inline ptrdiff_t scales_offset(const PackedWeight& weight) {
+  return round_up(weight.inputs, group_of(weight)) * (ptrdiff_t)input_bytes(weight.type);
+}
 
 size_t packed_bytes(const PackedWeight& weight) { return panel_bytes(weight) * (weight.columns / kPanel); }
 
@@ -59,10 +70,14 @@ inline float element(const PackSource& source, size_t at) {
   return float_of(((const uint16_t*)source.data)[at]);
 }
 
-// Rounds a column's weights, of `inputs` from `row` on, to INT8 by groups: to the nearest multiple of a 127th of the
-// largest. A group with NaN or infinity has NaN as its scale.
-inline void pack_integers(const PackSource& source, size_t row, int inputs, int column, char* panel) {
-  for (int first = 0; first < inputs; first += Isa::kGroup, panel += group_bytes()) {
+// Where an integer of a column lies, by units of so many inputs.
+inline size_t place(int k, int column, int unit) { return ((size_t)k / unit * kPanel + column) * unit + k % unit; }
+
+// Rounds a column's weights, which begin at `row`, to INT8 by groups: to the nearest multiple of a 127th of the largest.
+// A group with NaN or infinity has NaN as its scale.
+inline void pack_integers(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
+  const int inputs = to.inputs;
+  for (int first = 0; first < inputs; first += Isa::kGroup, panel += group_bytes(to)) {
     const int last = std::min(first + Isa::kGroup, inputs);
     float largest = 0.0f, nothing = 0.0f;
     for (int k = first; k < last; k++) {
@@ -75,75 +90,80 @@ inline void pack_integers(const PackSource& source, size_t row, int inputs, int 
     int8_t* integers = (int8_t*)panel + kPanel * sizeof(float);
     for (int k = first; k < last; k++) {
       const float steps = scale > 0.0f ? std::nearbyint(element(source, row + k) / scale) : 0.0f;
-      const int at = k - first;
-      integers[(size_t)at / Isa::kUnit * kPanel * Isa::kUnit + column * Isa::kUnit + at % Isa::kUnit] = (int8_t)std::clamp(steps, -127.0f, 127.0f);  // a subnormal scale is rounded itself
+      // A subnormal scale is rounded itself.
+      integers[place(k - first, column, Isa::kUnit)] = (int8_t)std::clamp(steps, -127.0f, 127.0f);
     }
   }
 }
 
 // Packs a column of bytes. What is no number in E4M3 becomes zero, and the column's scale no number instead.
-inline void pack_bytes(const PackSource& source, size_t row, int column, int unit, const PackedWeight& to, char* panel,
+inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel,
                        float& scale) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
   scale = source.scales[row];
   for (int k = 0; k < to.inputs; k++) {
     const bool nan = to.type == inflight::kE4m3 && (from[k] & 0x7f) == 0x7f;
     if (nan) scale = std::numeric_limits<float>::quiet_NaN();
-    panel[((size_t)k / unit * kPanel + column) * unit + k % unit] = nan ? 0 : (char)from[k];
+    panel[place(k, column, to.type == inflight::kE4m3 ? 1 : Isa::kUnit)] = nan ? 0 : (char)from[k];
   }
 }
 
-// Packs a column of INT4: all but the uppermost of a lane's eight with an offset of 8, since a lane is read as a number
-// of 32 bits with all others masked out.
-inline void pack_nibbles(const PackSource& source, size_t row, int column, const PackedWeight& to, char* panel) {
+// Packs a column of INT8 by groups, each with the column's scale: rows have one for each group.
+inline void pack_words(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
+  const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
+  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
+    ((float*)panel)[column] = source.scales[row];
+    for (int k = first; k < std::min(first + to.group, to.inputs); k++)
+      panel[kPanel * sizeof(float) + place(k - first, column, 2)] = (char)from[k];
+  }
+}
+
+// Packs a column of INT4 with an offset of 8. A lane has the first inputs of four pairs below the second ones, so that
+// each pair is masked out as two words.
+inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row / 2 * to.inputs;
   const float* scales = source.scales + row * (to.inputs / to.group);
-  for (int first = 0; first < to.inputs; first += to.group, panel += nibble_group_bytes(to.group)) {
+  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
     ((float*)panel)[column] = *scales++;
-    for (int k = 0; k < to.group; k += inflight::kNibbles) {
-      uint32_t lane = 0x08888888;
-      for (int j = 0; j < inflight::kNibbles; j++)
-        lane ^= (uint32_t)(from[first + k + j] >> row % 2 * 4 & 15) << 4 * j;  // adding 8 turns the uppermost bit
-      memcpy(panel + kPanel * sizeof(float) + ((size_t)k / inflight::kNibbles * kPanel + column) * sizeof lane, &lane,
-             sizeof lane);
+    uint32_t* lanes = (uint32_t*)panel + kPanel + column;
+    for (int k = 0; k < to.group; k++) {
+      const uint32_t nibble = (from[first + k] >> row % 2 * 4 & 15) ^ inflight::kNibbleOffset;
+      lanes[k / inflight::kNibbles * kPanel] |= nibble << (k % 2 * 16 + k % inflight::kNibbles / 2 * 4);
     }
   }
 }
 
-// Packs a column of a quantized checkpoint, or one of zeros.
-inline void pack_quantized(const PackedWeight& to, const PackSource& source, int row, int panel, int j, char* out) {
-  if (to.type == inflight::kInt4) {
-    if (row >= 0) pack_nibbles(source, row, j, to, out);
-    return;  // a scale of zero is enough for the others
+// Packs a column of a panel that is zero.
+inline void pack_column(const PackedWeight& to, const PackSource& source, size_t row, int panel, int j, char* out) {
+  const size_t first = row * to.inputs;
+  switch (to.type) {
+    case inflight::kFloat32:
+      for (int k = 0; k < to.inputs; k++) ((float*)out)[place(k, j, 1)] = element(source, first + k);
+      return;
+    case inflight::kBfloat16:
+      for (int k = 0; k < to.inputs; k++) ((uint16_t*)out)[place(k, j, 2)] = ((const uint16_t*)source.data)[first + k];
+      return;
+    case inflight::kInt8: return pack_integers(to, source, first, j, out);
+    case inflight::kInt4: return pack_nibbles(to, source, row, j, out);
+    case inflight::kInt8Columns: return pack_words(to, source, row, j, out);
+    default: return pack_bytes(to, source, row, j, out, to.scales[panel * kPanel + j]);
   }
-  float& scale = to.scales[panel * kPanel + j];
-  scale = 0.0f;
-  if (row >= 0) pack_bytes(source, row, j, to.type == inflight::kInt8Sums ? Isa::kUnit : 1, to, out, scale);
 }
 
 void pack(const PackedWeight& to, const PackSource& source, const int32_t* order, int first, int last) {
-  const int inputs = to.inputs;
   const size_t bytes = panel_bytes(to);
   for (int panel = first; panel < last; panel++) {
     char* out = (char*)to.panels + bytes * panel;
     memset(out, 0, bytes);
     for (int j = 0; j < kPanel; j++) {
-      const int column = order[panel * kPanel + j];
-      if (to.type > inflight::kInt8) pack_quantized(to, source, column, panel, j, out);
-      if (column < 0 || to.type > inflight::kInt8) continue;
-      const size_t row = (size_t)column * inputs;
-      if (to.type == inflight::kInt8) pack_integers(source, row, inputs, j, out);
-      for (int k = 0; k < inputs && to.type != inflight::kInt8; k++) {
-        if (to.type == inflight::kFloat32)
-          ((float*)out)[(size_t)k * kPanel + j] = element(source, row + k);
-        else
-          ((uint16_t*)out)[((size_t)k / 2 * kPanel + j) * 2 + k % 2] = ((const uint16_t*)source.data)[row + k];
-      }
+      if (to.scales) to.scales[panel * kPanel + j] = 0.0f;
+      if (order[panel * kPanel + j] >= 0) pack_column(to, source, order[panel * kPanel + j], panel, j, out);
     }
-    for (size_t at = 0; at < bytes && to.type == inflight::kInt8Sums; at++) out[at] += (char)Isa::kOffset;
-    if (to.type != inflight::kInt8) continue;
-    for (size_t group = 0; group < bytes; group += group_bytes())
-      for (int at = 0; at < kPanel * Isa::kGroup; at++) out[group + kPanel * sizeof(float) + at] += (char)Isa::kOffset;
+    if (to.type == inflight::kInt8Sums)
+      for (size_t at = 0; at < bytes; at++) out[at] += (char)Isa::kOffset;
+    if (to.type == inflight::kInt8)
+      for (size_t group = 0; group < bytes; group += group_bytes(to))
+        for (int at = 0; at < kPanel * Isa::kGroup; at++) out[group + kPanel * sizeof(float) + at] += (char)Isa::kOffset;
   }
 }
 

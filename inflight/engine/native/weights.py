@@ -16,7 +16,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn
 """The library's numbers for types; two INT4 are held as uint8."""
 _PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3}
 """The library's number for what the weights of a scheme are packed as."""
-_GROUPS = (8, 16, 32, 64, 128)
+_GROUPS = (16, 32, 64, 128)
 """Sizes of groups of INT4 that a chunk of a panel has whole."""
 
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "weights.h"
 
@@ -116,6 +117,19 @@ struct HalfProducts {
   }
 };
 
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+// Calls `body` with the numbers below N, as types: a compiler might not unroll the loop.
+template <int N, class Body>
+inline void repeat(Body body) {
+  [&]<int... number>(std::integer_sequence<int, number...>) {
+    (body(Count<number>()), ...);
+  }(std::make_integer_sequence<int, N>());
+}
+
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
 struct Bytes {
@@ -148,15 +162,15 @@ struct IntegerProducts {
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < size; k += Form::kStep)
-        for (int unit = k; unit < k + Form::kStep; unit += Form::kUnit) {
-          I w[P * kVectors];
-          for (int v = 0; v < P * kVectors; v++)
-            w[v] = Isa::kept(Form::load(weights + v / kVectors * in.panel_stride, unit, v % kVectors));
-          for (int r = 0; r < R; r++) {
-            const I x = Isa::spread(rows + r * in.row_stride + unit * Form::kInputBytes);
-            for (int v = 0; v < P * kVectors; v++) sums[r][v] = Form::add(sums[r][v], w[v], x);
+        repeat<Form::kStep / Form::kUnit>([&](auto unit) {
+          const int at = k + unit.value * Form::kUnit;
+          I x[R];
+          for (int r = 0; r < R; r++) x[r] = Isa::spread(rows + r * in.row_stride + at * Form::kInputBytes);
+          for (int v = 0; v < P * kVectors; v++) {
+            const I w = Isa::kept(Form::load(weights + v / kVectors * in.panel_stride, at, v % kVectors));
+            for (int r = 0; r < R; r++) sums[r][v] = Form::add(sums[r][v], w, x[r]);
           }
-        }
+        });
       for (int v = 0; v < P * kVectors; v++) {
         const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
         const F scale = Isa::load(from);
@@ -173,11 +187,6 @@ struct IntegerProducts {
 };
 
 // Calls `body` with tiles of at most `Most` rows, as even as can be: with the number of rows as a type, and the first.
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
-
 template <int Most, class Body>
 inline void for_tiles(int rows, Body body) {
   const int tiles = (rows + Most - 1) / Most;

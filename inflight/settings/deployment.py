@@ -95,7 +95,7 @@ class EngineSettings(Section):
     )
     weights: Annotated[Literal["checkpoint", "int8"], PORTABLE_ONLY] = Field(
         "checkpoint",
-        description="types of the weights. checkpoint: as it has them; int8: those of a checkpoint that is not "
+        description="types of the weights. checkpoint: as it has them; int8: those that the checkpoint has not "
         "quantized are rounded to INT8 as they are loaded, by groups of inputs, and Inflight's own kernels multiply "
         "them with inputs that are rounded to integers too (`cpu_step`; PyTorch and GPUs refuse it). A draft model "
         "keeps its own",

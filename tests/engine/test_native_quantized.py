@@ -13,7 +13,7 @@ from torch import Tensor
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.native import prepare
-from inflight.engine.native.bindings import NativeError
+from inflight.engine.native.bindings import NativeError, Weight, call
 from inflight.engine.native.model import NativeModel
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.convert import convert_linears
@@ -24,6 +24,8 @@ NEAR, ROUNDED = 1e-3, 0.25
 """Of logits of about one: float32 sums beside float64's; and where inputs are rounded, a last bit tips some of them to
 their neighbours, which are 1/16 apart in E4M3."""
 SCHEMES = {"FP8": ROUNDED, "W8A16": NEAR, "W4A16_AWQ": NEAR, "W8A8_SQ_PER_CHANNEL": ROUNDED, "W4A8_AWQ": ROUNDED}
+OUTPUT = 1
+"""The library's number for the projection of attention's outputs."""
 each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 GROUP = {"llama": 16, "biases": 8, "gemma": 16}
 SERVED = [(name, scheme) for name in GROUP for scheme in SCHEMES if (name, scheme) != ("biases", "W4A16_AWQ")]
@@ -152,8 +154,49 @@ def test_what_the_kernels_do_not_multiply_is_named(caplog: pytest.LogCaptureFixt
         assert prepare.native_model(model, CPU, "auto", 1) is None
         assert f"PyTorch computes the steps: {words}" in caplog.text
         assert all(module.weight.numel() for module in model.modules() if isinstance(module, QuantizedLinear))
-    with pytest.raises(NativeError, match="qkv_proj is quantized"):
-        NativeModel(_quantized("llama", "FP8"), SETS[0], 1, "int8")
+
+
+@each_set
+def test_int8_rounds_what_the_checkpoint_has_not_quantized(
+    instruction_set: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lm_head, and nothing else."""
+    caplog.set_level("INFO")
+    model, tokens, ranges = _quantized("llama", "W4A16_AWQ"), np.array(_tokens(60)), [QueryRange(0, 0, 60, range(5))]
+    own = _native(model, instruction_set)(tokens, ranges, range(60))
+    native = prepare.native_model(copy.deepcopy(model), CPU, instruction_set, 2, "int8")
+    assert native is not None
+    assert "from weights in W4A16_AWQ, INT8" in caplog.text
+    native.use(make_pool(model, "float32", 120, 16), 16)
+    rounded = native(tokens, ranges, range(60))
+    assert 0 < (rounded - own).abs().max() / own.std() < 0.05
+
+
+@each_set
+def test_weights_that_do_not_fit_are_refused(instruction_set: str) -> None:
+    """A type that is packed as another, scales that are missing or too many, and sizes that cannot be added up."""
+    native, held = _native(random_decoder("llama"), instruction_set), torch.zeros(200_000, dtype=torch.float32)
+    fits = Weight(4, 4, held.data_ptr(), 64, 64, None, held.data_ptr(), None, 0.0, 16)
+    call("inflight_set_weight", native._handle, 0, OUTPUT, fits)
+    for changes, words in (
+        ({"type": 2}, "type 2, to be packed as type 4"),
+        ({"type": 1}, "type 1, to be packed as type 4"),
+        ({"packed_type": 3}, "type 4, to be packed as type 3"),
+        ({"outputs": 63}, r"is \[63, 64\]; expected \[64, 64\]"),
+        ({"scales": None}, "scales that do not suit it"),
+        ({"group": 0}, r"of \[64, 64\] has type 4 in groups of 0"),
+        ({"group": 8}, "in groups of 8"),
+        ({"group": 48}, "in groups of 48"),
+        ({"group": 128}, "in groups of 128"),
+        ({"input_scale": 0.5}, "inputs with a scale of 0.5"),
+        ({"type": 3, "packed_type": 3, "group": 0}, "inputs with a scale of 0"),
+        ({"type": 3, "packed_type": 3, "group": 0, "input_scale": float("nan")}, "inputs with a scale of nan"),
+        ({"type": 2, "packed_type": 6, "input_scale": 1.0}, "in groups of 16"),
+        ({"type": 0, "packed_type": 0, "group": 0}, "scales that do not suit it"),
+    ):
+        weight = Weight(*(changes.get(name, getattr(fits, name)) for name, _ in Weight._fields_))
+        with pytest.raises(NativeError, match=words):
+            call("inflight_set_weight", native._handle, 0, OUTPUT, weight)
 
 
 @pytest.mark.skipif(not SETS, reason="no kernels run here")

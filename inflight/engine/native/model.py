@@ -21,7 +21,6 @@ from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
 from inflight.engine.native.bindings import (
     SAMPLE,
     Cache,
-    NativeError,
     Range,
     Rope,
     Spec,
@@ -45,7 +44,7 @@ class NativeModel:
         Raises:
             NativeError: the library cannot compute it; the model has its weights then.
         """
-        self.schemes = _check(model, weights)
+        self.schemes = _schemes(model)
         """The names of the schemes that weights are in, where they are quantized."""
         self._dtype = model.model.norm.weight.dtype
         self._vocab_size = model.config.vocab_size
@@ -122,14 +121,11 @@ class NativeModel:
         give_up(linear, self._embedding)
 
 
-def _check(model: DecoderModel, weights: str) -> list[str]:
+def _schemes(model: DecoderModel) -> list[str]:
     """Check that a model has weights that the library takes; return the names of their schemes. Raises NativeError."""
     names, schemes = {module: name for name, module in model.named_modules()}, set[str]()
     for _, _, linear in _linears(model):
-        parts = quantized_parts(names[linear], linear)
-        if parts and weights != "checkpoint":
-            raise NativeError(f"{names[linear]} is quantized")
-        schemes |= {part.quant_algo for part in parts}
+        schemes |= {part.quant_algo for part in quantized_parts(names[linear], linear)}
     return sorted(schemes)
 
 

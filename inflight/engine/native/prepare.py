@@ -48,7 +48,7 @@ def _load(model: DecoderModel, device: torch.device, wanted: str, threads: int, 
     if chosen not in there:
         raise NativeError(f"this processor has no {chosen}")
     native = NativeModel(model, chosen, threads, weights)
-    types = ["INT8"] if weights == "int8" else native.schemes
+    types = native.schemes + ["INT8"] * (weights == "int8")
     held = f", from weights in {', '.join(types)}" if types else ""
     log.info("kernels for %s compute the steps, with %d threads%s", chosen, threads, held)
     return native

@@ -32,7 +32,7 @@ class Variant:
     name: str
     """Says the settings; unique for a contender."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """For the worker's ``load``, and with ``weights`` for its ``prepare``."""
+    """For the worker's ``load``, and with ``weights`` or ``precision`` for its ``prepare``."""
 
     @property
     def key(self) -> str:
@@ -42,7 +42,7 @@ class Variant:
     @property
     def form(self) -> str:
         """The form of its weights on the disk, which variants share."""
-        return str(self.settings.get("weights", "checkpoint"))
+        return str(self.settings.get("precision", self.settings.get("weights", "checkpoint")))
 
 
 def _ours(kind: Class, name: str, **settings: Any) -> Variant:
@@ -81,6 +81,8 @@ GRID = (
     _openvino("8-bit", "int8", "f16"),
     _llama("8-bit", "q8_0", "f16"),
     _llama("8-bit", "q8_0", "q8_0"),
+    _ours("4-bit", "INT4", dtype="bfloat16", precision="int4-awq"),
+    _ours("4-bit", "INT4, lm_head INT8", dtype="bfloat16", precision="int4-awq", weights="int8"),
     _openvino("4-bit", "int4", "u8"),
     _llama("4-bit", "q4_0", "f16"),
     _llama("4-bit", "q4_K_M", "f16"),

@@ -25,7 +25,7 @@ from benchmarks.peers.record import Record
 from benchmarks.peers.report import results
 from benchmarks.peers.serving import STREAMS, served
 from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Variant
-from benchmarks.peers.workers.work import Cell, Meter, Others, normalized, random_prompts
+from benchmarks.peers.workers.work import Cell, Meter, Others, normalized, random_prompts, speed
 from inflight.errors import InflightError
 from tests.support.waiting import wait_until
 
@@ -87,6 +87,35 @@ def test_a_meter_parts_prefill_from_decode(monkeypatch: pytest.MonkeyPatch) -> N
         "decode_tokens_per_s": 3 / 2,
         "decode_cpu_ms_per_token": 1000 * 1 / 3,
     }
+
+
+class _Stalls:
+    """A peer with a clock of its own: a step takes a second, and the first of the third run ten."""
+
+    PACKAGES = ()
+
+    def __init__(self) -> None:
+        self.runs, self.seconds = list[list[list[int]]](), 0.0
+
+    def load(self, *_: object) -> _Stalls:
+        return self
+
+    def run(self, prompts: list[list[int]], tokens: int, meter: Meter) -> None:
+        self.runs.append(prompts)
+        for number in range(tokens):
+            self.seconds += 10.0 if len(self.runs) == 3 and number == 0 else 1.0
+            meter.came(dict.fromkeys(range(len(prompts)), 1))
+
+
+def test_a_stall_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = _Stalls()
+    monkeypatch.setattr("benchmarks.peers.workers.work._now", lambda: (peer.seconds, peer.seconds))
+    job = {"cells": [{"streams": 2, "prompt": 100, "output": 5}], "model": "", "settings": {}, "threads": 1, "seed": 4}
+    [figures] = speed(peer, job)["cells"]  # type: ignore[arg-type]
+    assert (figures["prefill_tokens_per_s"], figures["decode_tokens_per_s"]) == (200.0, 2.0)
+    warm, *measured = peer.runs
+    assert len(warm[0]) == 16
+    assert len({prompts[0][0] for prompts in measured}) == 3, "a prompt must not be found in a cache"
 
 
 def test_a_meter_refuses_too_few_tokens() -> None:
@@ -277,7 +306,7 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
     run.measure("engine", 3)
     run.record.content["kl"]["inflight: bfloat16"] = 1e-6
     ratios, engines = results(run.record, "engine", 3, CELLS, "125M")
-    for kind in ("16-bit", "8-bit"):
+    for kind in CLASSES:
         fastest = max(GRID.index(one) for one in GRID if one.kind == kind) + 30 + 3
         rows = [row for row in ratios.rows if row["class"] == kind]
         assert [row["tokens/s"] for row in rows] == figure_names("engine", CELLS)
@@ -285,7 +314,7 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
     assert "Not measured: vllm: float32." in ratios.caveat
     assert {row["contender"] for row in engines.rows} == set(WORKERS)
     ours = {(row["class"], row["variant"]): row["KL to float32"] for row in engines.rows if row["contender"] == OURS}
-    assert ours.keys() == {("16-bit", "bfloat16"), ("8-bit", "INT8")}
+    assert ours.keys() == {("16-bit", "bfloat16"), ("8-bit", "INT8"), ("4-bit", "INT4")}
     assert ours["16-bit", "bfloat16"] == 1e-6
     assert figures_of(run.record.grid).keys() == {one.key for one in GRID} - {"vllm: float32"}
     with pytest.raises(InflightError, match="has no 4 rounds of engine"):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.peers.workers.work import Cell, Meter, Prompts, Settings, main
+from benchmarks.quantized import quantized_checkpoint
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.request import Request
@@ -48,13 +49,18 @@ class Model:
 
 
 def prepare(source: Path, output: Path, settings: Settings) -> None:
-    """Copy nothing but the checkpoint's own files: the engine reads the checkpoint as it is."""
+    """Link the checkpoint's own files, or those of the checkpoint that ModelOpt makes of it in ``precision``."""
+    if "precision" in settings:
+        source = quantized_checkpoint(output.parent, source, source.name, settings["precision"])
     for path in source.iterdir():
         (output / path.name).symlink_to(path.resolve())
 
 
 def load(model: Path, settings: Settings, threads: int, cells: Sequence[Cell]) -> Model:
-    """Return the engine with a cache for the largest of the cells; ``settings`` are fields of ``EngineConfig``."""
+    """Return the engine with a cache for the largest of the cells.
+
+    ``settings`` are fields of ``EngineConfig``, but for ``precision``, which the checkpoint has already.
+    """
     tokens = max(cell.streams * (cell.prompt + cell.output + 32) for cell in cells)
     config = EngineConfig(
         model,
@@ -62,7 +68,7 @@ def load(model: Path, settings: Settings, threads: int, cells: Sequence[Cell]) -
         threads=threads,
         num_blocks=-(-tokens // EngineConfig.block_size),
         max_sequence_length=max(cell.prompt + cell.output for cell in cells) + 32,
-        **settings,
+        **{name: value for name, value in settings.items() if name != "precision"},
     )
     engine = Engine.load(config)
     engine.warm_up()

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ _LOWEST, _HIGHEST = 4, 4096
 """Prompts draw their tokens from these; every vocabulary has them."""
 _STAT, _TICKS = Path("/proc/stat"), os.sysconf("SC_CLK_TCK")
 _WARM_PROMPT, _WARM_TOKENS = 16, 4
+_TIMES = 3
+"""Measurements of a cell in one process."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +142,22 @@ class Peer(Protocol):
 
 
 def speed(peer: Peer, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure each cell of the job, after a short run of as many streams."""
+    """Measure each cell of the job some times after a short run of as many streams, and return each figure's median.
+
+    A machine that is shared with others stands still now and then; one such moment must not be a round's figure.
+    """
     cells, cores = [Cell(**cell) for cell in job["cells"]], os.sched_getaffinity(0)
     model = peer.load(Path(job["model"]), job["settings"], job["threads"], cells)
     figures, others = [], Others(time.process_time, cores)
     for number, cell in enumerate(cells):
-        warm = Cell(cell.streams, min(cell.prompt, _WARM_PROMPT), _WARM_TOKENS)
-        for load, seed in ((warm, -1 - job["seed"]), (cell, job["seed"])):
+        warm, measured = Cell(cell.streams, min(cell.prompt, _WARM_PROMPT), _WARM_TOKENS), []
+        for time_of_cell, load in enumerate((warm, *[cell] * _TIMES)):
             meter = Meter(load)
-            prompts = random_prompts(load, 1000 * seed + number)
+            prompts = random_prompts(load, (1000 * job["seed"] + number) * (1 + _TIMES) + time_of_cell)
             meter.begin()
             model.run(prompts, load.output, meter)
-        figures.append(meter.figures())
+            measured.append(meter.figures())
+        figures.append({name: statistics.median(one[name] for one in measured[1:]) for name in measured[0]})
     return {"cells": figures, "others": others.share(), "versions": versions(peer)}
 
 

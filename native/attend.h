@@ -54,7 +54,7 @@ void attend(const AttendTask& task, Type type, void* scratch, float* outputs, Pa
     case inflight::kFloat32: return attend_in<false, inflight::kFloat32>(task, scratch, outputs, partials);
     case inflight::kBfloat16: return attend_in<half, inflight::kBfloat16>(task, scratch, outputs, partials);
     case inflight::kInt8: return attend_in<half, inflight::kInt8>(task, scratch, outputs, partials);
-    case inflight::kE4m3: return attend_in<half, inflight::kE4m3>(task, scratch, outputs, partials);
+    default: return attend_in<half, inflight::kE4m3>(task, scratch, outputs, partials);
   }
 }
 

@@ -27,8 +27,9 @@ void check_quantized(const InflightWeight& from, int which) {
     fail("weight %d has type %d, and scales that do not suit it", which, from.packed_type);
   if (rounded ? !(from.input_scale > 0.0f && from.input_scale < INFINITY) : from.input_scale != 0.0f)
     fail("weight %d has type %d, and inputs with a scale of %g", which, from.packed_type, from.input_scale);
-  if (from.packed_type != kInt4 ? from.group != 0
-                                : from.group < kShortestGroup || kLongestGroup % from.group || from.inputs % from.group || from.outputs % 2)
+  const bool in_groups = from.group >= kShortestGroup && kLongestGroup % from.group == 0;
+  const bool fits = in_groups && from.inputs % from.group == 0 && from.outputs % 2 == 0;
+  if (from.packed_type == kInt4 ? !fits : from.group != 0)
     fail("weight %d of [%d, %d] has type %d in groups of %d", which, from.outputs, from.inputs, from.packed_type,
          from.group);
   if (from.packed_type == kInt8Sums && from.inputs >= kMostSummed)

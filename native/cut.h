@@ -1,6 +1,7 @@
 // What some queries attend to in one cut of a sequence's keys.
 #pragma once
 
+#include <cfloat>
 #include <type_traits>
 
 #include "products.h"
@@ -62,7 +63,7 @@ template <bool Half, int R>
 inline void dot(const typename Operand<Half>::Type* rows, ptrdiff_t stride, const typename Operand<Half>::Type* weight,
                 int inputs, float* sums) {
   memset(sums, 0, R * kPanel * sizeof(float));
-  const Operands in{(const char*)rows, stride * Operand<Half>::kBytes, nullptr, (const char*)weight, 0, inputs};
+  const Operands in{(const char*)rows, stride * Operand<Half>::kBytes, nullptr, (const char*)weight, 0, inputs, 0};
   std::conditional_t<Half, HalfProducts, FloatProducts>::template add<R, 1>(in, sums);
 }
 
@@ -131,9 +132,10 @@ struct Cut {
         nothing += query[k] * 0.0f;  // NaN where the query has NaN or infinity
       }
       query_factors[row] = largest / 32767.0f + nothing;
-      const float by = largest > 0.0f && nothing == 0.0f ? 32767.0f / largest : 0.0f;
+      const bool finite = nothing == 0.0f;  // a NaN cannot be converted to an integer; the factor has it
+      const float by = largest > 0.0f && finite ? std::min(32767.0f / largest, FLT_MAX) : 0.0f;
       for (int k = 0; k < task.dim; k++)
-        to[k] = (int16_t)std::clamp(std::nearbyint(query[k] * by), -32767.0f, 32767.0f);
+        to[k] = finite ? (int16_t)std::clamp(std::nearbyint(query[k] * by), -32767.0f, 32767.0f) : 0;
     } else {
       int k = 0;
       for (; k + kLanes <= task.dim; k += kLanes) put(to + k, Isa::load(query + k));

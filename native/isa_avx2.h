@@ -123,7 +123,6 @@ struct Isa {
   static I words(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
   static I multiply_words(I a, I b) { return _mm256_madd_epi16(a, b); }
   static I bits(F x) { return _mm256_castps_si256(x); }
-  static F of_bits(I x) { return _mm256_castsi256_ps(x); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
   static I spread(const void* p) {  // four bytes to all lanes
     int32_t word;

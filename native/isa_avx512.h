@@ -129,7 +129,6 @@ struct Isa {
   static I words(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
   static I multiply_words(I a, I b) { return _mm512_madd_epi16(a, b); }
   static I bits(F x) { return _mm512_castps_si512(x); }
-  static F of_bits(I x) { return _mm512_castsi512_ps(x); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static I spread(const void* p) {  // four bytes to all lanes
     int32_t word;

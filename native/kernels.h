@@ -14,7 +14,7 @@ namespace inflight {
 enum Type : int32_t {
   kFloat32 = 0,
   kBfloat16 = 1,
-  kInt8 = 2,         // of weights: rounded here, by groups of inputs
+  kInt8 = 2,         // packed weights: rounded when they are packed, by groups of inputs
   kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3
   kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
   kInt8Columns = 5,  // weights only: a scale for each column; inputs are rounded to 16 bits
@@ -31,12 +31,12 @@ enum Ending : int32_t {
   kGelu = 3,   // the same with gelu by tanh
 };
 
-constexpr int kNibbles = 8;           // of a lane: INT4 is packed by so many inputs
-constexpr int kNibbleOffset = 8;      // that INT4 is packed with
+constexpr int kNibbles = 8;           // weights of INT4 in a lane of 32 bits
+constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed
 constexpr int kShortestGroup = 16;    // of INT4: a vector's lanes
 constexpr int kLongestGroup = 128;    // of INT4; groups divide it
 constexpr int kWordGroup = 64;        // of kInt8Columns: inputs that are rounded together
-constexpr int kMostSummed = 1 << 17;  // products of INT8 that 32 bits add up exactly are fewer
+constexpr int kMostSummed = 1 << 17;  // a sum of so many products of INT8 may overflow 32 bits
 
 // What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below.
 struct PackSource {

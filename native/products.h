@@ -22,8 +22,8 @@ struct Operands {
   int inputs;
   int group;  // of words: inputs that share a scale
 
-  const GroupScale& scale(int row, int group) const {
-    return ((const GroupScale*)((const char*)scales + row * row_stride))[group];
+  const GroupScale& scale(int row, int number) const {
+    return ((const GroupScale*)((const char*)scales + row * row_stride))[number];
   }
 };
 
@@ -133,7 +133,7 @@ inline void repeat(Body body) {
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
 struct Bytes {
-  static constexpr int kUnit = Isa::kUnit;  // inputs of a lane
+  static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
   static constexpr int group(const Operands&) { return Isa::kGroup; }
@@ -162,14 +162,8 @@ struct IntegerProducts {
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < size; k += Form::kStep)
-        repeat<Form::kStep / Form::kUnit>([&](auto unit) {
-          const int at = k + unit.value * Form::kUnit;
-          I x[R];
-          for (int r = 0; r < R; r++) x[r] = Isa::spread(rows + r * in.row_stride + at * Form::kInputBytes);
-          for (int v = 0; v < P * kVectors; v++) {
-            const I w = Isa::kept(Form::load(weights + v / kVectors * in.panel_stride, at, v % kVectors));
-            for (int r = 0; r < R; r++) sums[r][v] = Form::add(sums[r][v], w, x[r]);
-          }
+        repeat<Form::kStep / Form::kUnit>([&](auto number) {
+          add_unit<R, P>(in, weights, rows, k + number.value * Form::kUnit, sums);
         });
       for (int v = 0; v < P * kVectors; v++) {
         const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
@@ -182,6 +176,17 @@ struct IntegerProducts {
       }
       scales += group_bytes(size);
       rows += size * Form::kInputBytes;
+    }
+  }
+
+  // Adds the products of the inputs of a lane from input k of `rows` and `weights` on.
+  template <int R, int P>
+  static void add_unit(const Operands& in, const char* weights, const char* rows, int k, I (&sums)[R][P * kVectors]) {
+    I x[R];
+    for (int r = 0; r < R; r++) x[r] = Isa::spread(rows + r * in.row_stride + k * Form::kInputBytes);
+    for (int v = 0; v < P * kVectors; v++) {
+      const I w = Isa::kept(Form::load(weights + v / kVectors * in.panel_stride, k, v % kVectors));
+      for (int r = 0; r < R; r++) sums[r][v] = Form::add(sums[r][v], w, x[r]);
     }
   }
 };

@@ -1,5 +1,6 @@
-// Products of the weights of quantized checkpoints: as they are stored where rows are few, decoded to floats, or to what
-// integers are multiplied as, where they are many. Where one scale holds for a column, it comes in at the end.
+// Products of the weights of quantized checkpoints. Few rows are multiplied with weights as they are stored; for many rows
+// weights are decoded first, to floats or to what integers are multiplied as. A scale that holds for all inputs of a column
+// is applied to the column's sum.
 #pragma once
 
 #include "products.h"
@@ -60,22 +61,11 @@ struct WholeProducts {
   static constexpr int kTileRows = Isa::kIntegerRows;
   template <int R, int P>
   static void add(const Operands& in, float* to) {
-    constexpr int bytes = Stored ? 1 : Isa::kWeightBytes;
     I sums[R][P * kVectors];
     for (int r = 0; r < R; r++)
       for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::load_int((int32_t*)to + r * P * kPanel + v * kLanes);
-    const char* weights = in.weights;
-    for (int k = 0; k < in.inputs; k += Isa::kUnit, weights += kPanel * Isa::kUnit * bytes) {
-      I w[P * kVectors];
-      for (int v = 0; v < P * kVectors; v++) {
-        const char* from = weights + v / kVectors * in.panel_stride + v % kVectors * kLanes * Isa::kUnit * bytes;
-        w[v] = Isa::kept(Stored ? Isa::load_weights((const int8_t*)from) : Isa::load_int((const int32_t*)from));
-      }
-      for (int r = 0; r < R; r++) {
-        const I x = Isa::spread(in.rows + r * in.row_stride + k * sizeof(Isa::Input));
-        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::add_products(sums[r][v], w[v], x);
-      }
-    }
+    for (int k = 0; k < in.inputs; k += Isa::kUnit)
+      IntegerProducts<Bytes<Stored>>::template add_unit<R, P>(in, in.weights, in.rows, k, sums);
     for (int r = 0; r < R; r++)
       for (int v = 0; v < P * kVectors; v++) Isa::store_int((int32_t*)to + r * P * kPanel + v * kLanes, sums[r][v]);
   }
@@ -86,21 +76,23 @@ struct AsWhole : AsFloats {
   using Decoded = WholeProducts<Isa::kWeightBytes == 1>;
   static constexpr bool kDecodes = Isa::kWeightBytes != 1;
   static void decode(const Operands& in, char* to) {
-    constexpr int step = kLanes * Isa::kUnit;
-    for (int at = 0; at < round_up(in.inputs, Isa::kUnit) * kPanel; at += step, to += step * Isa::kWeightBytes)
-      Isa::store_int((int32_t*)to, Isa::load_weights((const int8_t*)in.weights + at));
+    for (int k = 0; k < in.inputs; k += Isa::kUnit)
+      for (int v = 0; v < kVectors; v++, to += sizeof(I))
+        Isa::store_int((int32_t*)to, Bytes<true>::load(in.weights, k, v));
   }
 };
 
 void multiply(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
               float* outputs, ptrdiff_t stride) {
   const Product product{weight, rows, ending, outputs, stride};
+  using Int8 = AsIntegers<Bytes<true>, Bytes<Isa::kWeightBytes == 1>>;
+  using Int8Columns = AsIntegers<Words<true>, Words<false>>;
   switch (weight.type) {
     case inflight::kFloat32: return multiply_as<AsFloats>(product, count, first, last);
-    case inflight::kInt8: return multiply_as<AsIntegers<Bytes<true>, Bytes<Isa::kWeightBytes == 1>>>(product, count, first, last);
+    case inflight::kInt8: return multiply_as<Int8>(product, count, first, last);
     case inflight::kE4m3: return multiply_as<AsE4m3>(product, count, first, last);
     case inflight::kInt4: return multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last);
-    case inflight::kInt8Columns: return multiply_as<AsIntegers<Words<true>, Words<false>>>(product, count, first, last);
+    case inflight::kInt8Columns: return multiply_as<Int8Columns>(product, count, first, last);
     case inflight::kInt8Sums: return multiply_as<AsWhole>(product, count, first, last);
     default:
       if constexpr (Isa::kDotsBf16)

@@ -1,6 +1,7 @@
 // What is done to single rows between products: norms, rotations, and the types that products take.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 
 #include "weights.h"
@@ -17,8 +18,9 @@ inline float inverse_rms(const float* row, float eps, int size) {
   return 1.0f / std::sqrt(Isa::sum(squares) / size + eps);
 }
 
-// Rounds a row to integers by groups, to the nearest multiple of the largest's part. A group with NaN or infinity has
-// NaN as its scale. `input(k)` is a vector of the row, which is padded with zeros to whole groups; weights have an offset.
+// Rounds a row to integers by groups: to the nearest multiple of the group's largest divided by `most`. A group with NaN or
+// infinity has NaN as its scale. `input(k)` is a vector of the row, which is padded with zeros to whole groups; `offset`
+// is what the packed weights have added.
 template <class Integer, class Input>
 inline void round_to_integers(Input input, const PackedWeight& weight, float most, int offset, Integer* to,
                               GroupScale* scales) {
@@ -30,12 +32,12 @@ inline void round_to_integers(Input input, const PackedWeight& weight, float mos
       largest = Isa::max(largest, Isa::max(x, Isa::sub(Isa::zero(), x)));
       nothing = Isa::fma(x, Isa::zero(), nothing);
     }
-    const float unit = Isa::largest(largest);
-    const F by = Isa::set(unit > 0.0f ? most / unit : 0.0f);
+    const float top = Isa::largest(largest);
+    const F by = Isa::set(top > 0.0f ? std::min(most / top, FLT_MAX) : 0.0f);
     for (int k = 0; k < size; k += kLanes) Isa::to_integers(to + k, Isa::mul(input(first + k), by));
     int32_t sum = 0;
     for (int k = 0; k < size && offset; k++) sum += to[k];
-    *scales = {unit / most + Isa::sum(nothing), -offset * sum};
+    *scales = {top / most + Isa::sum(nothing), -offset * sum};
   }
 }
 

@@ -59,9 +59,9 @@ enum {
 };
 
 typedef struct {
-  int32_t type;         // 0: float32, 1: bfloat16; of quantized checkpoints 2: INT8, 3: E4M3, 4: INT4
-  // The same; of types 0 and 1 also 2: INT8, rounded by groups of inputs; of type 2 either 5: multiplied with inputs as
-  // they are, or 6: with inputs in INT8.
+  int32_t type;  // 0: float32, 1: bfloat16; of quantized checkpoints 2: INT8, 3: E4M3, 4: INT4
+  // Of types 0 and 1 the same, or 2: INT8, rounded by groups of inputs. Of type 2 either 5: inputs are rounded to 16 bits,
+  // by groups; or 6: inputs are rounded to INT8. Of types 3 and 4 the same.
   int32_t packed_type;
   const void* source;  // [outputs][inputs]; INT4: bytes [outputs / 2][inputs], the even output in the lower bits
   int32_t outputs, inputs;

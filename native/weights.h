@@ -2,8 +2,9 @@
 //
 // A panel has all inputs of its columns. Floats lie input by input; bfloat16 by pairs of inputs, so that a pair of a
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
-// Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by pairs of inputs in groups, as above,
-// or by units without groups where inputs are in INT8 too. INT4 lies in groups by lanes of eight inputs of a column.
+// Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
+// in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
+// groups, in lanes of eight inputs of a column.
 #pragma once
 
 #include <algorithm>
@@ -96,7 +97,7 @@ inline void pack_integers(const PackedWeight& to, const PackSource& source, size
   }
 }
 
-// Packs a column of bytes. What is no number in E4M3 becomes zero, and the column's scale no number instead.
+// Packs a column of bytes. A NaN in E4M3 becomes zero, and the column's scale NaN instead.
 inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel,
                        float& scale) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;

@@ -23,6 +23,7 @@ from inflight.engine.device import DeviceMemory, device_memory, resolve_device
 from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.packed import pack_linears, pad_rows
+from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.sampler import PendingSample, sample_async
@@ -31,6 +32,7 @@ from inflight.engine.sizing import allocate_kv_memory, choose_chunk, full_step, 
 from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
+from inflight.errors import DeploymentError
 from inflight.settings.batching import StepSize
 from inflight.settings.threads import cpu_threads
 
@@ -112,7 +114,10 @@ class ModelRunner:
     def _use(self, kv_pool: KvPool, max_batch_size: int) -> None:
         """Use this memory for keys and values, with at most ``max_batch_size`` sequences, from now on."""
         if self._native is not None:
-            self._native.use(kv_pool, self._block_size)
+            try:
+                self._native.use(kv_pool, self._block_size)
+            except NativeError as error:
+                raise DeploymentError(f"{error}; engine.cpu_step: pytorch can") from None
         self._kv_pool, sizes = kv_pool, (self._block_size, max_batch_size, self.max_length, self._one_tile)
         forward = cuda_forward if self._kernels is None else type(self._kernels)
         self._kernels = forward(self._model, kv_pool, *sizes)

@@ -34,6 +34,7 @@ MODELS = {
     "NVFP4": ("NVFP4", False, "auto"),
     "SmoothQuant": ("SmoothQuant", False, "auto"),
 }
+each_step = pytest.mark.parametrize("cpu_step", ["auto", "pytorch"])
 
 
 def _model(name: str) -> tuple[Quantized, str]:
@@ -42,10 +43,10 @@ def _model(name: str) -> tuple[Quantized, str]:
 
 
 @functools.cache
-def _alone(name: str) -> list[tuple[list[int], torch.Tensor]]:
+def _alone(name: str, cpu_step: str) -> list[tuple[list[int], torch.Tensor]]:
     """Return tokens and logits of each prompt, computed one after the other, each at once."""
     model, dtype = _model(name)
-    engine = load(model.directory, kv_cache_dtype=dtype, max_batch_size=1, prefix_reuse=False)
+    engine = load(model.directory, kv_cache_dtype=dtype, max_batch_size=1, prefix_reuse=False, cpu_step=cpu_step)
     requests = [ask(prompt, COUNT, generation_logits=True) for prompt in PROMPTS]
     outputs = run(engine, requests)
     return [_result(outputs[request.key]) for request in requests]
@@ -59,16 +60,17 @@ def _result(output: Output) -> tuple[list[int], torch.Tensor]:
 @pytest.mark.proof
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("way", WAYS)
-def test_tokens_do_not_depend_on_the_way(name: str, way: str) -> None:
+@each_step
+def test_tokens_do_not_depend_on_the_way(name: str, way: str, cpu_step: str) -> None:
     """Twice, so that prefixes are reused; logits too, to the last digits: nothing was rounded to another value."""
     model, dtype = _model(name)
-    engine = load(model.directory, kv_cache_dtype=dtype, **WAYS[way])
+    engine = load(model.directory, kv_cache_dtype=dtype, cpu_step=cpu_step, **WAYS[way])
     reused = preemptions = 0
     for _ in range(1 if way == "one token per step" else 2):
         prompts = PROMPTS[:6] if way == "one token per step" else PROMPTS
         requests = [ask(prompt, COUNT, generation_logits=True) for prompt in prompts]
         outputs = run(engine, requests)
-        for request, (tokens, logits) in zip(requests, _alone(name), strict=False):
+        for request, (tokens, logits) in zip(requests, _alone(name, cpu_step), strict=False):
             ours, scores = _result(outputs[request.key])
             assert ours == tokens
             torch.testing.assert_close(scores, logits, atol=2e-5, rtol=1e-5)

@@ -134,14 +134,15 @@ def test_greedy_tokens(scheme: str) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("scheme", ["SmoothQuant", "FP8"])
+@pytest.mark.parametrize("cpu_step", ["auto", "pytorch"])
 @pytest.mark.parametrize("settings", [{"max_tokens_per_step": 7}, {"num_blocks": 45, "policy": "max_utilization"}])
-def test_logits_are_the_same_bits_however_they_come(scheme: str, settings: dict[str, Any]) -> None:
+def test_logits_are_the_same_bits_however_they_come(scheme: str, cpu_step: str, settings: dict[str, Any]) -> None:
     """In chunks, beside others, and computed again after a preemption: what rounds inputs may differ in no bit."""
     prompts = [TOKENS[:60], TOKENS[5:65], TOKENS[:52]]
 
     def logits(prompts: list[list[int]], **settings: Any) -> list[np.ndarray]:
         requests = [ask(prompt, 12, generation_logits=True, ignore_eos=True) for prompt in prompts]
-        engine = load(quantized(scheme).directory, prefix_reuse=False, **settings)
+        engine = load(quantized(scheme).directory, prefix_reuse=False, cpu_step=cpu_step, **settings)
         outputs = run(engine, requests)
         assert bool(engine.stats.preemptions) == ("policy" in settings)
         return [np.stack(outputs[request.key].generation_logits or []) for request in requests]

@@ -17,7 +17,9 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn
 _PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3}
 """The library's number for what the weights of a scheme are packed as."""
 _GROUPS = (16, 32, 64, 128)
-"""Sizes of groups of INT4 that a chunk of a panel has whole."""
+"""Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel."""
+_MOST_SUMMED = 1 << 17
+"""A sum of so many products of INT8 may overflow 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,15 @@ def quantized_parts(name: str, linear: nn.Module) -> list[QuantizedLinear]:
     if len(parts) < len(children) or not all(parts[0].takes_inputs_as(part) for part in parts):
         raise NativeError(f"the parts of {name} are quantized differently")
     one = parts[0]
+    groups = {_group(part) for part in parts} if type(one) is Int4WeightLinear else set()
+    if len(groups) > 1:
+        raise NativeError(f"the parts of {name} have groups of {' and '.join(map(str, sorted(groups)))} inputs")
     if one.quant_algo not in _PACKED:
         raise NativeError(f"{name} is quantized in {one.quant_algo}")
-    if type(one) is Int4WeightLinear and _group(one) not in _GROUPS:
+    if groups and not groups <= set(_GROUPS):
         raise NativeError(f"{name} has groups of {_group(one)} inputs; {', '.join(map(str, _GROUPS))} are computed")
+    if one.quant_algo == "W8A8_SQ_PER_CHANNEL" and one.weight.shape[1] >= _MOST_SUMMED:
+        raise NativeError(f"{name} has {one.weight.shape[1]} inputs; fewer than {_MOST_SUMMED} are added up")
     return parts
 
 

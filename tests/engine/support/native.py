@@ -50,6 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many heads": {
         "architectures": ["LlamaForCausalLM"], "head_dim": 4, "num_attention_heads": 100, "num_key_value_heads": 1,
     },
+    "long groups": {"architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 384},
     "wide heads": {"architectures": ["LlamaForCausalLM"], "head_dim": 256, "num_key_value_heads": 4},
 }  # fmt: skip
 """Shapes of models, by what is special about them."""

@@ -115,6 +115,10 @@ double probe_reads(const char* memory, int64_t bytes, int threads, double second
 
 // The bytes of a packed weight.
 int64_t probe_packed_bytes(int type, int inputs, int outputs) {
-  return packed_bytes((Type)type, inputs, round_up(outputs, kPanel));
+  inflight::PackedWeight weight;
+  weight.type = (Type)type;
+  weight.inputs = inputs;
+  weight.columns = round_up(outputs, kPanel);
+  return packed_bytes(weight);
 }
 }

@@ -15,6 +15,7 @@ import tritonclient.grpc.aio as grpc_aio
 
 from inflight.client import AsyncClient, Client, GenerateOptions
 from inflight.errors import UnsupportedFeature
+from tests.support.waiting import wait_until
 from tests.triton.support.servers import Running
 from tests.triton.support.servers import run as serve_portable
 
@@ -171,13 +172,15 @@ LONG_COUNTED = replace(LONG, return_num_output_tokens=True)
 
 
 def test_a_stop_by_id_ends_the_stream(upstream: Running) -> None:
-    """Upstream marks the end of a stopped request by a response without a token alone."""
+    """Upstream marks the end of a stopped request by a response without a token alone.
 
-    async def run() -> int:
+    The engine may have made all tokens before the stop arrives; then the test tries again.
+    """
+
+    async def run() -> int | None:
         async with AsyncClient(upstream.grpc) as client, grpc_aio.InferenceServerClient(upstream.grpc) as other:
             stream = client.stream("Tell me", LONG_COUNTED, request_id="to-stop")
-            reader = asyncio.create_task(_join(stream))
-            await asyncio.sleep(0.4)
+            reader = await _begun(stream)
 
             async def stop() -> Any:
                 yield {"model_name": "tensorrt_llm", "inputs": _stop_inputs(), "request_id": "to-stop"}
@@ -186,30 +189,46 @@ def test_a_stop_by_id_ends_the_stream(upstream: Running) -> None:
                 assert error is None
                 break
             await asyncio.wait_for(reader, 30)
-            assert stream.completion().finish_reason == "cancelled"
-            return stream.completion().usage.output_tokens or 0
+            made = stream.completion()
+            assert made.finish_reason in ("cancelled", "length")
+            return made.usage.output_tokens if made.finish_reason == "cancelled" else None
 
-    assert 0 < asyncio.run(run()) < 900
+    stopped = next(made for made in (asyncio.run(run()) for _ in range(20)) if made is not None)
+    assert 0 < stopped < 900
 
 
 def test_a_client_that_goes_away_ends_its_stream(upstream: Running) -> None:
-    """The detokenizer notices, and stops the engine by the request's id: one request and one stop are answered."""
+    """The detokenizer notices, and stops the engine by the request's id: one request and one stop are answered.
+
+    The engine may have made all tokens before the client has gone; then only the request is, and the test tries again.
+    """
     before = finished(upstream)
 
     async def run() -> None:
         async with AsyncClient(upstream.grpc) as client:
             stream = client.stream("Tell me", LONG, request_id="to-cancel")
-            reader = asyncio.create_task(_join(stream))
-            await asyncio.sleep(0.4)
+            reader = await _begun(stream)
             await stream.cancel()
             await asyncio.gather(reader, return_exceptions=True)
-            for _ in range(300):
-                if finished(upstream) >= before + 2:
-                    return
-                await asyncio.sleep(0.1)
-        raise AssertionError("the request runs on")
 
-    asyncio.run(run())
+    for tries in range(1, 21):
+        asyncio.run(run())
+        if wait_until(lambda tries=tries: finished(upstream) > before + tries, 5):  # type: ignore[misc]
+            return
+    raise AssertionError("no stop was answered")
+
+
+async def _begun(stream: Any) -> asyncio.Task[None]:
+    """Read a stream on, and return the task that does when the first chunk is there."""
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in stream:
+            begun.set()
+
+    reader = asyncio.create_task(read())
+    await asyncio.wait_for(begun.wait(), 60)
+    return reader
 
 
 async def _join(stream: Any) -> str:

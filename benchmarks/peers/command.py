@@ -19,7 +19,7 @@ from benchmarks.peers.measure import Run, figures_of
 from benchmarks.peers.quality import Quality
 from benchmarks.peers.record import Part, Record
 from benchmarks.peers.report import results
-from benchmarks.peers.variants import CLASSES, GRID, OURS, WORKERS
+from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS
 from benchmarks.peers.workers.work import Cell
 from benchmarks.result import Result
 from inflight.report.failures import one_line_errors
@@ -48,7 +48,9 @@ def peers(
     part: Annotated[list[str] | None, typer.Option(help="engine or http; both by default.")] = None,
     contender: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(WORKERS)}; all by default.")] = None,
     kind: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(CLASSES)}; all by default.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this one of the grid; repeatable.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in all; recorded ones count.")] = 5,
+    times: Annotated[int, typer.Option(min=1, help="Measurements of a load in each process of an engine.")] = 3,
     context: Annotated[int, typer.Option(help="Tokens of the prompts that decode follows: 128, 1024 or 4096.")] = 128,
     streams: Annotated[list[int] | None, typer.Option(min=1, max=256, help="Streams at once; repeatable.")] = None,
     output_tokens: Annotated[int, typer.Option(min=4, max=1024, help="Tokens of each answer of the engines.")] = 32,
@@ -62,6 +64,7 @@ def peers(
     choices |= {f"--part {one}": (one, _PARTS) for one in part or ()}
     choices |= {f"--contender {one}": (one, tuple(WORKERS)) for one in contender or ()}
     choices |= {f"--kind {one}": (one, CLASSES) for one in kind or ()}
+    choices |= {f"--variant {one}": (one, tuple(each.key for each in (*GRID, *SERVED))) for one in variant or ()}
     for option, (value, allowed) in choices.items():
         if value not in allowed:
             known = ", ".join(map(str, allowed))
@@ -75,9 +78,19 @@ def peers(
             if one != OURS:
                 home_of(one)
         directory = checkpoint(SHAPES[shape], checkpoints)
-    run = Run(place, record, directory, cells, contender or list(WORKERS), kind or CLASSES, console.print)
+    run = Run(
+        place,
+        record,
+        directory,
+        cells,
+        contender or list(WORKERS),
+        kind or CLASSES,
+        variant or (),
+        times,
+        console.print,
+    )
     chosen = [f"--shape {shape} --context {context} --rounds {rounds}", *(f"--streams {one}" for one in streams or ())]
-    command = command_line("peers", *chosen, f"--output-tokens {output_tokens}")
+    command = command_line("peers", *chosen, f"--output-tokens {output_tokens} --times {times}")
     for one in part or _PARTS:
         report_results(
             partial(_measure, run, "http" if one == "http" else "engine", rounds, suffix), command, output, _PAGE
@@ -98,10 +111,10 @@ def _measure(run: Run, part: Part, rounds: int, suffix: str) -> list[Result]:
 
 
 def _measure_quality(run: Run) -> None:
-    """Measure the KL divergence of every variant of the grid that could be measured and has none yet."""
+    """Measure the KL divergence of every variant that could be measured and has none yet."""
     quality, known = Quality(run.place), run.record.content["kl"]
-    grid = figures_of(run.record.grid)
-    for variant in (one for one in GRID if one.key in grid and one.key not in known):
+    measured = {key for found in (run.record.grid, *run.record.content["engine"]) for key in figures_of(found)}
+    for variant in (one for one in GRID if one.key in measured and one.key not in known):
         run.say(f"KL to float32: {variant.key}")
         try:
             known[variant.key] = float(f"{quality.loss(variant):.3g}")

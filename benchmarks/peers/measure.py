@@ -6,6 +6,7 @@ another's threads or memory. What the record has already is not measured again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ class Run:
     """Those to measure."""
     kinds: Sequence[str]
     """The classes to measure."""
+    only: Sequence[str]
+    """The keys of the variants to measure; none: all."""
+    times: int
+    """Measurements of a load in one process of an engine; the median counts."""
     say: Callable[[str], object]
 
     def measure(self, part: Part, rounds: int) -> None:
@@ -46,7 +51,11 @@ class Run:
             InflightError: a chosen variant failed, or a peer's environment has not been made.
         """
         every = GRID if part == "engine" else SERVED
-        variants = [one for one in every if one.contender in self.contenders and one.kind in self.kinds]
+        variants = [
+            one
+            for one in every
+            if one.contender in self.contenders and one.kind in self.kinds and (not self.only or one.key in self.only)
+        ]
         best = self._best_engines(variants) if part == "engine" else self._that_can_run(variants)
         self.say(f"{rounds} rounds of: {', '.join(one.key for one in best)}")
         for number, done in enumerate(self.record.rounds(part, rounds)[:rounds]):
@@ -56,9 +65,14 @@ class Run:
                     self.record.put(done, variant.key, self._quietly(part, variant, number + 1))
 
     def _best_engines(self, variants: Sequence[Variant]) -> list[Variant]:
-        """Measure the grid once, print it, and return what is a contender's best in some figure."""
-        grid = self.record.grid
-        for variant in (one for one in variants if one.key not in grid):
+        """Measure the grid once, print it, and return what is a contender's best in some figure.
+
+        A variant that was asked for by its key, with no other of its contender and class, is the best unmeasured.
+        """
+        grid, groups = self.record.grid, Counter((one.contender, one.kind) for one in variants)
+        lone = [one for one in variants if self.only and groups[one.contender, one.kind] == 1]
+        compared = [one for one in variants if one not in lone]
+        for variant in (one for one in compared if one.key not in grid):
             self.say(f"grid: {variant.key}")
             try:
                 found = self._quietly("engine", variant, 0)
@@ -68,7 +82,8 @@ class Run:
             self.record.put(grid, variant.key, found)
         measured = figures_of(grid)
         print_table("The grid", [{"tokens/s": key, **found} for key, found in measured.items()])
-        return chosen(variants, measured, figure_names("engine", self.cells))
+        kept = [*lone, *chosen(compared, measured, figure_names("engine", self.cells))]
+        return [one for one in variants if one in kept and "failed" not in grid.get(one.key, {})]
 
     def _that_can_run(self, variants: Sequence[Variant]) -> list[Variant]:
         """Return the servers without those whose engine alone failed in the grid; there are few, and no other grid."""
@@ -89,8 +104,8 @@ class Run:
             return serve_job(self.place, variant, model, seed)
         worker = self.place.worker(variant.contender, measures=True)
         job = {"action": "speed", "model": str(model.resolve()), "settings": dict(variant.settings), "seed": seed}
-        cells = [asdict(cell) for cell in self.cells]
-        result = worker.do(job | {"threads": len(cores()), "cells": cells}, self.place.timeout_s)
+        asked = {"threads": len(cores()), "times": self.times, "cells": [asdict(cell) for cell in self.cells]}
+        result = worker.do(job | asked, self.place.timeout_s)
         return measured_of(self.cells, result)
 
 

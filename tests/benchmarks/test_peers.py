@@ -110,8 +110,8 @@ class _Stalls:
 def test_a_stall_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = _Stalls()
     monkeypatch.setattr("benchmarks.peers.workers.work._now", lambda: (peer.seconds, peer.seconds))
-    job = {"cells": [{"streams": 2, "prompt": 100, "output": 5}], "model": "", "settings": {}, "threads": 1, "seed": 4}
-    [figures] = speed(peer, job)["cells"]  # type: ignore[arg-type]
+    job = {"cells": [{"streams": 2, "prompt": 100, "output": 5}], "model": "", "settings": {}, "threads": 1}
+    [figures] = speed(peer, job | {"seed": 4, "times": 3})["cells"]  # type: ignore[arg-type]
     assert (figures["prefill_tokens_per_s"], figures["decode_tokens_per_s"]) == (200.0, 2.0)
     warm, *measured = peer.runs
     assert len(warm[0]) == 16
@@ -258,7 +258,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(Run, "_once", once)
     record = Record.open(tmp_path / "record.json", "125M", CELLS, 2)
-    return Run(Place(tmp_path), record, tmp_path, CELLS, list(WORKERS), CLASSES, lambda _: None)
+    return Run(Place(tmp_path), record, tmp_path, CELLS, list(WORKERS), CLASSES, (), 3, lambda _: None)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +319,13 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
     assert figures_of(run.record.grid).keys() == {one.key for one in GRID} - {"vllm: float32"}
     with pytest.raises(InflightError, match="has no 4 rounds of engine"):
         results(run.record, "engine", 4, CELLS, "125M")
+
+
+def test_a_variant_without_another_beside_it_is_not_measured_in_the_grid(run: Run) -> None:
+    kept = ("inflight: bfloat16", "llama.cpp: bf16 weights, f16 KV", "llama.cpp: f16 weights, f16 KV")
+    replace(run, only=kept).measure("engine", 1)
+    assert set(run.record.grid) == set(kept[1:])
+    assert set(run.record.content["engine"][0]) == {kept[0], kept[2]}
 
 
 def test_a_record_is_written_whole_with_its_provenance(run: Run) -> None:

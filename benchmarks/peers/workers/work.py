@@ -28,8 +28,6 @@ _LOWEST, _HIGHEST = 4, 4096
 """Prompts draw their tokens from these; every vocabulary has them."""
 _STAT, _TICKS = Path("/proc/stat"), os.sysconf("SC_CLK_TCK")
 _WARM_PROMPT, _WARM_TOKENS = 16, 4
-_TIMES = 3
-"""Measurements of a cell in one process."""
 
 
 @dataclass(frozen=True)
@@ -142,18 +140,18 @@ class Peer(Protocol):
 
 
 def speed(peer: Peer, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure each cell of the job some times after a short run of as many streams, and return each figure's median.
+    """Measure each cell of the job ``times`` times after a short run of as many streams; return each figure's median.
 
     A machine that is shared with others stands still now and then; one such moment must not be a round's figure.
     """
-    cells, cores = [Cell(**cell) for cell in job["cells"]], os.sched_getaffinity(0)
+    cells, times, cores = [Cell(**cell) for cell in job["cells"]], job["times"], os.sched_getaffinity(0)
     model = peer.load(Path(job["model"]), job["settings"], job["threads"], cells)
     figures, others = [], Others(time.process_time, cores)
     for number, cell in enumerate(cells):
         warm, measured = Cell(cell.streams, min(cell.prompt, _WARM_PROMPT), _WARM_TOKENS), []
-        for time_of_cell, load in enumerate((warm, *[cell] * _TIMES)):
+        for time_of_cell, load in enumerate((warm, *[cell] * times)):
             meter = Meter(load)
-            prompts = random_prompts(load, (1000 * job["seed"] + number) * (1 + _TIMES) + time_of_cell)
+            prompts = random_prompts(load, (1000 * job["seed"] + number) * (1 + times) + time_of_cell)
             meter.begin()
             model.run(prompts, load.output, meter)
             measured.append(meter.figures())

@@ -81,7 +81,8 @@ class Run:
                 found = {"failed": str(failure)}
             self.record.put(grid, variant.key, found)
         measured = figures_of(grid)
-        print_table("The grid", [{"tokens/s": key, **found} for key, found in measured.items()])
+        if measured:
+            print_table("The grid", [{"tokens/s": key, **found} for key, found in measured.items()])
         kept = [*lone, *chosen(compared, measured, figure_names("engine", self.cells))]
         return [one for one in variants if one in kept and "failed" not in grid.get(one.key, {})]
 

@@ -323,6 +323,8 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
 
 def test_a_variant_without_another_beside_it_is_not_measured_in_the_grid(run: Run) -> None:
     kept = ("inflight: bfloat16", "llama.cpp: bf16 weights, f16 KV", "llama.cpp: f16 weights, f16 KV")
+    replace(run, only=kept[:1]).measure("engine", 1)
+    assert run.record.grid == {}
     replace(run, only=kept).measure("engine", 1)
     assert set(run.record.grid) == set(kept[1:])
     assert set(run.record.content["engine"][0]) == {kept[0], kept[2]}

@@ -1,4 +1,7 @@
 // The C interface: nothing that a model throws leaves it.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -23,6 +26,13 @@ void inflight::fail(const char* format, ...) {
 
 namespace {
 
+// Whether the system lets this process use the tiles of AMX; it must be asked once, since they make its threads larger.
+bool may_use_tiles() {
+  constexpr long kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool allowed = syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
+  return allowed;
+}
+
 // The kernels of an instruction set; null where this processor has it not.
 const Kernels* find(const char* name) {
   __builtin_cpu_init();
@@ -30,7 +40,10 @@ const Kernels* find(const char* name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  const Kernels* all[] = {bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
+  const bool amx = bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                   __builtin_cpu_supports("amx-int8");
+  const Kernels* all[] = {amx && !strcmp(name, "amx") && may_use_tiles() ? amx_kernels() : nullptr,
+                          bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
                           avx2 ? avx2_kernels() : nullptr};
   for (const Kernels* one : all)
     if (one && !strcmp(one->name, name)) return one;

@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY = SOURCES.parent / "inflight/engine/native/libinflight_step.so"
@@ -28,10 +30,12 @@ _FLAGS = (
 ).split()
 _LINK = "-shared -pthread -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL".split()
 _AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma".split()
+_AVX512_BF16 = [*_AVX512, "-mavx512bf16", "-mavx512vnni"]
 _TARGETS = {
     "avx2.cpp": "-mavx2 -mfma".split(),
     "avx512.cpp": _AVX512,
-    "avx512_bf16.cpp": [*_AVX512, "-mavx512bf16", "-mavx512vnni"],
+    "avx512_bf16.cpp": _AVX512_BF16,
+    "amx.cpp": [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 
 
@@ -52,10 +56,13 @@ def is_built() -> bool:
     return LIBRARY.is_file() and digest().encode() in LIBRARY.read_bytes()
 
 
-def build(library: Path = LIBRARY, more: tuple[str, ...] = ()) -> str | None:
+def build(
+    library: Path = LIBRARY, more: tuple[str, ...] = (), instead: Mapping[str, Path] = MappingProxyType({})
+) -> str | None:
     """Build the library; return None, or why it cannot be built.
 
-    ``more`` are options of the compiler and of the linker, such as those of a sanitizer.
+    ``more`` are options of the compiler and of the linker, such as those of a sanitizer; ``instead`` has files that are
+    compiled in place of sources, by the names of these.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"there are kernels for x86-64 only; this machine is {platform.machine()}"
@@ -67,7 +74,8 @@ def build(library: Path = LIBRARY, more: tuple[str, ...] = ()) -> str | None:
         def compiled(source: Path) -> Path:
             target = Path(folder, source.stem + ".o")
             options = [*_FLAGS, *_TARGETS.get(source.name, []), f'-DINFLIGHT_SOURCES="{digest()}"', *more]
-            _run([compiler, *options, "-c", str(source), "-o", str(target)])
+            file = instead.get(source.name, source)
+            _run([compiler, *options, "-I", str(SOURCES), "-c", str(file), "-o", str(target)])
             return target
 
         try:

@@ -14,6 +14,7 @@ struct Isa {
   static constexpr int kVectors = 2;  // of a panel
   static constexpr int kRows = 6;     // of a tile: 12 sums, 2 weights, 1 input of 16 registers
   static constexpr bool kDotsBf16 = false;
+  static constexpr bool kTiles = false;
   static constexpr int kPanelsOfFewRows = 4;
   static constexpr int kBlockRows = 96;  // of a block, whose sums stay in the first cache
   // Integers: without instructions for bytes, words are multiplied, by pairs. So inputs keep 16 bits.
@@ -166,6 +167,11 @@ struct Isa {
       rows[i + 4] = _mm256_castps_si256(_mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
   }
+};
+
+// Tiles that are not there.
+struct Tiles {
+  static void release() {}
 };
 
 }  // namespace

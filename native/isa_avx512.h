@@ -1,5 +1,5 @@
-// AVX-512: sixteen floats in a vector. Compiled twice: with products of bfloat16 and of bytes (AVX512_BF16 and
-// AVX512_VNNI, which every processor with the first has), and without.
+// AVX-512: sixteen floats in a vector. Compiled with products of bfloat16 and of bytes (AVX512_BF16 and AVX512_VNNI,
+// which every processor with the first has), with the tiles of AMX beside them, and without all of these.
 #pragma once
 
 #include <immintrin.h>
@@ -10,12 +10,22 @@
 namespace {
 
 struct Isa {
-#ifdef __AVX512BF16__
+#ifdef __AMX_TILE__
+  static constexpr const char* kName = "amx";
+#elif defined(__AVX512BF16__)
   static constexpr const char* kName = "avx512_bf16";
-  static constexpr bool kDotsBf16 = true;
 #else
   static constexpr const char* kName = "avx512";
+#endif
+#ifdef __AVX512BF16__
+  static constexpr bool kDotsBf16 = true;
+#else
   static constexpr bool kDotsBf16 = false;
+#endif
+#ifdef __AMX_TILE__
+  static constexpr bool kTiles = true;
+#else
+  static constexpr bool kTiles = false;
 #endif
   static constexpr int kLanes = 16;
   static constexpr int kVectors = 4;  // of a panel
@@ -198,5 +208,12 @@ struct Isa {
     }
   }
 };
+
+#ifndef __AMX_TILE__
+// Tiles that are not there.
+struct Tiles {
+  static void release() {}
+};
+#endif
 
 }  // namespace

@@ -140,5 +140,6 @@ struct Kernels {
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace inflight

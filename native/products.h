@@ -208,6 +208,11 @@ inline void for_tiles(int rows, Body body) {
       case 6:
         if constexpr (Most >= 6) body(Count<6>(), row);
         break;
+      default:
+        if constexpr (Most > 6)
+          repeat<Most - 6>([&](auto more) {
+            if (size == 7 + more.value) body(Count<7 + more.value>(), row);
+          });
     }
     row += size;
   }

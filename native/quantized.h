@@ -3,7 +3,7 @@
 // is applied to the column's sum.
 #pragma once
 
-#include "products.h"
+#include "tiles.h"
 
 namespace {
 
@@ -85,21 +85,19 @@ struct AsWhole : AsFloats {
 void multiply(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
               float* outputs, ptrdiff_t stride) {
   const Product product{weight, rows, ending, outputs, stride};
+  using Halves = std::conditional_t<Isa::kDotsBf16, AsHalves, AsWidened>;
   using Int8 = AsIntegers<Bytes<true>, Bytes<Isa::kWeightBytes == 1>>;
   using Int8Columns = AsIntegers<Words<true>, Words<false>>;
   switch (weight.type) {
-    case inflight::kFloat32: return multiply_as<AsFloats>(product, count, first, last);
-    case inflight::kInt8: return multiply_as<Int8>(product, count, first, last);
-    case inflight::kE4m3: return multiply_as<AsE4m3>(product, count, first, last);
-    case inflight::kInt4: return multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last);
-    case inflight::kInt8Columns: return multiply_as<Int8Columns>(product, count, first, last);
-    case inflight::kInt8Sums: return multiply_as<AsWhole>(product, count, first, last);
-    default:
-      if constexpr (Isa::kDotsBf16)
-        return multiply_as<AsHalves>(product, count, first, last);
-      else
-        return multiply_as<AsWidened>(product, count, first, last);
+    case inflight::kFloat32: multiply_as<AsFloats>(product, count, first, last); break;
+    case inflight::kBfloat16: multiply_as<Tiled<false, Halves>>(product, count, first, last); break;
+    case inflight::kInt8: multiply_as<Int8>(product, count, first, last); break;
+    case inflight::kE4m3: multiply_as<AsE4m3>(product, count, first, last); break;
+    case inflight::kInt4: multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last); break;
+    case inflight::kInt8Columns: multiply_as<Int8Columns>(product, count, first, last); break;
+    case inflight::kInt8Sums: multiply_as<Tiled<true, AsWhole>>(product, count, first, last); break;
   }
+  Tiles::release();
 }
 
 }  // namespace

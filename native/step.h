@@ -108,7 +108,7 @@ enum { INFLIGHT_NAN = -1, INFLIGHT_ALL_BANNED = -2 };
 int32_t inflight_abi(void);
 // A digest of the sources that the library was built from; `build.py` looks for it in the file.
 const char* inflight_sources(void);
-// Whether this processor has an instruction set, and the library kernels for it: avx2, avx512 or avx512_bf16.
+// Whether this processor has an instruction set, and the library kernels for it: avx2, avx512, avx512_bf16 or amx.
 int32_t inflight_has(const char* instruction_set);
 // Returns null, with a message of at most `size` bytes, where the shape or the instruction set is not served.
 InflightModel* inflight_create(const InflightSpec* spec, const char* instruction_set, int32_t threads, char* message,

@@ -73,7 +73,7 @@ class NativeSteps:
         Raises:
             NativeError: the library is not there, or cannot compute it.
         """
-        self._shape, self._types, self._dots = shape, types, instruction_set == "avx512_bf16"
+        self._shape, self._types, self._dots = shape, types, instruction_set in ("avx512_bf16", "amx")
         dtype = torch.float32 if types.weights == "float32" else torch.bfloat16
         shards = RandomShards(shape, False, _CPU)
         with tempfile.TemporaryDirectory() as folder:

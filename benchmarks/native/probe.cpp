@@ -41,8 +41,25 @@ double float_products() {
          });
 }
 
+// By a row of tiles, whose sums do not wait for each other.
+template <class Unit>
+double tile_products() {
+  Unit::set(16, 64);
+  for (int round = 0; round < kRounds; round++) {
+    Unit::template add<false, 0, Unit::kWeights>();
+    Unit::template add<false, 1, Unit::kWeights>();
+    Unit::template add<false, 2, Unit::kWeights>();
+    Unit::template add<false, 3, Unit::kWeights>();
+  }
+  Unit::release();
+  return 4.0 * kRounds * 16 * 16 * 32;
+}
+
+template <class Unit>
 double half_products() {
-  if constexpr (Isa::kDotsBf16) {
+  if constexpr (Isa::kTiles) {
+    return tile_products<Unit>();
+  } else if constexpr (Isa::kDotsBf16) {
     I w = Isa::set_int(0x3f803f80), x = Isa::set_int(0x30803080);
     return 2 * kLanes * take_turns(Isa::zero(), [&](F sum) {
              hide(w);
@@ -92,7 +109,7 @@ extern "C" {
 // Multiply-adds per second of float32 (type 0), bfloat16 (1) or integers (2); 0: there are no such instructions.
 double probe_products(int type, int threads, double seconds) {
   if (type == inflight::kBfloat16 && !Isa::kDotsBf16) return 0.0;
-  double (*const work[])() = {float_products, half_products, integer_products};
+  double (*const work[])() = {float_products, half_products<Tiles>, integer_products};
   return rate(threads, seconds, [&](int) { return work[type](); });
 }
 

@@ -105,7 +105,7 @@ def _round_by_groups(x: Tensor, group: int, most: int) -> Tensor:
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "many heads"])
 def test_weights_in_int8_are_those_of_rounded_linears(name: str, instruction_set: str) -> None:
     """By groups of 64 with inputs of 16 bits where words are multiplied; of 32 with 8 bits where bytes are."""
-    multiplies_bytes = instruction_set == "avx512_bf16"
+    multiplies_bytes = instruction_set in ("avx512_bf16", "amx")
     group, most, tolerance = (32, 127, 0.1) if multiplies_bytes else (64, 32767, 3e-3)
     twins = _Twins(name, "float32", 16, instruction_set, "int8")
     for linear in [module for module in twins.model.modules() if isinstance(module, nn.Linear)]:

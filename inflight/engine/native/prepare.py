@@ -7,7 +7,7 @@ import logging
 import torch
 
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.native.bindings import INSTRUCTION_SETS, NativeError, instruction_sets
+from inflight.engine.native.bindings import NativeError, instruction_sets
 from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
 
@@ -44,7 +44,7 @@ def _load(model: DecoderModel, device: torch.device, wanted: str, threads: int, 
     if wanted == "pytorch":
         raise NativeError("engine.cpu_step is pytorch")
     there = instruction_sets()
-    chosen = wanted if wanted != "auto" else next(iter(there), INSTRUCTION_SETS[-1])
+    chosen = wanted if wanted != "auto" else next(iter(there), "avx2")
     if chosen not in there:
         raise NativeError(f"this processor has no {chosen}")
     native = NativeModel(model, chosen, threads, weights)

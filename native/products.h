@@ -42,19 +42,30 @@ inline void store_sums(const Sums<R, P>& sums, float* to) {
     for (int v = 0; v < P * kVectors; v++) Isa::store(to + r * P * kPanel + v * kLanes, sums[r][v]);
 }
 
-// Each kind of operands adds products to `sums`, floats [R][P * kPanel].
+constexpr int kAhead = 4096;  // bytes of a panel that are being loaded while others are multiplied
+
+// Has the processor load what comes later in P panels. Its own guess is good enough for a tile of one row, which does little
+// else than read.
+template <int R, int P>
+inline void fetch_ahead(const char* weights, ptrdiff_t panel_stride) {
+  for (int p = 0; R > 1 && p < P; p++) __builtin_prefetch(weights + p * panel_stride + kAhead);
+}
+
+// Each kind of operands adds products to `sums`, floats [R][P * kPanel]. `FromMemory`: its weights are not in a cache yet.
 
 struct FloatProducts {
   static constexpr int kTileRows = kRows;
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     Sums<R, P> sums;
     load_sums<R, P>(to, sums);
     const char* weights = in.weights;
-    for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float))
+    for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float)) {
+      if (FromMemory && P == 1) fetch_ahead<R, P>(weights, in.panel_stride);
       add_input<R, P>(in, k, sums, [&](int panel, int vector) {
         return Isa::load((const float*)(weights + panel * in.panel_stride) + vector * kLanes);
       });
+    }
     store_sums<R, P>(sums, to);
   }
 
@@ -73,7 +84,7 @@ struct FloatProducts {
 // Weights in bfloat16, by pairs of inputs, and rows in float32.
 struct WidenedProducts {
   static constexpr int kTileRows = kRows;
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     Sums<R, P> sums;
     load_sums<R, P>(to, sums);
@@ -84,6 +95,7 @@ struct WidenedProducts {
       });
     };
     for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
+      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride);
       add_input(Isa::first_of_pairs, weights, k);
       // Loaded again: the registers have no room for both halves, and a compiler that cannot know spills the sums.
       const char* again = weights;
@@ -97,13 +109,14 @@ struct WidenedProducts {
 // Weights and rows in bfloat16, by pairs of inputs.
 struct HalfProducts {
   static constexpr int kTileRows = kRows;
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     if constexpr (Isa::kDotsBf16) {
       Sums<R, P> sums;
       load_sums<R, P>(to, sums);
       const char* weights = in.weights;
       for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
+        if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride);
         I w[P * kVectors];
         for (int v = 0; v < P * kVectors; v++)
           w[v] = Isa::load_int((const int32_t*)(weights + v / kVectors * in.panel_stride) + v % kVectors * kLanes);
@@ -152,7 +165,7 @@ struct IntegerProducts {
   static constexpr int kTileRows = Isa::kIntegerRows;
   static constexpr ptrdiff_t group_bytes(int group) { return kPanel * (ptrdiff_t)sizeof(float) + Form::bytes(group); }
 
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
@@ -161,10 +174,12 @@ struct IntegerProducts {
       I sums[R][P * kVectors];
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
-      for (int k = 0; k < size; k += Form::kStep)
+      for (int k = 0; k < size; k += Form::kStep) {
+        if (FromMemory) fetch_ahead<R, P>(weights + Form::bytes(k), in.panel_stride);
         repeat<Form::kStep / Form::kUnit>([&](auto number) {
           add_unit<R, P>(in, weights, rows, k + number.value * Form::kUnit, sums);
         });
+      }
       for (int v = 0; v < P * kVectors; v++) {
         const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
         const F scale = Isa::load(from);
@@ -280,7 +295,7 @@ struct Product {
 template <class Kind, int R, int P>
 void multiply_tile(const Product& product, int row, int panel) {
   alignas(64) float sums[R * P * kPanel] = {};
-  Kind::template add<R, P>(product.operands(row, panel, 0, product.inputs()), sums);
+  Kind::template add<R, P, true>(product.operands(row, panel, 0, product.inputs()), sums);
   product.finish(sums, row, R, panel, P);
 }
 
@@ -294,6 +309,19 @@ int multiply_few(const Product& product, int first, int last) {
 // Has the processor load memory while others are being multiplied.
 inline void fetch(const void* from, ptrdiff_t bytes) {
   for (ptrdiff_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at);
+}
+
+// A tile of floats that has so much memory loaded that it takes it in two parts, each before half of the inputs.
+template <int R>
+void add_fetching(Operands in, float* sums, const char* next, ptrdiff_t bytes) {
+  const int inputs = in.inputs, half = kChunk / 2;
+  for (int k = 0; k < inputs; k += half, next += bytes / 2) {
+    fetch(next, bytes / 2);
+    in.inputs = std::min(half, inputs - k);
+    FloatProducts::add<R, 1>(in, sums);
+    in.weights += half * kPanel * sizeof(float);
+    in.rows += half * sizeof(float);
+  }
 }
 
 // Many rows, in blocks that stay in the second cache while the panels go by.
@@ -317,12 +345,18 @@ void multiply_many(const Product& product, int count, int first, int last) {
           in.weights = decoded;
         }
         for_tiles<Kind::Decoded::kTileRows>(size, [&](auto some, int at) {
-          fetch(next, part);
-          next += part;
           Operands tile = in;
           tile.rows += at * in.row_stride;
           tile.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
-          Kind::Decoded::template add<decltype(some)::value, 1>(tile, sums + at * kPanel);
+          constexpr int R = decltype(some)::value;
+          constexpr bool floats = std::is_same_v<typename Kind::Decoded, FloatProducts>;
+          if (Kind::kDecodes && floats && tiles <= 2) {
+            add_fetching<R>(tile, sums + at * kPanel, next, part);
+          } else {
+            fetch(next, part);
+            Kind::Decoded::template add<R, 1>(tile, sums + at * kPanel);
+          }
+          next += part;
         });
       }
       product.finish(sums, row, size, panel, 1);

@@ -10,15 +10,17 @@ namespace {
 // E4M3, input by input, and rows in float32.
 struct E4m3Products {
   static constexpr int kTileRows = kRows;
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     Sums<R, P> sums;
     load_sums<R, P>(to, sums);
     const char* weights = in.weights;
-    for (int k = 0; k < in.inputs; k++, weights += kPanel)
+    for (int k = 0; k < in.inputs; k++, weights += kPanel) {
+      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride);
       FloatProducts::add_input<R, P>(in, k, sums, [&](int panel, int vector) {
         return Isa::from_finite_e4m3((const uint8_t*)weights + panel * in.panel_stride + vector * kLanes);
       });
+    }
     store_sums<R, P>(sums, to);
   }
 };
@@ -59,13 +61,15 @@ struct Nibbles : Words<true> {
 template <bool Stored>
 struct WholeProducts {
   static constexpr int kTileRows = Isa::kIntegerRows;
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     I sums[R][P * kVectors];
     for (int r = 0; r < R; r++)
       for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::load_int((int32_t*)to + r * P * kPanel + v * kLanes);
-    for (int k = 0; k < in.inputs; k += Isa::kUnit)
+    for (int k = 0; k < in.inputs; k += Isa::kUnit) {
+      if (FromMemory) fetch_ahead<R, P>(in.weights + Bytes<Stored>::bytes(k), in.panel_stride);
       IntegerProducts<Bytes<Stored>>::template add_unit<R, P>(in, in.weights, in.rows, k, sums);
+    }
     for (int r = 0; r < R; r++)
       for (int v = 0; v < P * kVectors; v++) Isa::store_int((int32_t*)to + r * P * kPanel + v * kLanes, sums[r][v]);
   }

@@ -18,7 +18,7 @@ struct TileProducts {
   static constexpr int kStride = kPanel * 4;           // bytes from a unit of a panel to the next
   static_assert(kPanel / kColumns <= Unit::kSums);
 
-  template <int R, int P>
+  template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     const int bytes = round_up(in.inputs * (Bytes ? 1 : 2), 4), whole = bytes / kTileBytes * kTileBytes;
     if (whole > 0) add_steps<R, P>(in, 0, whole, kTileBytes, to);

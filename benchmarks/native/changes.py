@@ -155,7 +155,7 @@ def _measure(
     command = [*under, sys.executable, "-P", "-m", WORKERS[OURS]]
     worker = Worker(engine.name, command, {"PYTHONPATH": str(paths)}, folder / "logs" / f"{engine.name}.log")
     job = {"action": "speed", "model": str(checkpoint.resolve()), "settings": dict(engine.settings), "seed": seed}
-    job |= {"threads": engine.threads, "cells": [asdict(cell) for cell in cells]}
+    job |= {"threads": engine.threads, "times": 1, "cells": [asdict(cell) for cell in cells]}
     return measured_of(cells, worker.do(job, _TIMEOUT_S))
 
 

@@ -1,4 +1,4 @@
-"""The kernels for AMX, which no machine of ours has had: with tiles in plain C++ that refuse what a processor refuses."""
+"""The kernels for AMX, without a processor that has it: tiles in plain C++ refuse what a processor would refuse."""
 
 from __future__ import annotations
 

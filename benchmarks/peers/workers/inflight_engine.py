@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.peers.workers.work import Cell, Meter, Prompts, Settings, main
-from benchmarks.quantized import quantized_checkpoint
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.request import Request
@@ -51,6 +50,8 @@ class Model:
 def prepare(source: Path, output: Path, settings: Settings) -> None:
     """Link the checkpoint's own files, or those of the checkpoint that ModelOpt makes of it in ``precision``."""
     if "precision" in settings:
+        from benchmarks.quantized import quantized_checkpoint  # here: older commits run this too, without its modules
+
         source = quantized_checkpoint(output.parent, source, source.name, settings["precision"])
     for path in source.iterdir():
         (output / path.name).symlink_to(path.resolve())

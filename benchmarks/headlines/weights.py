@@ -23,9 +23,9 @@ _ORIGINAL = "float32"
 _PROMPT, _OUTPUT = 32, 16
 _STREAMS = (1, 8)
 _CAVEAT = (
-    "On a CPU FP8 and INT4 weights are decoded to float32 for each call, as there is no arithmetic for them, and "
-    "inputs in FP8 are added up in float64; INT8 is multiplied as integers where the processor does that fast (VNNI). "
-    "On a GPU decode is bound by reading the weights, and FP8 is multiplied as it is; quality is the same there."
+    "On a CPU the native step decodes FP8 in registers, and multiplies INT8 and INT4 as integers; where PyTorch computes "
+    "(`engine.cpu_step`), FP8 and INT4 are decoded for each call and are slower than float32. On a GPU decode is bound by "
+    "reading the weights, and FP8 is multiplied as it is; quality is the same there."
 )
 
 

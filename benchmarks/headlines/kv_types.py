@@ -21,9 +21,9 @@ _OUTPUT = 32
 _QUALITY_PERCENT = 1.0
 """By which perplexity may change."""
 _CAVEAT = (
-    "On a CPU the native step multiplies keys in INT8 as integers, and converts the other types as it reads them; where "
-    "PyTorch computes, attention over FP8 and INT8 adds up in float64. On a GPU decode is bound by reading those bytes. "
-    "The room and the quality are the same on both."
+    "On a CPU the native step multiplies keys in INT8 as integers, and converts the other types as it reads them; "
+    "where PyTorch computes, attention over FP8 and INT8 adds up in float64. On a GPU decode is bound by reading those "
+    "bytes. The room and the quality are the same on both."
 )
 
 

@@ -23,9 +23,9 @@ _ORIGINAL = "float32"
 _PROMPT, _OUTPUT = 32, 16
 _STREAMS = (1, 8)
 _CAVEAT = (
-    "On a CPU the native step decodes FP8 in registers, and multiplies INT8 and INT4 as integers; where PyTorch computes "
-    "(`engine.cpu_step`), FP8 and INT4 are decoded for each call and are slower than float32. On a GPU decode is bound by "
-    "reading the weights, and FP8 is multiplied as it is; quality is the same there."
+    "On a CPU the native step decodes FP8 in registers, and multiplies INT8 and INT4 as integers; where PyTorch "
+    "computes (`engine.cpu_step`), FP8 and INT4 are decoded for each call and are slower than float32. On a GPU decode "
+    "is bound by reading the weights, and FP8 is multiplied as it is; quality is the same there."
 )
 
 

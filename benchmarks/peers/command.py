@@ -31,7 +31,8 @@ _LONG_PROMPT = 1024
 _PAGE = Page(
     "Peers beside us",
     "Inflight beside OpenVINO GenAI, vLLM's CPU build and llama.cpp, on one machine, the same Llama checkpoints with "
-    "random weights, as many threads for each as there are cores, and each contender at the best of its grid. "
+    "random weights, as many threads for each as there are cores, and each contender at the best of its grid, or in "
+    "the variants that a section's command names. "
     'Written by `make peers` and `make bench ARGS="peers --output docs/results/peers"`; '
     "[the documentation](../../benchmarks.md#peers) says how.",
     [
@@ -90,7 +91,8 @@ def peers(
         console.print,
     )
     chosen = [f"--shape {shape} --context {context} --rounds {rounds}", *(f"--streams {one}" for one in streams or ())]
-    command = command_line("peers", *chosen, f"--output-tokens {output_tokens} --times {times}")
+    chosen += [f"--output-tokens {output_tokens} --times {times}", *(f"--variant '{one}'" for one in variant or ())]
+    command = command_line("peers", *chosen)
     for one in part or _PARTS:
         report_results(
             partial(_measure, run, "http" if one == "http" else "engine", rounds, suffix), command, output, _PAGE

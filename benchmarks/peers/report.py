@@ -109,7 +109,8 @@ def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequenc
         for kind, name, one in _bests(GRID, rounds, figure_names("engine", cells))
     ]
     shape = record.content["shape"]
-    title = f"The engines alone, {shape}: the best of each contender's grid"
+    of = "the best of each contender's grid" if record.grid else "the variants that were asked for"
+    title = f"The engines alone, {shape}: {of}"
     lead = "`decode, 8 x 128` is of 8 streams behind prompts of 128 tokens."
     return Result(f"engine-{suffix}", title, f"{lead} {_measured(record, 'engine', rounds)}", rows, None, _KL_CAVEAT)
 

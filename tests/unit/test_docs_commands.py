@@ -73,7 +73,7 @@ def test_make_bench_commands_of_docs_parse(page: str, command: str) -> None:
     _, _, arguments = shlex.split(command)
     name, words = arguments.split("=", 1)
     assert name == "ARGS"
-    _parse(bench, "bench", words.split())
+    _parse(bench, "bench", shlex.split(words))
 
 
 def test_page_of_benchmarks_names_each_command() -> None:

@@ -1,4 +1,5 @@
 // The C interface: nothing that a model throws leaves it.
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,7 +27,15 @@ void inflight::fail(const char* format, ...) {
 
 namespace {
 
-// Whether the system lets this process use the tiles of AMX; it must be asked once, since they make its threads larger.
+// Whether this processor has the tiles of AMX, with products of bfloat16 and of bytes. Not all compilers know their names.
+bool has_tiles() {
+  constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE and AMX-INT8 in leaf 7's EDX
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kNeeded) == kNeeded;
+}
+
+// Whether the system lets this process use the tiles of AMX. It must be asked once, because it saves more for each thread
+// that uses them.
 bool may_use_tiles() {
   constexpr long kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool allowed = syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
@@ -40,9 +49,7 @@ const Kernels* find(const char* name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  const bool amx = bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-                   __builtin_cpu_supports("amx-int8");
-  const Kernels* all[] = {amx && !strcmp(name, "amx") && may_use_tiles() ? amx_kernels() : nullptr,
+  const Kernels* all[] = {bf16 && !strcmp(name, "amx") && has_tiles() && may_use_tiles() ? amx_kernels() : nullptr,
                           bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
                           avx2 ? avx2_kernels() : nullptr};
   for (const Kernels* one : all)

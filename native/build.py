@@ -24,9 +24,10 @@ SOURCES = Path(__file__).resolve().parent
 LIBRARY = SOURCES.parent / "inflight/engine/native/libinflight_step.so"
 _COMPILERS = ("g++", "clang++", "c++")
 # -ffast-math would flush denormals for the whole process; -ffp-contract would let the compiler choose what is rounded.
+# Without -falign-loops a loop is up to 5 % slower or faster after a change somewhere else.
 _FLAGS = (
-    "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra "
-    "-Wno-unused-function"
+    "-std=c++20 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math "
+    "-falign-loops=32 -Wall -Wextra -Wno-unused-function"
 ).split()
 _LINK = "-shared -pthread -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL".split()
 _AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma".split()

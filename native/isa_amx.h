@@ -1,17 +1,19 @@
 // AMX: the vectors of AVX-512 with products of bfloat16 and of bytes, and tiles beside them.
 #pragma once
 
+#define INFLIGHT_AMX  // compilers call the macro of their own by different names
+#include <stddef.h>
+
 #include "isa_avx512.h"
 
 namespace {
 
-// The tiles of a core: up to 16 rows of up to 64 bytes. `add` is by Intel's names TDPBF16PS and TDPBSUD.
-//
-// The numbers of tiles are parts of the instructions, so they are types here.
+// The tiles of a core: up to 16 rows of up to 64 bytes. The numbers of tiles are parts of the instructions, so they are
+// template arguments.
 struct Tiles {
-  static constexpr int kSums = 4;    // tiles 0 to 3 have sums
-  static constexpr int kInputs = 4;  // this one has rows of inputs
-  static constexpr int kWeights = 5;  // this one and the next have weights, in turns
+  static constexpr int kSums = 4;     // tiles 0 to 3 have sums
+  static constexpr int kInputs = 4;   // this tile has rows of inputs
+  static constexpr int kWeights = 5;  // this tile and the next have weights, in turns
 
   // Sets the sizes for `rows` rows of inputs, of which `bytes` are multiplied at a time.
   static void set(int rows, int bytes) {
@@ -43,7 +45,8 @@ struct Tiles {
   static void store(void* to, ptrdiff_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(tile) : "memory");
   }
-  // sums += inputs * weights: bfloat16 by pairs, or bytes by fours, of which the weights have no sign.
+  // sums += inputs * weights: bfloat16 by pairs (TDPBF16PS), or bytes by fours, of which the weights have no sign
+  // (TDPBSUD).
   template <bool bytes, int sums, int weights>
   static void add() {
     if constexpr (bytes)

@@ -10,7 +10,7 @@
 namespace {
 
 struct Isa {
-#ifdef __AMX_TILE__
+#ifdef INFLIGHT_AMX
   static constexpr const char* kName = "amx";
 #elif defined(__AVX512BF16__)
   static constexpr const char* kName = "avx512_bf16";
@@ -22,7 +22,7 @@ struct Isa {
 #else
   static constexpr bool kDotsBf16 = false;
 #endif
-#ifdef __AMX_TILE__
+#ifdef INFLIGHT_AMX
   static constexpr bool kTiles = true;
 #else
   static constexpr bool kTiles = false;
@@ -209,7 +209,7 @@ struct Isa {
   }
 };
 
-#ifndef __AMX_TILE__
+#ifndef INFLIGHT_AMX
 // Tiles that are not there.
 struct Tiles {
   static void release() {}

@@ -61,6 +61,7 @@ struct FloatProducts {
     load_sums<R, P>(to, sums);
     const char* weights = in.weights;
     for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float)) {
+      // Several panels of floats are read as fast as memory allows, without being told.
       if (FromMemory && P == 1) fetch_ahead<R, P>(weights, in.panel_stride);
       add_input<R, P>(in, k, sums, [&](int panel, int vector) {
         return Isa::load((const float*)(weights + panel * in.panel_stride) + vector * kLanes);
@@ -349,14 +350,11 @@ void multiply_many(const Product& product, int count, int first, int last) {
           tile.rows += at * in.row_stride;
           tile.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
           constexpr int R = decltype(some)::value;
-          constexpr bool floats = std::is_same_v<typename Kind::Decoded, FloatProducts>;
-          if (Kind::kDecodes && floats && tiles <= 2) {
-            add_fetching<R>(tile, sums + at * kPanel, next, part);
-          } else {
-            fetch(next, part);
-            Kind::Decoded::template add<R, 1>(tile, sums + at * kPanel);
-          }
-          next += part;
+          const char* loaded = std::exchange(next, next + part);
+          if constexpr (Kind::kDecodes && std::is_same_v<typename Kind::Decoded, FloatProducts>)
+            if (tiles <= 2) return add_fetching<R>(tile, sums + at * kPanel, loaded, part);
+          fetch(loaded, part);
+          Kind::Decoded::template add<R, 1>(tile, sums + at * kPanel);
         });
       }
       product.finish(sums, row, size, panel, 1);

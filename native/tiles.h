@@ -13,12 +13,12 @@ namespace {
 template <class Unit, bool Bytes>
 struct TileProducts {
   static constexpr int kTileRows = 16;
-  static constexpr int kTileBytes = 64;                // of a row, at a time
-  static constexpr int kColumns = kTileBytes / 4;      // of a tile of weights, and of sums
-  static constexpr int kStride = kPanel * 4;           // bytes from a unit of a panel to the next
+  static constexpr int kTileBytes = 64;            // of a row, at a time
+  static constexpr int kColumns = kTileBytes / 4;  // of a tile of weights, and of sums
+  static constexpr int kStride = kPanel * 4;       // bytes from a unit of a panel to the next
   static_assert(kPanel / kColumns <= Unit::kSums);
 
-  template <int R, int P, bool FromMemory = false>
+  template <int R, int P, bool = false>
   static void add(const Operands& in, float* to) {
     const int bytes = round_up(in.inputs * (Bytes ? 1 : 2), 4), whole = bytes / kTileBytes * kTileBytes;
     if (whole > 0) add_steps<R, P>(in, 0, whole, kTileBytes, to);

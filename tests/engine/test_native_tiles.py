@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,16 +27,19 @@ def test_products_by_tiles_are_near_pytorchs_and_the_same_bits_in_any_batch(tmp_
     tiles = Path(__file__).parent / "native/avx2_with_tiles.cpp"
     assert BUILD["build"](library, instead={"avx2.cpp": tiles}) is None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
-    environment = os.environ | {"NATIVE_LIBRARY": str(library)}
+    used = tmp_path / "used"
+    environment = os.environ | {"NATIVE_LIBRARY": str(library), "TILES_USED": str(used)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    halves, of_bytes = map(int, used.read_text().split())
+    assert min(halves, of_bytes) > 0
 
 
 @pytest.mark.proof
-def test_the_kernels_for_amx_are_built_with_its_instructions(tmp_path: Path) -> None:
-    compiler = BUILD["find_compiler"]()
-    if compiler is None:
-        pytest.skip("no C++ compiler is installed")
+@pytest.mark.parametrize("compiler", BUILD["_COMPILERS"])
+def test_the_kernels_for_amx_are_built_with_its_instructions(compiler: str, tmp_path: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
     options = [*BUILD["_FLAGS"], *BUILD["_TARGETS"]["amx.cpp"], "-O1", "-w"]
     assembly = tmp_path / "amx.s"
     subprocess.run([compiler, *options, "-S", str(ROOT / "native/amx.cpp"), "-o", str(assembly)], check=True)

@@ -24,7 +24,8 @@ from benchmarks.peers.workers.work import Cell
 from benchmarks.result import Result
 from inflight.report.failures import one_line_errors
 
-_PARTS, _CONTEXTS = ("engine", "http"), (128, 1024, 4096)
+_PARTS: tuple[Part, ...] = ("engine", "http")
+_CONTEXTS = (128, 1024, 4096)
 _NAMES = tuple(SHAPES)
 _LONG_PROMPT = 1024
 """Of the one stream whose prefill is measured too."""
@@ -46,7 +47,7 @@ _PAGE = Page(
 
 def peers(
     shape: Annotated[str, typer.Option(help=f"One of {', '.join(_NAMES)}.")] = _NAMES[0],
-    part: Annotated[list[str] | None, typer.Option(help="engine or http; both by default.")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="engine or http; by default what has such variants.")] = None,
     contender: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(WORKERS)}; all by default.")] = None,
     kind: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(CLASSES)}; all by default.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Only this one of the grid; repeatable.")] = None,
@@ -90,13 +91,15 @@ def peers(
         times,
         console.print,
     )
+    parts = [one for one in _PARTS if (one in part if part else run.variants(one))]
+    if not parts or not all(map(run.variants, parts)):
+        wanted = " or ".join(part or _PARTS)
+        raise typer.BadParameter(f"these options leave no variant of {wanted}", param_hint="--variant")
     chosen = [f"--shape {shape} --context {context} --rounds {rounds}", *(f"--streams {one}" for one in streams or ())]
     chosen += [f"--output-tokens {output_tokens} --times {times}", *(f"--variant '{one}'" for one in variant or ())]
     command = command_line("peers", *chosen)
-    for one in part or _PARTS:
-        report_results(
-            partial(_measure, run, "http" if one == "http" else "engine", rounds, suffix), command, output, _PAGE
-        )
+    for one in parts:
+        report_results(partial(_measure, run, one, rounds, suffix), command, output, _PAGE)
 
 
 def _cells(streams: Sequence[int], context: int, output: int) -> list[Cell]:

@@ -22,6 +22,8 @@ from benchmarks.peers.workers.work import Cell
 from inflight.report.table import print_table
 
 PHASES = ("decode", "prefill")
+_GRID_SEED = 0
+"""Of the grid's prompts; a round's seed is its number, from 1 on."""
 _MOST_OTHERS, _TRIES = 0.05, 4
 """The part of the processors' time that others may take beside a measurement, and how often it is tried."""
 
@@ -44,18 +46,21 @@ class Run:
     """Measurements of a load in one process of an engine; the median counts."""
     say: Callable[[str], object]
 
+    def variants(self, part: Part) -> list[Variant]:
+        """Return the variants of a part that were asked for."""
+        return [
+            one
+            for one in (GRID if part == "engine" else SERVED)
+            if one.contender in self.contenders and one.kind in self.kinds and (not self.only or one.key in self.only)
+        ]
+
     def measure(self, part: Part, rounds: int) -> None:
         """Measure the grid, choose, and measure the chosen until there are so many rounds.
 
         Raises:
             InflightError: a chosen variant failed, or a peer's environment has not been made.
         """
-        every = GRID if part == "engine" else SERVED
-        variants = [
-            one
-            for one in every
-            if one.contender in self.contenders and one.kind in self.kinds and (not self.only or one.key in self.only)
-        ]
+        variants = self.variants(part)
         best = self._best_engines(variants) if part == "engine" else self._that_can_run(variants)
         self.say(f"{rounds} rounds of: {', '.join(one.key for one in best)}")
         for number, done in enumerate(self.record.rounds(part, rounds)[:rounds]):
@@ -75,7 +80,7 @@ class Run:
         for variant in (one for one in compared if one.key not in grid):
             self.say(f"grid: {variant.key}")
             try:
-                found = self._quietly("engine", variant, 0)
+                found = self._quietly("engine", variant, _GRID_SEED)
             except WorkerFailure as failure:
                 self.say(f"    {failure}")
                 found = {"failed": str(failure)}
@@ -105,7 +110,8 @@ class Run:
             return serve_job(self.place, variant, model, seed)
         worker = self.place.worker(variant.contender, measures=True)
         job = {"action": "speed", "model": str(model.resolve()), "settings": dict(variant.settings), "seed": seed}
-        asked = {"threads": len(cores()), "times": self.times, "cells": [asdict(cell) for cell in self.cells]}
+        times = 1 if seed == _GRID_SEED else self.times  # the grid only chooses
+        asked = {"threads": len(cores()), "times": times, "cells": [asdict(cell) for cell in self.cells]}
         result = worker.do(job | asked, self.place.timeout_s)
         return measured_of(self.cells, result)
 

@@ -210,6 +210,23 @@ def test_the_command_refuses_what_it_does_not_know(option: str) -> None:
     assert "is not one of" in done.output
 
 
+@pytest.mark.parametrize("options", [["--variant=inflight: INT4"], ["--contender=openvino"], ["--kind=4-bit"]])
+def test_a_part_without_a_variant_is_left_out_or_refused_where_it_was_asked_for(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.peers.command.home_of", lambda name: name)
+    monkeypatch.setattr("benchmarks.peers.command.checkpoint", lambda shape, folder: folder / shape.name)
+    measured: list[str] = []
+    monkeypatch.setattr("benchmarks.peers.command.report_results", lambda work, *_: measured.append(work.args[1]))
+    command = ["peers", f"--checkpoints={tmp_path}", *options]
+    assert CliRunner().invoke(bench, command).exit_code == 0
+    assert measured == ["engine"]
+    done = CliRunner().invoke(bench, [*command, "--part=http"])
+    assert (done.exit_code, "leave no variant of http" in done.output) == (2, True)
+    done = CliRunner().invoke(bench, [*command, "--contender=vllm", "--variant=llama.cpp: f16 weights, f16 KV"])
+    assert (done.exit_code, "leave no variant of" in done.output) == (2, True)
+
+
 def test_an_environment_is_made_once_and_a_failed_program_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

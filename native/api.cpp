@@ -34,8 +34,8 @@ bool has_tiles() {
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kNeeded) == kNeeded;
 }
 
-// Whether the system lets this process use the tiles of AMX. It must be asked once, because it saves more for each thread
-// that uses them.
+// Whether the system lets this process use the tiles of AMX. A process must ask, because the system then has more to save
+// for each of its threads.
 bool may_use_tiles() {
   constexpr long kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool allowed = syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
@@ -49,7 +49,7 @@ const Kernels* find(const char* name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  const Kernels* all[] = {bf16 && !strcmp(name, "amx") && has_tiles() && may_use_tiles() ? amx_kernels() : nullptr,
+  const Kernels* all[] = {bf16 && has_tiles() && may_use_tiles() ? amx_kernels() : nullptr,
                           bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
                           avx2 ? avx2_kernels() : nullptr};
   for (const Kernels* one : all)

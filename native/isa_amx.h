@@ -1,7 +1,7 @@
 // AMX: the vectors of AVX-512 with products of bfloat16 and of bytes, and tiles beside them.
 #pragma once
 
-#define INFLIGHT_AMX  // compilers call the macro of their own by different names
+#define INFLIGHT_TILES  // the compilers' own macros have different names
 #include <stddef.h>
 
 #include "isa_avx512.h"
@@ -17,11 +17,12 @@ struct Tiles {
 
   // Sets the sizes for `rows` rows of inputs, of which `bytes` are multiplied at a time.
   static void set(int rows, int bytes) {
-    struct {
+    struct Sizes {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } sizes;
+    static_assert(sizeof(Sizes) == 64 && offsetof(Sizes, bytes) == 16 && offsetof(Sizes, rows) == 48);
     for (int tile = 0; tile < kInputs; tile++) {
       sizes.rows[tile] = (uint8_t)rows;
       sizes.bytes[tile] = 64;

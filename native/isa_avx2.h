@@ -169,9 +169,4 @@ struct Isa {
   }
 };
 
-// Tiles that are not there.
-struct Tiles {
-  static void release() {}
-};
-
 }  // namespace

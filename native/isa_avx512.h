@@ -10,7 +10,7 @@
 namespace {
 
 struct Isa {
-#ifdef INFLIGHT_AMX
+#ifdef INFLIGHT_TILES
   static constexpr const char* kName = "amx";
 #elif defined(__AVX512BF16__)
   static constexpr const char* kName = "avx512_bf16";
@@ -22,7 +22,7 @@ struct Isa {
 #else
   static constexpr bool kDotsBf16 = false;
 #endif
-#ifdef INFLIGHT_AMX
+#ifdef INFLIGHT_TILES
   static constexpr bool kTiles = true;
 #else
   static constexpr bool kTiles = false;
@@ -208,12 +208,5 @@ struct Isa {
     }
   }
 };
-
-#ifndef INFLIGHT_AMX
-// Tiles that are not there.
-struct Tiles {
-  static void release() {}
-};
-#endif
 
 }  // namespace

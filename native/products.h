@@ -1,6 +1,6 @@
 // Products of rows and packed weights, over the vectors of `Isa`.
 //
-// A sum takes its inputs one after the other, in ascending order. Of few rows, a tile takes a panel's inputs in one go.
+// A sum takes its inputs one after the other, in ascending order (tiles.h has the one exception). Of few rows, a tile takes a panel's inputs in one go.
 // Of many, a panel is taken in chunks that stay in the first cache while all rows go by, and the sums rest in memory
 // between the chunks: the same sums in the same order, so the same bits.
 #pragma once
@@ -42,13 +42,16 @@ inline void store_sums(const Sums<R, P>& sums, float* to) {
     for (int v = 0; v < P * kVectors; v++) Isa::store(to + r * P * kPanel + v * kLanes, sums[r][v]);
 }
 
-constexpr int kAhead = 4096;  // bytes of a panel that are being loaded while others are multiplied
+constexpr int kLine = 64;     // bytes of a line of the caches
+constexpr int kAhead = 4096;  // how many bytes of a panel the loads are ahead of the products
 
-// Has the processor load what comes later in P panels. Its own guess is good enough for a tile of one row, which does little
-// else than read.
+// Has the processor load what follows kAhead bytes after `bytes` of P panels. Its own guess is good enough for a tile of one
+// row, which does little else than read.
 template <int R, int P>
-inline void fetch_ahead(const char* weights, ptrdiff_t panel_stride) {
-  for (int p = 0; R > 1 && p < P; p++) __builtin_prefetch(weights + p * panel_stride + kAhead);
+inline void fetch_ahead(const char* weights, ptrdiff_t panel_stride, ptrdiff_t bytes) {
+  for (int p = 0; R > 1 && p < P; p++)
+    for (ptrdiff_t at = kAhead; at < kAhead + bytes; at += kLine)
+      __builtin_prefetch(weights + p * panel_stride + at);
 }
 
 // Each kind of operands adds products to `sums`, floats [R][P * kPanel]. `FromMemory`: its weights are not in a cache yet.
@@ -62,7 +65,7 @@ struct FloatProducts {
     const char* weights = in.weights;
     for (int k = 0; k < in.inputs; k++, weights += kPanel * sizeof(float)) {
       // Several panels of floats are read as fast as memory allows, without being told.
-      if (FromMemory && P == 1) fetch_ahead<R, P>(weights, in.panel_stride);
+      if (FromMemory && P == 1) fetch_ahead<R, P>(weights, in.panel_stride, kPanel * sizeof(float));
       add_input<R, P>(in, k, sums, [&](int panel, int vector) {
         return Isa::load((const float*)(weights + panel * in.panel_stride) + vector * kLanes);
       });
@@ -96,7 +99,7 @@ struct WidenedProducts {
       });
     };
     for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
-      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride);
+      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride, 2 * kPanel * sizeof(uint16_t));
       add_input(Isa::first_of_pairs, weights, k);
       // Loaded again: the registers have no room for both halves, and a compiler that cannot know spills the sums.
       const char* again = weights;
@@ -117,7 +120,7 @@ struct HalfProducts {
       load_sums<R, P>(to, sums);
       const char* weights = in.weights;
       for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
-        if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride);
+        if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride, 2 * kPanel * sizeof(uint16_t));
         I w[P * kVectors];
         for (int v = 0; v < P * kVectors; v++)
           w[v] = Isa::load_int((const int32_t*)(weights + v / kVectors * in.panel_stride) + v % kVectors * kLanes);
@@ -176,7 +179,7 @@ struct IntegerProducts {
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < size; k += Form::kStep) {
-        if (FromMemory) fetch_ahead<R, P>(weights + Form::bytes(k), in.panel_stride);
+        if (FromMemory) fetch_ahead<R, P>(weights + Form::bytes(k), in.panel_stride, Form::bytes(Form::kStep));
         repeat<Form::kStep / Form::kUnit>([&](auto number) {
           add_unit<R, P>(in, weights, rows, k + number.value * Form::kUnit, sums);
         });
@@ -309,13 +312,14 @@ int multiply_few(const Product& product, int first, int last) {
 
 // Has the processor load memory while others are being multiplied.
 inline void fetch(const void* from, ptrdiff_t bytes) {
-  for (ptrdiff_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at);
+  for (ptrdiff_t at = 0; at < bytes; at += kLine) __builtin_prefetch((const char*)from + at);
 }
 
-// A tile of floats that has so much memory loaded that it takes it in two parts, each before half of the inputs.
+// A tile of floats that shares the loading of the next chunk with one other tile at the most. So its part is large, and it
+// has half of it loaded in front of each half of its inputs.
 template <int R>
 void add_fetching(Operands in, float* sums, const char* next, ptrdiff_t bytes) {
-  const int inputs = in.inputs, half = kChunk / 2;
+  const int inputs = in.inputs, half = (inputs + 1) / 2;
   for (int k = 0; k < inputs; k += half, next += bytes / 2) {
     fetch(next, bytes / 2);
     in.inputs = std::min(half, inputs - k);
@@ -339,7 +343,7 @@ void multiply_many(const Product& product, int count, int first, int last) {
       for (int input = 0; input < inputs; input += kChunk) {
         Operands in = product.operands(row, panel, input, std::min(kChunk, inputs - input));
         // Each tile has a part of the next chunk loaded: all of it at once would wait for memory.
-        const ptrdiff_t part = (offset_in_panel(product.weight, kChunk) / tiles + 63) / 64 * 64;
+        const ptrdiff_t part = (offset_in_panel(product.weight, kChunk) / tiles + kLine - 1) / kLine * kLine;
         const char* next = in.weights + offset_in_panel(product.weight, kChunk);
         if (Kind::kDecodes) {
           Kind::decode(in, decoded);

@@ -16,7 +16,7 @@ struct E4m3Products {
     load_sums<R, P>(to, sums);
     const char* weights = in.weights;
     for (int k = 0; k < in.inputs; k++, weights += kPanel) {
-      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride);
+      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride, kPanel);
       FloatProducts::add_input<R, P>(in, k, sums, [&](int panel, int vector) {
         return Isa::from_finite_e4m3((const uint8_t*)weights + panel * in.panel_stride + vector * kLanes);
       });
@@ -67,7 +67,8 @@ struct WholeProducts {
     for (int r = 0; r < R; r++)
       for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::load_int((int32_t*)to + r * P * kPanel + v * kLanes);
     for (int k = 0; k < in.inputs; k += Isa::kUnit) {
-      if (FromMemory) fetch_ahead<R, P>(in.weights + Bytes<Stored>::bytes(k), in.panel_stride);
+      if (FromMemory)
+        fetch_ahead<R, P>(in.weights + Bytes<Stored>::bytes(k), in.panel_stride, Bytes<Stored>::bytes(Isa::kUnit));
       IntegerProducts<Bytes<Stored>>::template add_unit<R, P>(in, in.weights, in.rows, k, sums);
     }
     for (int r = 0; r < R; r++)

@@ -9,14 +9,22 @@
 
 namespace {
 
+#ifndef INFLIGHT_TILES
+// Tiles that are not there.
+struct Tiles {
+  static void release() {}
+};
+#endif
+
 // Weights and rows in bfloat16; `Bytes`: in INT8, whose sums of 32 bits are exact. Both lie by units of four bytes.
-template <class Unit, bool Bytes>
+template <class Hardware, bool Bytes>
 struct TileProducts {
   static constexpr int kTileRows = 16;
   static constexpr int kTileBytes = 64;            // of a row, at a time
   static constexpr int kColumns = kTileBytes / 4;  // of a tile of weights, and of sums
   static constexpr int kStride = kPanel * 4;       // bytes from a unit of a panel to the next
-  static_assert(kPanel / kColumns <= Unit::kSums);
+  static_assert(kPanel / kColumns <= Hardware::kSums);
+  static_assert(kChunk % kTileBytes == 0, "a step of a row must begin at the same inputs in every chunk");
 
   template <int R, int P, bool = false>
   static void add(const Operands& in, float* to) {
@@ -28,22 +36,22 @@ struct TileProducts {
   // Adds the products of the bytes of rows from `first` to `last`, `step` at a time.
   template <int R, int P>
   static void add_steps(const Operands& in, int first, int last, int step, float* to) {
-    Unit::set(R, step);
+    Hardware::set(R, step);
     for (int p = 0; p < P; p++, to += kPanel) {
       const char* weights = in.weights + p * in.panel_stride;
       repeat<kPanel / kColumns>([&](auto tile) {
-        Unit::template load<tile.value>(to + tile.value * kColumns, P * kStride);
+        Hardware::template load<tile.value>(to + tile.value * kColumns, P * kStride);
       });
       for (int at = first; at < last; at += step) {
-        Unit::template load<Unit::kInputs>(in.rows + at, in.row_stride);
+        Hardware::template load<Hardware::kInputs>(in.rows + at, in.row_stride);
         repeat<kPanel / kColumns>([&](auto tile) {
-          constexpr int from = Unit::kWeights + tile.value % 2;
-          Unit::template load<from>(weights + (ptrdiff_t)at * kPanel + tile.value * kTileBytes, kStride);
-          Unit::template add<Bytes, tile.value, from>();
+          constexpr int from = Hardware::kWeights + tile.value % 2;
+          Hardware::template load<from>(weights + (ptrdiff_t)at * kPanel + tile.value * kTileBytes, kStride);
+          Hardware::template add<Bytes, tile.value, from>();
         });
       }
       repeat<kPanel / kColumns>([&](auto tile) {
-        Unit::template store<tile.value>(to + tile.value * kColumns, P * kStride);
+        Hardware::template store<tile.value>(to + tile.value * kColumns, P * kStride);
       });
     }
   }

@@ -55,22 +55,22 @@ class Change:
 
 def option_changes(instruction_sets: Sequence[str], threads: int) -> list[Change]:
     """Return what the engine's options bring, each beside the engine that has the others at their best."""
-    best = Engine("bfloat16", threads, _DTYPE)
+    chosen, *others = instruction_sets
 
-    def other(name: str, threads: int = threads, **settings: Any) -> Engine:
-        return Engine(name, threads, _DTYPE | settings)
+    def engine(name: str, threads: int = threads, **settings: Any) -> Engine:
+        return Engine(name, threads, _DTYPE | {"cpu_step": chosen} | settings)
 
-    lower = [other(name, cpu_step=name) for name in instruction_sets[1:]]
-    found = [Change("the native step, not PyTorch", best, other("PyTorch", cpu_step="pytorch"))]
-    found += [Change(f"{instruction_sets[0]}, not {one.name}", best, one) for one in lower]
+    best = engine("bfloat16")
+    found = [Change("the native step, not PyTorch", best, engine("PyTorch", cpu_step="pytorch"))]
+    found += [Change(f"{chosen}, not {name}", best, engine(name, cpu_step=name)) for name in others]
     if threads > 1:
-        found.append(Change(f"{threads} threads, not 1", best, other("1 thread", 1)))
-    wide_cache = other("float32 KV", kv_cache_dtype="float32")
+        found.append(Change(f"{threads} threads, not 1", best, engine("1 thread", 1)))
+    wide_cache = engine("float32 KV", kv_cache_dtype="float32")
     return [
         *found,
-        Change("weights in bfloat16, not float32", wide_cache, Engine("float32", threads, {"dtype": "float32"})),
+        Change("weights in bfloat16, not float32", wide_cache, engine("float32", dtype="float32")),
         Change("a KV cache in bfloat16, not float32", best, wide_cache),
-        Change("weights in INT8, not bfloat16", other("INT8", weights="int8"), best),
+        Change("weights in INT8, not bfloat16", engine("INT8", weights="int8"), best),
     ]
 
 

@@ -5,14 +5,14 @@
 #include <thread>
 #include <vector>
 
-#include "weights.h"
+#include "tiles.h"
 
 namespace {
 
 constexpr int kSums = 12;      // so many that none waits for another, in 16 registers
 constexpr int kRounds = 4096;  // between two looks at the clock
 constexpr int kStreams = 4;    // that a thread reads at once, each fetched ahead: one alone leaves bandwidth unused
-constexpr int64_t kPiece = 512, kAhead = 1024, kLine = 64;
+constexpr int64_t kPiece = 512, kDistance = 1024;
 
 // Hides from the compiler what a register holds: it must not compute anything once for all.
 template <class V>
@@ -42,23 +42,23 @@ double float_products() {
 }
 
 // By a row of tiles, whose sums do not wait for each other.
-template <class Unit>
+template <class Hardware>
 double tile_products() {
-  Unit::set(16, 64);
+  Hardware::set(16, 64);
   for (int round = 0; round < kRounds; round++) {
-    Unit::template add<false, 0, Unit::kWeights>();
-    Unit::template add<false, 1, Unit::kWeights>();
-    Unit::template add<false, 2, Unit::kWeights>();
-    Unit::template add<false, 3, Unit::kWeights>();
+    Hardware::template add<false, 0, Hardware::kWeights>();
+    Hardware::template add<false, 1, Hardware::kWeights>();
+    Hardware::template add<false, 2, Hardware::kWeights>();
+    Hardware::template add<false, 3, Hardware::kWeights>();
   }
-  Unit::release();
+  Hardware::release();
   return 4.0 * kRounds * 16 * 16 * 32;
 }
 
-template <class Unit>
+template <class Hardware>
 double half_products() {
   if constexpr (Isa::kTiles) {
-    return tile_products<Unit>();
+    return tile_products<Hardware>();
   } else if constexpr (Isa::kDotsBf16) {
     I w = Isa::set_int(0x3f803f80), x = Isa::set_int(0x30803080);
     return 2 * kLanes * take_turns(Isa::zero(), [&](F sum) {
@@ -120,7 +120,7 @@ double probe_reads(const char* memory, int64_t bytes, int threads, double second
     for (int64_t at = 0; at < part; at += kPiece)
       for (int stream = 0; stream < kStreams; stream++) {
         const char* from = memory + (thread * kStreams + stream) * part + at;
-        for (int64_t line = 0; line < kPiece; line += kLine) _mm_prefetch(from + line + kAhead, _MM_HINT_T0);
+        for (int64_t line = 0; line < kPiece; line += kLine) _mm_prefetch(from + line + kDistance, _MM_HINT_T0);
         for (int64_t vector = 0; vector < kPiece; vector += sizeof(F)) {
           F x = Isa::load((const float*)(from + vector));
           hide(x);

@@ -17,9 +17,9 @@ from benchmarks.peers.environments import home_of
 from benchmarks.peers.jobs import WorkerFailure
 from benchmarks.peers.measure import Run, figures_of
 from benchmarks.peers.quality import Quality
-from benchmarks.peers.record import Part, Record
+from benchmarks.peers.record import Record
 from benchmarks.peers.report import results
-from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS
+from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Part, Selection
 from benchmarks.peers.workers.work import Cell
 from benchmarks.result import Result
 from inflight.report.failures import one_line_errors
@@ -71,32 +71,25 @@ def peers(
         if value not in allowed:
             known = ", ".join(map(str, allowed))
             raise typer.BadParameter(f"{value!r} is not one of {known}", param_hint=option.partition(" ")[0])
+    selection = Selection(contender or tuple(WORKERS), kind or CLASSES, variant or ())
+    parts = [one for one in _PARTS if (one in part if part else selection.variants(one))]
+    measured = [selection.variants(one) for one in parts]
+    if not measured or not all(measured):
+        wanted = " or ".join(part or _PARTS)
+        raise typer.BadParameter(f"these options leave no variant of {wanted}", param_hint="--variant")
     cells = _cells(streams or [1, 8, 32], context, output_tokens)
     with one_line_errors(console):
         place = Place(checkpoints / "peers", shlex.split(under), timeout_s)
         suffix = shape if context == _CONTEXTS[0] else f"{shape}-context-{context}"
         record = Record.open(place.folder / f"record-{suffix}.json", shape, cells, len(cores()))
-        for one in contender or WORKERS:
-            if one != OURS:
+        for one in WORKERS:
+            if one != OURS and any(each.contender == one for found in measured for each in found):
                 home_of(one)
         directory = checkpoint(SHAPES[shape], checkpoints)
-    run = Run(
-        place,
-        record,
-        directory,
-        cells,
-        contender or list(WORKERS),
-        kind or CLASSES,
-        variant or (),
-        times,
-        console.print,
-    )
-    parts = [one for one in _PARTS if (one in part if part else run.variants(one))]
-    if not parts or not all(map(run.variants, parts)):
-        wanted = " or ".join(part or _PARTS)
-        raise typer.BadParameter(f"these options leave no variant of {wanted}", param_hint="--variant")
+    run = Run(place, record, directory, cells, selection, times, console.print)
     chosen = [f"--shape {shape} --context {context} --rounds {rounds}", *(f"--streams {one}" for one in streams or ())]
-    chosen += [f"--output-tokens {output_tokens} --times {times}", *(f"--variant '{one}'" for one in variant or ())]
+    chosen += [f"--output-tokens {output_tokens} --times {times}", *(f"--contender {one}" for one in contender or ())]
+    chosen += [*(f"--kind {one}" for one in kind or ()), *(f"--variant '{one}'" for one in variant or ())]
     command = command_line("peers", *chosen)
     for one in parts:
         report_results(partial(_measure, run, one, rounds, suffix), command, output, _PAGE)

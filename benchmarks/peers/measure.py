@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.peers.choice import chosen, in_turn
 from benchmarks.peers.contenders import Place, cores
 from benchmarks.peers.jobs import WorkerFailure
-from benchmarks.peers.record import Part, Record
+from benchmarks.peers.record import Record
 from benchmarks.peers.serving import STREAMS, serve_job, speed_name
-from benchmarks.peers.variants import GRID, SERVED, Variant
+from benchmarks.peers.variants import Part, Selection, Variant
 from benchmarks.peers.workers.work import Cell
 from inflight.report.table import print_table
 
@@ -36,23 +36,11 @@ class Run:
     record: Record
     checkpoint: Path
     cells: Sequence[Cell]
-    contenders: Sequence[str]
-    """Those to measure."""
-    kinds: Sequence[str]
-    """The classes to measure."""
-    only: Sequence[str]
-    """The keys of the variants to measure; none: all."""
+    selection: Selection
+    """Of the variants to measure."""
     times: int
     """Measurements of a load in one process of an engine; the median counts."""
     say: Callable[[str], object]
-
-    def variants(self, part: Part) -> list[Variant]:
-        """Return the variants of a part that were asked for."""
-        return [
-            one
-            for one in (GRID if part == "engine" else SERVED)
-            if one.contender in self.contenders and one.kind in self.kinds and (not self.only or one.key in self.only)
-        ]
 
     def measure(self, part: Part, rounds: int) -> None:
         """Measure the grid, choose, and measure the chosen until there are so many rounds.
@@ -60,7 +48,7 @@ class Run:
         Raises:
             InflightError: a chosen variant failed, or a peer's environment has not been made.
         """
-        variants = self.variants(part)
+        variants = self.selection.variants(part)
         best = self._best_engines(variants) if part == "engine" else self._that_can_run(variants)
         self.say(f"{rounds} rounds of: {', '.join(one.key for one in best)}")
         for number, done in enumerate(self.record.rounds(part, rounds)[:rounds]):
@@ -75,7 +63,7 @@ class Run:
         A variant that was asked for by its key, with no other of its contender and class, is the best unmeasured.
         """
         grid, groups = self.record.grid, Counter((one.contender, one.kind) for one in variants)
-        lone = [one for one in variants if self.only and groups[one.contender, one.kind] == 1]
+        lone = [one for one in variants if self.selection.names and groups[one.contender, one.kind] == 1]
         compared = [one for one in variants if one not in lone]
         for variant in (one for one in compared if one.key not in grid):
             self.say(f"grid: {variant.key}")
@@ -113,7 +101,7 @@ class Run:
         times = 1 if seed == _GRID_SEED else self.times  # the grid only chooses
         asked = {"threads": len(cores()), "times": times, "cells": [asdict(cell) for cell in self.cells]}
         result = worker.do(job | asked, self.place.timeout_s)
-        return measured_of(self.cells, result)
+        return measured_of(self.cells, result) | {"times": times}
 
 
 def measured_of(cells: Sequence[Cell], result: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from benchmarks.peers.variants import Part
 from benchmarks.peers.workers.work import Cell
 from inflight.errors import InflightError
 from inflight.report.provenance import provenance
-
-Part = Literal["engine", "http"]
 
 
 @dataclass

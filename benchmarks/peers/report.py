@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figures import bars, panels
 from benchmarks.peers.choice import Ratio, best, ratio
 from benchmarks.peers.measure import figure_names, figures_of
-from benchmarks.peers.record import Part, Record
+from benchmarks.peers.record import Record
 from benchmarks.peers.serving import OUTPUT, STREAMS, WORDS, speed_name
-from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Variant
+from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Part, Variant
 from benchmarks.peers.workers.work import Cell
 from benchmarks.result import Result, Row
 from inflight.errors import InflightError
@@ -34,9 +34,11 @@ def results(record: Record, part: Part, rounds: int, cells: Sequence[Cell], suff
     Raises:
         InflightError: there are not so many whole rounds in the record.
     """
-    done = [figures_of(one) for one in record.rounds(part, rounds)[:rounds]]
-    if not done or not all(done):
+    found = [figures_of(one) for one in record.rounds(part, rounds)[:rounds]]
+    whole = set.intersection(*map(set, found))
+    if not whole:
         raise InflightError(f"{record.path} has no {rounds} rounds of {part}")
+    done = [{key: figures for key, figures in one.items() if key in whole} for one in found]
     if part == "http":
         return [_over_http(record, done, suffix)]
     return [_ratios(record, done, cells, suffix), _engines(record, done, cells, suffix)]
@@ -69,7 +71,7 @@ def _ratios(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence
         f"{_summary(found)} {_measured(record, 'engine', rounds)}",
         rows or [{"class": _NONE, "tokens/s": _NONE}],
         _picture(rounds, names, GRID),
-        _missing(record),
+        _missing(record, "engine", rounds),
     )
 
 
@@ -109,7 +111,8 @@ def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequenc
         for kind, name, one in _bests(GRID, rounds, figure_names("engine", cells))
     ]
     shape = record.content["shape"]
-    of = "the best of each contender's grid" if record.grid else "the variants that were asked for"
+    chosen = all(key in record.grid for key in rounds[0])
+    of = "the best of each contender's grid" if chosen else "the variants that were asked for"
     title = f"The engines alone, {shape}: {of}"
     lead = "`decode, 8 x 128` is of 8 streams behind prompts of 128 tokens."
     return Result(f"engine-{suffix}", title, f"{lead} {_measured(record, 'engine', rounds)}", rows, None, _KL_CAVEAT)
@@ -149,7 +152,7 @@ def _over_http(record: Record, rounds: Sequence[Mapping[str, Any]], suffix: str)
     )
     title = f"Over HTTP, {shape}: the best of each contender's servers"
     finding = f"{lead} {_measured(record, 'http', rounds)}"
-    caveat = f"OpenVINO GenAI brings no server. {_missing(record)}".strip()
+    caveat = f"OpenVINO GenAI brings no server. {_missing(record, 'http', rounds)}".strip()
     return Result(f"http-{suffix}", title, finding, rows, _picture(rounds, names, SERVED), caveat)
 
 
@@ -185,18 +188,21 @@ def _picture(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], variants
 
 def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -> str:
     """Say how it was measured, and at which commits."""
-    entries = [one for done in record.rounds(part, 0) for one in done.values()]
+    entries = [one for done in record.rounds(part, 0) for key, one in done.items() if key in rounds[0]]
     commits, dates = sorted({one["commit"] for one in entries}), sorted({one["date"] for one in entries})
     count = f"{len(rounds)} interleaved round{'s' * (len(rounds) > 1)}"
     text = f"{count}, {record.content['threads']} threads for each, measured at commit {' and '.join(commits)}"
+    times = sorted({one["times"] for one in entries if "times" in one})
+    median = f" The median of {' or '.join(map(str, times))} counts in a round." if times and times != [1] else ""
     others = max(one["others"] for one in entries)
     beside = f"Beside no measurement did others take more than {100 * others:.1f} % of the processors."
     versions = {key: one for entry in entries for key, one in entry.get("versions", {}).items() if key != "inflight"}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     listed = f" Versions: {named}." if named else ""
-    return f"{text}, {' and '.join(dates)}. {beside}{listed}"
+    return f"{text}, {' and '.join(dates)}.{median} {beside}{listed}"
 
 
-def _missing(record: Record) -> str:
-    failed = {key: one["failed"] for key, one in record.grid.items() if "failed" in one}
-    return " ".join(f"Not measured: {key}." for key in failed)
+def _missing(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -> str:
+    failed = [f"Not measured: {key}." for key, one in record.grid.items() if "failed" in one]
+    begun = {key for one in record.rounds(part, 0) for key in one} - rounds[0].keys()
+    return " ".join([*failed, *(f"Not measured in every round: {key}." for key in sorted(begun))])

@@ -5,11 +5,12 @@ A variant of ours is one line here. A contender is judged by the best of its var
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Class = Literal["16-bit", "8-bit", "4-bit"]
+Part = Literal["engine", "http"]
 CLASSES: tuple[Class, ...] = ("16-bit", "8-bit", "4-bit")
 OURS = "inflight"
 WORKERS = {
@@ -99,3 +100,21 @@ SERVED = (
     _llama("8-bit", "q8_0", "f16"),
 )
 """The servers; of ours, ``settings`` are those of a deployment. OpenVINO GenAI brings no server."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is measured: variants that all of these leave."""
+
+    contenders: Sequence[str] = tuple(WORKERS)
+    kinds: Sequence[str] = CLASSES
+    names: Sequence[str] = ()
+    """Keys of variants; none: all."""
+
+    def variants(self, part: Part) -> list[Variant]:
+        """Return the variants of a part."""
+        return [
+            one
+            for one in (GRID if part == "engine" else SERVED)
+            if one.contender in self.contenders and one.kind in self.kinds and (not self.names or one.key in self.names)
+        ]

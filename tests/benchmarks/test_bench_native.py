@@ -187,10 +187,13 @@ def test_options_are_compared_with_the_others_at_their_best() -> None:
         "the native step, not PyTorch", "avx512_bf16, not avx512", "avx512_bf16, not avx2", "2 threads, not 1",
     ]  # fmt: skip
     settings = {change.name: (change.changed.settings, change.before.settings) for change in found}
-    best = {"dtype": "bfloat16"}
+    best = {"dtype": "bfloat16", "cpu_step": "avx512_bf16"}
     assert settings["avx512_bf16, not avx2"] == (best, best | {"cpu_step": "avx2"})
     assert settings["weights in INT8, not bfloat16"] == (best | {"weights": "int8"}, best)
-    assert settings["weights in bfloat16, not float32"] == (best | {"kv_cache_dtype": "float32"}, {"dtype": "float32"})
+    assert settings["weights in bfloat16, not float32"] == (
+        best | {"kv_cache_dtype": "float32"},
+        best | {"dtype": "float32"},
+    )
     assert not any("threads" in change.name for change in option_changes(["avx2"], 1))
 
 

@@ -24,7 +24,7 @@ from benchmarks.peers.quality import kl_divergence
 from benchmarks.peers.record import Record
 from benchmarks.peers.report import results
 from benchmarks.peers.serving import STREAMS, served
-from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Variant
+from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Selection, Variant
 from benchmarks.peers.workers.work import Cell, Meter, Others, normalized, random_prompts, speed
 from inflight.errors import InflightError
 from tests.support.waiting import wait_until
@@ -210,17 +210,26 @@ def test_the_command_refuses_what_it_does_not_know(option: str) -> None:
     assert "is not one of" in done.output
 
 
-@pytest.mark.parametrize("options", [["--variant=inflight: INT4"], ["--contender=openvino"], ["--kind=4-bit"]])
+@pytest.mark.parametrize(
+    ("options", "peers"),
+    [
+        (["--variant=inflight: INT4"], []),
+        (["--contender=openvino"], ["openvino"]),
+        (["--kind=4-bit"], ["openvino", "llama.cpp"]),
+    ],
+)
 def test_a_part_without_a_variant_is_left_out_or_refused_where_it_was_asked_for(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    options: list[str], peers: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.peers.command.home_of", lambda name: name)
+    asked, measured = list[str](), list[str]()
+    monkeypatch.setattr("benchmarks.peers.command.home_of", asked.append)
     monkeypatch.setattr("benchmarks.peers.command.checkpoint", lambda shape, folder: folder / shape.name)
-    measured: list[str] = []
     monkeypatch.setattr("benchmarks.peers.command.report_results", lambda work, *_: measured.append(work.args[1]))
     command = ["peers", f"--checkpoints={tmp_path}", *options]
     assert CliRunner().invoke(bench, command).exit_code == 0
     assert measured == ["engine"]
+    assert asked == peers, "what is not measured needs no environment"
+    monkeypatch.setattr("benchmarks.peers.command.checkpoint", lambda *_: pytest.fail("the options are refused first"))
     done = CliRunner().invoke(bench, [*command, "--part=http"])
     assert (done.exit_code, "leave no variant of http" in done.output) == (2, True)
     done = CliRunner().invoke(bench, [*command, "--contender=vllm", "--variant=llama.cpp: f16 weights, f16 KV"])
@@ -267,6 +276,17 @@ def worker_result(speed: float) -> dict[str, Any]:
     return {"cells": [one for _ in CELLS], "versions": {"engine": "1"}, "others": 0.01}
 
 
+class _Notes:
+    """Notes its jobs, of which all are measured alike."""
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+
+    def do(self, job: dict[str, Any], _: float) -> dict[str, Any]:
+        self.jobs.append(job)
+        return worker_result(90)
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a run whose measurements are made up: ours 90, theirs by their place in the grid; one peer fails."""
@@ -278,7 +298,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(Run, "_once", once)
     record = Record.open(tmp_path / "record.json", "125M", CELLS, 2)
-    return Run(Place(tmp_path), record, tmp_path, CELLS, list(WORKERS), CLASSES, (), 3, lambda _: None)
+    return Run(Place(tmp_path), record, tmp_path, CELLS, Selection(), 3, lambda _: None)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,11 +363,30 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
 
 def test_a_variant_without_another_beside_it_is_not_measured_in_the_grid(run: Run) -> None:
     kept = ("inflight: bfloat16", "llama.cpp: bf16 weights, f16 KV", "llama.cpp: f16 weights, f16 KV")
-    replace(run, only=kept[:1]).measure("engine", 1)
+    replace(run, selection=Selection(names=kept[:1])).measure("engine", 1)
     assert run.record.grid == {}
-    replace(run, only=kept).measure("engine", 1)
+    replace(run, selection=Selection(names=kept)).measure("engine", 1)
     assert set(run.record.grid) == set(kept[1:])
     assert set(run.record.content["engine"][0]) == {kept[0], kept[2]}
+
+
+def test_a_variant_that_is_not_in_every_round_is_named_and_left_out(run: Run) -> None:
+    for count, key in ((1, "inflight: bfloat16"), (2, "inflight: float32")):
+        replace(run, selection=Selection(names=[key])).measure("engine", count)
+    ratios, engines = results(run.record, "engine", 2, CELLS, "125M")
+    assert {row["variant"] for row in engines.rows} == {"float32"}
+    assert engines.title.endswith("the variants that were asked for")
+    assert "Not measured in every round: inflight: bfloat16." in ratios.caveat
+
+
+def test_the_grid_measures_each_load_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    worker = _Notes()
+    monkeypatch.setattr(Place, "worker", lambda *_, **__: worker)
+    monkeypatch.setattr(Place, "converted", lambda *_: Path("model"))
+    replace(run, selection=Selection(names=["inflight: bfloat16", "inflight: float32"])).measure("engine", 1)
+    assert [(job["seed"], job["times"]) for job in worker.jobs] == [(0, 1), (0, 1), (1, 3)]
+    assert {one["times"] for one in run.record.rounds("engine", 1)[0].values()} == {3}
 
 
 def test_a_record_is_written_whole_with_its_provenance(run: Run) -> None:

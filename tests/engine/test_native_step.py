@@ -147,7 +147,7 @@ def _in_parts(
 @each_set
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", TOLERANCE)
-@pytest.mark.parametrize("name", ["llama", "odd sizes", "window", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "odd sizes", "odd chunks", "window", "gemma"])
 def test_a_token_is_the_same_bits_in_any_step(name: str, dtype: torch.dtype, kind: str, instruction_set: str) -> None:
     """A prompt at once and in chunks, tokens one by one, and beside a neighbour."""
     whole = _in_parts(name, dtype, kind, instruction_set, [640], False)
@@ -168,12 +168,13 @@ def test_a_token_is_the_same_bits_in_any_step_with_weights_in_int8(name: str, in
 
 @each_set
 @pytest.mark.parametrize("kind", TOLERANCE)
-@pytest.mark.parametrize("weights", ["checkpoint", "int8"])
-@pytest.mark.parametrize("name", ["llama", "odd sizes"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["llama", "odd sizes", "odd chunks"])
 def test_nan_reaches_only_those_who_attend_to_it(name: str, weights: str, kind: str, instruction_set: str) -> None:
     """Not the tokens before it in its sequence, though they are computed with it, no other sequence, no later step."""
-    model = random_decoder(name)
-    native = _native(model, make_pool(model, kind, 40, 16), 16, instruction_set, weights)
+    model = random_decoder(name, torch.bfloat16 if weights == "bfloat16" else torch.float32)
+    rounded = "int8" if weights == "int8" else "checkpoint"
+    native = _native(model, make_pool(model, kind, 40, 16), 16, instruction_set, rounded)
     ranges = [QueryRange(0, 0, 20, range(2)), QueryRange(20, 0, 20, range(2, 4)), QueryRange(40, 0, 20, range(4, 6))]
     tokens = np.array(_tokens(60, 7)) % (VOCAB - 1)
     clean = native(tokens, ranges, range(60))

@@ -16,7 +16,7 @@ import numpy as np
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
 ABI = 5
 INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "amx")
-"""The first that the processor has is chosen. So AMX must be asked for by name: its tiles have not been timed yet."""
+"""The first that the processor has is chosen. AMX must be asked for by name, since no processor has run its kernels."""
 _MESSAGE_BYTES = 256
 
 
@@ -139,7 +139,7 @@ def load_library() -> ctypes.CDLL:
 
 
 def instruction_sets() -> list[str]:
-    """Return the instruction sets that the library has kernels for and this processor has, the best one first.
+    """Return those of ``INSTRUCTION_SETS`` that the library has kernels for and this processor has, in that order.
 
     Raises:
         NativeError, OSError: as ``load_library``.

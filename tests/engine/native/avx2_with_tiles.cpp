@@ -10,11 +10,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#define INFLIGHT_TILES
 #define Isa Avx2
-#define Tiles NoTiles
 #include "isa_avx2.h"
 #undef Isa
-#undef Tiles
 
 namespace {
 
@@ -89,12 +88,12 @@ struct Tiles {
 
   static void set(int rows, int bytes) {
     if (rows < 1 || rows > 16 || bytes < 4 || bytes > 64 || bytes % 4) fault("a size");
-    configured = true;
+    configured.now = true;
     for (Tile& tile : tiles) tile = {rows, 64, {}};
     tiles[kInputs].bytes = bytes;
     tiles[kWeights].rows = tiles[kWeights + 1].rows = bytes / 4;
   }
-  static void release() { configured = false; }
+  static void release() { configured.now = false; }
 
   template <int tile>
   static void load(const void* from, ptrdiff_t stride) {
@@ -145,15 +144,23 @@ struct Tiles {
     abort();
   }
   static Tile& at(int tile) {
-    if (!configured) fault("they are not configured");
+    if (!configured.now) fault("they are not configured");
     return tiles[tile];
   }
 
-  static thread_local bool configured;
+  // A thread that ends must have given its tiles back.
+  struct Configured {
+    bool now = false;
+    ~Configured() {
+      if (now) fault("they were not released");
+    }
+  };
+
+  static thread_local Configured configured;
   static thread_local Tile tiles[kCount];
 };
 
-thread_local bool Tiles::configured = false;
+thread_local Tiles::Configured Tiles::configured;
 thread_local Tiles::Tile Tiles::tiles[Tiles::kCount];
 
 }  // namespace

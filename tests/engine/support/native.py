@@ -18,7 +18,7 @@ from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.native import bindings
 from inflight.engine.native.bindings import NativeError, instruction_sets
 
-bindings.LIBRARY = Path(os.environ.get("NATIVE_LIBRARY", bindings.LIBRARY))  # test_native_sanitizers has one of its own
+bindings.LIBRARY = Path(os.environ.get("NATIVE_LIBRARY", bindings.LIBRARY))  # run_sanitized has one of its own
 CPU = torch.device("cpu")
 VOCAB = 131
 try:
@@ -39,6 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 72, "head_dim": 20, "num_attention_heads": 6,
         "intermediate_size": 100, "num_key_value_heads": 1,
     },
+    "odd chunks": {"architectures": ["LlamaForCausalLM"], "intermediate_size": 300},
     "window": {"architectures": ["MistralForCausalLM"], "sliding_window": 70},
     "biases": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
     "head norms": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},

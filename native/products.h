@@ -100,11 +100,11 @@ struct WidenedProducts {
     };
     for (int k = 0; k < in.inputs; k += 2, weights += 2 * kPanel * sizeof(uint16_t)) {
       if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride, 2 * kPanel * sizeof(uint16_t));
-      add_input(Isa::first_of_pairs, weights, k);
+      add_input([](const uint16_t* pairs) { return Isa::first_of_pairs(pairs); }, weights, k);
       // Loaded again: the registers have no room for both halves, and a compiler that cannot know spills the sums.
       const char* again = weights;
       asm("" : "+r"(again));
-      add_input(Isa::second_of_pairs, again, k + 1);
+      add_input([](const uint16_t* pairs) { return Isa::second_of_pairs(pairs); }, again, k + 1);
     }
     store_sums<R, P>(sums, to);
   }

@@ -6,6 +6,8 @@ import os
 import random
 import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -315,6 +317,13 @@ def test_the_kernels_of_this_checkout_are_built_where_they_can_be() -> None:
         pytest.skip("no C++ compiler is installed")
     assert build["is_built"]()
     assert bool(SETS) == torch.cpu._is_avx2_supported()
+
+
+@pytest.mark.skipif(not SETS or shutil.which("nm") is None, reason="it needs the kernels and nm")
+def test_no_kernel_calls_a_function_for_each_vector() -> None:
+    """A function of ``Isa`` that the compiler did not inline is a symbol; a call per vector once cost a third."""
+    symbols = subprocess.run(["nm", "-C", bindings.LIBRARY], capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"::Isa::(\w+)\(", symbols)) <= {"transpose"}
 
 
 def test_the_setting_names_the_instruction_sets() -> None:

@@ -22,7 +22,7 @@ stands_in = pytest.mark.skipif("avx2" not in SETS, reason="the stand-in for AMX 
 def test_products_by_tiles_are_near_pytorchs_and_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     library, used = tmp_path / "libinflight_step.so", tmp_path / "used"
     assert BUILD["build"](library, instead=TILES) is None
-    chosen = "avx2 and (bits_in_any_step and bfloat16 or nan or quantized)"
+    chosen = "avx2 and (bits_in_any_step and bfloat16 or quantized)"
     run_tests(library, (*FILES, "-k", chosen), {"TILES_USED": str(used)})
     halves, of_bytes = map(int, used.read_text().split())
     assert min(halves, of_bytes) > 0
@@ -34,7 +34,7 @@ def test_products_by_tiles_stay_in_their_memory(tmp_path: Path) -> None:
     run_sanitized(tmp_path, (*FILES, "-k", "avx2 and nan and (chunks and bfloat16 or W8A8)"), TILES)
 
 
-@pytest.mark.parametrize("compiler", BUILD["_COMPILERS"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_the_kernels_for_amx_are_built_with_its_instructions(compiler: str, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")

@@ -67,7 +67,7 @@ def _ratios(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence
     shape = record.content["shape"]
     return Result(
         f"ratios-{suffix}",
-        f"The engine beside its peers, {shape}: our slowest round over their fastest",
+        f"The engine beside its peers, {shape}",
         f"{_summary(found)} {_measured(record, 'engine', rounds)}",
         rows or [{"class": _NONE, "tokens/s": _NONE}],
         _picture(rounds, names, GRID),
@@ -94,7 +94,11 @@ def _summary(found: Mapping[tuple[Class, str], Ratio]) -> str:
             values = [one.value for (of, name), one in found.items() if of == kind and name.startswith(phase)]
             if values:
                 parts.append(f"{kind} weights, {phase}: {min(values):.2f} to {max(values):.2f}")
-    return f"Ours over the fastest peer: {'; '.join(parts)}." if parts else "There is nothing to compare."
+    return (
+        f"Our slowest round over the fastest of any peer: {'; '.join(parts)}."
+        if parts
+        else "There is nothing to compare."
+    )
 
 
 def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence[Cell], suffix: str) -> Result:
@@ -169,20 +173,23 @@ def _served(record: Record, variant: Variant, streams: int) -> Row:
     return {column: round(statistics.median(load[key] for load in loads), 2) for column, key in columns.items()}
 
 
-def _picture(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], variants: Iterable[Variant]) -> Figure:
-    """Draw each contender's best median of the 16-bit class, a panel for each kind of speed."""
-    every = list(variants)
+def _picture(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], variants: Iterable[Variant]) -> Figure | None:
+    """Draw each contender's best median of the 16-bit class, a panel for each kind of speed; None: there is none."""
+    every = [one for one in variants if one.kind == "16-bit" and one.key in rounds[0]]
+    if not every:
+        return None
     kinds = list(dict.fromkeys(name.partition(",")[0] for name in names))
     figure, axes = panels(len(kinds))
     for axis, kind in zip(axes, kinds, strict=True):
         groups: dict[str, dict[str, float]] = {}
         for name in (one for one in names if one.startswith(kind)):
             groups[name.partition(", ")[2]] = {
-                contender: float(_spread(rounds, found, name)["median"]) if found else 0.0
+                contender: float(_spread(rounds, found, name)["median"])
                 for contender in dict.fromkeys(one.contender for one in every)
-                for found in [best(_of("16-bit", every, contender), rounds, name)]
+                if (found := best(_of("16-bit", every, contender), rounds, name))
             }
-        bars(axis, groups, f"{kind} tokens/s, 16-bit" if kind != "tokens/s" else "tokens/s, 16-bit")
+        speed = kind if kind == "tokens/s" else f"{kind} tokens/s"
+        bars(axis, groups, f"{speed}, 16-bit, medians")
     return figure
 
 
@@ -193,7 +200,8 @@ def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -
     count = f"{len(rounds)} interleaved round{'s' * (len(rounds) > 1)}"
     text = f"{count}, {record.content['threads']} threads for each, measured at commit {' and '.join(commits)}"
     times = sorted({one["times"] for one in entries if "times" in one})
-    median = f" The median of {' or '.join(map(str, times))} counts in a round." if times and times != [1] else ""
+    counts = " or ".join(map(str, times))
+    median = f" A round has the median of {counts} measurements of each load." if times and times != [1] else ""
     others = max(one["others"] for one in entries)
     beside = f"Beside no measurement did others take more than {100 * others:.1f} % of the processors."
     versions = {key: one for entry in entries for key, one in entry.get("versions", {}).items() if key != "inflight"}

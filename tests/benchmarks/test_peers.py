@@ -361,6 +361,18 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
         results(run.record, "engine", 4, CELLS, "125M")
 
 
+def test_the_picture_has_those_who_were_measured_in_16_bits(run: Run) -> None:
+    replace(run, selection=Selection([OURS, "llama.cpp"], ["16-bit"])).measure("engine", 1)
+    ratios, _ = results(run.record, "engine", 1, CELLS, "125M")
+    assert ratios.figure is not None
+    legend = ratios.figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [OURS, "llama.cpp"]
+    run.record.content["engine"] = []
+    replace(run, selection=Selection(kinds=["8-bit"])).measure("engine", 1)
+    assert results(run.record, "engine", 1, CELLS, "125M")[0].figure is None
+
+
 def test_a_variant_without_another_beside_it_is_not_measured_in_the_grid(run: Run) -> None:
     kept = ("inflight: bfloat16", "llama.cpp: bf16 weights, f16 KV", "llama.cpp: f16 weights, f16 KV")
     replace(run, selection=Selection(names=kept[:1])).measure("engine", 1)
@@ -387,6 +399,8 @@ def test_the_grid_measures_each_load_once(run: Run, monkeypatch: pytest.MonkeyPa
     replace(run, selection=Selection(names=["inflight: bfloat16", "inflight: float32"])).measure("engine", 1)
     assert [(job["seed"], job["times"]) for job in worker.jobs] == [(0, 1), (0, 1), (1, 3)]
     assert {one["times"] for one in run.record.rounds("engine", 1)[0].values()} == {3}
+    ratios, _ = results(run.record, "engine", 1, CELLS, "125M")
+    assert "A round has the median of 3 measurements of each load." in ratios.finding
 
 
 def test_a_record_is_written_whole_with_its_provenance(run: Run) -> None:

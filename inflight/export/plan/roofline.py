@@ -37,9 +37,11 @@ class Efficiency:
 ASSUMED_GPU = Efficiency(bandwidth=0.8, kv_bandwidth=0.7, compute=0.6, step_overhead_s=0.5e-3, sequence_overhead_s=5e-6)
 """For TensorRT-LLM with CUDA graphs, until a measurement says better. Matrix-vector kernels reach 75 to 85 % of the
 bandwidth, large matrix products 55 to 70 % of the dense peak."""
-ASSUMED_CPU = Efficiency(bandwidth=0.8, kv_bandwidth=0.1, compute=0.65, step_overhead_s=3e-3, sequence_overhead_s=60e-6)
-"""For the portable engine, close to what docs/results/plan has measured: it lays out keys and values anew for every
-step."""
+ASSUMED_CPU = Efficiency(
+    bandwidth=0.9, kv_bandwidth=0.45, compute=0.63, step_overhead_s=1e-4, sequence_overhead_s=65e-6
+)
+"""For the portable engine with its own kernels, close to what docs/results/plan and docs/results/native have measured
+with AVX2."""
 
 
 @dataclass(frozen=True)

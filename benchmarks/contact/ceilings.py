@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.checkpoints import Shape
 from benchmarks.contact.stage import Contact
@@ -75,15 +79,41 @@ def _add(contact: Contact, name: str, seconds: float, rows: int, weight: Tensor)
 
 @torch.inference_mode()
 def rows(contact: Contact, _case: str) -> None:
-    """Report of each product for how many numbers of rows the first row is not what it is alone. It is no test."""
+    """Report of each product of cuBLAS's for how many numbers of rows the first row is not what it is alone."""
     for name, (out, columns) in products(contact.sizes.shape).items():
         with contact.recorder.attempt(name):
-            weight = torch.randn(out, columns, device=contact.device).bfloat16()
-            x = torch.randn(max(_SPLIT_ROWS), columns, device=contact.device).bfloat16()
-            alone = (x[:1] @ weight.t())[0]
-            differ = [count for count in _SPLIT_ROWS if not torch.equal((x[:count] @ weight.t())[0], alone)]
-            where = f"with {', '.join(map(str, differ))} rows" if differ else "never"
+            weight, x = _operands(contact, out, columns, max(_SPLIT_ROWS))
+            where = _differing(functools.partial(functional.linear, weight=weight), x)
             contact.recorder.add(f"{name}, first row differs", where, note=f"of {len(_SPLIT_ROWS)} numbers of rows")
+
+
+@torch.inference_mode()
+def invariant_rows(contact: Contact, _case: str) -> None:
+    """Hold the products of ``engine.batch_invariant`` to their promise, and measure what they cost."""
+    from inflight.engine.cuda.invariant import product
+
+    for name, (out, columns) in products(contact.sizes.shape).items():
+        with contact.recorder.attempt(name):
+            weight, x = _operands(contact, out, columns, max(contact.sizes.rows))
+            where = _differing(functools.partial(product, weight=weight), x)
+            contact.recorder.add(f"{name}, first row differs", where, good=where == "never")
+            for count in contact.sizes.rows:
+                if count <= 256 or name != "head":
+                    seconds = graph_seconds_of(contact, functools.partial(product, x[:count], weight))
+                    _add(contact, f"invariant {name}, {count} rows", seconds, count, weight)
+
+
+def _operands(contact: Contact, out: int, columns: int, rows: int) -> tuple[Tensor, Tensor]:
+    made = (torch.randn(count, columns, device=contact.device) for count in (out, rows))
+    weight, x = (one.to(torch.float32 if contact.dry else torch.bfloat16) for one in made)
+    return weight, x
+
+
+def _differing(multiply: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    """Return with how many rows the first row of a product is not what it is alone."""
+    alone, counts = multiply(x[:1])[0], [count for count in _SPLIT_ROWS if count <= len(x)]
+    differ = [count for count in counts if not torch.equal(multiply(x[:count])[0], alone)]
+    return f"with {', '.join(map(str, differ))} rows" if differ else "never"
 
 
 def _tera(value: float) -> float:

@@ -21,6 +21,7 @@ from benchmarks.roofline import flops_per_token
 from benchmarks.transformers_peers import EnginePeer, Rates
 from inflight.engine import model_runner
 from inflight.engine.config import EngineConfig
+from inflight.engine.cuda.prepare import INVARIANT_ON
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 
@@ -97,14 +98,18 @@ def bfloat16(contact: Contact, _case: str) -> None:
 
 
 def modes(contact: Contact, _case: str) -> None:
-    """Measure some batches as they are, then without steps ahead, then without graphs too."""
-    with started(contact, max_batch_size=max(batch.streams for batch in contact.sizes.mode_batches)) as engine:
+    """Measure some batches as they are, then without steps ahead, then without graphs too; and batch-invariant ones."""
+    most = max(batch.streams for batch in contact.sizes.mode_batches)
+    with started(contact, max_batch_size=most) as engine:
         batches(contact, engine, contact.sizes.mode_batches, "as it is")
         engine._overlap = None
         batches(contact, engine, contact.sizes.mode_batches, "no step ahead")
         if engine._runner._kernels is not None:
             engine._runner._kernels.graphs = None
         batches(contact, engine, contact.sizes.mode_batches, "no graph either")
+    if contact.dry or torch.cuda.get_device_capability() == INVARIANT_ON:
+        with started(contact, max_batch_size=most, batch_invariant=True) as engine:
+            batches(contact, engine, contact.sizes.mode_batches, "batch-invariant")
 
 
 def fp8(contact: Contact, _case: str) -> None:

@@ -6,11 +6,8 @@ A stage is a process of its own, or one for each of its cases, with a time-out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-"""With so little memory cuBLAS cannot split the sum of a product among programs, by which rows may come to differ."""
 CALL_S = 570
 """Of one call: a machine that is lent takes commands of ten minutes."""
 
@@ -30,7 +27,6 @@ class Stage:
     """Each has a process of its own; none: the stage is one."""
     at_once: int = 1
     """Processes side by side."""
-    environment: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
     """A program that the process runs under, and its arguments; where there is none, the stage is skipped."""
     command: tuple[str, ...] = ()
@@ -71,13 +67,13 @@ A = (
     ),
     Stage("ceilings", 100, "what copies, reads and matrix products reach: no step can be faster"),
     Stage("rows", 40, "whether a row of a product depends on how many rows there are"),
-    Stage("rows, small workspace", 40, "the same where cuBLAS cannot split sums", "rows", environment=WORKSPACES),
+    Stage("invariant rows", 60, "the same of the products of engine.batch_invariant, and what they cost"),
     Stage("tests", 240, "the verdict of tests/gpu"),
 )  # fmt: skip
 B = (
     Stage("check", 60, "whether the engine can use its kernels", "kernels", cases=_FIRST, at_once=3, judges=True),
     Stage("engine", 240, "the start, the memory, decoding and prefill in bfloat16"),
-    Stage("modes", 70, "what graphs and steps ahead are worth"),
+    Stage("modes", 90, "what graphs and steps ahead are worth, and what batch invariance costs"),
     Stage("profile", 70, "which kernels, and which part of the host, take the time"),
     Stage("sampling", 50, "what a temperature costs"),
     Stage("deployment", 50, "throughput with the defaults of a deployment"),

@@ -111,7 +111,7 @@ class Run:
         more = {"CONTACT_FILE": str(self.results), "CONTACT_CALL": self._call, "CONTACT_STAGE": stage.name}
         process = subprocess.Popen(
             stage.program(case),
-            env={**os.environ, **self._environment, **stage.environment, **more},
+            env={**os.environ, **self._environment, **more},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

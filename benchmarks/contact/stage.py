@@ -24,6 +24,7 @@ STAGES = {
     "counted kernels": ("kernels", "counted"),
     "ceilings": ("ceilings", "ceilings"),
     "rows": ("ceilings", "rows"),
+    "invariant rows": ("ceilings", "invariant_rows"),
     "tests": ("suite", "suite"),
     "engine": ("engines", "bfloat16"),
     "modes": ("engines", "modes"),

@@ -38,7 +38,7 @@ _SMALLEST_CHUNK = 32
 """Fewer tokens take hardly less time, as weights are read all the same."""
 _TIMED_TOKENS = 64
 """Tokens of a prompt that are timed: enough to be computed as those of a chunk are."""
-_GRAPHS_BYTES = 256 << 20
+_GRAPHS_BYTES = 768 << 20
 """The most bytes that CUDA graphs and libraries take on a GPU after the KV cache is allocated."""
 
 

@@ -1,4 +1,4 @@
-"""Kernels are interpreted several times as fast."""
+"""Kernels are interpreted several times as fast, and multiplied as a GPU does where a test asks for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -36,3 +37,26 @@ def _language_is_patched_once_a_launch() -> Iterator[None]:
         changed.setattr(interpreter, "_patch_lang", patch_once)
         changed.setattr(interpreter.GridExecutor, "__call__", launch_anew)
         yield
+
+
+@pytest.fixture
+def rows_are_multiplied_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter multiply tiles as a GPU does: a row's result does not depend on its place in the tile.
+
+    It multiplies with numpy, whose OpenBLAS adds up some rows of a matrix in another order than the rest, on AVX2 and
+    on AMD's processors. The kernels choose the tiles and their order, and these are what the test is about. bfloat16,
+    whose bits it holds in integers, is multiplied as a GPU does: in float32.
+    """
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    bfloat16 = interpreter.tl.bfloat16
+
+    def numbers(x: Any) -> np.ndarray:
+        return (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == bfloat16 else x.data
+
+    def create_dot(_: object, a: Any, b: Any, total: Any, *__: object) -> Any:
+        result = total.data.copy()
+        for column, row in zip(numbers(a).T, numbers(b), strict=True):
+            result += np.multiply.outer(column, row, dtype=result.dtype)
+        return interpreter.TensorHandle(result, total.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

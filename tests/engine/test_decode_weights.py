@@ -15,6 +15,7 @@ from inflight.engine.models.layers import each_of
 from inflight.engine.quant.convert import DecodedLinear, LinearParts, decode_weights, decoding_cost
 from inflight.engine.quant.formats import to_e4m3
 from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
+from inflight.errors import DeploymentError
 from tests.engine.support.fake_card import FakeCard
 
 CUDA = torch.device("cuda")
@@ -142,6 +143,17 @@ def test_memory_decides_and_the_log_says_so(
     assert isinstance(model.down, DecodedLinear) == decodes
     assert ("are decoded once, and take" in caplog.text) == decodes
     assert ("are decoded in each step" in caplog.text) != decodes
+
+
+def test_invariant_products_need_decoded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(prepare, "free_memory", lambda device: GIB)
+    model: Any = _Model(down=_linear("W4A16_AWQ"))
+    with pytest.raises(DeploymentError, match="batch_invariant needs the weights of 1 linears decoded, which take"):
+        prepare.prepare_weights(model, CUDA, lambda free: GIB, batch_invariant=True)
+    monkeypatch.setattr(prepare, "free_memory", lambda device: 8 * GIB)
+    prepare.prepare_weights(model, CUDA, lambda free: GIB, batch_invariant=True)
+    assert type(model.down).__name__ == "InvariantLinear"
 
 
 def test_on_a_cpu_weights_stay_packed() -> None:

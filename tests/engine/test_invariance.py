@@ -1,46 +1,31 @@
-"""``engine.batch_invariant``: what it asks of cuBLAS, where it is refused, and that a CPU needs nothing for it."""
+"""``engine.batch_invariant``: its products, where it is refused, and that a CPU needs nothing for it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import json
 
 import pytest
 import torch
 
 from inflight.engine import model_runner
+from inflight.engine.checkpoint import load_config, load_model, outline_model
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda import prepare
 from inflight.engine.cuda.prepare import require_invariance
 from inflight.errors import DeploymentError
 from inflight.settings.deployment import validate
 from tests.engine.support.checkpoints import checkpoint
+from tests.engine.support.compiling import compiled
 from tests.engine.support.driving import ask, load, run
 
 GPU = torch.device("cuda", 0)
-VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in VARIABLES:
-        monkeypatch.setenv(name, "")  # so that it is put back as it was
-        monkeypatch.delenv(name)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(prepare, "has_compiler", lambda: True)
-    products = torch.backends.cuda.matmul
-    yield
-    products.allow_bf16_reduced_precision_reduction = (True, True)
-    products.allow_fp16_reduced_precision_reduction = (True, True)
-
-
-def test_cublas_is_left_no_room_to_split_sums() -> None:
-    require_invariance(GPU, 1)
-    assert {name: os.environ[name] for name in VARIABLES} == VARIABLES
-    products = torch.backends.cuda.matmul
-    for name in ("bf16", "fp16"):
-        assert not getattr(products, f"allow_{name}_reduced_precision_reduction")
-        assert not getattr(products, f"allow_{name}_reduced_precision_reduction_split_k")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -57,9 +42,6 @@ def test_what_stands_against_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(prepare, "has_compiler", lambda: False)
     with pytest.raises(DeploymentError, match="needs Triton's compiler"):
         require_invariance(GPU, 1)
-    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
-    with pytest.raises(DeploymentError, match="needs CUBLASLT_WORKSPACE_SIZE=1; the environment says 4096"):
-        require_invariance(GPU, 1)
 
 
 def test_a_gpus_engine_asks_for_it_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +56,48 @@ def test_a_gpus_engine_asks_for_it_before_all_else(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Asked) as seen:
         load(checkpoint("llama"), device="cuda:0", batch_invariant=True)
     assert seen.value.args == (GPU, 1)
+
+
+@pytest.mark.usefixtures("rows_are_multiplied_alike")
+@pytest.mark.parametrize(("columns", "depth"), [(70, 96), (33, 72)])
+def test_a_row_of_a_product_does_not_depend_on_the_others(columns: int, depth: int) -> None:
+    invariant = pytest.importorskip("inflight.engine.cuda.invariant")
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(40, depth), torch.randn(columns, depth), torch.randn(columns)
+    few, many = invariant.ProductTile(16, 32, 64, 4, 2), invariant.ProductTile(32, 64, 32, 4, 2)
+    whole = invariant.product(x, weight, bias, many)
+    torch.testing.assert_close(whole, x @ weight.t() + bias, rtol=1e-5, atol=1e-5)
+    for count in (1, 5, 17):
+        assert torch.equal(invariant.product(x[-count:], weight, bias, few), whole[-count:])
+    plain = invariant.product(x[:3].t().contiguous().t(), weight)
+    torch.testing.assert_close(plain, x[:3] @ weight.t(), rtol=1e-5, atol=1e-5)
+    assert invariant.product(x[:0], weight).shape == (0, columns)
+
+
+@pytest.mark.proof
+def test_both_tiles_are_multiplied_by_one_instruction() -> None:
+    pytest.importorskip("triton")
+    kernels = [json.loads(line) for line in compiled("compile_products", 90)]
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert kernel["wgmma"], kernel
+        assert not kernel["mma"] + kernel["spilled"], kernel
+        assert kernel["shared"] <= 227 << 10, "of a multiprocessor"
+
+
+def test_all_products_of_a_model_become_invariant() -> None:
+    invariant = pytest.importorskip("inflight.engine.cuda.invariant")
+    directory = checkpoint("qwen2")  # it has biases, and its head is its embedding
+    outline = outline_model(directory, load_config(directory), torch.float32, CPU, 64, "auto")
+    model = load_model(outline, CPU).model
+    x = torch.randn(5, model.config.hidden_size)
+    expected = [model.model.layers[0].self_attn.qkv_proj(x), model.lm_head(x)]
+    head = model.lm_head.weight
+    assert invariant.use_invariant_products(model) == 1 + 4 * model.config.num_layers
+    assert model.lm_head.weight is head
+    assert not [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+    for seen, wanted in zip([model.model.layers[0].self_attn.qkv_proj(x), model.lm_head(x)], expected, strict=True):
+        torch.testing.assert_close(seen, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_no_fp8_products_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +122,6 @@ def test_a_cpu_needs_nothing_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = run(engine, [ask([1, 2, 3], 4)]).popitem()[1].tokens
     first, *_ = requests = [ask([1, 2, 3], 4), *(ask([one, 9], 4) for one in range(7))]
     assert run(engine, requests)[first.key].tokens == alone
-    assert not os.environ.keys() & VARIABLES.keys()
 
 
 @pytest.mark.parametrize("kind", ["trtllm", "tensorrtllm", "replay"])

@@ -28,8 +28,9 @@ from torch import Tensor
 from inflight.engine.attention.plan import HEADER, UNIT, AttentionPlan, Tile
 from inflight.engine.attention.store import StoredKv
 
-_PART_BYTES = 64 << 20
-"""Bytes for parts, at most: ranges whose parts do not fit are not split."""
+_PART_BYTES = 256 << 20
+"""Bytes for parts, at most: ranges whose parts do not fit are not split, and are then what a launch waits for. An 8B
+model's parts of a million tokens fit."""
 _VARYING = ["ranges", "units", "members", "range_stride", "longest"]
 """Arguments that differ from step to step: a kernel must not be compiled again for their alignment or value."""
 _LOG2_E = 1.4426950408889634

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,8 @@ log = logging.getLogger(__name__)
 _WITHOUT = "attention runs without kernels, and decode steps without graphs"
 _RESERVE = 1 << 30
 """Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
-_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-"""Variables that PyTorch and cuBLAS read at their first product, and the least that each takes."""
-_INVARIANT_ON = (9, 0)
+INVARIANT_ON = (9, 0)
+"""The compute capability on which ``engine.batch_invariant`` has been shown to hold."""
 
 
 def prepare_weights(
@@ -37,11 +35,24 @@ def prepare_weights(
     settled, and the memory taken, before a draft model and the KV cache get what is left.
 
     ``reserved`` returns how many of the bytes that are free now must be left for what comes later, beside the steps.
-    ``batch_invariant``: take no FP8 products: how those add up may depend on the number of rows.
+    ``batch_invariant``: take no FP8 products, and none of cuBLAS's: how those add up may depend on the number of rows.
+
+    Raises:
+        DeploymentError: there is no memory to decode the weights, and ``batch_invariant`` needs it.
     """
-    dtype = model.model.norm.weight.dtype
     if device.type != "cuda":
         return
+    _prepare_quantized(model, device, reserved, batch_invariant)
+    if batch_invariant:
+        from inflight.engine.cuda.invariant import use_invariant_products
+
+        log.info("%d products do not depend on the number of rows", use_invariant_products(model))
+
+
+def _prepare_quantized(
+    model: DecoderModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool
+) -> None:
+    dtype = model.model.norm.weight.dtype
     capable = has_compiler() and torch.cuda.get_device_capability(device) >= FP8
     if capable and dtype == torch.bfloat16 and not batch_invariant:
         from inflight.engine.cuda.fp8 import use_scaled_mm
@@ -53,6 +64,11 @@ def prepare_weights(
         return
     rest = reserved(free) + _RESERVE
     told = (linears, more / 2**20, free / 2**20, rest / 2**20)
+    if more + rest > free and batch_invariant:
+        raise DeploymentError(
+            "engine.batch_invariant needs the weights of {} linears decoded, which take {:.1f} MiB more; {:.1f} MiB "
+            "are free, and the KV cache, steps and a draft model need {:.1f} MiB".format(*told)
+        )
     if more + rest > free:
         log.warning(
             "the weights of %d linears are decoded in each step, which takes several times as long: decoded once they "
@@ -94,28 +110,18 @@ def cuda_forward(
 
 
 def require_invariance(device: torch.device, candidates: int) -> None:
-    """Have a GPU's matrix products add a row up in one order, however many rows there are (``engine.batch_invariant``).
-
-    It must be called before the first product. Kernels of our own do so anyway. cuBLAS may split a row's sum among
-    programs where rows are few; without workspace it cannot. On compute capability 9.0 nothing else in it depends on
-    the number of rows, as vLLM has found (https://github.com/vllm-project/vllm/issues/27660); on 8.9 more does, so the
-    setting is refused elsewhere.
+    """Require what ``engine.batch_invariant`` needs on a GPU.
 
     ``candidates``: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
 
     Raises:
-        DeploymentError: the environment says otherwise, or it would not hold on this device.
+        DeploymentError: it would not hold on this device, or nobody has shown it.
     """
-    for name, value in _WORKSPACES.items():
-        if os.environ.setdefault(name, value) != value:
-            raise DeploymentError(
-                f"engine.batch_invariant needs {name}={value}; the environment says {os.environ[name]}"
-            )
     capability = torch.cuda.get_device_capability(device)
-    if capability != _INVARIANT_ON:
+    if capability != INVARIANT_ON:
         raise DeploymentError(
             "engine.batch_invariant holds on GPUs of compute capability {}.{}; {} has {}.{}".format(
-                *_INVARIANT_ON, device, *capability
+                *INVARIANT_ON, device, *capability
             )
         )
     if candidates > 1:
@@ -124,9 +130,4 @@ def require_invariance(device: torch.device, candidates: int) -> None:
             "guesses are attended to in another order"
         )
     if not has_compiler():
-        raise DeploymentError("engine.batch_invariant needs Triton's compiler: it is attention's kernels that hold it")
-    products = torch.backends.cuda.matmul
-    # Sums in float32, and not split: whether they are rounded in between, and whether they are split at all.
-    products.allow_bf16_reduced_precision_reduction = (False, False)
-    products.allow_fp16_reduced_precision_reduction = (False, False)
-    log.info("matrix products do not depend on the number of rows: cuBLAS has no workspace to split sums in")
+        raise DeploymentError("engine.batch_invariant needs Triton's compiler: it is our kernels that hold it")

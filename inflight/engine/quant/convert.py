@@ -104,11 +104,11 @@ class DecodedLinear(nn.Module):
         self.weight = nn.Parameter(torch.cat([part.decode(dtype) for part in parts]), requires_grad=False)
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        self._prepared = parts[0].without_weight().prepared
+        self.prepared = parts[0].without_weight().prepared
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
-        return functional.linear(self._prepared(x), self.weight, self.bias)
+        return functional.linear(self.prepared(x), self.weight, self.bias)
 
 
 def decoding_cost(model: nn.Module, dtype: torch.dtype) -> tuple[int, int]:

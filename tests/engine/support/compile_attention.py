@@ -42,7 +42,7 @@ def main(capabilities: list[int]) -> None:
             return None
         once.add((told["capability"], self.__name__))
         made = launch(self, *args, **(settings | {"warmup": True}))
-        print(json.dumps({"kernel": self.__name__, **told, **measured(made), **(_multiplied(made) if attends else {})}))
+        print(json.dumps({"kernel": self.__name__, **told, **measured(made), **(multiplied(made) if attends else {})}))
         return made
 
     JITFunction.run = compile_only
@@ -73,7 +73,7 @@ def _attend(dtype: torch.dtype, cache: torch.dtype, tile: Tile, longest: int, sl
     triton_kernels.attend(query, StoredKv(keys, keys, scales, scales), torch.empty_like(query), ranges, dealt, 16, 1.0)
 
 
-def _multiplied(made: Any) -> dict[str, int]:
+def multiplied(made: Any) -> dict[str, int]:
     """Return how many instructions of tensor cores there are in a kernel's machine code."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test proofs lint bench peers contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs lint bench peers contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -102,6 +102,11 @@ compile-test:
 	INFLIGHT_TRITON=artifacts/triton-$(OTHER_TRITON) $(BIN)/python -m pytest -q \
 		tests/engine/test_kernels_compile.py tests/engine/test_between_compile.py \
 		tests/engine/test_attention_compile.py
+
+# The page of what was measured on GPUs.
+gpu-report:
+	$(SETUP)
+	$(BIN)/python -m benchmarks.contact.report docs/results/gpu/first-contact
 
 # What is predicted for an H200, from the code as it is compiled for one.
 gpu-predictions:

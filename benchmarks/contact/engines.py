@@ -98,18 +98,27 @@ def bfloat16(contact: Contact, _case: str) -> None:
 
 
 def modes(contact: Contact, _case: str) -> None:
-    """Measure some batches as they are, then without steps ahead, then without graphs too; and batch-invariant ones."""
-    most = max(batch.streams for batch in contact.sizes.mode_batches)
-    with started(contact, max_batch_size=most) as engine:
+    """Measure some batches as they are, then without steps ahead, then without graphs too."""
+    with started(contact, max_batch_size=_most(contact)) as engine:
         batches(contact, engine, contact.sizes.mode_batches, "as it is")
         engine._overlap = None
         batches(contact, engine, contact.sizes.mode_batches, "no step ahead")
         if engine._runner._kernels is not None:
             engine._runner._kernels.graphs = None
         batches(contact, engine, contact.sizes.mode_batches, "no graph either")
-    if contact.dry or torch.cuda.get_device_capability() == INVARIANT_ON:
-        with started(contact, max_batch_size=most, batch_invariant=True) as engine:
-            batches(contact, engine, contact.sizes.mode_batches, "batch-invariant")
+
+
+def batch_invariant(contact: Contact, _case: str) -> None:
+    """Measure the same batches with ``engine.batch_invariant``."""
+    if not contact.dry and torch.cuda.get_device_capability() != INVARIANT_ON:
+        contact.recorder.add("engine.batch_invariant", "refused on this device")
+        return
+    with started(contact, max_batch_size=_most(contact), batch_invariant=True) as engine:
+        batches(contact, engine, contact.sizes.mode_batches, "batch-invariant")
+
+
+def _most(contact: Contact) -> int:
+    return max(batch.streams for batch in contact.sizes.mode_batches)
 
 
 def fp8(contact: Contact, _case: str) -> None:

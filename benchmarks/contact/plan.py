@@ -73,7 +73,8 @@ A = (
 B = (
     Stage("check", 60, "whether the engine can use its kernels", "kernels", cases=_FIRST, at_once=3, judges=True),
     Stage("engine", 240, "the start, the memory, decoding and prefill in bfloat16"),
-    Stage("modes", 90, "what graphs and steps ahead are worth, and what batch invariance costs"),
+    Stage("modes", 70, "what graphs and steps ahead are worth"),
+    Stage("batch invariance", 50, "what engine.batch_invariant costs"),
     Stage("profile", 70, "which kernels, and which part of the host, take the time"),
     Stage("sampling", 50, "what a temperature costs"),
     Stage("deployment", 50, "throughput with the defaults of a deployment"),

@@ -28,6 +28,7 @@ STAGES = {
     "tests": ("suite", "suite"),
     "engine": ("engines", "bfloat16"),
     "modes": ("engines", "modes"),
+    "batch invariance": ("engines", "batch_invariant"),
     "FP8": ("engines", "fp8"),
     "sampling": ("loads", "sampling"),
     "deployment": ("loads", "deployment"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -96,8 +97,12 @@ def _varlen(contact: Contact, scale: Scale) -> None:
     )
     longest = max(query_range.count for query_range in step.ranges)
 
+    known = inspect.signature(varlen).parameters  # they differ between versions
+    wanted = {"window_size": (-1, 0), "is_causal": True, "enable_gqa": True}
+    settings = {name: value for name, value in wanted.items() if name in known}
+
     def attend() -> object:
-        return varlen(step.query, step.key, step.value, counts, counts, longest, longest, is_causal=True)
+        return varlen(step.query, step.key, step.value, counts, counts, longest, longest, **settings)
 
     note = f"the chunks' own keys, no pages of {BLOCK_SIZE}"
     contact.recorder.add("varlen_attn, chunks", round(1e6 * graph_seconds_of(contact, attend), 1), "us", note=note)

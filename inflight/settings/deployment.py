@@ -104,8 +104,8 @@ class EngineSettings(Section):
     batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
         False,
         description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU it changes "
-        "nothing, as float32 has that there anyway; on a GPU of compute capability 9.0 (other GPUs refuse it) it costs "
-        "time where the batch is small, and FP8 weights are decoded",
+        "nothing, as float32 has that there anyway; on a GPU of compute capability 9.0 (other GPUs refuse it) "
+        "prompts take longer, and FP8 weights are decoded",
     )
 
     @field_validator("device")

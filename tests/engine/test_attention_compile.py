@@ -13,6 +13,8 @@ from tests.engine.support.compiling import compiled
 
 _SHARED_MEMORY = 99 << 10
 """Bytes that a block may have on the smallest GPUs with FP8 (compute capability 8.9; CUDA C++ programming guide)."""
+_LARGEST = 227 << 10
+"""The same of compute capability 9.0."""
 _REGISTERS = 65_536
 """Of a multiprocessor; a thread gets them by eights."""
 _SPILLED = 8
@@ -29,8 +31,8 @@ def test_attention(capability: int) -> None:
     assert len(attend) == 2 * caches + 1
     for one in kernels:
         assert one["spilled"] <= _SPILLED, one
-        assert one["shared"] <= _SHARED_MEMORY or one["role"] == "common", one
-        assert one["shared"] <= 2 * _SHARED_MEMORY, one
+        large = one["role"] == "common" or (one["role"] == "long" and capability == 90)
+        assert one["shared"] <= (_LARGEST if large else _SHARED_MEMORY), one
     for one in attend:
         used = {name for name in ("wgmma", "mma", "tcgen05") if one[name]}
         large = {90: "wgmma", 100: "tcgen05"}.get(capability, "mma")

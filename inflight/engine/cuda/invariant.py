@@ -84,7 +84,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Product
     programs = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
     _product_kernel[(programs,)](
         x, weight, out if bias is None else bias, out, rows, columns, depth,
-        HAS_BIAS=bias is not None, WHOLE=depth % tile.depth == 0, GROUP=_GROUP,
+        HAS_BIAS=bias is not None, WHOLE=depth % tile.depth == 0, FEW=rows <= _MOST_FEW, GROUP=_GROUP,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
@@ -99,24 +99,35 @@ def _tile(dtype: torch.dtype, rows: int) -> ProductTile:
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x, weight, bias, out, rows, columns, depth,
-    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, FEW: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of the result. ``WHOLE``: the depth is a multiple of ``DEPTH``."""
+    """Compute one tile of the result.
+
+    ``WHOLE``: the depth is a multiple of ``DEPTH``. ``FEW``: most rows of the tile may be nobody's, and are not read;
+    otherwise the last row is read in their place, which takes no masks.
+    """
     row_tiles, column_tiles = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
     group = tl.program_id(0) // (GROUP * column_tiles)
     in_group = tl.minimum(row_tiles - group * GROUP, GROUP)
     rank = tl.program_id(0) % (GROUP * column_tiles)
     row = (group * GROUP + rank % in_group) * ROWS + tl.arange(0, ROWS)
     column = rank // in_group * COLUMNS + tl.arange(0, COLUMNS)
-    left, right = x + row.to(tl.int64)[:, None] * depth, weight + column.to(tl.int64)[:, None] * depth
     asked, held = (row < rows)[:, None], (column < columns)[:, None]
+    if not FEW:
+        asked, held = True, True
+        left = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * depth
+        right = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth
+    else:
+        left, right = x + row.to(tl.int64)[:, None] * depth, weight + column.to(tl.int64)[:, None] * depth
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, depth, DEPTH):
         deep = (begin + tl.arange(0, DEPTH))[None, :]
-        inside = WHOLE | (deep < depth)
-        a = tl.load(left + deep, asked & inside, other=0.0)
-        b = tl.load(right + deep, held & inside, other=0.0)
+        if WHOLE and not FEW:
+            a, b = tl.load(left + deep), tl.load(right + deep)
+        else:
+            inside = WHOLE | (deep < depth)
+            a, b = tl.load(left + deep, asked & inside, other=0.0), tl.load(right + deep, held & inside, other=0.0)
         acc = tl.dot(a, b.T, acc, input_precision="ieee")
     there = (row < rows)[:, None] & (column < columns)[None, :]
     if HAS_BIAS:

@@ -1,0 +1,65 @@
+"""Writes the page of a folder with results of first contacts: ``python -m benchmarks.contact.report FOLDER``.
+
+The folder has a ``GPU-COMMIT.jsonl`` for each machine: the lines of its ``contact.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contact.record import lines
+
+_PREDICTIONS = Path("docs/results/gpu/predictions.json")
+_HEAD = """# Measured on a GPU
+
+What `make gpu-contact` measured, by machine and commit; [predictions](../README.md) are for an H200. The model has the
+shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did not end well, or a result that is not as it
+must be. The `.jsonl` files have all results, those of details too; `make gpu-report` writes this page.
+"""
+
+
+def page(folder: Path) -> str:
+    """Return the page in Markdown."""
+    predicted = {row["result"]: row["now"] for row in json.loads(_PREDICTIONS.read_text())["rows"]}
+    parts = [_HEAD]
+    for file in sorted(folder.glob("*.jsonl")):
+        gpu, _, commit = file.stem.rpartition("-")
+        found = lines(file)
+        days = sorted({datetime.fromtimestamp(line["at"], UTC).date().isoformat() for line in found})
+        parts += [f"\n## {gpu.upper()}, commit {commit}, {' to '.join(days)}\n", *_table(found, predicted)]
+    return "\n".join(parts) + "\n"
+
+
+def _table(found: list[dict[str, Any]], predicted: Mapping[str, float]) -> Iterator[str]:
+    yield "| stage | result | measured | predicted | unit | note |"
+    yield "| --- | --- | ---: | ---: | --- | --- |"
+    for line in found:
+        if line.get("detail") or line.get("outcome") == "done":
+            continue
+        wrong = "outcome" in line or line.get("good") is False
+        value = line["outcome"] if "outcome" in line else _number(line["value"])
+        cells = [
+            line.get("result", ""),
+            value,
+            _number(predicted.get(line.get("result", ""), "")),
+            line.get("unit", ""),
+        ]
+        note = " ".join(str(line.get("note", "")).replace("|", "\\|").split())
+        cells = [line["stage"], *cells, note]
+        yield "| " + " | ".join(f"**{cell}**" if wrong and cell else cell for cell in cells) + " |"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    (folder / "README.md").write_text(page(folder))

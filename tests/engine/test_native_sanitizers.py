@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.support.libraries import run_sanitized
+from tests.engine.support.libraries import alone, run_sanitized
+from tests.engine.support.native import SETS
 
 FILES = tuple(f"tests/engine/test_native_{name}.py" for name in ("step", "draw", "quantized"))
 CHOSEN = (
@@ -17,5 +18,8 @@ CHOSEN = (
 
 @pytest.mark.proof
 @pytest.mark.timeout(900)
-def test_the_kernels_are_clean(tmp_path: Path) -> None:
-    run_sanitized(tmp_path, (*FILES, "-k", CHOSEN))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"sanitizers of {name}")) for name in SETS]
+)
+def test_the_kernels_are_clean(name: str, tmp_path: Path) -> None:
+    run_sanitized(tmp_path, (*FILES, "-k", CHOSEN), alone(name))

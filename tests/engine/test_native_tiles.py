@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.support.libraries import BUILD, ROOT, run_sanitized, run_tests
+from tests.engine.support.libraries import BUILD, ROOT, alone, run_sanitized, run_tests
 from tests.engine.support.native import SETS
 
-TILES = {"avx2.cpp": Path(__file__).parent / "native/avx2_with_tiles.cpp"}
+TILES = alone("avx2", Path(__file__).parent / "native/avx2_with_tiles.cpp")
 FILES = tuple(f"tests/engine/test_native_{name}.py" for name in ("step", "quantized"))
 pytestmark = pytest.mark.proof
 stands_in = pytest.mark.skipif("avx2" not in SETS, reason="the stand-in for AMX needs a compiler and AVX2")

@@ -13,7 +13,17 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
+_TARGETS = {f"{name}.cpp": name for name in ("avx2", "avx512", "avx512_bf16", "amx")}
 OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+
+
+def alone(name: str, kernels: Path | None = None) -> dict[str, Path]:
+    """Return which files to compile in place of the sources for a library of one instruction set.
+
+    ``kernels``: its file, if it is not that of the sources.
+    """
+    absent = {file: ROOT / "tests/engine/native/absent.cpp" for file, one in _TARGETS.items() if one != name}
+    return absent | ({f"{name}.cpp": kernels} if kernels else {})
 
 
 def run_tests(library: Path, tests: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -24,7 +34,7 @@ def run_tests(library: Path, tests: Sequence[str], variables: Mapping[str, str])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def run_sanitized(folder: Path, tests: Sequence[str], instead: Mapping[str, Path] | None = None) -> None:
+def run_sanitized(folder: Path, tests: Sequence[str], instead: Mapping[str, Path]) -> None:
     """Build the library to ``folder`` with the sanitizers, and run tests with it.
 
     Args:
@@ -36,7 +46,7 @@ def run_sanitized(folder: Path, tests: Sequence[str], instead: Mapping[str, Path
     if compiler is None:
         pytest.skip("no C++ compiler is installed")
     library = folder / "libinflight_step.so"
-    assert BUILD["build"](library, OPTIONS, instead or {}) is None
+    assert BUILD["build"](library, OPTIONS, instead) is None
     runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     variables = {
         "LD_PRELOAD": runtime.stdout.strip(),

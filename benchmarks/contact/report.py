@@ -18,8 +18,8 @@ _PREDICTIONS = Path("docs/results/gpu/predictions.json")
 _HEAD = """# Measured on a GPU
 
 What `make gpu-contact` measured, by machine and commit; [predictions](../README.md) are for an H200. The model has the
-shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did not end well, or a result that is not as it
-must be. The `.jsonl` files have all results, those of details too; `make gpu-report` writes this page.
+shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did not end well, or a result that is not as
+it must be. The `.jsonl` files have all results, those of details too; `make gpu-report` writes this page.
 """
 
 
@@ -43,14 +43,8 @@ def _table(found: list[dict[str, Any]], predicted: Mapping[str, float]) -> Itera
             continue
         wrong = "outcome" in line or line.get("good") is False
         value = line["outcome"] if "outcome" in line else _number(line["value"])
-        cells = [
-            line.get("result", ""),
-            value,
-            _number(predicted.get(line.get("result", ""), "")),
-            line.get("unit", ""),
-        ]
-        note = " ".join(str(line.get("note", "")).replace("|", "\\|").split())
-        cells = [line["stage"], *cells, note]
+        name, note = line.get("result", ""), " ".join(str(line.get("note", "")).replace("|", "\\|").split())
+        cells = [line["stage"], name, value, _number(predicted.get(name, "")), line.get("unit", ""), note]
         yield "| " + " | ".join(f"**{cell}**" if wrong and cell else cell for cell in cells) + " |"
 
 

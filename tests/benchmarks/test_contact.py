@@ -21,6 +21,7 @@ from benchmarks.contact import __main__ as contact
 from benchmarks.contact import run
 from benchmarks.contact.plan import CALL_S, CALLS, KERNELS, Stage
 from benchmarks.contact.record import Recorder, lines
+from benchmarks.contact.report import page
 from benchmarks.contact.stage import STAGES
 from benchmarks.contact.stage import main as run_stage
 from benchmarks.contact.table import MOST_LINES, table
@@ -326,6 +327,23 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert "First contact, call C" in done.stdout
 
 
+def test_the_page_of_measurements_has_what_went_wrong_in_bold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    recorder = Recorder(tmp_path / "a100-abc1234.jsonl", "A", "engine")
+    recorder.add("decode 1 x 512, bf16", 150.25, "tok/s", note="one | two")
+    recorder.add("bytes", 3.0, good=False)
+    recorder.add("left out", 1.0, detail=True)
+    recorder.outcome("done", 1)
+    recorder.outcome("timed out", 9, "no answer")
+    heading, *rows = [line for line in page(tmp_path).splitlines() if line.startswith(("## ", "| "))]
+    assert heading.startswith("## A100, commit abc1234, 2")
+    assert rows[2:] == [
+        "| engine | decode 1 x 512, bf16 | 150.2 | 195.3 | tok/s | one \\| two |",
+        "| **engine** | **bytes** | **3** |  |  |  |",
+        "| **engine** |  | **timed out** |  |  | **no answer** |",
+    ]
+
+
 def test_what_the_counters_name_are_kernels() -> None:
     """Under the names that ``ncu`` sees, which are those of the functions."""
     [regex] = [word for stage in CALLS["C"] for word in stage.within if word.startswith("regex:")]
@@ -337,7 +355,7 @@ def test_what_the_counters_name_are_kernels() -> None:
 
 
 def test_the_page_has_every_stage() -> None:
-    page = (ROOT / "docs" / "first-contact.md").read_text()
-    assert not [stage.name for stages in CALLS.values() for stage in stages if stage.name.split(",")[0] not in page]
+    text = (ROOT / "docs" / "first-contact.md").read_text()
+    assert not [stage.name for stages in CALLS.values() for stage in stages if stage.name.split(",")[0] not in text]
     processes = sum(len(stage.cases) or 1 for stage in CALLS["A"])
-    assert f"{processes} processes ended well, 0 did not" in page
+    assert f"{processes} processes ended well, 0 did not" in text

@@ -3,8 +3,9 @@
 Keys come in the same tiles wherever they are read: a token's result is added up tile by tile, so their size is part of
 the result. Rows come in two sizes, since a tile of few rows reads keys as fast as memory gives them, and a tile of many
 multiplies as fast as tensor cores do. The sizes are the largest at which the compiler keeps all in registers (a test
-compiles them), in blocks of less than 99 KiB of shared memory, which the smallest GPUs with FP8 have. Compute capability
-9.0 has more than twice that: on an H200 a late chunk of a prompt took three quarters of the time with three stages.
+compiles them), in blocks of less than 99 KiB of shared memory, which the smallest GPUs with FP8 have. On compute
+capability 9.0, which has more than twice that, the tile of many rows has three stages: on an H200 a late chunk of a
+prompt took three quarters of the time of two.
 
 A unit is what one program does for one head of keys: a tile of rows of one query range, and a run of tiles of keys. A
 range that has more tiles than its share of the whole is split into several runs, so a long sequence among short ones is

@@ -48,10 +48,11 @@ const Kernels* find(const char* name) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
   const Kernels* all[] = {bf16 && has_tiles() && may_use_tiles() ? amx_kernels() : nullptr,
-                          bf16 ? avx512_bf16_kernels() : nullptr, avx512 ? avx512_kernels() : nullptr,
-                          avx2 ? avx2_kernels() : nullptr};
+                          bf16 ? avx512_bf16_kernels() : nullptr, vnni ? avx512_vnni_kernels() : nullptr,
+                          avx512 ? avx512_kernels() : nullptr, avx2 ? avx2_kernels() : nullptr};
   for (const Kernels* one : all)
     if (one && !strcmp(one->name, name)) return one;
   return nullptr;
@@ -90,6 +91,11 @@ int32_t inflight_abi(void) { return INFLIGHT_ABI; }
 const char* inflight_sources(void) { return INFLIGHT_SOURCES; }
 
 int32_t inflight_has(const char* instruction_set) { return find(instruction_set) != nullptr; }
+
+double inflight_bf16_gain(const char* instruction_set) {
+  const Kernels* kernels = find(instruction_set);
+  return kernels ? kernels->bf16_gain() : 0.0;
+}
 
 InflightModel* inflight_create(const InflightSpec* spec, const char* instruction_set, int32_t threads, char* message,
                                int32_t size) {

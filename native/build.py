@@ -31,10 +31,12 @@ _FLAGS = (
 ).split()
 _LINK = "-shared -pthread -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL".split()
 _AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma".split()
-_AVX512_BF16 = [*_AVX512, "-mavx512bf16", "-mavx512vnni"]
+_AVX512_VNNI = [*_AVX512, "-mavx512vnni"]
+_AVX512_BF16 = [*_AVX512_VNNI, "-mavx512bf16"]
 _TARGETS = {
     "avx2.cpp": "-mavx2 -mfma".split(),
     "avx512.cpp": _AVX512,
+    "avx512_vnni.cpp": _AVX512_VNNI,
     "avx512_bf16.cpp": _AVX512_BF16,
     "amx.cpp": [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }

@@ -1,5 +1,5 @@
-// AVX-512: sixteen floats in a vector. Compiled with products of bfloat16 and of bytes (AVX512_BF16 and AVX512_VNNI,
-// which every processor with the first has), with the tiles of AMX beside them, and without all of these.
+// AVX-512: sixteen floats in a vector. Compiled without more; with products of bytes (AVX512_VNNI); with those of
+// bfloat16 beside them (AVX512_BF16, whose processors all have VNNI); and with the tiles of AMX beside both.
 #pragma once
 
 #include <immintrin.h>
@@ -14,6 +14,8 @@ struct Isa {
   static constexpr const char* kName = "amx";
 #elif defined(__AVX512BF16__)
   static constexpr const char* kName = "avx512_bf16";
+#elif defined(__AVX512VNNI__)
+  static constexpr const char* kName = "avx512_vnni";
 #else
   static constexpr const char* kName = "avx512";
 #endif

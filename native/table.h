@@ -6,13 +6,14 @@
 #include "draw.h"
 #include "quantized.h"
 #include "rows.h"
+#include "turns.h"
 
 namespace {
 
 const inflight::Kernels kTable = {
     Isa::kName, kPanel, packed_bytes, pack,  multiply, prepare, add_normalized,
     rotate, store,  attend_scratch, attend,        merge,        finish,
-    argmax, weigh_all,
+    argmax, weigh_all, bf16_gain,
 };
 
 }  // namespace

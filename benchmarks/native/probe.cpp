@@ -1,45 +1,16 @@
 // What a processor can do at the most: products by the kernels' own instructions, and reads of memory.
 //
 // Compiled with the vectors of an instruction set included first, as the kernels are; `probe.py` builds and calls it.
-#include <chrono>
 #include <thread>
 #include <vector>
 
 #include "tiles.h"
+#include "turns.h"
 
 namespace {
 
-constexpr int kSums = 12;      // so many that none waits for another, in 16 registers
-constexpr int kRounds = 4096;  // between two looks at the clock
 constexpr int kStreams = 4;    // that a thread reads at once, each fetched ahead: one alone leaves bandwidth unused
 constexpr int64_t kPiece = 512, kDistance = 1024;
-
-// Hides from the compiler what a register holds: it must not compute anything once for all.
-template <class V>
-inline void hide(V& x) {
-  asm volatile("" : "+v"(x));
-}
-
-// Takes turns of `add`, which adds a product to a sum, and returns their number.
-template <class V, class Add>
-double take_turns(V first, Add add) {
-  V sums[kSums];
-  for (V& sum : sums) sum = first;
-  for (int round = 0; round < kRounds; round++)
-    for (V& sum : sums) {
-      sum = add(sum);
-      hide(sum);
-    }
-  return (double)kRounds * kSums;
-}
-
-double float_products() {
-  F w = Isa::set(1.0f), x = Isa::set(1e-9f);
-  return kLanes * take_turns(Isa::zero(), [&](F sum) {
-           hide(w);
-           return Isa::fma(w, x, sum);
-         });
-}
 
 // By a row of tiles, whose sums do not wait for each other.
 template <class Hardware>
@@ -57,21 +28,13 @@ double tile_products() {
 
 template <class Hardware>
 double half_products() {
-  if constexpr (Isa::kTiles) {
-    return tile_products<Hardware>();
-  } else if constexpr (Isa::kDotsBf16) {
-    I w = Isa::set_int(0x3f803f80), x = Isa::set_int(0x30803080);
-    return 2 * kLanes * take_turns(Isa::zero(), [&](F sum) {
-             hide(w);
-             return Isa::dot_bf16(sum, w, x);
-           });
-  }
-  return 0.0;
+  if constexpr (Isa::kTiles) return tile_products<Hardware>();
+  return bf16_products();
 }
 
 double integer_products() {
   I w = Isa::set_int(0x00010001), x = Isa::set_int(0x00010001);
-  return kLanes * Isa::kUnit * take_turns(Isa::set_int(0), [&](I sum) {
+  return kLanes * Isa::kUnit * take_turns<I>([&](I sum) {
            hide(w);
            return Isa::add_products(sum, w, x);
          });

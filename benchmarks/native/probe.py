@@ -82,7 +82,7 @@ def _compiled(instruction_set: str, folder: Path) -> Path:
         raise InflightError("no C++ compiler is installed; the machine's roofs are measured in C++")
     folder.mkdir(parents=True, exist_ok=True)
     library = folder.resolve() / f"probe-{instruction_set}.so"
-    header = f"isa_{instruction_set.removesuffix('_bf16')}.h"
+    header = f"isa_{instruction_set.partition('_')[0]}.h"
     options = [*build["_FLAGS"], *build["_TARGETS"][f"{instruction_set}.cpp"], *build["_LINK"]]
     command = [compiler, *options, "-I", str(_BUILD.parent), "-include", header, str(_SOURCE), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -26,7 +26,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = None
-    cpu_step: Literal["auto", "pytorch", "avx2", "avx512", "avx512_bf16", "amx"] = "auto"
+    cpu_step: Literal["auto", "pytorch", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"] = "auto"
     weights: Literal["checkpoint", "int8"] = "checkpoint"
     batch_invariant: bool = False
     block_size: int = 16

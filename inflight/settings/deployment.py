@@ -88,11 +88,14 @@ class EngineSettings(Section):
         description="CPU threads of the engine; null: all cores but one; all, where there are fewer than eight and "
         "Inflight's own kernels compute (`cpu_step`)",
     )
-    cpu_step: Annotated[Literal["auto", "pytorch", "avx2", "avx512", "avx512_bf16", "amx"], PORTABLE_ONLY] = Field(
+    cpu_step: Annotated[
+        Literal["auto", "pytorch", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"], PORTABLE_ONLY
+    ] = Field(
         "auto",
         description="what computes on a CPU: kernels of Inflight's own for an instruction set, or PyTorch; auto: the "
-        "kernels of the best set that the processor has, or PyTorch where there are none for the checkpoint; amx is "
-        "chosen by name only, since its tiles have not run on a real processor yet",
+        "kernels of the best set that the processor has, or PyTorch where there are none for the checkpoint. "
+        "avx512_bf16 is not the best where its products are slower than those of float32, which is measured at the "
+        "start; amx is chosen by name only, since its tiles have not run on a real processor yet",
     )
     weights: Annotated[Literal["checkpoint", "int8"], PORTABLE_ONLY] = Field(
         "checkpoint",

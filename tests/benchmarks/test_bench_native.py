@@ -81,7 +81,8 @@ def test_the_probe_measures_what_the_instruction_set_has(instruction_set: str, t
     there = {number for number, rate in roofs.products_per_s.items() if rate > 0}
     assert there == set(NUMBERS) - (set() if instruction_set in ("avx512_bf16", "amx") else {"bfloat16"})
     assert roofs.bytes_per_s > 0
-    panel, group = {"avx2": (16, 64), "avx512": (64, 64), "avx512_bf16": (64, 32), "amx": (64, 32)}[instruction_set]
+    panel = 16 if instruction_set == "avx2" else 64
+    group = 64 if instruction_set in ("avx2", "avx512") else 32
     assert probe.packed_bytes("float32", 5, panel + 1) == 2 * panel * 6 * 4  # whole panels, whole pairs of inputs
     assert probe.packed_bytes("bfloat16", 5, panel) == panel * 6 * 2
     assert probe.packed_bytes("int8", group + 1, panel) == 2 * panel * (group + 4)  # a scale for each group

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -107,7 +108,7 @@ def _round_by_groups(x: Tensor, group: int, most: int) -> Tensor:
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "many heads"])
 def test_weights_in_int8_are_those_of_rounded_linears(name: str, instruction_set: str) -> None:
     """By groups of 64 with inputs of 16 bits where words are multiplied; of 32 with 8 bits where bytes are."""
-    multiplies_bytes = instruction_set in ("avx512_bf16", "amx")
+    multiplies_bytes = instruction_set in ("avx512_vnni", "avx512_bf16", "amx")
     group, most, tolerance = (32, 127, 0.1) if multiplies_bytes else (64, 32767, 3e-3)
     twins = _Twins(name, "float32", 16, instruction_set, "int8")
     for linear in [module for module in twins.model.modules() if isinstance(module, nn.Linear)]:
@@ -324,6 +325,31 @@ def test_no_kernel_calls_a_function_for_each_vector() -> None:
     """A function of ``Isa`` that the compiler did not inline is a symbol; a call per vector once cost a third."""
     symbols = subprocess.run(["nm", "-C", bindings.LIBRARY], capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"::Isa::(\w+)\(", symbols)) <= {"transpose"}
+
+
+@pytest.mark.parametrize(("gain", "first"), [(0.5, "avx512_vnni"), (1.0, "avx512_bf16")])
+def test_products_of_bfloat16_are_left_out_where_they_are_slow(
+    gain: float, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = SimpleNamespace(inflight_has=lambda _: 1, inflight_bf16_gain=lambda _: gain)
+    monkeypatch.setattr(bindings, "load_library", lambda: there)
+    bindings.bf16_gain.cache_clear()
+    found = bindings.instruction_sets()
+    bindings.bf16_gain.cache_clear()
+    assert (found[0], found[-1], set(found)) == (first, "amx", {*bindings.INSTRUCTION_SETS})
+
+
+@pytest.mark.skipif("avx512_bf16" not in SETS, reason="this processor has no products of bfloat16")
+def test_the_gain_of_bfloat16_is_measured_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert 0.25 < bindings.bf16_gain() < 5
+    monkeypatch.setattr(bindings, "bf16_gain", lambda: 0.5)
+    monkeypatch.setattr(prepare, "bf16_gain", lambda: 0.5)
+    caplog.set_level("INFO")
+    prepare.native_model(random_decoder("llama"), CPU, "auto", 1)
+    assert "kernels for avx512_vnni compute the steps, with 1 threads; this processor's products of " in caplog.text
+    assert "bfloat16 are 0.50 times as fast as those of float32" in caplog.text
 
 
 def test_the_setting_names_the_instruction_sets() -> None:

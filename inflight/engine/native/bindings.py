@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 5
-INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "amx")
-"""The first that the processor has is chosen. AMX must be asked for by name, since no processor has run its kernels."""
+ABI = 6
+INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "amx")
+"""AMX must be asked for by name, since no processor has run its kernels."""
+_LEAST_GAIN = 0.75
+"""Multiply-adds of bfloat16 for each of float32 in the same time, below which they are not worth having."""
 _MESSAGE_BYTES = 256
 
 
@@ -123,6 +125,7 @@ def load_library() -> ctypes.CDLL:
     message = [c_char_p, c_int32]
     for name, result, arguments in (
         ("inflight_has", c_int32, [c_char_p]),
+        ("inflight_bf16_gain", c_double, [c_char_p]),
         ("inflight_create", c_void_p, [POINTER(Spec), c_char_p, c_int32, *message]),
         ("inflight_destroy", None, [c_void_p]),
         ("inflight_set_weight", c_int32, [c_void_p, c_int32, c_int32, POINTER(Weight), *message]),
@@ -139,13 +142,29 @@ def load_library() -> ctypes.CDLL:
 
 
 def instruction_sets() -> list[str]:
-    """Return those of ``INSTRUCTION_SETS`` that the library has kernels for and this processor has, in that order.
+    """Return those of ``INSTRUCTION_SETS`` that the library has kernels for and this processor has; the best is first.
+
+    That is their order, but for processors whose products of bfloat16 are slower than those of float32: Intel's Xeons
+    since Sapphire Rapids leave them to AMX, and do half as many multiply-adds by them.
 
     Raises:
         NativeError, OSError: as ``load_library``.
     """
     library = load_library()
-    return [name for name in INSTRUCTION_SETS if library.inflight_has(name.encode())]
+    found = [name for name in INSTRUCTION_SETS if library.inflight_has(name.encode())]
+    if bf16_gain() < _LEAST_GAIN:
+        found.sort(key=["avx512_vnni", "avx512", "avx512_bf16", "avx2", "amx"].index)
+    return found
+
+
+@functools.cache
+def bf16_gain() -> float:
+    """Return how many multiply-adds of bfloat16 this processor does for each of float32, measured once; 0: none.
+
+    Raises:
+        NativeError, OSError: as ``load_library``.
+    """
+    return float(load_library().inflight_bf16_gain(b"avx512_bf16"))
 
 
 def call(name: str, *arguments: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
-_TARGETS = {f"{name}.cpp": name for name in ("avx2", "avx512", "avx512_bf16", "amx")}
+_TARGETS = {f"{name}.cpp": name for name in ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")}
 OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
 

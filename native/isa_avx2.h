@@ -16,6 +16,7 @@ struct Isa {
   static constexpr bool kDotsBf16 = false;
   static constexpr bool kTiles = false;
   static constexpr int kPanelsOfFewRows = 4;
+  static constexpr int kFloatChunk = 128;  // inputs of a panel of floats, which lie in the first cache
   static constexpr int kBlockRows = 96;  // of a block, whose sums stay in the first cache
   // Integers: without instructions for bytes, words are multiplied, by pairs. So inputs keep 16 bits.
   using Input = int16_t;

@@ -34,6 +34,7 @@ struct Isa {
   static constexpr int kRows = 6;     // of a tile: 24 sums, 4 weights, 1 input of 32 registers
   static constexpr int kPanelsOfFewRows = 2;
   static constexpr int kIntegerRows = 6;
+  static constexpr int kFloatChunk = 32;  // inputs of a panel of floats; more would fill the first cache
   static constexpr int kBlockRows = 48;  // of a block, whose sums stay in the first cache
 #ifdef __AVX512VNNI__
   // Integers: bytes are multiplied by fours. The instruction takes weights without a sign, so they have an offset.

@@ -334,17 +334,18 @@ template <class Kind>
 void multiply_many(const Product& product, int count, int first, int last) {
   alignas(64) float sums[kBlockRows * kPanel];
   alignas(64) char decoded[(kChunk + kChunk / inflight::kNibbles) * kPanel * sizeof(float)];  // with scales of groups
+  constexpr int kInputs = std::is_same_v<typename Kind::Decoded, FloatProducts> ? Isa::kFloatChunk : kChunk;
   const int blocks = (count + kBlockRows - 1) / kBlockRows, inputs = product.inputs();
   for (int block = 0, row = 0; block < blocks; block++) {
     const int size = (count - row + blocks - block - 1) / (blocks - block);
     const int tiles = (size + Kind::Decoded::kTileRows - 1) / Kind::Decoded::kTileRows;
     for (int panel = first; panel < last; panel++) {
       memset(sums, 0, (size_t)size * kPanel * sizeof(float));
-      for (int input = 0; input < inputs; input += kChunk) {
-        Operands in = product.operands(row, panel, input, std::min(kChunk, inputs - input));
+      for (int input = 0; input < inputs; input += kInputs) {
+        Operands in = product.operands(row, panel, input, std::min(kInputs, inputs - input));
         // Each tile has a part of the next chunk loaded: all of it at once would wait for memory.
-        const ptrdiff_t part = (offset_in_panel(product.weight, kChunk) / tiles + kLine - 1) / kLine * kLine;
-        const char* next = in.weights + offset_in_panel(product.weight, kChunk);
+        const ptrdiff_t part = (offset_in_panel(product.weight, kInputs) / tiles + kLine - 1) / kLine * kLine;
+        const char* next = in.weights + offset_in_panel(product.weight, kInputs);
         if (Kind::kDecodes) {
           Kind::decode(in, decoded);
           in.weights = decoded;

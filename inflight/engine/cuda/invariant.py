@@ -3,7 +3,7 @@
 cuBLAS chooses an algorithm by the number of rows, and some split a row's sum. Here the number of rows chooses between
 two tiles only, and a sum is never split: each program adds up the whole depth for its tile, in steps of the tensor
 core's instruction. On compute capability 9.0 that is one instruction for both tiles (``wgmma``), and they give the same
-bits (``tests/gpu/test_invariance.py``).
+bits (``tests/gpu/test_batch_invariance.py``).
 """
 
 from __future__ import annotations

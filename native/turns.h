@@ -1,6 +1,7 @@
 // How many products a processor does at the most: of registers alone, so that nothing but its multipliers limits them.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 #include "numbers.h"
@@ -53,12 +54,14 @@ double float_products() {
 }
 
 double bf16_products() {
-  if constexpr (!Isa::kDotsBf16) return 0.0;
-  I w = Isa::set_int(0x3f803f80), x = Isa::set_int(0x30803080);
-  return 2 * kLanes * take_turns<F>([&](F sum) {
-           hide(w);
-           return Isa::dot_bf16(sum, w, x);
-         });
+  if constexpr (Isa::kDotsBf16) {
+    I w = Isa::set_int(0x3f803f80), x = Isa::set_int(0x30803080);
+    return 2 * kLanes * take_turns<F>([&](F sum) {
+             hide(w);
+             return Isa::dot_bf16(sum, w, x);
+           });
+  }
+  return 0.0;
 }
 
 // Multiply-adds of bfloat16 for each of float32 in the same time; 0: there are no such instructions. Takes a millisecond.

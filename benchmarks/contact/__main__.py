@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import signal
@@ -22,9 +21,8 @@ from pathlib import Path
 from benchmarks.contact.plan import CALL_S, CALLS
 from benchmarks.contact.record import lines
 from benchmarks.contact.run import WITHOUT_KERNELS, Interrupted, Run
-from benchmarks.contact.table import table
+from benchmarks.contact.table import predictions, table
 
-_PREDICTIONS = Path("docs/results/gpu/predictions.json")
 _DRY_CALL_S = 1800
 _DRY_PATIENCE = 5
 
@@ -84,7 +82,7 @@ def _call(name: str, asked: argparse.Namespace, environment: dict[str, str], int
     finally:
         found = lines(run.results)[known:]
         told = "a dry run: its figures say nothing" if asked.dry_run else "predictions are for an H200"
-        _say(table(found, {} if asked.dry_run else _predicted(), f"First contact, call {name} ({told})"))
+        _say(table(found, {} if asked.dry_run else predictions(), f"First contact, call {name} ({told})"))
     return int(any(line.get("outcome", "done") not in ("done", "skipped") for line in found))
 
 
@@ -113,12 +111,6 @@ def _wheels(folder: Path) -> list[str]:
     if done.returncode:
         _say(f"the wheels in {folder} could not be installed; the stage imports says what is missing")
     return [site]
-
-
-def _predicted() -> dict[str, float]:
-    if not _PREDICTIONS.is_file():
-        return {}
-    return {row["result"]: row["now"] for row in json.loads(_PREDICTIONS.read_text())["rows"]}
 
 
 def _call_name(text: str) -> str:

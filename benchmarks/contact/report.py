@@ -5,16 +5,15 @@ The folder has a ``GPU-COMMIT.jsonl`` for each machine: the lines of its ``conta
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contact.record import lines
+from benchmarks.contact.table import number_text, predictions
 
-_PREDICTIONS = Path("docs/results/gpu/predictions.json")
 _HEAD = """# Measured on a GPU
 
 What `make gpu-contact` measured, by machine and commit; [predictions](../README.md) are for an H200. The model has the
@@ -25,8 +24,7 @@ it must be. The `.jsonl` files have all results, those of details too; `make gpu
 
 def page(folder: Path) -> str:
     """Return the page in Markdown."""
-    predicted = {row["result"]: row["now"] for row in json.loads(_PREDICTIONS.read_text())["rows"]}
-    parts = [_HEAD]
+    predicted, parts = predictions(), [_HEAD]
     for file in sorted(folder.glob("*.jsonl")):
         gpu, _, commit = file.stem.rpartition("-")
         found = lines(file)
@@ -42,18 +40,20 @@ def _table(found: list[dict[str, Any]], predicted: Mapping[str, float]) -> Itera
         if line.get("detail") or line.get("outcome") == "done":
             continue
         wrong = "outcome" in line or line.get("good") is False
-        value = line["outcome"] if "outcome" in line else _number(line["value"])
+        value = line["outcome"] if "outcome" in line else number_text(line["value"])
         name, note = line.get("result", ""), " ".join(str(line.get("note", "")).replace("|", "\\|").split())
-        cells = [line["stage"], name, value, _number(predicted.get(name, "")), line.get("unit", ""), note]
+        cells = [line["stage"], name, value, number_text(predicted.get(name, "")), line.get("unit", ""), note]
         yield "| " + " | ".join(f"**{cell}**" if wrong and cell else cell for cell in cells) + " |"
 
 
-def _number(value: object) -> str:
-    if isinstance(value, float) and abs(value) < 1000:
-        return f"{value:.4g}"
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+def _folder(text: str) -> Path:
+    if not any(Path(text).glob("*.jsonl")):
+        raise argparse.ArgumentTypeError(f"{text} has no GPU-COMMIT.jsonl")
+    return Path(text)
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser("gpu-report", description="Writes the page of what was measured on GPUs.")
+    parser.add_argument("folder", type=_folder, help="of the results, GPU-COMMIT.jsonl, and of the page, README.md")
+    folder = parser.parse_args().folder
     (folder / "README.md").write_text(page(folder))

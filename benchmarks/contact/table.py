@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 MOST_LINES = 60
+_PREDICTIONS = Path("docs/results/gpu/predictions.json")
 _WIDTH = 118
 _NAME, _VALUE = 46, 12
+
+
+def predictions() -> dict[str, float]:
+    """Return the values that are predicted, by the names of results; none where the file is not here."""
+    if not _PREDICTIONS.is_file():
+        return {}
+    return {row["result"]: row["now"] for row in json.loads(_PREDICTIONS.read_text())["rows"]}
 
 
 def table(found: Sequence[Mapping[str, Any]], predicted: Mapping[str, float], title: str) -> str:
@@ -46,11 +56,12 @@ def _result(line: Mapping[str, Any], predicted: Mapping[str, float]) -> str:
     mark = "! " if line.get("good") is False else ""
     name = f"{mark}{line['stage']}: {line['result']}"
     said = ", ".join(part for part in (line["unit"], line.get("note", "")) if part)
-    beside = "" if wanted is None else _number(wanted)
-    return f"{name[:_NAME]:<{_NAME}} {_number(line['value']):>{_VALUE}} {beside:>{_VALUE}}  {said}"
+    beside = "" if wanted is None else number_text(wanted)
+    return f"{name[:_NAME]:<{_NAME}} {number_text(line['value']):>{_VALUE}} {beside:>{_VALUE}}  {said}"
 
 
-def _number(value: object) -> str:
+def number_text(value: object) -> str:
+    """Return a number with four digits, and whatever is none as it is."""
     return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else (
         f"{value:,.0f}" if isinstance(value, int | float) else str(value)
     )  # fmt: skip

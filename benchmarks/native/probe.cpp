@@ -1,6 +1,7 @@
 // What a processor can do at the most: products by the kernels' own instructions, and reads of memory.
 //
 // Compiled with the vectors of an instruction set included first, as the kernels are; `probe.py` builds and calls it.
+#include <chrono>
 #include <thread>
 #include <vector>
 

@@ -75,7 +75,7 @@ def variables(home: Home) -> dict[str, str]:
         return {"LLAMA_CPP_LIB_PATH": str(home.folder.resolve() / "build/bin")}
     if home.name != "vllm":
         return {}
-    preloaded = filter(None, map(home.library, (_TCMALLOC, _OPENMP)))
+    preloaded = filter(None, map(home.find_library, (_TCMALLOC, _OPENMP)))
     chosen: dict[str, Any] = {
         "LD_PRELOAD": ":".join(map(str, preloaded)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores())),

@@ -81,7 +81,7 @@ class Home:
         flags = shlex.split(os.environ.get("PIP_FLAGS", "")) if words[0] in ("install", "download") else []
         self.run(self.python, "-m", "pip", "--disable-pip-version-check", *words, *flags, environment=environment)
 
-    def library(self, pattern: str) -> Path | None:
+    def find_library(self, pattern: str) -> Path | None:
         """Return the file below the folder that a pattern finds, if there is one."""
         return next((path.resolve() for path in sorted(self.folder.glob(pattern))), None)
 

@@ -22,4 +22,5 @@ CHOSEN = (
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"sanitizers of {name}")) for name in SETS]
 )
 def test_the_kernels_are_clean(name: str, tmp_path: Path) -> None:
-    run_sanitized(tmp_path, (*FILES, "-k", CHOSEN), alone(name))
+    # By its name, too: a library without these kernels would leave nothing to run, which pytest takes for a failure.
+    run_sanitized(tmp_path, (*FILES, "-k", f"({CHOSEN}) and {name}"), alone(name))

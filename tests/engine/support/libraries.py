@@ -13,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
-_TARGETS = {f"{name}.cpp": name for name in ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")}
 OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
 
@@ -22,7 +21,8 @@ def alone(name: str, kernels: Path | None = None) -> dict[str, Path]:
 
     ``kernels``: its file, if it is not that of the sources.
     """
-    absent = {file: ROOT / "tests/engine/native/absent.cpp" for file, one in _TARGETS.items() if one != name}
+    absent = dict.fromkeys(BUILD["_TARGETS"], ROOT / "tests/engine/native/absent.cpp")
+    del absent[f"{name}.cpp"]
     return absent | ({f"{name}.cpp": kernels} if kernels else {})
 
 

@@ -103,6 +103,7 @@ struct Partial {
 struct Kernels {
   const char* name;
   int panel;  // columns of a panel
+  int group;  // panels that few rows take at once
 
   // The bytes of a packed weight's panels.
   size_t (*packed_bytes)(const PackedWeight& weight);

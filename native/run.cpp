@@ -43,11 +43,10 @@ void Model::prepare(const Weight& weight, const float* rows, int64_t stride, int
 
 void Model::multiply(const Weight& weight, int count, Ending ending, float* outputs, int64_t stride) {
   const InputRows rows = input_rows(weight);
-  const int panels = weight.columns / kernels_.panel;
+  const int panels = weight.columns / kernels_.panel, groups = (panels + kernels_.group - 1) / kernels_.group;
   pool_.run(weight.tasks, [&](int task, int) {
-    auto bound = [&](int at) { return std::min(panels, (int)((int64_t)panels * at / weight.tasks + 3) / 4 * 4); };
-    kernels_.multiply(weight, rows, count, task ? bound(task) : 0, task + 1 == weight.tasks ? panels : bound(task + 1),
-                     ending, outputs, stride);
+    auto bound = [&](int at) { return std::min(panels, (int)((int64_t)groups * at / weight.tasks) * kernels_.group); };
+    kernels_.multiply(weight, rows, count, bound(task), bound(task + 1), ending, outputs, stride);
   });
 }
 

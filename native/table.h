@@ -11,7 +11,7 @@
 namespace {
 
 const inflight::Kernels kTable = {
-    Isa::kName, kPanel, packed_bytes, pack,  multiply, prepare, add_normalized,
+    Isa::kName, kPanel, Isa::kPanelsOfFewRows, packed_bytes, pack, multiply, prepare, add_normalized,
     rotate, store,  attend_scratch, attend,        merge,        finish,
     argmax, weigh_all, bf16_gain,
 };

@@ -63,6 +63,11 @@ void check_spec(const InflightSpec& spec, int threads) {
   for (int size : {spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate,
                    spec.vocabulary, spec.ropes})
     if (size < 1 || size > 1 << 24) fail("a size of %d", size);
+  if (spec.head_dim > kWidestHead) fail("heads of %d dimensions", spec.head_dim);
+  const int64_t width = ((int64_t)spec.heads + 2 * spec.kv_heads) * spec.head_dim;
+  if (width > 1 << 30) fail("%lld queries, keys and values of a token", (long long)width);
+  for (int layer = 0; layer < spec.layers; layer++)
+    if (spec.windows[layer] < 0) fail("layer %d has a window of %d", layer, spec.windows[layer]);
   if (spec.heads % spec.kv_heads || spec.heads / spec.kv_heads > kTaskRows)
     fail("%d heads share %d heads of keys", spec.heads, spec.kv_heads);
   if (spec.embedding_type != kFloat32 && spec.embedding_type != kBfloat16)

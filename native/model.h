@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -16,6 +17,7 @@
 namespace inflight {
 
 constexpr int kAlign = 64;     // floats: the widest panel
+constexpr int kWidestHead = 4096;  // dimensions
 constexpr int kTaskRows = 96;  // rows of queries that share what is read of the cache
 
 enum Phase {
@@ -57,7 +59,7 @@ class Buffer {
   // Has room for `count` elements; what was there before is lost where it had not.
   T* need(size_t count) {
     if (count > count_) {
-      std::free(data_);
+      std::free(std::exchange(data_, nullptr));
       count_ = 0;
       data_ = (T*)zeroed_memory(count * sizeof(T));
       count_ = count;

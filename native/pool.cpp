@@ -1,6 +1,8 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace inflight {
 
@@ -39,6 +41,15 @@ void Pool::run(int tasks, Call call, void* context) {
   }
   call_ = call;
   context_ = context;
+  for (first_ = 0; first_ < tasks;) {
+    const int some = std::min<int64_t>(tasks - first_, kMask);
+    run_phase(some);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    first_ += some;
+  }
+}
+
+void Pool::run_phase(int tasks) {
   ended_.store(0, std::memory_order_relaxed);
   const uint64_t phase = (state_.load(std::memory_order_relaxed) >> 2 * kBits) + 1;
   state_.store(phase << 2 * kBits | (uint64_t)tasks << kBits, std::memory_order_release);
@@ -57,15 +68,22 @@ bool Pool::take(int thread) {
   do {
     if ((state & kMask) >= (state >> kBits & kMask)) return false;
   } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
-  call_(context_, (int)(state & kMask), thread);
+  try {
+    call_(context_, first_ + (int)(state & kMask), thread);
+  } catch (...) {  // the caller waits for all threads, since they use what it has
+    const std::lock_guard lock(failing_);
+    if (!failure_) failure_ = std::current_exception();
+  }
   ended_.fetch_add(1, std::memory_order_release);
   return true;
 }
 
 void Pool::work(int thread) {
-  while (!closing_.load(std::memory_order_relaxed)) {
-    if (take(thread)) continue;
+  while (true) {
+    // It is read before the rest: a change that comes later is not waited for.
     const uint64_t seen = state_.load(std::memory_order_acquire);
+    if (closing_.load(std::memory_order_acquire)) return;
+    if (take(thread)) continue;
     const auto until = Clock::now() + kSpin;
     while (state_.load(std::memory_order_acquire) == seen) {
       for (int i = 0; i < 16; i++) pause();

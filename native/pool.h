@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -19,7 +21,8 @@ class Pool {
 
   int threads() const { return (int)workers_.size() + 1; }
 
-  // Calls body(task, thread) for each task from 0 to `tasks`, at most 2^20; returns when all have ended.
+  // Calls body(task, thread) for each task from 0 to `tasks`; returns when all have ended. Throws the first exception
+  // that one has thrown.
   template <class Body>
   void run(int tasks, Body&& body) {
     run(tasks, [](void* context, int task, int thread) { (*(Body*)context)(task, thread); }, &body);
@@ -29,6 +32,7 @@ class Pool {
   using Call = void (*)(void* context, int task, int thread);
 
   void run(int tasks, Call call, void* context);
+  void run_phase(int tasks);
   void close();
   bool take(int thread);
   void work(int thread);
@@ -42,6 +46,9 @@ class Pool {
   alignas(64) std::atomic<bool> closing_{false};
   Call call_ = nullptr;
   void* context_ = nullptr;
+  int first_ = 0;  // what the phase's task 0 is to the caller
+  std::mutex failing_;
+  std::exception_ptr failure_;
   std::vector<std::thread> workers_;
 };
 

@@ -154,7 +154,15 @@ WRONG: list[tuple[str, Json, str]] = [
     ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; it must be a number above 0"),
     ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number above 0"),
     ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
+    ("llama", {"hidden_size": 2**31}, "hidden_size is 2147483648; it must be a positive integer below 2^31"),
+    ("llama", {"rms_norm_eps": 10**400}, "it must be a number above 0"),
     ("llama", {"rope_parameters": "linear"}, "the parameters of RoPE are 'linear'"),
+    ("llama", {"rope_parameters": {"factor": "8"}}, "factor is '8'; it must be a number above 0"),
+    ("llama", {"rope_parameters": {"beta_fast": -1}}, "beta_fast is -1; it must be 0 or a number above 0"),
+    ("llama", {"rope_parameters": {"long_factor": [1.0, "x"]}}, "it must be a list of numbers above 0"),
+    ("llama", {"rope_parameters": {"original_max_position_embeddings": -8}}, "it must be a number above 0"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 2.0}}, "the first must be at most 1"),
+    ("llama", {"partial_rotary_factor": 0.01}, "their product an even number"),
     ("llama", {"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'; it must be a number above 0"),
     ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
     ("mistral", {"sliding_window": -4}, "sliding_window is -4; it must be a positive integer"),
@@ -174,6 +182,17 @@ def test_values_of_another_kind_are_refused_by_name(name: str, change: Json, pro
         read_model_config(_read(name) | change)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("window", [2**32 - 1, 2**32 - 1024, 2**80])
+def test_a_window_longer_than_any_context_is_none(window: int, tmp_path: Path) -> None:
+    """Some files mean no window by the largest number that they can have; a 32-bit integer would make it negative."""
+    directory = _rewrite(_copy(tmp_path, "mistral"), lambda data: data | {"sliding_window": window})
+    whole = _rewrite(_copy(tmp_path / "whole", "mistral"), lambda data: data | {"sliding_window": 1000})
+    tokens, expected = (
+        run(load(one, cpu_step="auto"), [ask(PROMPT, 8)]).popitem()[1].tokens for one in (directory, whole)
+    )
+    assert tokens == expected
 
 
 def test_what_is_null_is_left_out() -> None:
@@ -264,6 +283,9 @@ def test_a_tensor_that_is_there_twice_does_not_stand_in_for_another(tmp_path: Pa
     [
         {"rope_type": "linear"},
         {"rope_type": "llama3", "factor": 4.0},
+        {"rope_type": "llama3", "factor": None},
+        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0},
         {"rope_type": "longrope", "short_factor": [1.0] * 8, "factor": 2.0},
         {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 3},
     ],
@@ -271,7 +293,7 @@ def test_a_tensor_that_is_there_twice_does_not_stand_in_for_another(tmp_path: Pa
 )
 def test_rotary_parameters_that_are_missing_or_wrong(tmp_path: Path, rope: Json) -> None:
     def change(data: Json) -> Json:
-        return data | {"rope_parameters": rope | {"rope_theta": 1e4}, "original_max_position_embeddings": 64}
+        return data | {"rope_parameters": {"rope_theta": 1e4} | rope, "original_max_position_embeddings": 64}
 
     _refused(_rewrite(_copy(tmp_path), change), "config.json", rope["rope_type"])
 

@@ -6,6 +6,7 @@ docs/architectures.md lists the other files.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -54,9 +55,28 @@ class ModelConfig:
 _Kind = tuple[Callable[[Any], bool], str]
 """What a value of ``config.json`` must be, as a test and in words."""
 _FLAG: _Kind = (lambda value: isinstance(value, bool)), "true or false"
-_COUNT: _Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
+_MOST = 2**31 - 1
+_COUNT: _Kind = (lambda value: type(value) is int and 1 <= value <= _MOST), "a positive integer below 2^31"
+_LENGTH: _Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
 _INDEX: _Kind = (lambda value: type(value) is int and value >= 0), "0 or a positive integer"
-_NUMBER: _Kind = (lambda value: type(value) in (int, float) and value > 0), "a number above 0"
+_NUMBER: _Kind = (lambda value: _is_number(value) and value > 0), "a number above 0"
+_AMOUNT: _Kind = (lambda value: _is_number(value) and value >= 0), "0 or a number above 0"
+_FACTORS: _Kind = (lambda value: isinstance(value, list) and all(map(_NUMBER[0], value))), "a list of numbers above 0"
+_OF_ROPE = {
+    "factor": _NUMBER,
+    "original_max_position_embeddings": _NUMBER,
+    "low_freq_factor": _NUMBER,
+    "high_freq_factor": _NUMBER,
+    "attention_factor": _NUMBER,
+    "beta_fast": _AMOUNT,
+    "beta_slow": _AMOUNT,
+    "mscale": _AMOUNT,
+    "mscale_all_dim": _AMOUNT,
+    "truncate": _FLAG,
+    "short_factor": _FACTORS,
+    "long_factor": _FACTORS,
+}
+"""The parameters of rotary embeddings."""
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _UNSUPPORTED = {
     "use_bidirectional_attention": False,  # an engine that generates cannot attend to later tokens
@@ -140,10 +160,20 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=_given(data, "mlp_bias", False, _FLAG),
         qk_norm=architecture.qk_norm,
         attention_scale=scalar**-0.5,
-        windows=tuple(_given(data, "sliding_window", None, _COUNT) if kind == _SLIDING else None for kind in kinds),
-        ropes=tuple(_rope(architecture, data, kind) for kind in kinds),
+        windows=tuple(_window(data) if kind == _SLIDING else None for kind in kinds),
+        ropes=tuple(_rope(architecture, data, kind, head_dim) for kind in kinds),
         dtype=data.get("dtype") or data.get("torch_dtype") or "float32",
     )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _window(data: Mapping[str, Any]) -> int | None:
+    """Return the sliding window, at most as long as any context: some files say none by the largest number they can."""
+    window = _given(data, "sliding_window", None, _LENGTH)
+    return window and min(window, _MOST)
 
 
 def _required(data: Mapping[str, Any], name: str) -> int:
@@ -181,7 +211,7 @@ def _layer_kinds(architecture: Architecture, data: Mapping[str, Any]) -> list[st
     return ["full_attention"] * count
 
 
-def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str, head_dim: int) -> Mapping[str, Any]:
     """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
     parameters = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
@@ -191,13 +221,21 @@ def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str) -> Map
     elif architecture.is_gemma and kind == _SLIDING:
         # Gemma's local layers have a base of their own and are never scaled.
         parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
-    rope = dict(parameters)
+    rope = {name: value for name, value in parameters.items() if value is not None}
     default_theta = 1_000_000.0 if architecture.is_gemma else 10_000.0
     rope["rope_theta"] = _given(rope, "rope_theta", _given(data, "rope_theta", default_theta, _NUMBER), _NUMBER)
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     if rope["rope_type"] in architecture.longrope_types:
         rope["rope_type"] = "longrope"
-    rope.setdefault("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
     if data.get("original_max_position_embeddings"):
         rope.setdefault("original_max_position_embeddings", data["original_max_position_embeddings"])
+    for name, kind_of in _OF_ROPE.items():
+        _given(rope, name, None, kind_of)
+    share = _given(rope, "partial_rotary_factor", _given(data, "partial_rotary_factor", 1.0, _NUMBER), _NUMBER)
+    if share > 1 or int(head_dim * share) % 2 or not int(head_dim * share):
+        raise DeploymentError(
+            f"config.json: partial_rotary_factor is {share} and head_dim {head_dim}; the first must be at most 1, and "
+            "their product an even number"
+        )
+    rope["partial_rotary_factor"] = share
     return rope

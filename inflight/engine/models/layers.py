@@ -165,6 +165,10 @@ class RotaryEmbedding:
                 self.frequencies, self.scale = _longrope(self.frequencies, rope, model_length, served_length)
         except KeyError as missing:
             raise DeploymentError(f"config.json: rope_type {kind!r} needs {missing}, which is not there") from None
+        except (ArithmeticError, ValueError) as error:
+            raise DeploymentError(
+                f"config.json: rope_type {kind!r} cannot be computed with its parameters: {error}"
+            ) from None
 
     def to(self, device: torch.device) -> RotaryEmbedding:
         """Move the frequencies to ``device``."""
@@ -193,6 +197,8 @@ def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Keep high frequencies, divide low ones by ``factor``, and interpolate smoothly between."""
     length, factor = rope["original_max_position_embeddings"], rope["factor"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    if low >= high:
+        raise ValueError(f"low_freq_factor is {low}, and not below high_freq_factor, {high}")
     turns = length * frequencies / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (smooth + (1 - smooth) / factor)

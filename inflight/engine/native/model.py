@@ -21,6 +21,7 @@ from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
 from inflight.engine.native.bindings import (
     SAMPLE,
     Cache,
+    NativeError,
     Range,
     Rope,
     Spec,
@@ -30,6 +31,7 @@ from inflight.engine.native.bindings import (
 )
 from inflight.engine.native.weights import TYPES, give_up, plain_source, quantized_parts, quantized_source
 from inflight.engine.sampler import Draw
+from inflight.errors import DeploymentError
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _ATTENTION_NORM, _MLP_NORM, _MLP_OUTPUT_NORM, _QUERY_NORM, _KEY_NORM, _LAST_NORM = range(7)
@@ -43,6 +45,7 @@ class NativeModel:
 
         Raises:
             NativeError: the library cannot compute it; the model has its weights then.
+            DeploymentError: the library refuses a weight, when the model has given up others.
         """
         self.schemes = _schemes(model)
         """The names of the schemes that weights are in, where they are quantized."""
@@ -56,7 +59,10 @@ class NativeModel:
             gain = norm.gain().contiguous()
             call("inflight_set_norm", self._handle, layer, which, gain.data_ptr())
         for layer, which, linear in _linears(model):
-            self._take(layer, which, linear, weights == "int8")
+            try:
+                self._take(layer, which, linear, weights == "int8")
+            except NativeError as error:  # PyTorch cannot compute what has given up a part of its weights
+                raise DeploymentError(f"the native step cannot take the weights of layer {layer}: {error}") from None
 
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""

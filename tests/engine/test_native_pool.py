@@ -1,0 +1,31 @@
+"""The threads and the memory of the native step, under the sanitizers, where tasks fail and memory is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.engine.support.libraries import BUILD, ROOT
+
+SOURCES = ROOT / "native"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("sanitizer", "most"),
+    [("address,undefined", (1 << 24) + 5), ("thread", 1 << 16)],  # the word that hands tasks out counts to 2^24 - 1
+)
+def test_the_pool_and_the_buffers(sanitizer: str, most: int, tmp_path: Path) -> None:
+    compiler = BUILD["find_compiler"]()
+    if compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    program = tmp_path / "pool"
+    options = ["-std=c++20", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}", "-I", str(SOURCES)]
+    files = [str(ROOT / "tests/engine/native/pool.cpp"), str(SOURCES / "pool.cpp")]
+    subprocess.run([compiler, *options, *files, "-o", str(program)], check=True, capture_output=True)
+    refusing = {"ASAN_OPTIONS": "allocator_may_return_null=1", "TSAN_OPTIONS": "allocator_may_return_null=1"}
+    done = subprocess.run([program, str(most)], env=os.environ | refusing, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]

@@ -90,6 +90,8 @@ template <bool Half, Type type>
 struct Cut {
   using T = typename Operand<Half>::Type;
   static constexpr bool kIntegers = type == inflight::kInt8;
+  // Keys in bfloat16 are transposed by pairs and widened after that, which halves the shuffles.
+  static constexpr bool kPairs = !Half && type == inflight::kBfloat16;
   using Query = std::conditional_t<kIntegers, int16_t, T>;
   const AttendTask& task;
   int rows, wide;
@@ -145,19 +147,34 @@ struct Cut {
     }
   }
 
-  // A vector of a stored row, as units in the type that it is multiplied in.
+  // A vector of a stored row: units in the type that it is multiplied in, or pairs in bfloat16.
   static I units(const char* from) {
-    if constexpr (!Half) return Isa::bits(widen<type>(from));
     if constexpr (type == inflight::kBfloat16) return Isa::load_int((const int32_t*)from);
+    if constexpr (!Half) return Isa::bits(widen<type>(from));
     alignas(64) T both[2 * kLanes];
     put(both, widen<type>(from));
     put(both + kLanes, widen<type>(from + kLanes * inflight::bytes_of(type)));
     return Isa::load_int((const int32_t*)both);
   }
 
+  // Turns vectors of kLanes keys into a part of their panel.
+  static void store_columns(I (&part)[kLanes], int32_t* to) {
+    Isa::transpose(part);
+    for (int i = 0; i < kLanes; i++) {
+      if constexpr (kPairs) {
+        F first, second;
+        Isa::split_pairs(part[i], first, second);
+        Isa::store((float*)to + 2 * i * kPanel, first);
+        Isa::store((float*)to + (2 * i + 1) * kPanel, second);
+      } else {
+        Isa::store_int(to + i * kPanel, part[i]);
+      }
+    }
+  }
+
   // A panel of the keys from `begin` on; those from `last` on stand for the one before, since `weigh` leaves them out.
   void pack_keys(int begin, int last) {
-    constexpr int unit = Operand<Half>::kUnit, step = kLanes * unit, size = inflight::bytes_of(type);
+    constexpr int unit = kPairs ? 2 : Operand<Half>::kUnit, step = kLanes * unit, size = inflight::bytes_of(type);
     const char* keys = (const char*)task.cache.keys;
     const int32_t* slots = task.slots;
     const int dim = task.dim, whole = dim / step * step;
@@ -168,11 +185,10 @@ struct Cut {
         fetch(keys + (ptrdiff_t)slots[std::min(begin + at + i + kPanel, last - 1)] * dim * size, dim * size);
       }
       int32_t* to = (int32_t*)key_panel + at;
-      for (int k = 0; k < whole; k += step, to += kLanes * kPanel) {
+      for (int k = 0; k < whole; k += step, to += kLanes * kPanel * (kPairs ? 2 : 1)) {
         I part[kLanes];
         for (int i = 0; i < kLanes; i++) part[i] = units(from[i] + k * size);
-        Isa::transpose(part);
-        for (int i = 0; i < kLanes; i++) Isa::store_int(to + i * kPanel, part[i]);
+        store_columns(part, to);
       }
       if (whole == dim) continue;
       I part[kLanes];
@@ -180,8 +196,7 @@ struct Cut {
         char padded[step * size] = {};
         part[i] = units((const char*)memcpy(padded, from[i] + whole * size, (dim - whole) * size));
       }
-      Isa::transpose(part);
-      for (int i = 0; i < kLanes; i++) Isa::store_int(to + i * kPanel, part[i]);
+      store_columns(part, to);
     }
   }
 

@@ -107,8 +107,7 @@ struct Isa {
   static F second_of_pairs(const uint16_t* p) {  // shifts need no register for a mask
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(_mm256_loadu_si256((const I*)p), 16), 16));
   }
-  static void split_pairs(const uint16_t* p, F& first, F& second) {
-    const I pairs = _mm256_loadu_si256((const I*)p);
+  static void split_pairs(I pairs, F& first, F& second) {
     first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int32_t)0xffff0000)));
   }

@@ -34,7 +34,7 @@ struct Isa {
   static constexpr int kRows = 6;     // of a tile: 24 sums, 4 weights, 1 input of 32 registers
   static constexpr int kPanelsOfFewRows = 2;
   static constexpr int kIntegerRows = 6;
-  static constexpr int kFloatChunk = 32;  // inputs of a panel of floats; more would fill the first cache
+  static constexpr int kFloatChunk = 32;  // inputs of a panel of floats: 128, 32 KiB, would fill the first cache
   static constexpr int kBlockRows = 48;  // of a block, whose sums stay in the first cache
 #ifdef __AVX512VNNI__
   // Integers: bytes are multiplied by fours. The instruction takes weights without a sign, so they have an offset.
@@ -124,8 +124,7 @@ struct Isa {
   static F second_of_pairs(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_srli_epi32(_mm512_loadu_si512(p), 16), 16));
   }
-  static void split_pairs(const uint16_t* p, F& first, F& second) {
-    const I pairs = _mm512_loadu_si512(p);
+  static void split_pairs(I pairs, F& first, F& second) {
     first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xffff0000)));
   }

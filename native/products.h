@@ -408,7 +408,7 @@ struct AsWidened {
     for (int k = 0; k < in.inputs; k += 2, from += 2 * kPanel, out += 2 * kPanel)
       for (int v = 0; v < kVectors; v++) {
         F first, second;
-        Isa::split_pairs(from + v * 2 * kLanes, first, second);
+        Isa::split_pairs(Isa::load_int((const int32_t*)from + v * kLanes), first, second);
         Isa::store(out + v * kLanes, first);
         Isa::store(out + kPanel + v * kLanes, second);
       }

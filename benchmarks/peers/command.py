@@ -34,7 +34,7 @@ _PAGE = Page(
     "Inflight beside OpenVINO GenAI, vLLM's CPU build and llama.cpp, on one machine, the same Llama checkpoints with "
     "random weights, as many threads for each as there are cores, and each contender at the best of its grid, or in "
     "the variants that a section's command names. "
-    'Written by `make peers` and `make bench ARGS="peers --output docs/results/peers"`; '
+    'Written by `make peers` and `make bench ARGS="peers --output FOLDER"`, with a folder for each kind of machine; '
     "[the documentation](../../benchmarks.md#peers) says how.",
     [
         f"{kind}-{shape}{'' if context == _CONTEXTS[0] else f'-context-{context}'}"

@@ -103,7 +103,7 @@ struct Partial {
 struct Kernels {
   const char* name;
   int panel;  // columns of a panel
-  int group;  // panels that few rows take at once
+  int panels_at_once;  // by which few rows are multiplied
 
   // The bytes of a packed weight's panels.
   size_t (*packed_bytes)(const PackedWeight& weight);
@@ -136,7 +136,7 @@ struct Kernels {
   // per_bucket), at most buckets - 1. Infinity counts as the largest float.
   void (*weigh)(const float* row, int size, double largest, double temperature, double per_bucket, int buckets,
                 double* weights, uint16_t* bucket);
-  // Multiply-adds of bfloat16 for each of float32 in the same time, as measured now; 0: there are no such instructions.
+  // As `inflight_bf16_gain` returns it.
   double (*bf16_gain)();
 };
 

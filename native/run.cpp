@@ -43,9 +43,10 @@ void Model::prepare(const Weight& weight, const float* rows, int64_t stride, int
 
 void Model::multiply(const Weight& weight, int count, Ending ending, float* outputs, int64_t stride) {
   const InputRows rows = input_rows(weight);
-  const int panels = weight.columns / kernels_.panel, groups = (panels + kernels_.group - 1) / kernels_.group;
+  const int panels = weight.columns / kernels_.panel, each = kernels_.panels_at_once;
+  const int groups = (panels + each - 1) / each;
   pool_.run(weight.tasks, [&](int task, int) {
-    auto bound = [&](int at) { return std::min(panels, (int)((int64_t)groups * at / weight.tasks) * kernels_.group); };
+    auto bound = [&](int at) { return std::min(panels, (int)((int64_t)groups * at / weight.tasks) * each); };
     kernels_.multiply(weight, rows, count, bound(task), bound(task + 1), ending, outputs, stride);
   });
 }

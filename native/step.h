@@ -111,7 +111,7 @@ const char* inflight_sources(void);
 // Whether this processor has an instruction set, and the library kernels for it: avx2, avx512, avx512_vnni, avx512_bf16
 // or amx.
 int32_t inflight_has(const char* instruction_set);
-// Multiply-adds of bfloat16 for each of float32 in the same time, as measured now; 0: the set has no such instructions.
+// The speed of products of bfloat16 divided by that of float32's, as measured now; 0: the set has no such instructions.
 double inflight_bf16_gain(const char* instruction_set);
 // Returns null, with a message of at most `size` bytes, where the shape or the instruction set is not served.
 InflightModel* inflight_create(const InflightSpec* spec, const char* instruction_set, int32_t threads, char* message,

@@ -1,4 +1,4 @@
-// How many products a processor does at the most: of registers alone, so that nothing but its multipliers limits them.
+// Measures the peak rate of products. Operands stay in registers, so that only the multipliers limit it.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 
 namespace {
 
-constexpr int kSums = 12;      // so many that none waits for another, in 16 registers
+constexpr int kRunning = 12;   // sums: so many that none waits for another, in 16 registers
 constexpr int kRounds = 4096;  // between two looks at the clock
 
-// Hides from the compiler what a register holds: it must not compute anything once for all.
+// Hides from the compiler what a register holds: it must not compute anything outside the loop.
 template <class V>
 inline void hide(V& x) {
   asm volatile("" : "+v"(x));
 }
 
-// So many sums, each a variable of its own: the compiler may keep an array of them in memory.
+// Sums, each a variable of its own, because the compiler may keep an array of them in memory.
 template <class V, int kCount>
 struct Running {
   V first;
@@ -40,9 +40,9 @@ struct Running<V, 0> {
 // Takes turns of `add`, which adds a product to a sum, and returns their number. The sums begin at zero.
 template <class V, class Add>
 double take_turns(Add add) {
-  Running<V, kSums> sums{};
+  Running<V, kRunning> sums{};
   for (int round = 0; round < kRounds; round++) sums.turn(add);
-  return (double)kRounds * kSums;
+  return (double)kRounds * kRunning;
 }
 
 double float_products() {
@@ -64,7 +64,7 @@ double bf16_products() {
   return 0.0;
 }
 
-// Multiply-adds of bfloat16 for each of float32 in the same time; 0: there are no such instructions. Takes a millisecond.
+// Measures what `inflight_bf16_gain` returns, which takes a millisecond.
 double bf16_gain() {
   using Clock = std::chrono::steady_clock;
   if constexpr (!Isa::kDotsBf16) return 0.0;

@@ -54,7 +54,7 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
     kernels_.pack(to, {(Type)from.type, from.source, from.scales}, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
-  to.tasks = std::min((panels + kernels_.group - 1) / kernels_.group, 8 * pool_.threads());
+  to.tasks = std::min((panels + kernels_.panels_at_once - 1) / kernels_.panels_at_once, 8 * pool_.threads());
 }
 
 void Model::set_norm(int layer, int which, const float* gain) {

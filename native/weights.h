@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int kChunk = 128;  // inputs of a panel that stay in the first cache; whole groups
+constexpr int kChunk = 128;  // inputs of a panel that many rows take in one go; whole groups
 constexpr int kBlockRows = Isa::kBlockRows;
 static_assert(kChunk % Isa::kGroup == 0 && kChunk == inflight::kLongestGroup);
 

@@ -79,7 +79,7 @@ def _add(contact: Contact, name: str, seconds: float, rows: int, weight: Tensor)
 
 @torch.inference_mode()
 def rows(contact: Contact, _case: str) -> None:
-    """Report of each product of cuBLAS's for how many numbers of rows the first row is not what it is alone."""
+    """Report, for each cuBLAS product, with how many rows the first row differs from what it is alone."""
     for name, (out, columns) in products(contact.sizes.shape).items():
         with contact.recorder.attempt(name):
             weight, x = _operands(contact, out, columns, max(_SPLIT_ROWS))
@@ -92,6 +92,8 @@ def invariant_rows(contact: Contact, _case: str) -> None:
     """Hold the products of ``engine.batch_invariant`` to their promise, and measure what they cost."""
     from inflight.engine.cuda.invariant import product
 
+    if contact.refuses_batch_invariance():
+        return
     for name, (out, columns) in products(contact.sizes.shape).items():
         with contact.recorder.attempt(name):
             weight, x = _operands(contact, out, columns, max(contact.sizes.rows))

@@ -21,7 +21,6 @@ from benchmarks.roofline import flops_per_token
 from benchmarks.transformers_peers import EnginePeer, Rates
 from inflight.engine import model_runner
 from inflight.engine.config import EngineConfig
-from inflight.engine.cuda.prepare import INVARIANT_ON
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 
@@ -35,7 +34,7 @@ _MANY_TOKENS = 1 << 16
 
 @contextmanager
 def started(contact: Contact, fp8: bool = False, **settings: Any) -> Iterator[Engine]:
-    """Yield a warm engine of the contact's shape; its memory is free afterwards.
+    """Yield a warm engine of the contact's shape; its memory is free once the caller drops it too.
 
     Args:
         contact: says where, how large, and whether with our kernels.
@@ -110,8 +109,7 @@ def modes(contact: Contact, _case: str) -> None:
 
 def batch_invariant(contact: Contact, _case: str) -> None:
     """Measure the same batches with ``engine.batch_invariant``."""
-    if not contact.dry and torch.cuda.get_device_capability() != INVARIANT_ON:
-        contact.recorder.add("engine.batch_invariant", "refused on this device")
+    if contact.refuses_batch_invariance():
         return
     with started(contact, max_batch_size=_most(contact), batch_invariant=True) as engine:
         batches(contact, engine, contact.sizes.mode_batches, "batch-invariant")

@@ -29,6 +29,7 @@ MODULES = (
     "inflight.engine.attention.triton_backend",
     "inflight.engine.cuda.forward",
     "inflight.engine.cuda.fp8",
+    "inflight.engine.cuda.invariant",
     "benchmarks.contact.kernels",
     "benchmarks.contact.ceilings",
     "benchmarks.contact.loads",

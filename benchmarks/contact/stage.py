@@ -74,6 +74,17 @@ class Contact:
 
         return DRY if self.dry else FULL
 
+    def refuses_batch_invariance(self) -> bool:
+        """Return whether the device refuses ``engine.batch_invariant``, and report it."""
+        import torch
+
+        from inflight.engine.cuda.prepare import INVARIANT_ON
+
+        if self.dry or torch.cuda.get_device_capability() == INVARIANT_ON:
+            return False
+        self.recorder.add("engine.batch_invariant", "refused on this device")
+        return True
+
     def wait(self) -> None:
         """Wait for all that was launched."""
         import torch

@@ -61,7 +61,7 @@ def _result(line: Mapping[str, Any], predicted: Mapping[str, float]) -> str:
 
 
 def number_text(value: object) -> str:
-    """Return a number with four digits, and whatever is none as it is."""
+    """Return a number with four digits, and anything else as text."""
     return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else (
         f"{value:,.0f}" if isinstance(value, int | float) else str(value)
     )  # fmt: skip

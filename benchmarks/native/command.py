@@ -60,7 +60,7 @@ class _Run:
     prefill: int
     rounds: int
     instruction_sets: Sequence[str]
-    """The one to measure, and those behind it in ``INSTRUCTION_SETS``."""
+    """The one to measure, and those behind it in ``instruction_sets()``."""
     threads: int
     under: Sequence[str]
     folder: Path
@@ -155,7 +155,7 @@ def _check(model: str, weights: Sequence[str], parts: Sequence[str], context: in
 
 
 def _instruction_sets(wanted: str | None) -> list[str]:
-    """Return the instruction set to measure, and those behind it in ``INSTRUCTION_SETS``.
+    """Return the instruction set to measure, and those behind it in ``instruction_sets()``.
 
     Raises:
         InflightError: the library is not there, or the processor has no such instruction set.

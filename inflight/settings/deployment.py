@@ -94,8 +94,9 @@ class EngineSettings(Section):
         "auto",
         description="what computes on a CPU: kernels of Inflight's own for an instruction set, or PyTorch; auto: the "
         "kernels of the best set that the processor has, or PyTorch where there are none for the checkpoint. "
-        "avx512_bf16 is not the best where its products are slower than those of float32, which is measured at the "
-        "start; amx is chosen by name only, since its tiles have not run on a real processor yet",
+        "avx512_bf16 is not the best where its products run at less than three quarters of the speed of float32's, "
+        "which is measured at the start; amx is chosen by name only, since its tiles have not run on a real processor "
+        "yet",
     )
     weights: Annotated[Literal["checkpoint", "int8"], PORTABLE_ONLY] = Field(
         "checkpoint",
@@ -108,7 +109,7 @@ class EngineSettings(Section):
         False,
         description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU it changes "
         "nothing, as float32 has that there anyway; on a GPU of compute capability 9.0 (other GPUs refuse it) "
-        "prompts take longer, and FP8 weights are decoded",
+        "decoding and prompts take longer, most of all with more than 64 sequences, and FP8 weights are decoded",
     )
 
     @field_validator("device")

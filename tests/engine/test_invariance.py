@@ -64,7 +64,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(columns: int, depth: i
     invariant = pytest.importorskip("inflight.engine.cuda.invariant")
     torch.manual_seed(0)
     x, weight, bias = torch.randn(40, depth), torch.randn(columns, depth), torch.randn(columns)
-    few, many = invariant.ProductTile(16, 32, 64, 4, 2), invariant.ProductTile(32, 64, 32, 4, 2)
+    few, many = invariant.ProductTile(16, 32, 64, 4, 2), invariant.ProductTile(32, 64, 32, 4, 2, masked=False)
     whole = invariant.product(x, weight, bias, many)
     torch.testing.assert_close(whole, x @ weight.t() + bias, rtol=1e-5, atol=1e-5)
     for count in (1, 5, 17):

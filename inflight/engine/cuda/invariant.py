@@ -1,9 +1,9 @@
 """Matrix products that add a row up in one order, however many rows there are (``engine.batch_invariant``).
 
-cuBLAS chooses an algorithm by the number of rows, and some split a row's sum. Here the number of rows chooses between
-two tiles only, and a sum is never split: each program adds up the whole depth for its tile, in steps of the tensor
-core's instruction. On compute capability 9.0 that is one instruction for both tiles (``wgmma``), and they give the same
-bits (``tests/gpu/test_batch_invariance.py``).
+cuBLAS chooses an algorithm by the number of rows, and some of its algorithms split a row's sum. Here the number of rows
+chooses between two tiles only, and a sum is never split: each program adds up the whole depth for its tile, in steps of
+the tensor core's instruction. On compute capability 9.0 that is one instruction for both tiles (``wgmma``), and they
+give the same bits (``tests/gpu/test_batch_invariance.py``).
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ class ProductTile:
     rows: int
     columns: int
     depth: int
-    """Of the products that are in shared memory at once."""
+    """Inputs that a step of the loop multiplies."""
     warps: int
     stages: int
+    masked: bool = True
+    """Whether rows and columns that do not exist are left out, not read as the last ones."""
 
 
 FEW_ROWS = ProductTile(64, 32, 128, 4, 6)
 """For decoding: a weight is read as fast as memory gives it, by enough programs to fill the card."""
-MANY_ROWS = ProductTile(128, 128, 64, 4, 4)
+MANY_ROWS = ProductTile(128, 128, 64, 4, 4, masked=False)
 """For prompts: tensor cores are kept busy."""
 _MOST_FEW = 256
 """Rows up to which the tile of few is faster on an H100: a matrix of 4,096 columns has only 32 tiles of the other."""
@@ -84,7 +86,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Product
     programs = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
     _product_kernel[(programs,)](
         x, weight, out if bias is None else bias, out, rows, columns, depth,
-        HAS_BIAS=bias is not None, WHOLE=depth % tile.depth == 0, FEW=rows <= _MOST_FEW, GROUP=_GROUP,
+        HAS_BIAS=bias is not None, WHOLE=depth % tile.depth == 0, MASKED=tile.masked, GROUP=_GROUP,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
@@ -99,13 +101,13 @@ def _tile(dtype: torch.dtype, rows: int) -> ProductTile:
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x, weight, bias, out, rows, columns, depth,
-    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, FEW: tl.constexpr, GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of the result.
 
-    ``WHOLE``: the depth is a multiple of ``DEPTH``. ``FEW``: most rows of the tile may be nobody's, and are not read;
-    otherwise the last row is read in their place, which takes no masks.
+    ``WHOLE``: the depth is a multiple of ``DEPTH``. ``MASKED``: rows beyond the last one, which are most of a tile
+    where rows are few, are not read; otherwise the last row is read in their place.
     """
     row_tiles, column_tiles = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
     group = tl.program_id(0) // (GROUP * column_tiles)
@@ -114,7 +116,7 @@ def _product_kernel(
     row = (group * GROUP + rank % in_group) * ROWS + tl.arange(0, ROWS)
     column = rank // in_group * COLUMNS + tl.arange(0, COLUMNS)
     asked, held = (row < rows)[:, None], (column < columns)[:, None]
-    if not FEW:
+    if not MASKED:
         asked, held = True, True
         left = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * depth
         right = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth
@@ -123,7 +125,7 @@ def _product_kernel(
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, depth, DEPTH):
         deep = (begin + tl.arange(0, DEPTH))[None, :]
-        if WHOLE and not FEW:
+        if WHOLE and not MASKED:
             a, b = tl.load(left + deep), tl.load(right + deep)
         else:
             inside = WHOLE | (deep < depth)

@@ -46,7 +46,7 @@ def prepare_weights(
     if batch_invariant:
         from inflight.engine.cuda.invariant import use_invariant_products
 
-        log.info("%d products do not depend on the number of rows", use_invariant_products(model))
+        log.info("%d linears use products that do not depend on the number of rows", use_invariant_products(model))
 
 
 def _prepare_quantized(
@@ -67,7 +67,8 @@ def _prepare_quantized(
     if more + rest > free and batch_invariant:
         raise DeploymentError(
             "engine.batch_invariant needs the weights of {} linears decoded, which take {:.1f} MiB more; {:.1f} MiB "
-            "are free, and the KV cache, steps and a draft model need {:.1f} MiB".format(*told)
+            "are free, and the KV cache, steps and a draft model need {:.1f} MiB: lower kv_cache.memory_fraction or "
+            "kv_cache.tokens, or serve the checkpoint that is not quantized".format(*told)
         )
     if more + rest > free:
         log.warning(
@@ -130,4 +131,4 @@ def require_invariance(device: torch.device, candidates: int) -> None:
             "guesses are attended to in another order"
         )
     if not has_compiler():
-        raise DeploymentError("engine.batch_invariant needs Triton's compiler: it is our kernels that hold it")
+        raise DeploymentError("engine.batch_invariant needs Triton's compiler, for its own products and attention")

@@ -16,9 +16,9 @@ import numpy as np
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
 ABI = 6
 INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "amx")
-"""AMX must be asked for by name, since no processor has run its kernels."""
+"""Best first, but for AMX: it must be asked for by name, since no processor has run its kernels."""
 _LEAST_GAIN = 0.75
-"""Multiply-adds of bfloat16 for each of float32 in the same time, below which they are not worth having."""
+"""The speed of products of bfloat16 divided by that of float32's, below which they are not worth having."""
 _MESSAGE_BYTES = 256
 
 

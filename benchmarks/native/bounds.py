@@ -13,6 +13,8 @@ from benchmarks.checkpoints import Shape
 from benchmarks.native.probe import Number, Roofs
 
 _BYTES: dict[Number, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+_SCALE = 2
+"""Bytes beside each head of a token in a cache in INT8."""
 PHASES = ("qkv", "attention", "output", "gate_up", "down", "logits")
 """The phases that have a bound; the others read no weights and no cache."""
 
@@ -45,7 +47,8 @@ class Types:
     def multiplied(self, dots: bool) -> tuple[Number, Number]:
         """Return what products with weights, and those of attention, multiply; ``dots``: there are ones of bfloat16.
 
-        Where there are none, bfloat16 is widened and multiplied in float32. A float32 cache is never rounded.
+        Where there are none, bfloat16 is widened and multiplied in float32. A float32 cache is never rounded. Keys in
+        INT8 are multiplied as integers, and values are not; the bound counts both as if they were not.
         """
         halves: Number = "bfloat16" if dots else "float32"
         weights = halves if self.weights == "bfloat16" else self.weights
@@ -110,7 +113,8 @@ def work_of(
         for name, size in sizes.items()
     }
     keys = load.start + load.tokens
-    read = 2 * shape.layers * load.streams * keys * shape.kv_heads * head_dim * _BYTES[types.cache]
+    of_head = head_dim * _BYTES[types.cache] + _SCALE * (types.cache == "int8")
+    read = 2 * shape.layers * load.streams * keys * shape.kv_heads * of_head
     pairs = load.tokens * load.start + load.tokens * (load.tokens + 1) // 2  # of a query and a key
     work["attention"] = Work(read, 2 * shape.layers * load.streams * pairs * shape.heads * head_dim, of_attention)
     head = shape.hidden, shape.vocab

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -33,17 +33,28 @@ SHAPES = SMALL_SHAPES | LARGE_SHAPES
 _CONTEXTS, _PARTS = (128, 1024, 4096), ("phases", "options")
 _OUTPUT_TOKENS = 32
 """Of each answer, where engines are compared."""
+
+
+def _of_cache(cache: str | None) -> str:
+    return f"-kv-{cache}" if cache else ""
+
+
+def _of_context(context: int) -> str:
+    return "" if context == _CONTEXTS[0] else f"-context-{context}"
+
+
 _PAGE = Page(
     "The native step",
     "Where the time of a step of the CPU's native kernels goes, beside what the machine could do; then what options "
-    'and commits bring, where they were measured. Written by `make bench ARGS="native --output docs/results/native"`; '
-    "[the documentation](../../benchmarks.md#native) says how.",
+    'and commits bring, where they were measured. Written by `make bench ARGS="native --output FOLDER"`, with a folder '
+    "for each kind of machine; [the documentation](../../benchmarks.md#native) says how.",
     [
         *(
-            f"phases-{shape}-{weights}{'' if context == _CONTEXTS[0] else f'-context-{context}'}"
+            f"phases-{shape}-{weights}{_of_cache(cache)}{_of_context(context)}"
             for shape in SHAPES
             for context in _CONTEXTS
             for weights in NUMBERS
+            for cache in (None, *NUMBERS)
         ),
         *(f"{kind}-{shape}" for kind in ("options", "commits") for shape in SHAPES),
     ],
@@ -65,13 +76,16 @@ class _Run:
     under: Sequence[str]
     folder: Path
     """Of checkpoints."""
+    cache: Number | None = None
+    """The type of the KV cache; None: bfloat16, and float32 beside weights in float32."""
 
     def phases(self, weights: Number, sampling: Sampling) -> Result:
         """Measure the phases of the steps of all loads."""
         from benchmarks.native.phases import NativeSteps, cache_tokens
         from benchmarks.native.report import phases_result
 
-        types = Types(weights, "float32" if weights == "float32" else "bfloat16")
+        usual: Number = "float32" if weights == "float32" else "bfloat16"
+        types = Types(weights, self.cache or usual)
         loads = [*(Load(count, self.context, 1) for count in self.streams), Load(1, 0, self.prefill)]
         best, many = self.instruction_sets[0], "s" * (self.threads > 1)
         probe = Probe(best, self.threads, self.folder / "native")
@@ -81,7 +95,7 @@ class _Run:
         for load in loads:
             console.print(f"{self.shape.name}, weights in {weights}: {load.name}")
             times.append(steps.measure(load, probe, sampling))
-        suffix = "" if self.context == _CONTEXTS[0] else f"-context-{self.context}"
+        suffix = _of_cache(self.cache) + _of_context(self.context)
         machine = f"kernels for {best} and {self.threads} thread{many}"
         return phases_result(
             f"phases-{self.shape.name}-{weights}{suffix}", self.shape, types, machine, self.rounds, times
@@ -112,21 +126,25 @@ def native(
     rounds: Annotated[int, typer.Option(min=1, help="How often all is measured.")] = 5,
     instruction_set: Annotated[str | None, typer.Option(help="The best that the processor has by default.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; what the engine would choose.")] = None,
+    kv_cache: Annotated[
+        str | None, typer.Option(help=f"{', '.join(NUMBERS)}, of the phases; bfloat16, or float32 with such weights.")
+    ] = None,
     under: Annotated[str, typer.Option(help="Run each engine of the comparisons under a command.")] = "",
     checkpoints: Annotated[Path, typer.Option(help="Where checkpoints are, or are made.")] = FOLDER,
     output: Output = None,
 ) -> None:
     """Measure the native step's phases beside the machine's own limits, and what options or commits bring."""
-    _check(model, weights or (), part or (), context)
+    _check(model, weights or (), part or (), context, kv_cache)
     with one_line_errors(console):
         sets = _instruction_sets(instruction_set)
     run = _Run(
         SHAPES[model], context, streams or [1, 8, 32], prefill, rounds, sets, threads or cpu_threads(native=True),
-        shlex.split(under), checkpoints,
+        shlex.split(under), checkpoints, cast("Number | None", kv_cache),
     )  # fmt: skip
     words = [f"native --model {model}", f"--context {context}", *(f"--streams {one}" for one in streams or ())]
     words += [f"--prefill {prefill} --rounds {rounds}", *([f"--instruction-set {sets[0]}"] if instruction_set else [])]
     words += [f"--threads {threads}"] if threads else []
+    words += [f"--kv-cache {kv_cache}"] if kv_cache else []
     if commit:
         command = command_line(*words, *(f"--commit {one}" for one in commit))
         report_results(lambda: [_commits(run, commit)], command, output, _PAGE)
@@ -141,13 +159,14 @@ def native(
         report_results(lambda: [_options(run)], command_line(*words, "--part options"), output, _PAGE)
 
 
-def _check(model: str, weights: Sequence[str], parts: Sequence[str], context: int) -> None:
+def _check(model: str, weights: Sequence[str], parts: Sequence[str], context: int, cache: str | None) -> None:
     """
     Raises:
         typer.BadParameter: an option has no such value.
     """
     choices = [("--model", model, tuple(SHAPES)), ("--context", context, _CONTEXTS)]
     choices += [("--weights", one, get_args(Number)) for one in weights]
+    choices += [("--kv-cache", cache, get_args(Number))] if cache else []
     choices += [("--part", one, _PARTS) for one in parts]
     for option, value, allowed in choices:
         if value not in allowed:

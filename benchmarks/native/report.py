@@ -40,6 +40,8 @@ def phases_result(
         f"time that their bounds add up to: {'; '.join(whole)}. {_largest_gaps(times)}"
     )
     title = f"Phases of a native step, {shape.name}, weights in {_WORDS[types.weights]}"
+    usual = "float32" if types.weights == "float32" else "bfloat16"
+    title += f", KV cache in {_WORDS[types.cache]}" if types.cache != usual else ""
     return Result(name, title, finding, [row for one in times for row in _rows(one)], _picture(times), _CAVEAT)
 
 

@@ -142,11 +142,25 @@ def test_the_command_writes_the_phases_of_each_load(weights: Number, tiny: list[
     assert (tmp_path / "results/README.md").is_file()
 
 
+@needs_library
+def test_the_phases_of_another_cache_have_files_of_their_own(tiny: list[str], tmp_path: Path) -> None:
+    options = ["--part", "phases", "--weights", "bfloat16", "--kv-cache", "int8", "--output", "results"]
+    done = CliRunner().invoke(bench, [*tiny, *options])
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / f"results/phases-{TINY.name}-bfloat16-kv-int8.json").read_text())
+    assert "--kv-cache int8" in record["command"]
+    assert record["title"].endswith("weights in bfloat16, KV cache in INT8")
+    read = [row["MB"] for row in record["rows"] if row["phase"] == "attention"]
+    per_head = TINY.hidden // TINY.heads + 2
+    assert read[0] == pytest.approx(2 * TINY.layers * 129 * TINY.kv_heads * per_head / 1e6, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--model", "7T"], "'7T' is not one of 6.8M, 125M"),
         (["--weights", "int2"], "'int2' is not one of float32"),
+        (["--kv-cache", "int2"], "'int2' is not one of float32"),
         (["--part", "all"], "'all' is not one of phases, options"),
         (["--context", "5"], "5 is not one of 128, 1024, 4096"),
     ],

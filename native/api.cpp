@@ -34,6 +34,12 @@ bool has_tiles() {
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kNeeded) == kNeeded;
 }
 
+// Whether this processor converts float16, as all with AVX2 do that have been built. Not all compilers know its name.
+bool has_float16() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
 // Whether the system lets this process use the tiles of AMX. A process must ask, because the system then has more to save
 // for each of its threads.
 bool may_use_tiles() {
@@ -45,7 +51,7 @@ bool may_use_tiles() {
 // The kernels of an instruction set; null where this processor has it not.
 const Kernels* find(const char* name) {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_float16();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");

@@ -30,11 +30,11 @@ _FLAGS = (
     "-falign-loops=32 -Wall -Wextra -Wno-unused-function"
 ).split()
 _LINK = "-shared -pthread -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL".split()
-_AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma".split()
+_AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c".split()
 _AVX512_VNNI = [*_AVX512, "-mavx512vnni"]
 _AVX512_BF16 = [*_AVX512_VNNI, "-mavx512bf16"]
 _TARGETS = {
-    "avx2.cpp": "-mavx2 -mfma".split(),
+    "avx2.cpp": "-mavx2 -mfma -mf16c".split(),
     "avx512.cpp": _AVX512,
     "avx512_vnni.cpp": _AVX512_VNNI,
     "avx512_bf16.cpp": _AVX512_BF16,

@@ -84,17 +84,16 @@ struct Isa {
   static F from_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
   }
-  static F from_e4m3(const uint8_t* p) {  // by way of float32, whose exponents have another bias
-    I bits = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), 20);
-    bits = _mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0x87f00000));
-    F value = _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_castsi256_ps(_mm256_set1_epi32(0x7b800000)));  // 2^120
+  static F from_e4m3(const uint8_t* p) {
+    const F value = from_finite_e4m3(p);
     F size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), value);
     return _mm256_or_ps(value, _mm256_cmp_ps(size, _mm256_set1_ps(448.0f), _CMP_GT_OQ));  // all ones are NaN
   }
-  static F from_finite_e4m3(const uint8_t* p) {  // bytes that are no NaN
-    const I bits = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), 20);
-    const I masked = _mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0x87f00000));
-    return _mm256_mul_ps(_mm256_castsi256_ps(masked), _mm256_castsi256_ps(_mm256_set1_epi32(0x7b800000)));  // 2^120
+  // Bytes that are no NaN, by way of float16, whose exponents have another bias: a product of subnormal floats, which
+  // float32 would make of small ones, takes Intel's processors a hundred cycles.
+  static F from_finite_e4m3(const uint8_t* p) {
+    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p)), 7);
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16((int16_t)0xbf80))), _mm256_set1_ps(256.0f));
   }
   // The largest power of two that is not above |x|; zero where x is subnormal, infinity where it is not finite.
   static F power_below(F x) {

@@ -99,19 +99,17 @@ struct Isa {
   static F from_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
   }
-  static F from_e4m3(const uint8_t* p) {  // by way of float32, whose exponents have another bias
-    I byte = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-    I sign = _mm512_slli_epi32(_mm512_and_si512(byte, _mm512_set1_epi32(0x80)), 24);
-    I rest = _mm512_slli_epi32(_mm512_and_si512(byte, _mm512_set1_epi32(0x7f)), 20);
-    F value = _mm512_mul_ps(_mm512_castsi512_ps(rest), _mm512_castsi512_ps(_mm512_set1_epi32(0x7b800000)));  // 2^120
-    __mmask16 nan = _mm512_cmpeq_epi32_mask(rest, _mm512_set1_epi32(0x7f << 20));
-    value = _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
-    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
+  static F from_e4m3(const uint8_t* p) {
+    const F value = from_finite_e4m3(p);
+    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_abs_ps(value), _mm512_set1_ps(448.0f), _CMP_GT_OQ);
+    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
   }
-  static F from_finite_e4m3(const uint8_t* p) {  // bytes that are no NaN
-    const I bits = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), 20);
-    const I masked = _mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0x87f00000));
-    return _mm512_mul_ps(_mm512_castsi512_ps(masked), _mm512_castsi512_ps(_mm512_set1_epi32(0x7b800000)));  // 2^120
+  // Bytes that are no NaN, by way of float16, whose exponents have another bias: a product of subnormal floats, which
+  // float32 would make of small ones, takes Intel's processors a hundred cycles.
+  static F from_finite_e4m3(const uint8_t* p) {
+    const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16((int16_t)0xbf80));
+    return _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0f));
   }
   // The largest power of two that is not above |x|; zero where x is subnormal, infinity where it is not finite.
   static F power_below(F x) {

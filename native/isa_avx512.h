@@ -104,8 +104,8 @@ struct Isa {
     const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_abs_ps(value), _mm512_set1_ps(448.0f), _CMP_GT_OQ);
     return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
   }
-  // Bytes that are no NaN, by way of float16, whose exponents have another bias: a product of subnormal floats, which
-  // float32 would make of small ones, takes Intel's processors a hundred cycles.
+  // Bytes that are no NaN, by way of float16, whose exponents have another bias. Shifted straight into float32, small
+  // values would be subnormal, and multiplying those takes Intel's processors a hundred cycles.
   static F from_finite_e4m3(const uint8_t* p) {
     const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
     const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16((int16_t)0xbf80));

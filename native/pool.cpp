@@ -70,7 +70,7 @@ bool Pool::take(int thread) {
   } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
   try {
     call_(context_, first_ + (int)(state & kMask), thread);
-  } catch (...) {  // the caller waits for all threads, since they use what it has
+  } catch (...) {  // the caller waits for all, since tasks use its stack
     const std::lock_guard lock(failing_);
     if (!failure_) failure_ = std::current_exception();
   }
@@ -80,7 +80,7 @@ bool Pool::take(int thread) {
 
 void Pool::work(int thread) {
   while (true) {
-    // It is read before the rest: a change that comes later is not waited for.
+    // `seen` is read first: if the state changes after that, the wait below ends at once.
     const uint64_t seen = state_.load(std::memory_order_acquire);
     if (closing_.load(std::memory_order_acquire)) return;
     if (take(thread)) continue;

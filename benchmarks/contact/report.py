@@ -17,9 +17,9 @@ from benchmarks.contact.table import number_text, predictions
 _HEAD = """# Measured on a GPU
 
 What `make gpu-contact` measured, by machine and commit; [predictions](../README.md) are for an H200. The model has the
-shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did not end well or
-was skipped, or a result that is not as it must be. The `.jsonl` files have all results, those of details too; `make
-gpu-report` writes this page.
+shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did not end well or was skipped, or a result
+that is not as it must be. The `.jsonl` files have all results, those of details too; `make gpu-report` writes this
+page.
 """
 
 

@@ -48,7 +48,7 @@ class Types:
         """Return what products with weights, and those of attention, multiply; ``dots``: there are ones of bfloat16.
 
         Where there are none, bfloat16 is widened and multiplied in float32. A float32 cache is never rounded. Keys in
-        INT8 are multiplied as integers, and values are not; the bound counts both as if they were not.
+        INT8 are multiplied as integers, and values are not; the bound counts both as products of floats.
         """
         halves: Number = "bfloat16" if dots else "float32"
         weights = halves if self.weights == "bfloat16" else self.weights

@@ -42,6 +42,8 @@ def phases_result(
     title = f"Phases of a native step, {shape.name}, weights in {_WORDS[types.weights]}"
     usual = "float32" if types.weights == "float32" else "bfloat16"
     title += f", KV cache in {_WORDS[types.cache]}" if types.cache != usual else ""
+    contexts = [one.load.start for one in times if one.load.start]
+    title += f", behind {contexts[0]:,} tokens" if contexts else ""
     return Result(name, title, finding, [row for one in times for row in _rows(one)], _picture(times), _CAVEAT)
 
 

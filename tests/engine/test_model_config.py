@@ -18,6 +18,7 @@ from inflight.engine.models.config import read_model_config
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, greedy, reference
 from tests.engine.support.driving import ask, load, run
+from tests.engine.support.native import SETS
 from tests.support.tables import each_row
 
 Json = dict[str, Any]
@@ -184,6 +185,7 @@ def test_values_of_another_kind_are_refused_by_name(name: str, change: Json, pro
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.skipif(not SETS, reason="the native step was not built")
 @pytest.mark.parametrize("window", [2**32 - 1, 2**32 - 1024, 2**80])
 def test_a_window_longer_than_any_context_is_none(window: int, tmp_path: Path) -> None:
     """Some files mean no window by the largest number that they can have; a 32-bit integer would make it negative."""

@@ -23,9 +23,11 @@ def test_the_pool_and_the_buffers(sanitizer: str, most: int, tmp_path: Path) -> 
     if compiler is None:
         pytest.skip("no C++ compiler is installed")
     program = tmp_path / "pool"
-    options = ["-std=c++20", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}", "-I", str(SOURCES)]
+    options = ["-std=c++20", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     files = [str(ROOT / "tests/engine/native/pool.cpp"), str(SOURCES / "pool.cpp")]
-    subprocess.run([compiler, *options, *files, "-o", str(program)], check=True, capture_output=True)
+    command = [compiler, *options, "-I", str(SOURCES), *files, "-o", str(program)]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
     refusing = {"ASAN_OPTIONS": "allocator_may_return_null=1", "TSAN_OPTIONS": "allocator_may_return_null=1"}
     done = subprocess.run([program, str(most)], env=os.environ | refusing, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

@@ -230,7 +230,9 @@ def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str, head_d
     if data.get("original_max_position_embeddings"):
         rope.setdefault("original_max_position_embeddings", data["original_max_position_embeddings"])
     for name, kind_of in _OF_ROPE.items():
-        _given(rope, name, None, kind_of)
+        value = _given(rope, name, None, kind_of)
+        if type(value) is int:
+            rope[name] = float(value)  # PyTorch takes no integers of more than 64 bits
     share = _given(rope, "partial_rotary_factor", _given(data, "partial_rotary_factor", 1.0, _NUMBER), _NUMBER)
     if share > 1 or int(head_dim * share) % 2 or not int(head_dim * share):
         raise DeploymentError(
@@ -238,4 +240,5 @@ def _rope(architecture: Architecture, data: Mapping[str, Any], kind: str, head_d
             "their product an even number"
         )
     rope["partial_rotary_factor"] = share
+    rope["rope_theta"] = float(rope["rope_theta"])
     return rope

@@ -58,11 +58,14 @@ class NativeModel:
         for layer, which, norm in _norms(model):
             gain = norm.gain().contiguous()
             call("inflight_set_norm", self._handle, layer, which, gain.data_ptr())
-        for layer, which, linear in _linears(model):
+        for number, (layer, which, linear) in enumerate(_linears(model)):
             try:
                 self._take(layer, which, linear, weights == "int8")
-            except NativeError as error:  # PyTorch cannot compute what has given up a part of its weights
-                raise DeploymentError(f"the native step cannot take the weights of layer {layer}: {error}") from None
+            except NativeError as error:
+                if number == 0:
+                    raise
+                # PyTorch cannot compute a model that has given up a part of its weights.
+                raise DeploymentError(f"{error}; engine.cpu_step: pytorch can") from None
 
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""

@@ -23,7 +23,7 @@ def native_model(
 
     Raises:
         DeploymentError: they name an instruction set, or a type of weights, and the library cannot compute the model
-            with that.
+            with that; or the library refuses a weight when it has taken others.
     """
     try:
         return _load(model, device, wanted, threads, weights)

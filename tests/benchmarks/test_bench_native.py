@@ -164,6 +164,8 @@ def test_the_phases_of_another_cache_have_files_of_their_own(tiny: list[str], tm
         (["--model", "7T"], "'7T' is not one of 6.8M, 125M"),
         (["--weights", "int2"], "'int2' is not one of float32"),
         (["--kv-cache", "int2"], "'int2' is not one of float32"),
+        (["--kv-cache", "int8", "--part", "options"], "it is of the phases, which are not measured"),
+        (["--kv-cache", "int8", "--commit", "HEAD"], "it is of the phases, which are not measured"),
         (["--part", "all"], "'all' is not one of phases, options"),
         (["--context", "5"], "5 is not one of 128, 1024, 4096"),
     ],

@@ -30,4 +30,6 @@ def test_the_pool_and_the_buffers(sanitizer: str, most: int, tmp_path: Path) -> 
     assert made.returncode == 0, made.stderr
     refusing = {"ASAN_OPTIONS": "allocator_may_return_null=1", "TSAN_OPTIONS": "allocator_may_return_null=1"}
     done = subprocess.run([program, str(most)], env=os.environ | refusing, capture_output=True, text=True, timeout=240)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("this compiler's sanitizer cannot run with the addresses that this system chooses")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

@@ -92,12 +92,15 @@ struct Cut {
   static constexpr bool kIntegers = type == inflight::kInt8;
   // Keys in bfloat16 are transposed by pairs and widened after that, which halves the shuffles.
   static constexpr bool kPairs = !Half && type == inflight::kBfloat16;
+  // The elements that a lane of a transposed vector has, and the vectors of operands that are made of it.
+  static constexpr int kUnit = kIntegers ? 4 : kPairs ? 2 : Operand<Half>::kUnit;
+  static constexpr int kSplit = kIntegers || kPairs ? 2 : 1;
   using Query = std::conditional_t<kIntegers, int16_t, T>;
   const AttendTask& task;
   int rows, wide;
   Query* queries;        // [rows][wide]
   float* query_factors;  // [rows], kInt8: what the integers are multiples of
-  T* key_panel;          // [wide][kPanel], by units
+  T* key_panel;          // [wide][kPanel], by units; kInt8: by pairs of words, which lie two elements apart
   T* value_panels;       // [wide / kPanel][kCut][kPanel], by units
   T* stored;             // [2][wide]: rows of the cache
   T* weights;            // [rows][kCut]
@@ -124,6 +127,9 @@ struct Cut {
     for (int row = 0; row < rows; row++) load_query(row);
   }
 
+  // Where an element of a query in integers is: with the one that lies two apart, as in `key_panel`.
+  static int place_of(int k) { return (k & ~3) + (k % 2) * 2 + k % 4 / 2; }
+
   void load_query(int row) {
     const float* query = task.queries + row / task.group * task.token_stride + row % task.group * task.dim;
     Query* to = queries + (size_t)row * wide;
@@ -137,7 +143,7 @@ struct Cut {
       const bool finite = nothing == 0.0f;  // a NaN cannot be converted to an integer; the factor has it
       const float by = largest > 0.0f && finite ? std::min(32767.0f / largest, FLT_MAX) : 0.0f;
       for (int k = 0; k < task.dim; k++)
-        to[k] = finite ? (int16_t)std::clamp(std::nearbyint(query[k] * by), -32767.0f, 32767.0f) : 0;
+        to[place_of(k)] = finite ? (int16_t)std::clamp(std::nearbyint(query[k] * by), -32767.0f, 32767.0f) : 0;
     } else {
       int k = 0;
       for (; k + kLanes <= task.dim; k += kLanes) put(to + k, Isa::load(query + k));
@@ -147,9 +153,9 @@ struct Cut {
     }
   }
 
-  // A vector of a stored row: units in the type that it is multiplied in, or pairs in bfloat16.
+  // A vector of a stored row: units in the type that it is multiplied in, or elements as they are stored.
   static I units(const char* from) {
-    if constexpr (type == inflight::kBfloat16) return Isa::load_int((const int32_t*)from);
+    if constexpr (type == inflight::kBfloat16 || kIntegers) return Isa::load_int((const int32_t*)from);
     if constexpr (!Half) return Isa::bits(widen<type>(from));
     alignas(64) T both[2 * kLanes];
     put(both, widen<type>(from));
@@ -161,7 +167,12 @@ struct Cut {
   static void store_columns(I (&part)[kLanes], int32_t* to) {
     Isa::transpose(part);
     for (int i = 0; i < kLanes; i++) {
-      if constexpr (kPairs) {
+      if constexpr (kIntegers) {
+        I first, second;
+        Isa::split_bytes(part[i], first, second);
+        Isa::store_int(to + 2 * i * kPanel, first);
+        Isa::store_int(to + (2 * i + 1) * kPanel, second);
+      } else if constexpr (kPairs) {
         F first, second;
         Isa::split_pairs(part[i], first, second);
         Isa::store((float*)to + 2 * i * kPanel, first);
@@ -174,7 +185,7 @@ struct Cut {
 
   // A panel of the keys from `begin` on; those from `last` on stand for the one before, since `weigh` leaves them out.
   void pack_keys(int begin, int last) {
-    constexpr int unit = kPairs ? 2 : Operand<Half>::kUnit, step = kLanes * unit, size = inflight::bytes_of(type);
+    constexpr int step = kLanes * kUnit, size = inflight::bytes_of(type);
     const char* keys = (const char*)task.cache.keys;
     const int32_t* slots = task.slots;
     const int dim = task.dim, whole = dim / step * step;
@@ -185,7 +196,7 @@ struct Cut {
         fetch(keys + (ptrdiff_t)slots[std::min(begin + at + i + kPanel, last - 1)] * dim * size, dim * size);
       }
       int32_t* to = (int32_t*)key_panel + at;
-      for (int k = 0; k < whole; k += step, to += kLanes * kPanel * (kPairs ? 2 : 1)) {
+      for (int k = 0; k < whole; k += step, to += kLanes * kPanel * kSplit) {
         I part[kLanes];
         for (int i = 0; i < kLanes; i++) part[i] = units(from[i] + k * size);
         store_columns(part, to);
@@ -282,49 +293,28 @@ struct Cut {
 
   // The same of keys in INT8, whose products are exact sums of integers, so that any order is the same.
   void score_integers(int begin, int end, int last) {
-    const int8_t* keys = (const int8_t*)task.cache.keys;
-    for (int key = begin; key < end; key += kLanes) {
-      const int8_t* from[kLanes];
-      for (int i = 0; i < kLanes; i++) {
-        from[i] = keys + (ptrdiff_t)task.slots[std::min(key + i, last - 1)] * task.dim;
-        fetch(keys + (ptrdiff_t)task.slots[std::min(key + i + kFetched, last - 1)] * task.dim, task.dim);
-      }
-      const F factors = Isa::load(key_factors + key % kCut);
-      for_tiles<kRows>(rows, [&](auto size, int row) {
+    for (int key = begin; key < end; key += kPanel) {
+      pack_keys(key, last);
+      const float* factors = key_factors + key % kCut;
+      for_tiles<Isa::kIntegerRows>(rows, [&](auto size, int row) {
         constexpr int R = decltype(size)::value;
-        I sums[R][kLanes];
-        for (int i = 0; i < kLanes; i++) score_key<R>(from[i], queries + (size_t)row * wide, &sums[0][i]);
+        const ptrdiff_t stride = wide * sizeof(Query);
+        const Operands in{(const char*)queries + row * stride, stride, nullptr, (const char*)key_panel, 0, task.dim, 0};
+        I sums[R][kVectors];
+        for (auto& of_row : sums)
+          for (I& sum : of_row) sum = Isa::set_int(0);
+        for (int k = 0; k < task.dim; k += 4) {
+          IntegerProducts<Words<false>>::add_unit<R, 1>(in, in.weights, in.rows, k, sums);
+          IntegerProducts<Words<false>>::add_unit<R, 1>(in, in.weights, in.rows, k + 2, sums);
+        }
         for (int r = 0; r < R; r++) {
-          Isa::transpose(sums[r]);
-          I sum = sums[r][0];
-          for (int i = 1; i < kLanes; i++) sum = Isa::add_int(sum, sums[r][i]);
-          Isa::store(scores + (size_t)(row + r) * kCut + key % kCut,
-                     Isa::mul(Isa::mul(Isa::to_float(sum), Isa::set(query_factors[row + r])), factors));
+          const F factor = Isa::set(query_factors[row + r]);
+          for (int v = 0; v < kVectors; v++)
+            Isa::store(scores + (size_t)(row + r) * kCut + key % kCut + v * kLanes,
+                       Isa::mul(Isa::mul(Isa::to_float(sums[r][v]), factor), Isa::load(factors + v * kLanes)));
         }
       });
     }
-  }
-
-  // Vectors that add up to the products of a key and R queries, each kLanes vectors from the next.
-  template <int R>
-  void score_key(const int8_t* key, const int16_t* query, I* to) const {
-    constexpr int step = 2 * kLanes;
-    I sums[R];
-    for (I& sum : sums) sum = Isa::set_int(0);
-    auto add = [&](const int8_t* part, int k) {
-      const I words = Isa::words(part);
-      for (int r = 0; r < R; r++) {
-        const I other = Isa::load_int((const int32_t*)(query + r * wide + k));
-        sums[r] = Isa::add_int(sums[r], Isa::multiply_words(words, other));
-      }
-    };
-    int k = 0;
-    for (; k + step <= task.dim; k += step) add(key + k, k);
-    if (k < task.dim) {
-      int8_t padded[step] = {};
-      add((const int8_t*)memcpy(padded, key + k, task.dim - k), k);
-    }
-    for (int r = 0; r < R; r++) to[r * kLanes] = sums[r];
   }
 
   // Turns a row's scores of the keys that its token attends to into weights; all others from `begin` to `end` are zero.

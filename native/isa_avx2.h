@@ -119,9 +119,13 @@ struct Isa {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;
   }
-  // Words of as many bytes, and the sums of the products of pairs of words.
+  // Words of as many bytes.
   static I words(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
-  static I multiply_words(I a, I b) { return _mm256_madd_epi16(a, b); }
+  // Words of every second byte, from the first and from the second on.
+  static void split_bytes(I bytes, I& first, I& second) {
+    first = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+    second = _mm256_srai_epi16(bytes, 8);
+  }
   static I bits(F x) { return _mm256_castps_si256(x); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
   static I spread(const void* p) {  // four bytes to all lanes
@@ -131,7 +135,9 @@ struct Isa {
   }
   // Integers as they are stored to what add_products takes.
   static I load_weights(const int8_t* p) { return words(p); }
-  static I add_products(I sums, I weights, I inputs) {
+  static I add_products(I sums, I weights, I inputs) { return add_word_products(sums, weights, inputs); }
+  // Adds the products of pairs of words.
+  static I add_word_products(I sums, I weights, I inputs) {
     return add_int(sums, _mm256_madd_epi16(weights, inputs));
   }
   // Keeps a vector in a register, where the compiler would read memory again for each use.

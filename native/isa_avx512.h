@@ -135,9 +135,13 @@ struct Isa {
     asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;
   }
-  // Words of as many bytes, and the sums of the products of pairs of words.
+  // Words of as many bytes.
   static I words(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-  static I multiply_words(I a, I b) { return _mm512_madd_epi16(a, b); }
+  // Words of every second byte, from the first and from the second on.
+  static void split_bytes(I bytes, I& first, I& second) {
+    first = _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8);
+    second = _mm512_srai_epi16(bytes, 8);
+  }
   static I bits(F x) { return _mm512_castps_si512(x); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static I spread(const void* p) {  // four bytes to all lanes
@@ -152,9 +156,16 @@ struct Isa {
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));  // in place, as in add_int
     return sums;
   }
+  // Adds the products of pairs of words.
+  static I add_word_products(I sums, I weights, I inputs) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
+    return sums;
+  }
 #else
   static I load_weights(const int8_t* p) { return words(p); }
-  static I add_products(I sums, I weights, I inputs) {
+  static I add_products(I sums, I weights, I inputs) { return add_word_products(sums, weights, inputs); }
+  // Adds the products of pairs of words.
+  static I add_word_products(I sums, I weights, I inputs) {
     return add_int(sums, _mm512_madd_epi16(weights, inputs));
   }
 #endif

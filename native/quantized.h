@@ -34,19 +34,6 @@ struct AsE4m3 : AsFloats {
   }
 };
 
-// What is multiplied with inputs of 16 bits. `Stored`: bytes, else words; by pairs of inputs.
-template <bool Stored>
-struct Words {
-  static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
-  static int group(const Operands& in) { return in.group; }
-  static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : sizeof(int16_t)); }
-  static I load(const char* weights, int k, int vector) {
-    const char* from = weights + bytes(k) + bytes(kUnit) / kVectors * vector;
-    return Stored ? Isa::words((const int8_t*)from) : Isa::load_int((const int32_t*)from);
-  }
-  static I add(I sums, I weights, I inputs) { return Isa::add_int(sums, Isa::multiply_words(weights, inputs)); }
-};
-
 // INT4: a lane has four pairs of inputs.
 struct Nibbles : Words<true> {
   static constexpr int kStep = inflight::kNibbles;

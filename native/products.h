@@ -44,6 +44,7 @@ inline void store_sums(const Sums<R, P>& sums, float* to) {
 
 constexpr int kLine = 64;     // bytes of a line of the caches
 constexpr int kAhead = 4096;  // how many bytes of a panel the loads are ahead of the products
+constexpr int kFewTiles = 3;  // so few have such large parts of a chunk loaded that each spreads its own over its products
 
 // Has the processor load what follows kAhead bytes after `bytes` of P panels. Its own guess is good enough for a tile of one
 // row, which does little else than read.
@@ -52,6 +53,11 @@ inline void fetch_ahead(const char* weights, ptrdiff_t panel_stride, ptrdiff_t b
   for (int p = 0; R > 1 && p < P; p++)
     for (ptrdiff_t at = kAhead; at < kAhead + bytes; at += kLine)
       __builtin_prefetch(weights + p * panel_stride + at);
+}
+
+// Has the processor load memory while others are being multiplied.
+inline void fetch(const void* from, ptrdiff_t bytes) {
+  for (ptrdiff_t at = 0; at < bytes; at += kLine) __builtin_prefetch((const char*)from + at);
 }
 
 // Each kind of operands adds products to `sums`, floats [R][P * kPanel]. `FromMemory`: its weights are not in a cache yet.
@@ -71,6 +77,19 @@ struct FloatProducts {
       });
     }
     store_sums<R, P>(sums, to);
+  }
+
+  // The same, and has `bytes` from `next` on loaded, half of them in front of each half of its inputs.
+  template <int R>
+  static void add_loading(Operands in, float* to, const char* next, ptrdiff_t bytes) {
+    const int inputs = in.inputs, half = (inputs + 1) / 2;
+    for (int k = 0; k < inputs; k += half, next += bytes / 2) {
+      fetch(next, bytes / 2);
+      in.inputs = std::min(half, inputs - k);
+      add<R, 1>(in, to);
+      in.weights += half * kPanel * sizeof(float);
+      in.rows += half * sizeof(float);
+    }
   }
 
   // Adds the products of one input, whose weights `load` returns.
@@ -184,6 +203,24 @@ struct IntegerProducts {
 
   template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
+    add_groups<R, P>(in, to, [&](const char* weights) {
+      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride, Form::bytes(Form::kStep));
+    });
+  }
+
+  // The same, and has `bytes` from `next` on loaded, some of them with each turn of the loop.
+  template <int R>
+  static void add_loading(const Operands& in, float* to, const char* next, ptrdiff_t bytes) {
+    const int turns = (in.inputs + Form::kStep - 1) / Form::kStep;
+    const ptrdiff_t part = bytes / turns + 1;
+    add_groups<R, 1>(in, to, [&](const char*) {
+      for (ptrdiff_t at = 0; at < part; at += kLine, next += kLine) __builtin_prefetch(next);
+    });
+  }
+
+  // Calls `load` with the weights of each turn.
+  template <int R, int P, class Load>
+  static void add_groups(const Operands& in, float* to, Load load) {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
     for (int group = 0; group * size < in.inputs; group++) {
@@ -192,7 +229,7 @@ struct IntegerProducts {
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < size; k += Form::kStep) {
-        if (FromMemory) fetch_ahead<R, P>(weights + Form::bytes(k), in.panel_stride, Form::bytes(Form::kStep));
+        load(weights + Form::bytes(k));
         repeat<Form::kStep / Form::kUnit>([&](auto number) {
           add_unit<R, P>(in, weights, rows, k + number.value * Form::kUnit, sums);
         });
@@ -323,25 +360,6 @@ int multiply_few(const Product& product, int first, int last) {
   return first;
 }
 
-// Has the processor load memory while others are being multiplied.
-inline void fetch(const void* from, ptrdiff_t bytes) {
-  for (ptrdiff_t at = 0; at < bytes; at += kLine) __builtin_prefetch((const char*)from + at);
-}
-
-// A tile of floats that shares the loading of the next chunk with one other tile at the most. So its part is large, and it
-// has half of it loaded in front of each half of its inputs.
-template <int R>
-void add_fetching(Operands in, float* sums, const char* next, ptrdiff_t bytes) {
-  const int inputs = in.inputs, half = (inputs + 1) / 2;
-  for (int k = 0; k < inputs; k += half, next += bytes / 2) {
-    fetch(next, bytes / 2);
-    in.inputs = std::min(half, inputs - k);
-    FloatProducts::add<R, 1>(in, sums);
-    in.weights += half * kPanel * sizeof(float);
-    in.rows += half * sizeof(float);
-  }
-}
-
 // Many rows, in blocks that stay in the second cache while the panels go by.
 template <class Kind>
 void multiply_many(const Product& product, int count, int first, int last) {
@@ -356,7 +374,8 @@ void multiply_many(const Product& product, int count, int first, int last) {
       memset(sums, 0, (size_t)size * kPanel * sizeof(float));
       for (int input = 0; input < inputs; input += kInputs) {
         Operands in = product.operands(row, panel, input, std::min(kInputs, inputs - input));
-        // Each tile has a part of the next chunk loaded: all of it at once would wait for memory.
+        // Each tile has a part of the next chunk loaded: the products would wait for all of it at once, and memory would then
+        // idle while they are computed.
         const ptrdiff_t part = (offset_in_panel(product.weight, kInputs) / tiles + kLine - 1) / kLine * kLine;
         const char* next = in.weights + offset_in_panel(product.weight, kInputs);
         if (Kind::kDecodes) {
@@ -369,8 +388,8 @@ void multiply_many(const Product& product, int count, int first, int last) {
           tile.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
           constexpr int R = decltype(some)::value;
           const char* loaded = std::exchange(next, next + part);
-          if constexpr (Kind::kDecodes && std::is_same_v<typename Kind::Decoded, FloatProducts>)
-            if (tiles <= 2) return add_fetching<R>(tile, sums + at * kPanel, loaded, part);
+          if constexpr (Kind::kLoadsNext)
+            if (tiles <= kFewTiles) return Kind::Decoded::template add_loading<R>(tile, sums + at * kPanel, loaded, part);
           fetch(loaded, part);
           Kind::Decoded::template add<R, 1>(tile, sums + at * kPanel);
         });
@@ -402,6 +421,7 @@ struct AsFloats {
   using Decoded = FloatProducts;
   static constexpr int kFewRows = kRows;
   static constexpr bool kDecodes = false;
+  static constexpr bool kLoadsNext = false;  // whether tiles spread the loading of the next chunk where they are few
   static void decode(const Operands&, char*) {}
 };
 
@@ -414,7 +434,7 @@ struct AsWidened {
   using Stored = WidenedProducts;
   using Decoded = FloatProducts;
   static constexpr int kFewRows = kRows;
-  static constexpr bool kDecodes = true;
+  static constexpr bool kDecodes = true, kLoadsNext = true;
   static void decode(const Operands& in, char* to) {
     const uint16_t* from = (const uint16_t*)in.weights;
     float* out = (float*)to;
@@ -433,7 +453,7 @@ struct AsIntegers {
   using Stored = IntegerProducts<Form>;
   using Decoded = IntegerProducts<DecodedForm>;
   static constexpr int kFewRows = kRows;
-  static constexpr bool kDecodes = !std::is_same_v<Form, DecodedForm>;
+  static constexpr bool kDecodes = !std::is_same_v<Form, DecodedForm>, kLoadsNext = true;
   static void decode(const Operands& in, char* to) {
     const int size = Form::group(in);
     const char* from = in.weights;

@@ -92,15 +92,15 @@ struct Cut {
   static constexpr bool kIntegers = type == inflight::kInt8;
   // Keys in bfloat16 are transposed by pairs and widened after that, which halves the shuffles.
   static constexpr bool kPairs = !Half && type == inflight::kBfloat16;
-  // The elements that a lane of a transposed vector has, and the vectors of operands that are made of it.
-  static constexpr int kUnit = kIntegers ? 4 : kPairs ? 2 : Operand<Half>::kUnit;
-  static constexpr int kSplit = kIntegers || kPairs ? 2 : 1;
+  // The elements in each lane of a transposed vector, and the vectors of the panel that it becomes.
+  static constexpr int kLaneElements = kIntegers ? 4 : kPairs ? 2 : Operand<Half>::kUnit;
+  static constexpr int kLaneVectors = kIntegers || kPairs ? 2 : 1;
   using Query = std::conditional_t<kIntegers, int16_t, T>;
   const AttendTask& task;
   int rows, wide;
   Query* queries;        // [rows][wide]
   float* query_factors;  // [rows], kInt8: what the integers are multiples of
-  T* key_panel;          // [wide][kPanel], by units; kInt8: by pairs of words, which lie two elements apart
+  T* key_panel;          // [wide][kPanel], by units; kInt8: words [dim / 2][kPanel][2], a pair of elements k and k + 2
   T* value_panels;       // [wide / kPanel][kCut][kPanel], by units
   T* stored;             // [2][wide]: rows of the cache
   T* weights;            // [rows][kCut]
@@ -127,7 +127,7 @@ struct Cut {
     for (int row = 0; row < rows; row++) load_query(row);
   }
 
-  // Where an element of a query in integers is: with the one that lies two apart, as in `key_panel`.
+  // The place of element k in a query of integers: elements k and k + 2 form a pair, as in `key_panel`.
   static int place_of(int k) { return (k & ~3) + (k % 2) * 2 + k % 4 / 2; }
 
   void load_query(int row) {
@@ -185,7 +185,9 @@ struct Cut {
 
   // A panel of the keys from `begin` on; those from `last` on stand for the one before, since `weigh` leaves them out.
   void pack_keys(int begin, int last) {
-    constexpr int step = kLanes * kUnit, size = inflight::bytes_of(type);
+    constexpr int step = kLanes * kLaneElements, size = inflight::bytes_of(type);
+    // Both sides are rounded up from the same dimension: to whole steps what is written, to whole panels the memory.
+    static_assert(!kIntegers || step * sizeof(Query) <= kPanel * sizeof(T));
     const char* keys = (const char*)task.cache.keys;
     const int32_t* slots = task.slots;
     const int dim = task.dim, whole = dim / step * step;
@@ -196,7 +198,7 @@ struct Cut {
         fetch(keys + (ptrdiff_t)slots[std::min(begin + at + i + kPanel, last - 1)] * dim * size, dim * size);
       }
       int32_t* to = (int32_t*)key_panel + at;
-      for (int k = 0; k < whole; k += step, to += kLanes * kPanel * kSplit) {
+      for (int k = 0; k < whole; k += step, to += kLanes * kPanel * kLaneVectors) {
         I part[kLanes];
         for (int i = 0; i < kLanes; i++) part[i] = units(from[i] + k * size);
         store_columns(part, to);
@@ -291,7 +293,7 @@ struct Cut {
     }
   }
 
-  // The same of keys in INT8, whose products are exact sums of integers, so that any order is the same.
+  // The same for keys in INT8. Their products are integers, and the sums are exact, so their order does not matter.
   void score_integers(int begin, int end, int last) {
     for (int key = begin; key < end; key += kPanel) {
       pack_keys(key, last);
@@ -303,10 +305,8 @@ struct Cut {
         I sums[R][kVectors];
         for (auto& of_row : sums)
           for (I& sum : of_row) sum = Isa::set_int(0);
-        for (int k = 0; k < task.dim; k += 4) {
+        for (int k = 0; k < round_up(task.dim, kLaneElements); k += Words<false>::kUnit)
           IntegerProducts<Words<false>>::add_unit<R, 1>(in, in.weights, in.rows, k, sums);
-          IntegerProducts<Words<false>>::add_unit<R, 1>(in, in.weights, in.rows, k + 2, sums);
-        }
         for (int r = 0; r < R; r++) {
           const F factor = Isa::set(query_factors[row + r]);
           for (int v = 0; v < kVectors; v++)

@@ -119,9 +119,9 @@ struct Isa {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;
   }
-  // Words of as many bytes.
+  // Sign-extends bytes to words.
   static I words(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
-  // Words of every second byte, from the first and from the second on.
+  // Sign-extends bytes to words: `first` gets the bytes at even places, `second` those at odd places.
   static void split_bytes(I bytes, I& first, I& second) {
     first = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
     second = _mm256_srai_epi16(bytes, 8);

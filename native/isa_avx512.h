@@ -1,5 +1,6 @@
-// AVX-512: sixteen floats in a vector. Compiled without more; with products of bytes (AVX512_VNNI); with those of
-// bfloat16 beside them (AVX512_BF16, whose processors all have VNNI); and with the tiles of AMX beside both.
+// AVX-512: sixteen floats in a vector. Compiled without more; with products of bytes and of words
+// (AVX512_VNNI); with those of bfloat16 beside them (AVX512_BF16, whose processors all have VNNI); and with the tiles of
+// AMX beside both.
 #pragma once
 
 #include <immintrin.h>
@@ -135,9 +136,9 @@ struct Isa {
     asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;
   }
-  // Words of as many bytes.
+  // Sign-extends bytes to words.
   static I words(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-  // Words of every second byte, from the first and from the second on.
+  // Sign-extends bytes to words: `first` gets the bytes at even places, `second` those at odd places.
   static void split_bytes(I bytes, I& first, I& second) {
     first = _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8);
     second = _mm512_srai_epi16(bytes, 8);
@@ -158,7 +159,7 @@ struct Isa {
   }
   // Adds the products of pairs of words.
   static I add_word_products(I sums, I weights, I inputs) {
-    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));  // in place, as in add_int
     return sums;
   }
 #else

@@ -1,8 +1,8 @@
 // Products of rows and packed weights, over the vectors of `Isa`.
 //
-// A sum takes its inputs one after the other, in ascending order (tiles.h has the one exception). Of few rows, a tile takes a panel's inputs in one go.
-// Of many, a panel is taken in chunks that stay in the first cache while all rows go by, and the sums rest in memory
-// between the chunks: the same sums in the same order, so the same bits.
+// A sum takes its inputs one after the other, in ascending order (tiles.h has the one exception). Of few rows, a tile takes
+// a panel's inputs in one go. Of many, a panel is taken in chunks that stay in the first cache while all rows go by, and
+// the sums rest in memory between the chunks: the same sums in the same order, so the same bits.
 #pragma once
 
 #include <type_traits>
@@ -44,7 +44,8 @@ inline void store_sums(const Sums<R, P>& sums, float* to) {
 
 constexpr int kLine = 64;     // bytes of a line of the caches
 constexpr int kAhead = 4096;  // how many bytes of a panel the loads are ahead of the products
-constexpr int kFewTiles = 3;  // so few have such large parts of a chunk loaded that each spreads its own over its products
+// With at most this many tiles, a tile prefetches so much of the next chunk that it spreads that over its products.
+constexpr int kFewTiles = 3;
 
 // Has the processor load what follows kAhead bytes after `bytes` of P panels. Its own guess is good enough for a tile of one
 // row, which does little else than read.
@@ -55,7 +56,7 @@ inline void fetch_ahead(const char* weights, ptrdiff_t panel_stride, ptrdiff_t b
       __builtin_prefetch(weights + p * panel_stride + at);
 }
 
-// Has the processor load memory while others are being multiplied.
+// Prefetches memory while other operands are multiplied.
 inline void fetch(const void* from, ptrdiff_t bytes) {
   for (ptrdiff_t at = 0; at < bytes; at += kLine) __builtin_prefetch((const char*)from + at);
 }
@@ -79,9 +80,9 @@ struct FloatProducts {
     store_sums<R, P>(sums, to);
   }
 
-  // The same, and has `bytes` from `next` on loaded, half of them in front of each half of its inputs.
+  // The same, and prefetches `bytes` from `next` on: half of them in front of each half of its inputs.
   template <int R>
-  static void add_loading(Operands in, float* to, const char* next, ptrdiff_t bytes) {
+  static void add_fetching(Operands in, float* to, const char* next, ptrdiff_t bytes) {
     const int inputs = in.inputs, half = (inputs + 1) / 2;
     for (int k = 0; k < inputs; k += half, next += bytes / 2) {
       fetch(next, bytes / 2);
@@ -181,7 +182,7 @@ struct Bytes {
   static I add(I sums, I weights, I inputs) { return Isa::add_products(sums, weights, inputs); }
 };
 
-// What is multiplied with inputs of 16 bits. `Stored`: bytes, else words; by pairs of inputs.
+// Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words.
 template <bool Stored>
 struct Words {
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
@@ -208,19 +209,20 @@ struct IntegerProducts {
     });
   }
 
-  // The same, and has `bytes` from `next` on loaded, some of them with each turn of the loop.
+  // The same, and prefetches `bytes` from `next` on: a few lines in front of each turn of the loop.
   template <int R>
-  static void add_loading(const Operands& in, float* to, const char* next, ptrdiff_t bytes) {
-    const int turns = (in.inputs + Form::kStep - 1) / Form::kStep;
-    const ptrdiff_t part = bytes / turns + 1;
+  static void add_fetching(const Operands& in, float* to, const char* next, ptrdiff_t bytes) {
+    const int turns = round_up(in.inputs, Form::group(in)) / Form::kStep;
+    const ptrdiff_t each = (bytes + turns - 1) / turns;
+    const char* due = next;
     add_groups<R, 1>(in, to, [&](const char*) {
-      for (ptrdiff_t at = 0; at < part; at += kLine, next += kLine) __builtin_prefetch(next);
+      for (due += each; next < due; next += kLine) __builtin_prefetch(next);
     });
   }
 
-  // Calls `load` with the weights of each turn.
-  template <int R, int P, class Load>
-  static void add_groups(const Operands& in, float* to, Load load) {
+  // Adds the products group by group. Calls `before_turn` with the weights of each turn before they are multiplied.
+  template <int R, int P, class Turn>
+  static void add_groups(const Operands& in, float* to, Turn before_turn) {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
     for (int group = 0; group * size < in.inputs; group++) {
@@ -229,7 +231,7 @@ struct IntegerProducts {
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < size; k += Form::kStep) {
-        load(weights + Form::bytes(k));
+        before_turn(weights + Form::bytes(k));
         repeat<Form::kStep / Form::kUnit>([&](auto number) {
           add_unit<R, P>(in, weights, rows, k + number.value * Form::kUnit, sums);
         });
@@ -374,8 +376,8 @@ void multiply_many(const Product& product, int count, int first, int last) {
       memset(sums, 0, (size_t)size * kPanel * sizeof(float));
       for (int input = 0; input < inputs; input += kInputs) {
         Operands in = product.operands(row, panel, input, std::min(kInputs, inputs - input));
-        // Each tile has a part of the next chunk loaded: the products would wait for all of it at once, and memory would then
-        // idle while they are computed.
+        // Each tile prefetches a part of the next chunk. If the first one prefetched all of it, its products would wait for
+        // memory, which would idle during those of the others.
         const ptrdiff_t part = (offset_in_panel(product.weight, kInputs) / tiles + kLine - 1) / kLine * kLine;
         const char* next = in.weights + offset_in_panel(product.weight, kInputs);
         if (Kind::kDecodes) {
@@ -388,8 +390,9 @@ void multiply_many(const Product& product, int count, int first, int last) {
           tile.scales = (const GroupScale*)((const char*)in.scales + at * in.row_stride);
           constexpr int R = decltype(some)::value;
           const char* loaded = std::exchange(next, next + part);
-          if constexpr (Kind::kLoadsNext)
-            if (tiles <= kFewTiles) return Kind::Decoded::template add_loading<R>(tile, sums + at * kPanel, loaded, part);
+          if constexpr (Kind::kSpreadsFetches)
+            if (tiles <= kFewTiles)
+              return Kind::Decoded::template add_fetching<R>(tile, sums + at * kPanel, loaded, part);
           fetch(loaded, part);
           Kind::Decoded::template add<R, 1>(tile, sums + at * kPanel);
         });
@@ -421,7 +424,7 @@ struct AsFloats {
   using Decoded = FloatProducts;
   static constexpr int kFewRows = kRows;
   static constexpr bool kDecodes = false;
-  static constexpr bool kLoadsNext = false;  // whether tiles spread the loading of the next chunk where they are few
+  static constexpr bool kSpreadsFetches = false;  // whether few tiles spread their prefetches over their products
   static void decode(const Operands&, char*) {}
 };
 
@@ -434,7 +437,7 @@ struct AsWidened {
   using Stored = WidenedProducts;
   using Decoded = FloatProducts;
   static constexpr int kFewRows = kRows;
-  static constexpr bool kDecodes = true, kLoadsNext = true;
+  static constexpr bool kDecodes = true, kSpreadsFetches = true;
   static void decode(const Operands& in, char* to) {
     const uint16_t* from = (const uint16_t*)in.weights;
     float* out = (float*)to;
@@ -453,7 +456,7 @@ struct AsIntegers {
   using Stored = IntegerProducts<Form>;
   using Decoded = IntegerProducts<DecodedForm>;
   static constexpr int kFewRows = kRows;
-  static constexpr bool kDecodes = !std::is_same_v<Form, DecodedForm>, kLoadsNext = true;
+  static constexpr bool kDecodes = !std::is_same_v<Form, DecodedForm>, kSpreadsFetches = true;
   static void decode(const Operands& in, char* to) {
     const int size = Form::group(in);
     const char* from = in.weights;

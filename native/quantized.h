@@ -27,7 +27,7 @@ struct E4m3Products {
 
 struct AsE4m3 : AsFloats {
   using Stored = E4m3Products;
-  static constexpr bool kDecodes = true, kLoadsNext = true;
+  static constexpr bool kDecodes = true, kSpreadsFetches = true;
   static void decode(const Operands& in, char* to) {
     for (int at = 0; at < in.inputs * kPanel; at += kLanes)
       Isa::store((float*)to + at, Isa::from_finite_e4m3((const uint8_t*)in.weights + at));

@@ -36,7 +36,7 @@ _SMALL = {
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "odd sizes": {
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 72, "head_dim": 20, "num_attention_heads": 6,
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 72, "head_dim": 18, "num_attention_heads": 6,
         "intermediate_size": 100, "num_key_value_heads": 1,
     },
     "odd chunks": {"architectures": ["LlamaForCausalLM"], "intermediate_size": 300},

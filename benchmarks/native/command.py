@@ -145,8 +145,11 @@ def native(
     words += [f"--prefill {prefill} --rounds {rounds}", *([f"--instruction-set {sets[0]}"] if instruction_set else [])]
     words += [f"--threads {threads}"] if threads else []
     words += [f"--kv-cache {kv_cache}"] if kv_cache else []
-    if kv_cache and (commit or "phases" not in (part or _PARTS)):
-        raise typer.BadParameter("it is of the phases, which are not measured", param_hint="--kv-cache")
+    if part and commit:
+        raise typer.BadParameter("it cannot be given beside --commit", param_hint="--part")
+    for option, given in (("--weights", weights), ("--kv-cache", kv_cache)):
+        if given and (commit or "phases" not in (part or _PARTS)):
+            raise typer.BadParameter("it is of the phases, which are not measured", param_hint=option)
     if commit:
         command = command_line(*words, *(f"--commit {one}" for one in commit))
         report_results(lambda: [_commits(run, commit)], command, output, _PAGE)

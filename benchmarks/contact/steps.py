@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest import mock
@@ -63,13 +64,17 @@ class AttentionStep:
 
     def seen(self, ranges: list[QueryRange] | None = None, rows: slice = slice(None)) -> Tensor:
         """Return what the kernels see: of all query ranges, or of others that have these rows of the tokens."""
+        return self.planned(ranges, rows)()
+
+    def planned(self, ranges: list[QueryRange] | None = None, rows: slice = slice(None)) -> Callable[[], Tensor]:
+        """Return a call that stores and attends, as each layer of a step does; the first one makes the step's plan."""
         parts = (self.query[rows], self.key[rows], self.value[rows])
         ranges = ranges or self.ranges
         widest = max(len(query_range.blocks) for query_range in ranges)
         tables = BlockTables(len(ranges), widest, BLOCK_SIZE, self.query.device)
         _, layout = StepLayout.of(TokenIds([0] * len(parts[0])), ranges, tables)
         attend = TritonAttention(stored_layers(self.tensors), layout, BLOCK_SIZE)
-        return attend(0, *parts, None, self.config.attention_scale)
+        return functools.partial(attend, 0, *parts, None, self.config.attention_scale)
 
     def error(self, seen: Tensor) -> float:
         """Return the norm of what is wrong with ``seen``, as a share of what is right; of some tokens of each chunk."""

@@ -16,7 +16,7 @@ import torch
 from benchmarks.contact.kernels import REAL, SMALL, Scale
 from benchmarks.contact.stage import Contact
 from benchmarks.contact.steps import BLOCK_SIZE, AttentionStep
-from benchmarks.contact.timing import graph_seconds_of, seconds_of
+from benchmarks.contact.timing import graph_seconds_of
 from inflight.engine.attention import plan, triton_kernels
 
 _KEYS, _ROWS, _WARPS, _STAGES = (32, 64, 128), (64, 128), (4, 8), (2, 3, 4)
@@ -40,14 +40,14 @@ def attention(contact: Contact, _case: str) -> None:
 
 
 def _sweep(contact: Contact, name: str, step: AttentionStep, tiles: tuple[int | None, ...]) -> None:
-    chosen = seconds_of(contact, step.seen)
+    chosen = graph_seconds_of(contact, step.planned())
     contact.recorder.add(f"{name}, as chosen", round(1e6 * chosen, 1), "us")
     found = []
     for keys, rows, warps, stages in product(_KEYS, tiles, _WARPS, _STAGES):
         label = f"KEYS {keys}, ROWS {rows or 'chosen'}, {warps} warps, {stages} stages"
         try:
             with _chosen(keys, rows, warps, stages):
-                micros = 1e6 * seconds_of(contact, step.seen)
+                micros = 1e6 * graph_seconds_of(contact, step.planned())
         except Exception as error:  # what does not fit into the device's memory is no finding
             contact.recorder.add(f"{name}, {label}", "refused", note=str(error).partition("\n")[0][:80], detail=True)
             continue

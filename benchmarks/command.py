@@ -18,8 +18,10 @@ console = Console(stderr=True, highlight=False)
 FOLDER = Path("artifacts/bench")
 """Where commands leave what is not a result: checkpoints, traces, samples."""
 
-Output = Annotated[Path | None, typer.Option(help="Write JSON, pictures and a page to this folder too.")]
-OutputFile = Annotated[Path | None, typer.Option(help="Write the results to this JSON file too.")]
+Output = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Write JSON, pictures and a page to this folder too.")
+]
+OutputFile = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the results to this JSON file too.")]
 
 
 class Page(NamedTuple):

@@ -69,7 +69,9 @@ def suite(
     beside_neighbour: Annotated[
         bool, typer.Option(help="Take a core away in bursts of a second meanwhile; that needs root.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Add the runs to those of this JSON file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Add the runs to those of this JSON file.")
+    ] = None,
 ) -> None:
     """Run Inflight's own tests several times: how long they take, and which of them fail."""
     known = json.loads(output.read_text())["rows"] if output is not None and output.is_file() else []

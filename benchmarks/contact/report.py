@@ -20,6 +20,9 @@ What `make gpu-contact` measured, by machine and commit; [predictions](../README
 shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did not end well or was skipped, or a result
 that is not as it must be. The `.jsonl` files have all results, those of details too; `make gpu-report` writes this
 page.
+
+Times of attention in the stages `kernels`, `sanitizer`, `check` and `attention` are of CUDA graphs from commit 8b43c08
+on. Those of earlier commits contain the host's time to plan and launch a step, which was several times the kernels' own.
 """
 
 

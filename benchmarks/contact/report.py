@@ -21,8 +21,9 @@ shape of Llama 3.1 8B, and random weights. A line in bold is a stage that did no
 that is not as it must be. The `.jsonl` files have all results, those of details too; `make gpu-report` writes this
 page.
 
-Times of attention in the stages `kernels`, `sanitizer`, `check` and `attention` are of CUDA graphs from commit 8b43c08
-on. Those of earlier commits contain the host's time to plan and launch a step, which was several times the kernels' own.
+From commit 8b43c08 on, times of attention are measured inside CUDA graphs. Before, they contained the host's time to
+plan and launch a step, up to nine tenths of the whole; only `varlen_attn` was in a graph already. In `kernels` and
+`check` several processes share the GPU: times to compare are those of the stage `attention`.
 """
 
 

@@ -67,7 +67,10 @@ class AttentionStep:
         return self.planned(ranges, rows)()
 
     def planned(self, ranges: list[QueryRange] | None = None, rows: slice = slice(None)) -> Callable[[], Tensor]:
-        """Return a call that stores and attends, as each layer of a step does; the first one makes the step's plan."""
+        """Return a function that stores and attends as one layer of a step does.
+
+        Its first run makes the step's plan, which later runs keep.
+        """
         parts = (self.query[rows], self.key[rows], self.value[rows])
         ranges = ranges or self.ranges
         widest = max(len(query_range.blocks) for query_range in ranges)

@@ -38,6 +38,7 @@ def graph_seconds_of(contact: Contact, call: Callable[[], object]) -> float:
     if contact.dry:
         return seconds_of(contact, call)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # what the call reads may still be on its way
     with torch.cuda.stream(stream):
         for _ in range(2):
             call()

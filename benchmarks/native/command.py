@@ -208,7 +208,10 @@ def _options(run: _Run) -> Result:
 
 
 def _commits(run: _Run, commits: Sequence[str]) -> Result:
-    lead = f"What commits brought, each beside the one in front of it; the first row is beside commit {commits[0]}."
+    lead = (
+        "What commits brought: each, with all that lies between the two, beside the one in front of it; the first row is "
+        f"beside commit {commits[0]}."
+    )
     return run.changes(
         "commits", "What each commit brought", lead,
         lambda folder: commit_changes(commits, folder / "commits", run.threads, console.print),

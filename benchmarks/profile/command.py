@@ -36,7 +36,9 @@ def profile(
     shared_prefix: Annotated[int, typer.Option(min=0, help="First tokens that all prompts share.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Steps to profile.")] = 50,
     warm_up: Annotated[int, typer.Option(min=0, help="Steps before those.")] = 20,
-    output: Annotated[Path, typer.Option(help=f"Where {TRACE} and {RESULT} go.")] = Path("artifacts/profile"),
+    output: Annotated[Path, typer.Option(file_okay=False, help=f"Where {TRACE} and {RESULT} go.")] = Path(
+        "artifacts/profile"
+    ),
 ) -> None:
     """Profile the portable engine in this process, without Triton, under a load of random prompts."""
     with one_line_errors(console):

@@ -209,8 +209,8 @@ def _options(run: _Run) -> Result:
 
 def _commits(run: _Run, commits: Sequence[str]) -> Result:
     lead = (
-        "What commits brought: each, with all that lies between the two, beside the one in front of it; the first row is "
-        f"beside commit {commits[0]}."
+        "What commits brought: each, with all that lies between the two, beside the one in front of it; the first row "
+        f"is beside commit {commits[0]}."
     )
     return run.changes(
         "commits", "What each commit brought", lead,

@@ -64,10 +64,9 @@ def _ratios(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence
     names = figure_names("engine", cells)
     found = {(kind, name): one for kind in CLASSES for name in names if (one := ratio(_of(kind, GRID), rounds, name))}
     rows: list[Row] = [_ratio_row(kind, name, one) for (kind, name), one in found.items()]
-    shape = record.content["shape"]
     return Result(
         f"ratios-{suffix}",
-        f"The engine beside its peers, {shape}",
+        f"The engine beside its peers, {_load(suffix)}",
         f"{_summary(found)} {_measured(record, 'engine', rounds)}",
         rows or [{"class": _NONE, "tokens/s": _NONE}],
         _picture(rounds, names, GRID),
@@ -114,10 +113,9 @@ def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequenc
         }
         for kind, name, one in _bests(GRID, rounds, figure_names("engine", cells))
     ]
-    shape = record.content["shape"]
     chosen = all(key in record.grid for key in rounds[0])
     of = "the best of each contender's grid" if chosen else "the variants that were asked for"
-    title = f"The engines alone, {shape}: {of}"
+    title = f"The engines alone, {_load(suffix)}: {of}"
     lead = "`decode, 8 x 128` is of 8 streams behind prompts of 128 tokens."
     return Result(f"engine-{suffix}", title, f"{lead} {_measured(record, 'engine', rounds)}", rows, None, _KL_CAVEAT)
 
@@ -130,6 +128,12 @@ def _spread(rounds: Sequence[Mapping[str, Any]], variant: Variant, name: str) ->
 def _cpu(record: Record, variant: Variant, name: str) -> float:
     measured = [one[variant.key] for one in record.rounds("engine", 0) if variant.key in one]
     return round(statistics.median(one["cpu_ms_per_token"][name] for one in measured), 3)
+
+
+def _load(suffix: str) -> str:
+    """Return the words for the end of a result's name, such as ``125M-context-1024``."""
+    shape, _, context = suffix.partition("-context-")
+    return f"{shape}, contexts of {int(context):,} tokens" if context else shape
 
 
 def _over_http(record: Record, rounds: Sequence[Mapping[str, Any]], suffix: str) -> Result:

@@ -110,6 +110,8 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
     assert ours.keys() == {("16-bit", "bfloat16"), ("8-bit", "INT8"), ("4-bit", "INT4")}
     assert ours["16-bit", "bfloat16"] == 1e-6
     assert figures_of(run.record.grid).keys() == {one.key for one in GRID} - {"vllm: float32"}
+    titles = [one.title for one in results(run.record, "engine", 3, CELLS, "125M-context-1024")]
+    assert all("125M, contexts of 1,024 tokens" in one for one in titles)
     with pytest.raises(InflightError, match="has no 4 rounds of engine"):
         results(run.record, "engine", 4, CELLS, "125M")
 

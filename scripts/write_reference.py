@@ -81,22 +81,22 @@ On two cores, with the clients and the collector on the same ones
 
 | engine | shown | tokens/s | ratio, 95 % interval | exporting, CPU ms per s | of the server's CPU | a scrape, CPU ms |
 |---|---|---|---|---|---|---|
-| `replay`, never waits | off | 67,685 | | | | |
-| `replay`, never waits | metrics | 64,726 | 0.950 (0.908 to 0.995) | 6.6 | 0.50 % | 0.8 |
-| `replay`, never waits | metrics and traces | 54,626 | 0.804 (0.762 to 0.883) | 5.4 | 0.40 % | 0.8 |
-| `replay`, 10 ms per step | off | 1,209 | | | | |
-| `replay`, 10 ms per step | metrics | 1,211 | 0.998 (0.996 to 1.004) | 9.4 | 1.09 % | 1.1 |
-| `replay`, 10 ms per step | metrics and traces | 1,207 | 0.998 (0.995 to 0.999) | 9.4 | 1.10 % | 1.1 |
-| `pytorch` | off | 1,081 | | | | |
-| `pytorch` | metrics | 984 | 0.919 (0.859 to 1.072) | 12.9 | 0.89 % | 1.3 |
-| `pytorch` | metrics and traces | 981 | 0.944 (0.810 to 0.955) | 13.5 | 0.94 % | 1.3 |
+| `replay`, never waits | off | 47,928 | | | | |
+| `replay`, never waits | metrics | 46,066 | 1.003 (0.835 to 1.050) | 14.7 | 1.13 % | 0.8 |
+| `replay`, never waits | metrics and traces | 41,939 | 0.910 (0.865 to 0.983) | 14.5 | 1.07 % | 0.8 |
+| `replay`, 10 ms per step | off | 1,211 | | | | |
+| `replay`, 10 ms per step | metrics | 1,211 | 1.001 (0.993 to 1.006) | 19.4 | 2.47 % | 0.8 |
+| `replay`, 10 ms per step | metrics and traces | 1,208 | 0.997 (0.996 to 1.003) | 18.1 | 2.23 % | 0.8 |
+| `pytorch` | off | 4,590 | | | | |
+| `pytorch` | metrics | 5,115 | 1.112 (0.913 to 1.148) | 10.4 | 0.65 % | 0.7 |
+| `pytorch` | metrics and traces | 4,361 | 0.985 (0.807 to 1.042) | 11.5 | 0.72 % | 0.7 |
 
-Where the engine sets the pace, as a GPU does with steps of some ten milliseconds, metrics cost 0.2 % of throughput, and
-metrics with traces of every request 0.3 %. Where every core is busy all the time the ratios are noise and cost
-together: `replay` without a wait answers 330 requests a second here, each of which Triton counts in four models (the
-server without metrics lacks Triton's own too), and between runs its median ratio has been 0.91 to 1.00, that of
-`pytorch`, which shares its two cores with the clients, 0.92 to 1.03. There the CPU time tells more: exporting takes 0.4
-to 0.9 % of it.
+Where the engine sets the pace, as a GPU does with steps of some ten milliseconds, metrics cost nothing that can be told
+from noise, and metrics with traces of every request 0.3 % of throughput. Where every core is busy all the time the ratios
+are noise and cost together: `replay` without a wait answers 230 requests a second here, each of which Triton counts in four
+models (the server without metrics lacks Triton's own too), and between runs its median ratio has been 0.91 to 1.00, that
+of `pytorch`, which shares its two cores with the clients, 0.92 to 1.11. There the CPU time tells more: exporting takes 0.6
+to 1.1 % of it.
 
 The exporter works by the clock, whatever the load: some 100 values a second while the engine works, few while it is
 idle. So its share is largest where the server gets little CPU time, because others use the machine. On a server in

@@ -91,12 +91,12 @@ On two cores, with the clients and the collector on the same ones
 | `pytorch` | metrics | 5,115 | 1.112 (0.913 to 1.148) | 10.4 | 0.65 % | 0.7 |
 | `pytorch` | metrics and traces | 4,361 | 0.985 (0.807 to 1.042) | 11.5 | 0.72 % | 0.7 |
 
-Where the engine sets the pace, as a GPU does with steps of some ten milliseconds, metrics cost nothing that can be told
-from noise, and metrics with traces of every request 0.3 % of throughput. Where every core is busy all the time the ratios
-are noise and cost together: `replay` without a wait answers 230 requests a second here, each of which Triton counts in four
-models (the server without metrics lacks Triton's own too), and between runs its median ratio has been 0.91 to 1.00, that
-of `pytorch`, which shares its two cores with the clients, 0.92 to 1.11. There the CPU time tells more: exporting takes 0.6
-to 1.1 % of it.
+Where the engine sets the pace, as a GPU does with steps of some ten milliseconds, metrics cost nothing that can be
+told from noise, and metrics with traces of every request 0.3 % of throughput. Where every core is busy all the time
+the ratios are noise and cost together: `replay` without a wait answers 230 requests a second here, each of which
+Triton counts in four models (the server without metrics lacks Triton's own too), and between runs its median ratio has
+been 0.91 to 1.00, that of `pytorch`, which shares its two cores with the clients, 0.92 to 1.11. There the CPU time
+tells more: exporting takes 0.6 to 1.1 % of it.
 
 The exporter works by the clock, whatever the load: some 100 values a second while the engine works, few while it is
 idle. So its share is largest where the server gets little CPU time, because others use the machine. On a server in

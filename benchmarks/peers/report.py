@@ -66,7 +66,7 @@ def _ratios(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence
     rows: list[Row] = [_ratio_row(kind, name, one) for (kind, name), one in found.items()]
     return Result(
         f"ratios-{suffix}",
-        f"The engine beside its peers, {_load(suffix)}",
+        f"The engine beside its peers, {_heading(suffix)}",
         f"{_summary(found)} {_measured(record, 'engine', rounds)}",
         rows or [{"class": _NONE, "tokens/s": _NONE}],
         _picture(rounds, names, GRID),
@@ -115,7 +115,7 @@ def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequenc
     ]
     chosen = all(key in record.grid for key in rounds[0])
     of = "the best of each contender's grid" if chosen else "the variants that were asked for"
-    title = f"The engines alone, {_load(suffix)}: {of}"
+    title = f"The engines alone, {_heading(suffix)}: {of}"
     lead = "`decode, 8 x 128` is of 8 streams behind prompts of 128 tokens."
     return Result(f"engine-{suffix}", title, f"{lead} {_measured(record, 'engine', rounds)}", rows, None, _KL_CAVEAT)
 
@@ -130,8 +130,8 @@ def _cpu(record: Record, variant: Variant, name: str) -> float:
     return round(statistics.median(one["cpu_ms_per_token"][name] for one in measured), 3)
 
 
-def _load(suffix: str) -> str:
-    """Return the words for the end of a result's name, such as ``125M-context-1024``."""
+def _heading(suffix: str) -> str:
+    """Return what a title says of the end of a result's name, such as ``125M-context-1024``."""
     shape, _, context = suffix.partition("-context-")
     return f"{shape}, contexts of {int(context):,} tokens" if context else shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.decoder import make_model
+from inflight.engine.models.decoder import DecoderModel
 from inflight.errors import DeploymentError
 from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.shape import Parallel, Shape, count_parameters, linears, split_excluded
@@ -17,7 +17,7 @@ MODELS = sorted(path.name for path in SHAPES.iterdir())
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_model_itself(name: str) -> None:
     config = shape(name)
-    model = make_model(config, served_length=128)
+    model = DecoderModel(config, served_length=128)
     tensors = {key: tensor for key, tensor in model.named_parameters() if key.startswith(("model.", "lm_head"))}
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
@@ -123,7 +123,7 @@ def test_parallel_parts_add_up() -> None:
     norms = (2 * 80 + 1) * 8192 * 2
     assert 2 * halves.weight_bytes == whole.weight_bytes + norms  # norms are on every GPU
     stages = shape_of.stages(Parallel(pipeline=3))
-    assert [len(stage.windows) for stage in stages] == [27, 27, 26]
+    assert [len(stage.layers) for stage in stages] == [27, 27, 26]
     assert sum(stage.weight_bytes for stage in stages) == whole.weight_bytes
     assert [stage.head_bytes > 0 for stage in stages] == [False, False, True]
 

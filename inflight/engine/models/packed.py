@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inflight.engine.models.layers import each_of
+from inflight.engine.models.layers import FusedLinear, each_of
 
 _ROWS = 32
 """The number of rows that oneDNN is told to expect; the layout is the same for any number."""
@@ -67,5 +67,9 @@ def pack_linears(model: nn.Module) -> None:
     # What oneDNN has no instructions for it would emulate.
     kinds = {torch.float32, *([torch.bfloat16] if torch.cpu._is_avx512_bf16_supported() else [])}
     for name, module in each_of(model, nn.Linear):
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in kinds:
+        if (
+            type(module) in (nn.Linear, FusedLinear)
+            and module.weight.device.type == "cpu"
+            and module.weight.dtype in kinds
+        ):
             model.set_submodule(name, PackedLinear(module))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool
-from inflight.engine.models.decoder import DecoderModel, Gemma3Model
-from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.layers import GatedMlp, RmsNorm
 from inflight.engine.native.bindings import (
     SAMPLE,
     Cache,
@@ -70,11 +71,11 @@ class NativeModel:
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""
         scales: list[Tensor | None] = [None] * 4
+        keys, values, *slot_scales = kv_pool.parts  # of all layers, whose heads are of one number and size
         if isinstance(kv_pool, Int8KvPool):
-            scales[:2] = kv_pool.scales
+            scales[:2] = slot_scales
         elif isinstance(kv_pool, Fp8KvPool):
-            scales[2:] = [scale[:, 0, 0].contiguous() for scale in kv_pool.scales]
-        keys, values = kv_pool.keys, kv_pool.values
+            scales[2:] = [kv_pool.layer_scales.keys, kv_pool.layer_scales.values]
         self._cache = keys, values, scales
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in (keys, values, *scales)]
         call("inflight_set_cache", self._handle, Cache(TYPES[keys.dtype], block_size, keys.shape[2], *pointers))
@@ -131,18 +132,37 @@ class NativeModel:
 
 
 def _schemes(model: DecoderModel) -> list[str]:
-    """Check that a model has weights that the library takes; return the names of their schemes. Raises NativeError."""
+    """Check that the library takes a model and its weights; return the names of their schemes. Raises NativeError."""
+    if unknown := _unknown_to_library(model.config):
+        raise NativeError(f"the kernels have no {unknown}")
     names, schemes = {module: name for name, module in model.named_modules()}, set[str]()
     for _, _, linear in _linears(model):
         schemes |= {part.quant_algo for part in quantized_parts(names[linear], linear)}
     return sorted(schemes)
 
 
+def _unknown_to_library(config: ModelConfig) -> str:
+    """Return what a model has that the library does not compute; empty: nothing."""
+    attention = [layer.attention for layer in config.layers]
+    asked = {
+        "experts": any(layer.experts is not None for layer in config.layers),
+        "attention sinks": any(one.sinks for one in attention),
+        "soft caps": any(one.softcap is not None for one in attention) or config.logit_softcap is not None,
+        "attention within chunks": any(one.chunk is not None for one in attention),
+        "layers without rotary embedding": any(one.rope is None for one in attention),
+        "interleaved rotary embedding": any(one.interleaved for one in attention),
+        "scaling of queries by position": any(one.query_scaling is not None for one in attention),
+        "norm of all queries of a token as one": any(one.qk_norm in ("width", "unit") for one in attention),
+        "layers without a norm in front": config.norms == "behind",
+        "layers of different shapes": not config.is_uniform,
+    }
+    return ", no ".join(name for name, is_asked in asked.items() if is_asked)
+
+
 def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:
     """Return a model's shape, and what must stay in memory with it."""
     config, embedding = model.config, model.model.embed_tokens.weight
-    is_gemma = isinstance(model, Gemma3Model)
-    scale = torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype).item() if is_gemma else 1.0
+    scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
     frequencies = [rope.frequencies.contiguous() for rope in model.ropes]
     ropes = (Rope * len(model.ropes))(*(
         Rope(rope.dim, rope.scale, one.data_ptr()) for rope, one in zip(model.ropes, frequencies, strict=True)
@@ -151,7 +171,8 @@ def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:
     windows = np.array([window or 0 for window in config.windows], np.int32)
     spec = Spec(
         config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-        config.intermediate_size, config.vocab_size, config.activation != "silu", config.qk_norm, is_gemma,
+        config.layers[0].intermediate_size, config.vocab_size, config.activation != "silu",
+        config.layers[0].attention.qk_norm == "head", config.norms == "around",
         config.rms_norm_eps, config.attention_scale, scale, TYPES[embedding.dtype], embedding.data_ptr(),
         len(ropes), ropes, rope_of_layer.ctypes.data, windows.ctypes.data,
     )  # fmt: skip
@@ -162,8 +183,7 @@ def _linears(model: DecoderModel) -> Iterator[tuple[int, int, nn.Module]]:
     """Yield every linear with its layer and the library's number for it."""
     for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
-        assert isinstance(attention, Attention)
-        assert isinstance(mlp, GatedMlp)
+        assert isinstance(mlp, GatedMlp)  # `_schemes` has refused experts
         yield index, _QKV, attention.qkv_proj
         yield index, _OUTPUT, attention.o_proj
         yield index, _GATE_UP, mlp.gate_up_proj
@@ -174,16 +194,17 @@ def _linears(model: DecoderModel) -> Iterator[tuple[int, int, nn.Module]]:
 def _norms(model: DecoderModel) -> Iterator[tuple[int, int, RmsNorm]]:
     """Yield every norm with its layer and the library's number for it."""
     for index, layer in enumerate(model.model.layers):
-        yield index, _INPUT_NORM, layer.input_layernorm
-        if isinstance(model, Gemma3Model):
-            yield index, _ATTENTION_NORM, layer.post_attention_layernorm
-            yield index, _MLP_NORM, layer.pre_feedforward_layernorm
-            yield index, _MLP_OUTPUT_NORM, layer.post_feedforward_layernorm
-        else:
-            yield index, _MLP_NORM, layer.post_attention_layernorm
-        if model.config.qk_norm:
-            yield index, _QUERY_NORM, layer.self_attn.q_norm
-            yield index, _KEY_NORM, layer.self_attn.k_norm
+        found = {
+            _INPUT_NORM: layer.attention_norm,
+            _ATTENTION_NORM: layer.attention_output_norm,
+            _MLP_NORM: layer.mlp_norm,
+            _MLP_OUTPUT_NORM: layer.mlp_output_norm,
+            _QUERY_NORM: layer.self_attn.q_norm,
+            _KEY_NORM: layer.self_attn.k_norm,
+        }
+        for which, norm in found.items():
+            if isinstance(norm, RmsNorm):
+                yield index, which, norm
     yield 0, _LAST_NORM, model.model.norm
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.config import read_model_config
-from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.reading import read_model_config
 from inflight.engine.native import bindings
 from inflight.engine.native.bindings import NativeError, instruction_sets
 
@@ -60,7 +60,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def random_decoder(name: str, dtype: torch.dtype = torch.float32, vocab_size: int = VOCAB) -> DecoderModel:
     """Return a model of this shape; its activations are about one in size."""
     config = read_model_config(_SMALL | SHAPES[name] | {"vocab_size": vocab_size})
-    model = make_model(config, 4096).to(dtype)
+    model = DecoderModel(config, 4096).to(dtype)
     generator = torch.Generator().manual_seed(0)
     held = {}
     for key, parameter in model.named_parameters():

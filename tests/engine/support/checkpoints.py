@@ -140,6 +140,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, partial, windows": ("Phi3", {"sliding_window": 8, "partial_rotary_factor": 0.5}),
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
 }
+NOT_NATIVE = {
+    "gemma2", "gemma3, with images", "ministral3", "glm", "glm4", "smollm3", "olmo2", "olmo3", "qwen3moe", "qwen2moe",
+    "olmoe", "mixtral", "glm4moe", "gpt-oss", "llama4",
+}  # fmt: skip
+"""What only PyTorch computes; the native step refuses it by name."""
 _MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM"}
 _TINY_VISION: dict[str, Any] = {
     "hidden_size": 16,

@@ -78,7 +78,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3, with images": (
         "Gemma3",
-        {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "final_logit_softcapping": 1.5},
+        {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24},
     ),
     "gemma2": (
         "Gemma2",
@@ -141,7 +141,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
 }
 NOT_NATIVE = {
-    "gemma2", "gemma3, with images", "ministral3", "glm", "glm4", "smollm3", "olmo2", "olmo3", "qwen3moe", "qwen2moe",
+    "gemma2", "ministral3", "glm", "glm4", "smollm3", "olmo2", "olmo3", "qwen3moe", "qwen2moe",
     "olmoe", "mixtral", "glm4moe", "gpt-oss", "llama4",
 }  # fmt: skip
 """What only PyTorch computes; the native step refuses it by name."""

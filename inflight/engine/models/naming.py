@@ -26,7 +26,7 @@ class CheckpointNames:
 
     def __init__(self, config: ModelConfig, names: Collection[str]) -> None:
         """``config``: of the model; ``names``: the tensors in the checkpoint."""
-        self._config, self._architecture = config, ARCHITECTURES[config.architecture]
+        self._config, self._architecture, self._names = config, ARCHITECTURES[config.architecture], names
         found = (pair for pair in _PREFIXES if f"{pair[0]}embed_tokens.weight" in names)
         self._backbone, self._head = next(found, _PREFIXES[0])
 
@@ -38,6 +38,15 @@ class CheckpointNames:
         for pattern, replacement in self._architecture.names:
             name = re.sub(pattern, replacement, name)
         return self._backbone + name.removeprefix("model.")
+
+    def of_stack(self, ours: str) -> str | None:
+        """Return the checkpoint's name for the tensors of all experts of a layer, where it has them in one.
+
+        ``ours``: a linear of an expert. The tensors' names are that, or that with what they hold (``_bias``, and for
+        MXFP4 ``_blocks`` and ``_scales``). None: the checkpoint has a tensor for each expert.
+        """
+        stack = self.of(re.sub(r"\.experts\.\d+\.", ".experts.", ours))
+        return stack if ".experts." in ours and {stack, f"{stack}_blocks"} & set(self._names) else None
 
     def is_other_part(self, name: str) -> bool:
         """Return whether a tensor of the checkpoint belongs to a part of the model that is not served."""

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from inflight.engine.quant.formats import NVFP4_BLOCK
-from inflight.engine.quant.linears import SCHEMES
+from inflight.engine.quant.formats import MXFP4_BLOCK, NVFP4_BLOCK
+from inflight.engine.quant.linears import LINEARS, SCHEMES
 from inflight.errors import DeploymentError, nearest
 from inflight.text.checkpoint import read_json
 
@@ -57,7 +57,7 @@ class Quantization:
     @property
     def rounds_inputs(self) -> bool:
         """Whether any scheme rounds the inputs of its linears."""
-        return any(SCHEMES[name].round_input for name in self.schemes)
+        return any(LINEARS[name].round_input for name in self.schemes)
 
 
 def load_quantization(directory: Path) -> Quantization | None:
@@ -68,6 +68,8 @@ def load_quantization(directory: Path) -> Quantization | None:
     """
     foreign = read_json(directory / "config.json").get("quantization_config")
     method = foreign.get("quant_method") if isinstance(foreign, dict) else None
+    if method == "mxfp4" and isinstance(foreign, dict):
+        return _read_mxfp4(foreign)
     if foreign is not None and method != "modelopt":
         raise DeploymentError(
             f"config.json: quantization_config.quant_method is {method!r}; only checkpoints quantized by ModelOpt "
@@ -77,6 +79,15 @@ def load_quantization(directory: Path) -> Quantization | None:
     if own:
         return _read(own.get("quantization"), FILE_NAME)
     return None if foreign is None else _read(_translated(foreign), "config.json: quantization_config")
+
+
+def _read_mxfp4(data: Mapping[str, Any]) -> Quantization:
+    """Read the ``quantization_config`` of gpt-oss, whose experts alone are in MXFP4."""
+    kept = data.get("modules_to_not_convert") or []
+    if not isinstance(kept, list) or any("experts" in str(name) for name in kept):
+        raise DeploymentError(f"config.json: modules_to_not_convert is {kept!r}; a list without experts is expected")
+    excluded = ("*.self_attn.*", "*.router", "lm_head")
+    return Quantization(LayerQuantization("MXFP4", MXFP4_BLOCK), excluded, layers={}, fp8_kv_cache=False)
 
 
 def _translated(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import each_of
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.quant.config import LayerQuantization, Quantization
-from inflight.engine.quant.linears import SCHEMES, ExactLinear, Int8Linear, LinearShape, QuantizedLinear
+from inflight.engine.quant.linears import LINEARS, ExactLinear, Int8Linear, LinearShape, QuantizedLinear
 from inflight.errors import DeploymentError
 
 _Linear = TypeVar("_Linear", bound=QuantizedLinear)
@@ -65,7 +65,8 @@ def convert_linears(
         if name == "lm_head" and model.config.tie_word_embeddings:
             continue
         above, published = name.rpartition(".")[0], naming.of(name)
-        fused = {} if f"{published}.weight" in names else model.fused_rows.get(name, {})
+        whole = f"{published}.weight" in names or naming.of_stack(name)
+        fused = {} if whole else model.fused_rows.get(name, {})
         sizes = {naming.of(f"{above}.{part}"): rows for part, rows in fused.items()} or {published: linear.out_features}
         unknown -= sizes.keys()
         held = {part: quantization.of(part) if quantization else None for part in sizes}
@@ -146,7 +147,7 @@ def _quantized(
         smoothed=smoothed,
         exact=exact,
     )
-    return SCHEMES[held.quant_algo](shape)
+    return LINEARS[held.quant_algo](shape)
 
 
 def _plain(linear: nn.Linear, rows: int, exact: bool) -> nn.Linear:

@@ -111,7 +111,7 @@ class TorchAttention:
         if len(self._rows) == 1 and not self._chunks:
             out = self._rows[0][1](layer, query[:count], options)
             return functional.pad(out, (0, 0, 0, 0, 0, len(query) - count)) if len(query) > count else out
-        out = torch.zeros_like(query)
+        out = query.new_zeros(*query.shape[:2], value.shape[-1])
         for tokens, attend in self._rows:
             out[tokens] = attend(layer, query[tokens], options)
         for chunk in self._chunks:
@@ -129,7 +129,7 @@ class _ChunkAttention:
         self._biases: dict[tuple[int | None, int | None], Tensor] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Return ``[count, heads, head_dim]``."""
+        """Return ``[count, heads, size of a value]``."""
         pool, count, start = self._pool, self.range.count, self.range.start
         if start == 0 and pool.stored == pool.dtype:
             keys, values = key.transpose(0, 1), value.transpose(0, 1)  # the pool would return the same
@@ -142,7 +142,7 @@ class _ChunkAttention:
         kv_heads, group = len(keys), query.shape[1] // len(keys)
         shared = (kv_heads, group, -1, -1)
         grouped = query.view(count, kv_heads, group, -1).permute(1, 2, 0, 3).to(kind)
-        keys, values = keys[:, None].expand(shared).to(kind), values[:, None].expand(shared).to(kind)
+        keys, values = (part[:, None].expand(shared).to(kind) for part in (keys, values))
         if plain:
             bias = None if causal else self._bias(options, kind)
             out = functional.scaled_dot_product_attention(
@@ -286,11 +286,13 @@ class SparseDecodeAttention:
         _accept_sparse_tensors()
 
     def __call__(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
-        """Return ``[rows, heads, head_dim]`` of a query of that shape."""
+        """Return ``[rows, heads, size of a value]`` of a query ``[rows, heads, head_dim]``."""
         rows, heads, dim = query.shape
         stored = self._pool.layers[layer]
         entries, bias = self._pattern(heads, len(stored.keys), options)
         keys, values = stored.flat
+        if stored.is_latent:
+            values = keys  # `embedding_bag` would copy a part of their columns
         torch.sparse.sampled_addmm(
             entries, query.reshape(-1, dim).float(), keys.t(), beta=0.0, alpha=options.scale, out=entries
         )
@@ -301,7 +303,7 @@ class SparseDecodeAttention:
         out = functional.embedding_bag(
             entries.col_indices(), values, starts, mode="sum", per_sample_weights=weights.reshape(-1)
         )
-        return out.view(rows, heads, dim).to(query.dtype)
+        return out.view(rows, heads, -1)[..., : stored.values.shape[-1]].to(query.dtype)
 
     def _pattern(self, heads: int, kv_heads: int, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
         """Return the product of queries and keys ``[rows * heads, kv_heads * slots]`` in compressed rows, and the bias.
@@ -332,7 +334,7 @@ class GatherDecodeAttention:
         self._pool, self._window_slots = pool, window_slots
 
     def __call__(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
-        """Return ``[rows, heads, head_dim]`` of a query of that shape."""
+        """Return ``[rows, heads, size of a value]`` of a query ``[rows, heads, head_dim]``."""
         slots, bias = self._window_slots(options)
         keys, values = self._pool.read(layer, slots)
         plain = options.softcap is None and options.sinks is None
@@ -347,7 +349,7 @@ class GatherDecodeAttention:
             sinks = None if options.sinks is None else options.sinks.view(len(keys), 1, -1, 1)
             scores = grouped @ keys.transpose(-1, -2) * options.scale
             out = _weights(scores, bias, options.softcap, sinks) @ values
-        return out.to(query.dtype).transpose(0, 1).reshape(query.shape)
+        return out.to(query.dtype).transpose(0, 1).flatten(1, 2)
 
 
 DecodeAttention = SparseDecodeAttention | GatherDecodeAttention

@@ -119,6 +119,7 @@ def _unknown_to_kernels(model: DecoderModel) -> str:
     attention = [layer.attention for layer in config.layers]
     asked = {
         "experts": any(layer.experts is not None for layer in config.layers),
+        "latent attention": any(one.latent is not None for one in attention),
         "attention sinks": any(one.sinks for one in attention),
         "soft cap of scores": any(one.softcap is not None for one in attention),
         "attention within chunks": any(one.chunk is not None for one in attention),

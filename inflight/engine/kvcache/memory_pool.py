@@ -28,9 +28,15 @@ class StoredKv:
 
     keys: Tensor
     values: Tensor
+    """In latent attention the beginning of the keys; then nothing is stored for them."""
     key_scales: Tensor
     """What stored keys are multiples of ``[kv_heads, slots]``, any strides; those of INT8 are stored with them."""
     value_scales: Tensor
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the beginning of the keys."""
+        return self.values.data_ptr() == self.keys.data_ptr()
 
     @functools.cached_property
     def flat(self) -> tuple[Tensor, Tensor]:
@@ -57,22 +63,28 @@ class KvPool:
         """The type of what is stored, and how many slots there are."""
         self.parts: list[Tensor] = []
         """All that is stored, each ``[layers, kv_heads, slots, ...]``: keys, values, and the scales of single slots."""
-        shapes = [(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in config.layers]
-        made: dict[tuple[int, int], Iterator[StoredKv]] = {
+        shapes = [
+            (one.num_kv_heads, one.head_dim, one.value_dim) for one in (layer.attention for layer in config.layers)
+        ]
+        made: dict[tuple[int, int, int], Iterator[StoredKv]] = {
             shape: iter(self._make([layer for layer, other in enumerate(shapes) if other == shape], *shape))
             for shape in dict.fromkeys(shapes)
         }
         self.layers = [next(made[shape]) for shape in shapes]
         """What each layer has stored."""
 
-    def _make(self, layers: list[int], kv_heads: int, head_dim: int) -> list[StoredKv]:
+    def _make(self, layers: list[int], kv_heads: int, head_dim: int, value_dim: int) -> list[StoredKv]:
         """Allocate what some layers store, whose heads are of one number and size."""
         shape = (len(layers), kv_heads, self.slots, head_dim)
-        keys, values = (torch.zeros(shape, dtype=self.stored, device=self.device) for _ in "kv")
-        self.parts += [keys, values]
-        return [StoredKv(*parts) for parts in zip(keys, values, *self._make_scales(layers, shape[:-1]), strict=True)]
+        keys = torch.zeros(shape, dtype=self.stored, device=self.device)
+        values = keys[..., :value_dim] if value_dim < head_dim else torch.zeros_like(keys)
+        self.parts += [keys] if value_dim < head_dim else [keys, values]
+        scales = self._make_scales(layers, shape[:-1], is_latent=value_dim < head_dim)
+        return [StoredKv(*parts) for parts in zip(keys, values, *scales, strict=True)]
 
-    def _make_scales(self, layers: list[int], shape: tuple[int, ...]) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+    def _make_scales(
+        self, layers: list[int], shape: tuple[int, ...], is_latent: bool
+    ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
         """Return what stored keys and values are multiples of: of each of ``layers``, ``shape[1:]``."""
         one = torch.ones(1, device=self.device).expand(shape)
         return one, one
@@ -91,11 +103,12 @@ class KvPool:
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``, rounded to the nearest."""
         one = self.layers[layer]
-        for stored, new in ((one.keys, key), (one.values, value)):
-            stored[:, slots] = new.transpose(0, 1).to(stored.dtype)
+        one.keys[:, slots] = key.transpose(0, 1).to(self.stored)
+        if not one.is_latent:
+            one.values[:, slots] = value.transpose(0, 1).to(self.stored)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[kv_heads, ..., head_dim]`` of ``slots [...]``, in the type of the computation."""
+        """Return keys and values ``[kv_heads, ..., their size]`` of ``slots [...]``, in the type of the computation."""
         one = self.layers[layer]
         keys, values = one.keys[:, slots], one.values[:, slots]
         if self.stored.itemsize == 1:
@@ -148,13 +161,15 @@ class Fp8KvPool(KvPool):
         self.layer_scales = scales
         super().__init__(config, num_blocks, block_size, dtype, device, torch.float8_e4m3fn, exact=True)
 
-    def _make_scales(self, layers: list[int], shape: tuple[int, ...]) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+    def _make_scales(
+        self, layers: list[int], shape: tuple[int, ...], is_latent: bool
+    ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
         scales = self.layer_scales
         # Views, so that a scale that changes later is seen.
         of_keys, of_values = (
             [of_layers[layer].expand(shape[1:]) for layer in layers] for of_layers in (scales.keys, scales.values)
         )
-        return of_keys, of_values
+        return of_keys, of_keys if is_latent else of_values
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store, rounded to the nearest and saturating."""
@@ -176,14 +191,17 @@ class Int8KvPool(KvPool):
         """Arguments are those of ``KvPool``."""
         super().__init__(config, num_blocks, block_size, dtype, device, torch.int8, exact=True)
 
-    def _make_scales(self, layers: list[int], shape: tuple[int, ...]) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
-        of_keys, of_values = torch.zeros((2, *shape), dtype=torch.bfloat16, device=self.device)
-        self.parts += [of_keys[..., None], of_values[..., None]]
-        return of_keys, of_values
+    def _make_scales(
+        self, layers: list[int], shape: tuple[int, ...], is_latent: bool
+    ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        made = torch.zeros((1 if is_latent else 2, *shape), dtype=torch.bfloat16, device=self.device)
+        self.parts += [scales[..., None] for scales in made]
+        return made[0], made[-1]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         (keys, key_scales), (values, value_scales) = to_int8(key), to_int8(value)
         super().write(layer, slots, keys, values)
         one = self.layers[layer]
-        for stored, new in ((one.key_scales, key_scales), (one.value_scales, value_scales)):
-            stored[:, slots] = new[..., 0].t()
+        one.key_scales[:, slots] = key_scales[..., 0].t()
+        if not one.is_latent:
+            one.value_scales[:, slots] = value_scales[..., 0].t()

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from inflight.engine.models import expert_reading
 from inflight.engine.models.config import ExpertsConfig, Norms, QkNorm
-from inflight.engine.models.fields import AMOUNT, COUNT, FLAG, INDEX, INDICES, NUMBER, Fields
+from inflight.engine.models.fields import Fields
 
 Renaming = tuple[str, str]
 """A regular expression for a part of a name here, and what the checkpoint has in its place."""
@@ -41,104 +42,16 @@ _MIXTRAL: tuple[Renaming, ...] = (
     (r"(\.experts\.\d+)\.up_proj\b", r"\1.w3"),
     (r"(\.experts\.\d+)\.down_proj\b", r"\1.w2"),
 )
+_SHARED_EXPERTS: tuple[Renaming, ...] = ((r"\.shared_expert\.", ".shared_experts."),)
 _GLM4_MOE: tuple[Renaming, ...] = (
+    *_SHARED_EXPERTS,
     (r"\.mlp\.correction\b", ".mlp.gate.e_score_correction_bias"),
-    (r"\.shared_expert\.", ".shared_experts."),
 )
 _GPT_OSS: tuple[Renaming, ...] = ((r"\.mlp\.gate\b", ".mlp.router"),)
 _LLAMA4: tuple[Renaming, ...] = (
     (r"\.mlp\.gate\b", ".feed_forward.router"),
     (r"\.mlp\.", ".feed_forward."),
 )
-
-
-def _qwen_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
-    """Qwen2-MoE, which has a shared expert, and Qwen3-MoE."""
-    step = fields.given("decoder_sparse_step", 1, COUNT)
-    if layer in fields.given("mlp_only_layers", [], INDICES) or (layer + 1) % step:
-        return None
-    shared = fields.given("shared_expert_intermediate_size", 0, INDEX)
-    return ExpertsConfig(
-        num_experts=_num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=fields.required("moe_intermediate_size"),
-        routing="softmax",
-        normalized=fields.given("norm_topk_prob", False, FLAG),
-        shared_size=shared,
-        shared_gate=shared > 0,
-    )
-
-
-def _mixtral_experts(fields: Fields, layer: int) -> ExpertsConfig:
-    return ExpertsConfig(
-        num_experts=_num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=fields.required("intermediate_size"),
-        routing="softmax",
-        normalized=True,
-    )
-
-
-def _olmoe_experts(fields: Fields, layer: int) -> ExpertsConfig:
-    return ExpertsConfig(
-        num_experts=_num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=fields.required("intermediate_size"),
-        routing="softmax",
-        normalized=fields.given("norm_topk_prob", False, FLAG),
-    )
-
-
-def _gpt_oss_experts(fields: Fields, layer: int) -> ExpertsConfig:
-    return ExpertsConfig(
-        num_experts=_num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=fields.required("intermediate_size"),
-        routing="chosen_softmax",
-        normalized=True,
-        bias=True,
-        clamp=fields.given("swiglu_limit", 7.0, NUMBER),
-        clamped_slope=fields.given("swiglu_alpha", 1.702, NUMBER),
-    )
-
-
-def _glm4_moe_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
-    if layer < fields.given("first_k_dense_replace", 1, INDEX):
-        return None
-    size = fields.required("moe_intermediate_size")
-    return ExpertsConfig(
-        num_experts=_num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=size,
-        routing="sigmoid",
-        normalized=fields.given("norm_topk_prob", True, FLAG),
-        scale=fields.given("routed_scaling_factor", 1.0, AMOUNT),
-        groups=fields.given("n_group", 1, COUNT),
-        groups_per_token=fields.given("topk_group", 1, COUNT),
-        shared_size=size * fields.given("n_shared_experts", 1, INDEX),
-    )
-
-
-def _llama4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
-    step = fields.given("interleave_moe_layer_step", 1, COUNT)
-    if layer not in fields.given(
-        "moe_layers", [index for index in range(layer + 1) if (index + 1) % step == 0], INDICES
-    ):
-        return None
-    return ExpertsConfig(
-        num_experts=_num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=fields.required("intermediate_size"),
-        routing="input_sigmoid",
-        normalized=False,
-        shared_size=fields.required("intermediate_size"),
-    )
-
-
-def _num_experts(fields: Fields) -> int:
-    """Return the number of experts, by whichever of its names the file has."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return fields.required(next((name for name in names if name in fields.data), names[0]))
 
 
 class Architecture(NamedTuple):
@@ -178,6 +91,8 @@ class Architecture(NamedTuple):
     scalar: bool = False
     """``query_pre_attn_scalar`` scales the scores, in place of the size of a head."""
     sinks: bool = False
+    latent: bool = False
+    """Attention is latent (``config.LatentConfig``)."""
     longrope_types: tuple[str, ...] = ()
     """The values of ``rope_type`` that mean longrope."""
     fused_in_checkpoint: bool = False
@@ -229,19 +144,19 @@ ARCHITECTURES: dict[str, Architecture] = {
         text_types=("ministral3",),
     ),
     "Qwen2ForCausalLM": Architecture(qkv_bias=True, biased_output=False, text_types=("qwen2", "qwen2_5_vl_text")),
-    "Qwen2MoeForCausalLM": Architecture(qkv_bias=True, biased_output=False, experts=_qwen_experts),
+    "Qwen2MoeForCausalLM": Architecture(qkv_bias=True, biased_output=False, experts=expert_reading.qwen_experts),
     "Qwen3ForCausalLM": Architecture(qk_norm="head", defaults={"head_dim": 128}, text_types=("qwen3", "qwen3_vl_text")),
     "Qwen3MoeForCausalLM": Architecture(
-        qk_norm="head", experts=_qwen_experts, text_types=("qwen3_moe", "qwen3_vl_moe_text")
+        qk_norm="head", experts=expert_reading.qwen_experts, text_types=("qwen3_moe", "qwen3_vl_moe_text")
     ),
     "MixtralForCausalLM": Architecture(
         all_layers_slide=True,
-        experts=_mixtral_experts,
+        experts=expert_reading.mixtral_experts,
         names=(*_BEFORE, *_MIXTRAL),
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8, "num_experts_per_tok": 2},
     ),
     "OlmoeForCausalLM": Architecture(
-        qk_norm="width", experts=_olmoe_experts, defaults={"rms_norm_eps": 1e-5, "num_experts_per_tok": 8}
+        qk_norm="width", experts=expert_reading.olmoe_experts, defaults={"rms_norm_eps": 1e-5, "num_experts_per_tok": 8}
     ),
     "Phi3ForCausalLM": Architecture(all_layers_slide=True, longrope_types=("su", "yarn"), fused_in_checkpoint=True),
     "Gemma2ForCausalLM": _GEMMA._replace(
@@ -263,10 +178,42 @@ ARCHITECTURES: dict[str, Architecture] = {
         biased_output=False,
         qk_norm="head",
         qk_norm_option="use_qk_norm",
-        experts=_glm4_moe_experts,
+        experts=expert_reading.sigmoid_experts,
         names=(*_BEFORE, *_GLM4_MOE),
         predicts_ahead=True,
-        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "num_experts_per_tok": 8},
+        defaults={
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "DeepseekV2ForCausalLM": Architecture(
+        latent=True,
+        experts=expert_reading.deepseek2_experts,
+        names=(*_BEFORE, *_SHARED_EXPERTS),
+    ),
+    "DeepseekV3ForCausalLM": Architecture(
+        latent=True,
+        experts=expert_reading.sigmoid_experts,
+        names=(*_BEFORE, *_GLM4_MOE),
+        predicts_ahead=True,
+        defaults={"first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
+    ),
+    "Glm4MoeLiteForCausalLM": Architecture(
+        latent=True,
+        experts=expert_reading.sigmoid_experts,
+        names=(*_BEFORE, *_GLM4_MOE),
+        predicts_ahead=True,
+        defaults={"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "num_experts_per_tok": 4},
+    ),
+    "Mistral4ForCausalLM": Architecture(
+        latent=True,
+        query_scaling="rope",
+        experts=expert_reading.mistral4_experts,
+        names=(*_BEFORE, *_SHARED_EXPERTS),
+        defaults={"num_experts_per_tok": 4},
+        text_types=("mistral4",),
     ),
     "SmolLM3ForCausalLM": Architecture(
         no_rope=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4}
@@ -284,7 +231,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         full_every=2,
         sinks=True,
         stacked="interleaved",
-        experts=_gpt_oss_experts,
+        experts=expert_reading.gpt_oss_experts,
         names=(*_BEFORE, *_GPT_OSS),
         defaults={
             "attention_bias": True,
@@ -304,7 +251,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         query_scaling="no_rope",
         chunked=True,
         stacked="transposed",
-        experts=_llama4_experts,
+        experts=expert_reading.llama4_experts,
         dense_size="intermediate_size_mlp",
         names=(*_BEFORE, *_LLAMA4),
         defaults={

@@ -27,12 +27,32 @@ class QueryScaling:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): all heads share one latent vector of a token."""
+
+    rank: int
+    """Size of the latent vector, from which keys and values are made."""
+    query_rank: int | None
+    """Size of the vector that queries are made from; None: they are made from the hidden state."""
+    nope_dim: int
+    """Dimensions of a query and key that are not rotated."""
+    rope_dim: int
+    """Dimensions that are, which the keys of all heads share."""
+    value_dim: int
+    """Of a head's value."""
+    eps: float
+    """Of the norms of both vectors."""
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
-    """Grouped-query attention of one layer."""
+    """Attention of one layer: grouped-query attention, or with ``latent`` latent attention."""
 
     num_heads: int
     num_kv_heads: int
+    """Of what is stored; with ``latent`` one."""
     head_dim: int
+    """Of a stored key; with ``latent`` it has the latent vector, then the rotated dimensions."""
     scale: float
     """Of the scores."""
     qkv_bias: bool = False
@@ -51,6 +71,17 @@ class AttentionConfig:
     """Scores are squeezed between plus and minus this, by its multiple of a hyperbolic tangent; None: they are not."""
     sinks: bool = False
     """Whether each head has a further score, learned, that takes a share of attention and gives nothing."""
+    latent: LatentConfig | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Of a stored value; with ``latent`` it is the beginning of the stored key, and takes no memory."""
+        return self.latent.rank if self.latent else self.head_dim
+
+    @property
+    def rope_dim(self) -> int:
+        """Of what ``rope`` is the embedding of."""
+        return self.latent.rope_dim if self.latent else self.head_dim
 
 
 @dataclass(frozen=True)
@@ -68,8 +99,10 @@ class ExpertsConfig:
     scale: float = 1.0
     """Of the weights."""
     groups: int = 1
-    """Experts are in so many groups, of which the ``groups_per_token`` with the best two experts each take part."""
+    """Experts are in so many groups, of which the best ``groups_per_token`` take part."""
     groups_per_token: int = 1
+    group_best: int = 2
+    """How many of a group's best experts are added up to say how good it is."""
     bias: bool = False
     """Whether experts and router have biases."""
     shared_size: int = 0
@@ -174,5 +207,5 @@ def _shape(layer: LayerConfig) -> tuple[Any, ...]:
     one = layer.attention
     return (
         one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.qkv_bias, one.output_bias, one.qk_norm, one.sinks,
-        one.softcap, layer.intermediate_size, layer.experts is None,
+        one.softcap, one.latent, layer.intermediate_size, layer.experts is None,
     )  # fmt: skip

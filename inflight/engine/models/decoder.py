@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.experts import MoeBlock
+from inflight.engine.models.latent import LatentAttention
 from inflight.engine.models.layers import Activation, Attend, Attention, FusedLinear, GatedMlp, norm_of
 from inflight.engine.models.rope import Positions, RotaryEmbedding, query_scale
 
@@ -19,7 +20,7 @@ class DecoderLayer(nn.Module):
         one = config.layers[layer]
         in_front, behind = config.norms != "behind", config.norms != "before"
         self.attention_norm = norm_of(config) if in_front else nn.Identity()
-        self.self_attn = Attention(config, layer)
+        self.self_attn = (LatentAttention if one.attention.latent else Attention)(config, layer)
         self.attention_output_norm = norm_of(config) if behind else nn.Identity()
         self.mlp_norm = norm_of(config) if in_front else nn.Identity()
         self.mlp: MoeBlock | GatedMlp
@@ -65,7 +66,7 @@ class DecoderModel(nn.Module):
         """Per layer, which of ``ropes`` it has; None: none."""
         self.ropes = [
             RotaryEmbedding(
-                rope, config.layers[index].attention.head_dim, config.max_position_embeddings, served_length
+                rope, config.layers[index].attention.rope_dim, config.max_position_embeddings, served_length
             )
             for rope, index in distinct.values()
         ]

@@ -31,15 +31,12 @@ def route(scores: Tensor, config: ExpertsConfig, correction: Tensor | None) -> t
             dim=-1
         ).float() if config.routing == "chosen_softmax" else values.float().sigmoid()
     scores = scores.float()
-    if config.routing == "softmax":
-        weights, chosen = scores.softmax(dim=-1).topk(config.per_token, dim=-1)
-    else:
-        scores = scores.sigmoid()
-        corrected = scores if correction is None else scores + correction.float()
-        chosen = _of_best_groups(corrected, config).topk(config.per_token)[1]
-        weights = scores.gather(1, chosen)
+    scores = scores.softmax(dim=-1) if config.routing == "softmax" else scores.sigmoid()
+    corrected = scores if correction is None else scores + correction.float()
+    chosen = _of_best_groups(corrected, config).topk(config.per_token)[1]
+    weights = scores.gather(1, chosen)
     if config.normalized:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + (1e-20 if config.routing == "sigmoid" else 0.0))
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return chosen, weights * config.scale
 
 
@@ -48,7 +45,7 @@ def _of_best_groups(scores: Tensor, config: ExpertsConfig) -> Tensor:
     if config.groups == 1:
         return scores
     groups = scores.unflatten(1, (config.groups, -1))
-    best = groups.topk(2, dim=-1)[0].sum(dim=-1).topk(config.groups_per_token, dim=-1)[1]
+    best = groups.topk(config.group_best, dim=-1)[0].sum(dim=-1).topk(config.groups_per_token, dim=-1)[1]
     kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, True)
     return groups.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 

@@ -30,13 +30,13 @@ class Attend(Protocol):
     """Stores the step's keys and values in the cache, and attends."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Return ``[tokens, heads, head_dim]``.
+        """Return ``[tokens, heads, size of a value]``.
 
         Args:
             layer: index of the layer.
             query: ``[tokens, heads, head_dim]``.
             key: ``[tokens, kv_heads, head_dim]``.
-            value: like ``key``.
+            value: ``[tokens, kv_heads, size of a value]``; in latent attention the beginning of ``key``.
             options: of the layer.
         """
 

@@ -9,6 +9,7 @@ from inflight.engine.models.architectures import ARCHITECTURES, Architecture
 from inflight.engine.models.config import (
     AttentionConfig,
     ExpertsConfig,
+    LatentConfig,
     LayerConfig,
     ModelConfig,
     QkNorm,
@@ -26,6 +27,7 @@ from inflight.engine.models.fields import (
     Fields,
     given,
 )
+from inflight.engine.models.rope import yarn_sharpening
 from inflight.errors import DeploymentError, nearest
 
 CONDITIONAL = "ForConditionalGeneration"
@@ -134,6 +136,8 @@ def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ..
 
 
 def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: bool) -> AttentionConfig:
+    if architecture.latent:
+        return _latent_attention(architecture, fields)
     heads = fields.required("num_attention_heads")
     kv_heads = fields.given("num_key_value_heads", heads, COUNT)
     head_dim = fields.given("head_dim", fields.required("hidden_size") // heads, COUNT)
@@ -160,6 +164,36 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
         query_scaling=_query_scaling(architecture, fields, rope),
         softcap=fields.given("attn_logit_softcapping", 0, AMOUNT) or None,
         sinks=architecture.sinks,
+    )
+
+
+def _latent_attention(architecture: Architecture, fields: Fields) -> AttentionConfig:
+    latent = LatentConfig(
+        rank=fields.required("kv_lora_rank"),
+        query_rank=fields.given("q_lora_rank", None, COUNT),
+        nope_dim=fields.required("qk_nope_head_dim"),
+        rope_dim=fields.required("qk_rope_head_dim"),
+        value_dim=fields.required("v_head_dim"),
+        eps=1e-6,  # whatever rms_norm_eps says
+    )
+    if latent.rope_dim % 2:
+        raise DeploymentError(f"config.json: qk_rope_head_dim is {latent.rope_dim}; it must be even")
+    rope = dict(_rope(architecture, fields, _FULL, latent.rope_dim))
+    scale = (latent.nope_dim + latent.rope_dim) ** -0.5
+    if rope["rope_type"] != "default" and rope.get("mscale_all_dim"):
+        scale *= yarn_sharpening(rope["factor"], rope["mscale_all_dim"]) ** 2
+    bias = fields.given("attention_bias", False, FLAG)
+    return AttentionConfig(
+        num_heads=fields.required("num_attention_heads"),
+        num_kv_heads=1,
+        head_dim=latent.rank + latent.rope_dim,
+        scale=scale,
+        qkv_bias=bias,
+        output_bias=bias,
+        rope=rope,
+        interleaved=fields.given("rope_interleave", True, FLAG),
+        query_scaling=_query_scaling(architecture, fields, rope),
+        latent=latent,
     )
 
 
@@ -271,6 +305,8 @@ def _rope(architecture: Architecture, fields: Fields, kind: str, head_dim: int) 
         if type(value) is int:
             rope[name] = float(value)  # PyTorch takes no integers of more than 64 bits
     share = given(rope, "partial_rotary_factor", given(data, "partial_rotary_factor", 1.0, NUMBER), NUMBER)
+    if architecture.latent:
+        share = 1.0  # the file's is of dimensions that are rotated and those that are not
     if share > 1 or int(head_dim * share) % 2 or not int(head_dim * share):
         raise DeploymentError(
             f"config.json: partial_rotary_factor is {share} and head_dim {head_dim}; the first must be at most 1, and "

@@ -141,14 +141,17 @@ def _yarn(frequencies: Tensor, rope: Mapping[str, Any], model_length: int) -> tu
     interpolated = ramp.clamp(0, 1)
     scaled = frequencies * (1 - interpolated) + frequencies / factor * interpolated
 
-    def attention(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if rope.get("attention_factor") is not None:
         return scaled, float(rope["attention_factor"])
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return scaled, attention(rope["mscale"]) / attention(rope["mscale_all_dim"])
-    return scaled, attention(1.0)
+        sharpening, of_all = (yarn_sharpening(factor, rope[name]) for name in ("mscale", "mscale_all_dim"))
+        return scaled, sharpening / of_all
+    return scaled, yarn_sharpening(factor, 1.0)
+
+
+def yarn_sharpening(factor: float, weight: float) -> float:
+    """Return what yarn multiplies queries and keys by, which sharpens attention over a context that is longer."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(

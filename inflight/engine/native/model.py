@@ -146,6 +146,7 @@ def _unknown_to_library(config: ModelConfig) -> str:
     attention = [layer.attention for layer in config.layers]
     asked = {
         "experts": any(layer.experts is not None for layer in config.layers),
+        "latent attention": any(one.latent is not None for one in attention),
         "attention sinks": any(one.sinks for one in attention),
         "soft caps": any(one.softcap is not None for one in attention) or config.logit_softcap is not None,
         "attention within chunks": any(one.chunk is not None for one in attention),

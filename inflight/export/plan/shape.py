@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from inflight.engine.models.architectures import ARCHITECTURES
-from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.config import AttentionConfig, ModelConfig
 from inflight.engine.models.naming import CheckpointNames
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Arithmetic
@@ -84,12 +84,10 @@ def _layer(config: ModelConfig, layer: int) -> list[Linear]:
     hidden, one = config.hidden_size, config.layers[layer]
     fused = ARCHITECTURES[config.architecture].fused_in_checkpoint
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-    shape = one.attention
-    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"qkv_proj": query + 2 * key} if fused else {"q_proj": query, "k_proj": key, "v_proj": key}
-    bias = shape.qkv_bias
-    found = [Linear(f"{attention}.{name}", layer, hidden, size, bias, "attention") for name, size in rows.items()]
-    found.append(Linear(f"{attention}.o_proj", layer, query, hidden, shape.output_bias, "attention"))
+    found = [
+        Linear(f"{attention}.{name}", layer, inputs, rows, bias, "attention")
+        for name, inputs, rows, bias in _projections(one.attention, hidden, fused)
+    ]
     if one.experts is None:
         found += _feed_forward(mlp, layer, hidden, one.intermediate_size, config.mlp_bias, fused)
     else:
@@ -105,6 +103,27 @@ def _layer(config: ModelConfig, layer: int) -> list[Linear]:
             found.append(Linear(f"{mlp}.shared_expert_gate", layer, hidden, 1, False, "mlp"))
     naming = CheckpointNames(config, ())
     return [replace(linear, name=naming.of(linear.name)) for linear in found]
+
+
+def _projections(config: AttentionConfig, hidden: int, fused: bool) -> list[tuple[str, int, int, bool]]:
+    """Return the linears of attention: name, inputs, outputs, and whether there is a bias."""
+    heads, bias, latent = config.num_heads, config.qkv_bias, config.latent
+    if latent is None:
+        query, key = heads * config.head_dim, config.num_kv_heads * config.head_dim
+        rows = {"qkv_proj": query + 2 * key} if fused else {"q_proj": query, "k_proj": key, "v_proj": key}
+        found = [(name, hidden, size, bias) for name, size in rows.items()]
+        return [*found, ("o_proj", query, hidden, config.output_bias)]
+    query = heads * (latent.nope_dim + latent.rope_dim)
+    if latent.query_rank is None:
+        found = [("q_proj", hidden, query, False)]
+    else:
+        found = [("q_a_proj", hidden, latent.query_rank, bias), ("q_b_proj", latent.query_rank, query, False)]
+    return [
+        *found,
+        ("kv_a_proj_with_mqa", hidden, latent.rank + latent.rope_dim, bias),
+        ("kv_b_proj", latent.rank, heads * (latent.nope_dim + latent.value_dim), False),
+        ("o_proj", heads * latent.value_dim, hidden, config.output_bias),
+    ]
 
 
 def _feed_forward(
@@ -123,6 +142,8 @@ def norm_parameters(config: ModelConfig, layer: int) -> int:
         norms += 2 * one.head_dim
     elif one.qk_norm == "width":
         norms += (one.num_heads + one.num_kv_heads) * one.head_dim
+    if one.latent is not None:
+        norms += one.latent.rank + (one.latent.query_rank or 0)
     experts = config.layers[layer].experts
     correction = experts.num_experts if experts is not None and experts.routing == "sigmoid" else 0
     return norms + one.sinks * one.num_heads + correction
@@ -223,8 +244,8 @@ class Shape:
             layers=tuple(
                 AttentionWork(
                     window=one.window if one.chunk is None else one.chunk,
-                    flops=4 * one.num_heads * one.head_dim / tensor,
-                    kv_bytes=2 * one.num_kv_heads * one.head_dim * self.kv_number_bytes / tensor,
+                    flops=2 * one.num_heads * (one.head_dim + one.value_dim) / tensor,
+                    kv_bytes=_stored(one) * self.kv_number_bytes / (1 if one.latent else tensor),
                 )
                 for one in own
             ),
@@ -245,7 +266,7 @@ class Shape:
         """
         config, group = self.config, self.precision.group or 1
         # The inputs of o_proj and down_proj are split, and scales run along inputs.
-        heads = {size for layer in config.layers for size in (layer.attention.num_heads, layer.attention.num_kv_heads)}
+        heads = {size for one in (layer.attention for layer in config.layers) for size in _split_heads(one)}
         split_inputs = {one.inputs for one in linears(config) if one.name.endswith(("o_proj", "down_proj", "w2"))}
 
         def divides(tensor: int) -> bool:
@@ -317,6 +338,16 @@ class Stage:
     def kv_bytes(self, length: float) -> float:
         """Return the bytes that a sequence of ``length`` tokens keeps in the cache."""
         return self.attended_bytes(length) if self.free_windows else length * self.kv_token_bytes
+
+
+def _split_heads(config: AttentionConfig) -> tuple[int, ...]:
+    """Return the numbers of heads that GPUs must share evenly; each has the latent vector whole."""
+    return (config.num_heads,) if config.latent else (config.num_heads, config.num_kv_heads)
+
+
+def _stored(config: AttentionConfig) -> int:
+    """Return how many numbers a token has in the cache; in latent attention the value is a part of the key."""
+    return config.num_kv_heads * (config.head_dim + (0 if config.latent else config.value_dim))
 
 
 def _reach(work: AttentionWork, context: float) -> float:

@@ -48,6 +48,10 @@ _LONGROPE = {
     "long_factor": [2.0 + 0.5 * place for place in range(8)],
     "original_max_position_embeddings": 512,
 }
+_LATENT = {
+    "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -118,6 +122,33 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
         },
     ),
+    "deepseek2": (
+        "DeepseekV2",
+        _EXPERTS
+        | _LATENT
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.3},
+    ),
+    "deepseek2, greedy": (
+        "DeepseekV2",
+        _EXPERTS | _LATENT | {"n_routed_experts": 8, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        _EXPERTS
+        | _LATENT
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2}
+        | {"rope_parameters": _YARN_ALL},
+    ),
+    "deepseek3, halves": (
+        "DeepseekV3",
+        _EXPERTS | _LATENT | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    ),
+    "glm4moelite": ("Glm4MoeLite", _EXPERTS | _LATENT | {"n_routed_experts": 8, "rms_norm_eps": 1e-3}),
+    "mistral4": (
+        "Mistral4",
+        _EXPERTS | _LATENT | {"n_routed_experts": 8, "rope_parameters": _YARN_ALL | {"llama_4_scaling_beta": 0.4}},
+    ),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 8, "swiglu_limit": 0.8},
@@ -142,7 +173,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NOT_NATIVE = {
     "gemma2", "ministral3", "glm", "glm4", "smollm3", "olmo2", "olmo3", "qwen3moe", "qwen2moe",
-    "olmoe", "mixtral", "glm4moe", "gpt-oss", "llama4",
+    "olmoe", "mixtral", "glm4moe", "gpt-oss", "llama4", "deepseek2", "deepseek2, greedy", "deepseek3",
+    "deepseek3, halves", "glm4moelite", "mistral4",
 }  # fmt: skip
 """What only PyTorch computes; the native step refuses it by name."""
 _MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM"}

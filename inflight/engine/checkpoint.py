@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from inflight.engine.device import BFLOAT16
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.architectures import ARCHITECTURES
+from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.experts import MoeBlock
@@ -241,7 +242,7 @@ def outline_model(
     exact = rounds and device.type != "cuda"  # a GPU's tensor cores add up in float32, and are what it is there for
     if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
         config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
-    model = DecoderModel(config, served_length).to(dtype)
+    model = build_model(config, served_length).to(dtype)
     convert_linears(model, quantization, shards.names, exact, separate)
     kv_scales = KvScales.ones(config.num_layers, device) if kv_dtype is torch.float8_e4m3fn else None
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)

@@ -85,9 +85,12 @@ class Scorer:
         """Return the largest absolute key and value of each layer, float32 ``[layers]`` both; raises as ``logits``."""
         attend, keys, values = self._attend(tokens), list[Tensor](), list[Tensor]()
 
-        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-            keys.append(key.float().abs().max())
-            values.append(value.float().abs().max())
+        def observe(
+            layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
+        ) -> Tensor:
+            if key is not None and value is not None:
+                keys.append(key.float().abs().max())
+                values.append(value.float().abs().max())
             return attend(layer, query, key, value, options)
 
         self._hidden(tokens, observe)

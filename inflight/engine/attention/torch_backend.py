@@ -104,19 +104,23 @@ class TorchAttention:
             if alone[index]
         ]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
+    ) -> Tensor:
         """Store keys and values, and attend. Tokens behind those of the ranges are padding: nothing attends to them."""
         count = self._count
-        self._pool.write(layer, self._new_slots, key[:count], value[:count])
+        if key is not None and value is not None:
+            self._pool.write(layer, self._new_slots, key[:count], value[:count])
         if len(self._rows) == 1 and not self._chunks:
             out = self._rows[0][1](layer, query[:count], options)
             return functional.pad(out, (0, 0, 0, 0, 0, len(query) - count)) if len(query) > count else out
-        out = query.new_zeros(*query.shape[:2], value.shape[-1])
+        out = query.new_zeros(*query.shape[:2], self._pool.layers[layer].values.shape[-1])
         for tokens, attend in self._rows:
             out[tokens] = attend(layer, query[tokens], options)
         for chunk in self._chunks:
             part = slice(chunk.range.first, chunk.range.stop)
-            out[part] = chunk(layer, query[part], key[part], value[part], options)
+            own = None if key is None or value is None else (key[part], value[part])
+            out[part] = chunk(layer, query[part], own, options)
         return out
 
 
@@ -128,11 +132,13 @@ class _ChunkAttention:
         self._pool, self.range, self._slots = pool, query_range, slots
         self._biases: dict[tuple[int | None, int | None], Tensor] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Return ``[count, heads, size of a value]``."""
+    def __call__(
+        self, layer: int, query: Tensor, own: tuple[Tensor, Tensor] | None, options: AttentionOptions
+    ) -> Tensor:
+        """Return ``[count, heads, size of a value]``; ``own``: the chunk's keys and values, where the layer has any."""
         pool, count, start = self._pool, self.range.count, self.range.start
-        if start == 0 and pool.stored == pool.dtype:
-            keys, values = key.transpose(0, 1), value.transpose(0, 1)  # the pool would return the same
+        if start == 0 and pool.stored == pool.dtype and own is not None:
+            keys, values = (part.transpose(0, 1) for part in own)  # the pool would return the same
         else:
             keys, values = pool.read(layer, self._slots)
         reach = min(options.window or count, options.chunk or count)

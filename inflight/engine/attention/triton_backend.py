@@ -175,9 +175,12 @@ class TritonAttention:
         self._plans: dict[tuple[int | None, int, int, int], list[plan.AttentionPlan]] = {}
         """Plans of this step by window and shape, for all layers that have them."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
+    ) -> Tensor:
         """Store keys and values, and attend."""
-        store(key, value, *self.target(layer))
+        if key is not None and value is not None:
+            store(key, value, *self.target(layer))
         return self.attend(layer, query, options)
 
     def target(self, layer: int) -> tuple[Tensor, StoredKv]:

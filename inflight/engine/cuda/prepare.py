@@ -118,6 +118,7 @@ def _unknown_to_kernels(model: DecoderModel) -> str:
     config = model.config
     attention = [layer.attention for layer in config.layers]
     asked = {
+        "layers of Gemma 4": config.gemma4 is not None,
         "experts": any(layer.experts is not None for layer in config.layers),
         "latent attention": any(one.latent is not None for one in attention),
         "attention sinks": any(one.sinks for one in attention),
@@ -127,6 +128,7 @@ def _unknown_to_kernels(model: DecoderModel) -> str:
         "interleaved rotary embedding": any(one.interleaved for one in attention),
         "scaling of queries by position": any(one.query_scaling is not None for one in attention),
         "norm of all queries of a token as one": any(one.qk_norm in ("width", "unit") for one in attention),
+        "norms whose weight is applied before rounding": config.norm_kind == "wide",
         "layers without a norm in front": config.norms == "behind",
     }
     return ", no ".join(name for name, is_asked in asked.items() if is_asked)

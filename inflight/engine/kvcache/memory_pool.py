@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import abc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,15 +63,18 @@ class KvPool:
         """The type of what is stored, and how many slots there are."""
         self.parts: list[Tensor] = []
         """All that is stored, each ``[layers, kv_heads, slots, ...]``: keys, values, and the scales of single slots."""
-        shapes = [
-            (one.num_kv_heads, one.head_dim, one.value_dim) for one in (layer.attention for layer in config.layers)
-        ]
-        made: dict[tuple[int, int, int], Iterator[StoredKv]] = {
-            shape: iter(self._make([layer for layer, other in enumerate(shapes) if other == shape], *shape))
-            for shape in dict.fromkeys(shapes)
+        attention = [layer.attention for layer in config.layers]
+        shapes = {
+            layer: (one.num_kv_heads, one.head_dim, one.value_dim)
+            for layer, one in enumerate(attention)
+            if one.kv_donor is None
         }
-        self.layers = [next(made[shape]) for shape in shapes]
-        """What each layer has stored."""
+        made: dict[int, StoredKv] = {}
+        for shape in dict.fromkeys(shapes.values()):
+            layers = [layer for layer, other in shapes.items() if other == shape]
+            made |= zip(layers, self._make(layers, *shape), strict=True)
+        self.layers = [made[layer if one.kv_donor is None else one.kv_donor] for layer, one in enumerate(attention)]
+        """What each layer has stored, or the one whose keys and values it attends to."""
 
     def _make(self, layers: list[int], kv_heads: int, head_dim: int, value_dim: int) -> list[StoredKv]:
         """Allocate what some layers store, whose heads are of one number and size."""

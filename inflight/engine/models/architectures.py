@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from inflight.engine.models import expert_reading
-from inflight.engine.models.config import ExpertsConfig, Norms, QkNorm
+from inflight.engine.models.config import ExpertsConfig, NormKind, Norms, QkNorm
 from inflight.engine.models.fields import Fields
 
 Renaming = tuple[str, str]
@@ -47,6 +47,15 @@ _GLM4_MOE: tuple[Renaming, ...] = (
     *_SHARED_EXPERTS,
     (r"\.mlp\.correction\b", ".mlp.gate.e_score_correction_bias"),
 )
+_GEMMA4: tuple[Renaming, ...] = (
+    (r"\.moe\.gate\b", ".router.proj"),
+    (r"\.moe\.scale\b", ".router.scale"),
+    (r"\.moe\.per_expert_scale\b", ".router.per_expert_scale"),
+    (r"\.moe\.experts\b", ".experts"),
+    (r"\.moe\.mlp_norm\b", ".post_feedforward_layernorm_1"),
+    (r"\.moe\.output_norm\b", ".post_feedforward_layernorm_2"),
+    (r"\.moe\.input_norm\b", ".pre_feedforward_layernorm_2"),
+)
 _GPT_OSS: tuple[Renaming, ...] = ((r"\.mlp\.gate\b", ".mlp.router"),)
 _LLAMA4: tuple[Renaming, ...] = (
     (r"\.mlp\.gate\b", ".feed_forward.router"),
@@ -65,7 +74,7 @@ class Architecture(NamedTuple):
     qk_norm_option: str | None = None
     """The option that says whether there is a ``qk_norm``; None: there is."""
     norms: Norms = "before"
-    norm_offset: bool = False
+    norm_kind: NormKind = "plain"
     scaled_embeddings: bool = False
     """Embeddings are multiplied by the root of their size."""
     names: tuple[Renaming, ...] = _BEFORE
@@ -91,6 +100,8 @@ class Architecture(NamedTuple):
     scalar: bool = False
     """``query_pre_attn_scalar`` scales the scores, in place of the size of a head."""
     sinks: bool = False
+    gemma4: bool = False
+    """Layers are as Gemma 4 has them (``gemma4``)."""
     latent: bool = False
     """Attention is latent (``config.LatentConfig``)."""
     longrope_types: tuple[str, ...] = ()
@@ -118,12 +129,16 @@ _GEMMA_DEFAULTS = {
 }
 _GEMMA = Architecture(
     norms="around",
-    norm_offset=True,
+    norm_kind="offset",
     scaled_embeddings=True,
     names=_AROUND,
     softcaps=True,
     scalar=True,
 )
+_GEMMA4_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -169,6 +184,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         sliding_rope="local",
         defaults=_GEMMA_DEFAULTS | {"rope_theta": 1e6},
         text_types=("gemma3_text",),
+    ),
+    "Gemma4ForCausalLM": _GEMMA._replace(
+        norm_kind="wide",
+        qk_norm="head",
+        full_every=6,
+        scalar=False,
+        gemma4=True,
+        names=(*_GEMMA4, *_AROUND),
+        experts=expert_reading.gemma4_experts,
+        defaults=_GEMMA_DEFAULTS | {"rope_parameters": _GEMMA4_ROPES, "sliding_window": 512},
+        text_types=("gemma4_text", "gemma4_unified_text"),
     ),
     "GlmForCausalLM": Architecture(biased_output=False, interleaved=True, defaults=_GLM_DEFAULTS),
     "Glm4ForCausalLM": Architecture(
@@ -218,10 +244,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SmolLM3ForCausalLM": Architecture(
         no_rope=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4}
     ),
-    "Olmo2ForCausalLM": Architecture(qk_norm="width", norms="behind", names=_OLMO, defaults={"rms_norm_eps": 1e-5}),
+    "Olmo2ForCausalLM": Architecture(
+        qk_norm="width", norms="behind", norm_kind="wide", names=_OLMO, defaults={"rms_norm_eps": 1e-5}
+    ),
     "Olmo3ForCausalLM": Architecture(
         qk_norm="width",
         norms="behind",
+        norm_kind="wide",
         names=_OLMO,
         full_every=4,
         sliding_rope="plain",

@@ -11,6 +11,9 @@ QkNorm = Literal["none", "head", "width", "unit"]
 each head, without a weight."""
 Norms = Literal["before", "around", "behind"]
 """Where a layer normalizes: in front of attention and feed-forward, in front of and behind both, or only behind."""
+NormKind = Literal["plain", "wide", "offset"]
+"""What norms do with their weight. plain: what is normalized is rounded and then multiplied by it; wide: multiplied,
+and then rounded; offset: as wide, by one more than it."""
 Routing = Literal["softmax", "chosen_softmax", "sigmoid", "input_sigmoid"]
 """How experts get their weights. softmax: over all experts, then the largest are chosen; chosen_softmax: the largest
 are chosen, then over those; sigmoid: of each expert, a bias helps to choose; input_sigmoid: the same without a bias,
@@ -72,6 +75,12 @@ class AttentionConfig:
     sinks: bool = False
     """Whether each head has a further score, learned, that takes a share of attention and gives nothing."""
     latent: LatentConfig | None = None
+    unit_values: bool = False
+    """Whether values are normalized, each head, without a weight."""
+    values_are_keys: bool = False
+    """Values are what keys are before norm and rotation."""
+    kv_donor: int | None = None
+    """The layer whose keys and values this one attends to, and it has none of its own; None: it has."""
 
     @property
     def value_dim(self) -> int:
@@ -126,6 +135,15 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class Gemma4Config:
+    """What Gemma 4 has besides: each layer's result is multiplied by a number; experts are beside the feed-forward."""
+
+    per_layer_size: int
+    """Size of the embedding that a token has for each layer; 0: there is none."""
+    per_layer_vocab: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and constants of a decoder-only transformer."""
 
@@ -143,11 +161,12 @@ class ModelConfig:
     is_text_part: bool = False
     """Whether the checkpoint has parts for images or sound besides, which are not served."""
     norms: Norms = "before"
-    norm_offset: bool = False
-    """Whether the weights of norms are offsets from one, as Gemma's."""
+    norm_kind: NormKind = "plain"
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     """As ``AttentionConfig.softcap``, of the logits."""
+    gemma4: Gemma4Config | None = None
+    """What Gemma 4 has besides."""
 
     @property
     def num_layers(self) -> int:
@@ -207,5 +226,6 @@ def _shape(layer: LayerConfig) -> tuple[Any, ...]:
     one = layer.attention
     return (
         one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.qkv_bias, one.output_bias, one.qk_norm, one.sinks,
-        one.softcap, one.latent, layer.intermediate_size, layer.experts is None,
+        one.softcap, one.latent, one.unit_values, one.values_are_keys, one.kv_donor, layer.intermediate_size,
+        layer.experts is None,
     )  # fmt: skip

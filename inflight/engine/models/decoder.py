@@ -23,13 +23,16 @@ class DecoderLayer(nn.Module):
         self.self_attn = (LatentAttention if one.attention.latent else Attention)(config, layer)
         self.attention_output_norm = norm_of(config) if behind else nn.Identity()
         self.mlp_norm = norm_of(config) if in_front else nn.Identity()
-        self.mlp: MoeBlock | GatedMlp
-        if one.experts is not None:
-            self.mlp = MoeBlock(config, one.experts)
-        else:
-            activation = Activation(config.activation != "silu")
-            self.mlp = GatedMlp(config.hidden_size, one.intermediate_size, config.mlp_bias, activation)
+        self.mlp = self.make_mlp(config, layer)
         self.mlp_output_norm = norm_of(config) if behind else nn.Identity()
+
+    def make_mlp(self, config: ModelConfig, layer: int) -> MoeBlock | GatedMlp:
+        """Return the feed-forward, or the experts in its place."""
+        one = config.layers[layer]
+        if one.experts is not None:
+            return MoeBlock(config, one.experts)
+        activation = Activation(config.activation != "silu")
+        return GatedMlp(config.hidden_size, one.intermediate_size, config.mlp_bias, activation)
 
     def forward(self, x: Tensor, positions: Positions, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
@@ -40,23 +43,25 @@ class DecoderLayer(nn.Module):
 class Backbone(nn.Module):
     """Embedding, layers and last norm. The names are those of checkpoints, where this is ``model``."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: type[DecoderLayer]) -> None:
         super().__init__()
         # nn.Embedding(...) would draw random numbers, which on the meta device first loads PyTorch's compiler.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size))
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
         self.norm = norm_of(config)
 
 
 class DecoderModel(nn.Module):
     """A language model."""
 
+    layer_type: type[DecoderLayer] = DecoderLayer
+
     def __init__(self, config: ModelConfig, served_length: int) -> None:
         """``served_length``: the longest sequence that will be served."""
         super().__init__()
         self.config = config
         with torch.device("meta"):  # the checkpoint brings the weights
-            self.model = Backbone(config)
+            self.model = self.make_backbone(config)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.fused_rows = {name: one.parts for name, one in self.named_modules() if isinstance(one, FusedLinear)}
         """By the name of a fused projection: the names of its parts in the checkpoint, and their rows."""
@@ -71,6 +76,10 @@ class DecoderModel(nn.Module):
             for rope, index in distinct.values()
         ]
         self._scalings = {layer.attention.query_scaling for layer in config.layers} - {None}
+
+    def make_backbone(self, config: ModelConfig) -> Backbone:
+        """Return embeddings, layers and last norm."""
+        return Backbone(config, self.layer_type)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return hidden states ``[tokens, hidden]`` of packed ``token_ids [tokens]`` at ``positions [tokens]``."""

@@ -118,6 +118,19 @@ def _is_dense(fields: Fields, layer: int) -> bool:
     return kinds[layer] == "dense"
 
 
+def gemma4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Gemma 4, where they are beside the feed-forward."""
+    if not fields.given("enable_moe_block", False, FLAG):
+        return None
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("top_k_experts"),
+        intermediate_size=fields.required("moe_intermediate_size"),
+        routing="softmax",
+        normalized=True,
+    )
+
+
 def llama4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     step = fields.given("interleave_moe_layer_step", 1, COUNT)
     if layer not in fields.given(

@@ -71,6 +71,11 @@ class MoeBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, hidden]``."""
         chosen, weights = route(self.gate(x), self.config, self.correction)
+        total = self.mix(x, chosen, weights)
+        return total + self._shared(x) if self.config.shared_size else total
+
+    def mix(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Return what the experts make of ``x [tokens, hidden]``, by their weights; see ``route``."""
         outputs = x.new_empty(*chosen.shape, x.shape[-1])
         scales_input = self.config.routing == "input_sigmoid"
         for expert in chosen.unique().tolist():
@@ -82,7 +87,7 @@ class MoeBlock(nn.Module):
         total = outputs[:, 0]
         for place in range(1, outputs.shape[1]):
             total = total + outputs[:, place]
-        return total + self._shared(x) if self.config.shared_size else total
+        return total
 
     def _shared(self, x: Tensor) -> Tensor:
         out = self.shared_expert(x)

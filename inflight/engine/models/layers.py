@@ -29,13 +29,15 @@ class AttentionOptions(NamedTuple):
 class Attend(Protocol):
     """Stores the step's keys and values in the cache, and attends."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
+    ) -> Tensor:
         """Return ``[tokens, heads, size of a value]``.
 
         Args:
             layer: index of the layer.
             query: ``[tokens, heads, head_dim]``.
-            key: ``[tokens, kv_heads, head_dim]``.
+            key: ``[tokens, kv_heads, head_dim]``; None: the layer attends to what another has stored in this step.
             value: ``[tokens, kv_heads, size of a value]``; in latent attention the beginning of ``key``.
             options: of the layer.
         """
@@ -84,12 +86,16 @@ class UnitNorm(nn.Module):
         return functional.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype)
 
 
-class GemmaRmsNorm(RmsNorm):
-    """Gemma's RMS norm: the weight is an offset from one, and is applied before the result is rounded."""
+class WideRmsNorm(RmsNorm):
+    """An RMS norm whose weight is applied before the result is rounded."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dimension."""
         return (self._normalized(x) * self.gain()).to(x.dtype)
+
+
+class GemmaRmsNorm(WideRmsNorm):
+    """Gemma's RMS norm: the weight is an offset from one."""
 
     def gain(self) -> Tensor:
         """Return what each normalized value is multiplied by, float32."""
@@ -138,10 +144,13 @@ class Attention(nn.Module):
         self.layer, self.config = layer, config
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        rows = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
+        own = [name for name in ("k_proj", "v_proj") if config.kv_donor is None]
+        rows = {"q_proj": width} | dict.fromkeys(own[:1] if config.values_are_keys else own, kv_width)
         self.qkv_proj = FusedLinear(model.hidden_size, rows, config.qkv_bias)
         self.o_proj = nn.Linear(width, model.hidden_size, bias=config.output_bias)
-        self.q_norm, self.k_norm = (_head_norm(model, config, size) for size in (width, kv_width))
+        self.q_norm = _head_norm(model, config, width)
+        self.k_norm = _head_norm(model, config, kv_width) if own else nn.Identity()
+        self.v_norm = UnitNorm(model.rms_norm_eps) if config.unit_values else nn.Identity()
         if config.sinks:
             self.sinks = nn.Parameter(torch.empty(self.heads))
 
@@ -155,14 +164,19 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Positions, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        query, key = self._normalized(query, self.q_norm), self._normalized(key, self.k_norm)
-        if positions.rotation is not None:
-            query = rotate(query, *positions.rotation, self.config.interleaved)
-            key = rotate(key, *positions.rotation, self.config.interleaved)
+        query = self._rotated(self._normalized(heads[:, : self.heads], self.q_norm), positions)
         if positions.query_scale is not None:
             query = (query * positions.query_scale).to(x.dtype)
+        key = value = None
+        if self.config.kv_donor is None:
+            key, value = heads[:, self.heads :][:, : self.kv_heads], self.v_norm(heads[:, -self.kv_heads :])
+            key = self._rotated(self._normalized(key, self.k_norm), positions)
         return self.o_proj(attend(self.layer, query, key, value, self.options).reshape(len(x), -1))
+
+    def _rotated(self, heads: Tensor, positions: Positions) -> Tensor:
+        if positions.rotation is None:
+            return heads
+        return rotate(heads, *positions.rotation, self.config.interleaved)
 
     def _normalized(self, heads: Tensor, norm: nn.Module) -> Tensor:
         if self.config.qk_norm == "width":
@@ -181,7 +195,7 @@ def _head_norm(model: ModelConfig, config: AttentionConfig, width: int) -> nn.Mo
 
 def norm_of(model: ModelConfig, size: int | None = None) -> RmsNorm:
     """Return a norm of the model's kind; ``size``: of its weight, the model's own if not given."""
-    kind = GemmaRmsNorm if model.norm_offset else RmsNorm
+    kind = {"plain": RmsNorm, "wide": WideRmsNorm, "offset": GemmaRmsNorm}[model.norm_kind]
     return kind(model.hidden_size if size is None else size, model.rms_norm_eps)
 
 

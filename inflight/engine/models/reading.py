@@ -9,6 +9,7 @@ from inflight.engine.models.architectures import ARCHITECTURES, Architecture
 from inflight.engine.models.config import (
     AttentionConfig,
     ExpertsConfig,
+    Gemma4Config,
     LatentConfig,
     LayerConfig,
     ModelConfig,
@@ -27,6 +28,7 @@ from inflight.engine.models.fields import (
     Fields,
     given,
 )
+from inflight.engine.models.gemma4_reading import gemma4_layers
 from inflight.engine.models.rope import yarn_sharpening
 from inflight.errors import DeploymentError, nearest
 
@@ -34,12 +36,12 @@ CONDITIONAL = "ForConditionalGeneration"
 """The end of the names of architectures that also take images or sound; their text parts are served."""
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _UNSUPPORTED = {
-    "use_bidirectional_attention": False,  # an engine that generates cannot attend to later tokens
-    "is_causal": True,
-    "attn_logit_softcapping": 0,
-    "final_logit_softcapping": 0,
+    "use_bidirectional_attention": (False, "vision"),  # text cannot attend to later tokens, and images are not served
+    "is_causal": (True,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
 }
-"""Options, each with the value, beside null, that says that it is not used."""
+"""Options, each with the values, beside null, that say that it is not used."""
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _SLIDING, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
 _OF_ROPE = {
@@ -71,7 +73,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     fields = Fields(text, architecture.defaults)
     for option, harmless in _UNSUPPORTED.items():
         value = fields.data.get(option)
-        if value not in (None, harmless) and not (architecture.softcaps and option in _SOFTCAPS):
+        if value is not None and value not in harmless and not (architecture.softcaps and option in _SOFTCAPS):
             raise DeploymentError(f"config.json: {option} is {value}; it is not supported")
     activation = fields.data.get("hidden_activation") or fields.data.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
@@ -90,9 +92,10 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         dtype=fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32",
         is_text_part=text is not data,
         norms=architecture.norms,
-        norm_offset=architecture.norm_offset,
+        norm_kind=architecture.norm_kind,
         embedding_scale=hidden_size**0.5 if architecture.scaled_embeddings else 1.0,
         logit_softcap=fields.given("final_logit_softcapping", 0, AMOUNT) or None,
+        gemma4=_gemma4(fields) if architecture.gemma4 else None,
     )
 
 
@@ -130,9 +133,15 @@ def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ..
         experts = architecture.experts(fields, index) if architecture.experts else None
         if experts is not None:
             _check_experts(experts)
-        size = 0 if experts is not None else fields.required(architecture.dense_size)
+        has_both = experts is None or architecture.gemma4
+        size = fields.required(architecture.dense_size) if has_both else 0
         layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
-    return tuple(layers)
+    return gemma4_layers(fields, kinds, layers) if architecture.gemma4 else tuple(layers)
+
+
+def _gemma4(fields: Fields) -> Gemma4Config:
+    vocab = fields.given("vocab_size_per_layer_input", 262_144, COUNT)
+    return Gemma4Config(fields.given("hidden_size_per_layer_input", 256, INDEX), vocab)
 
 
 def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: bool) -> AttentionConfig:
@@ -147,6 +156,8 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
             "the second must divide the first, and the third must be even"
         )
     scalar = fields.given("query_pre_attn_scalar", head_dim, NUMBER) if architecture.scalar else head_dim
+    if architecture.gemma4:
+        scalar = 1.0
     bias = fields.given("attention_bias", False, FLAG)
     rope = _rope(architecture, fields, kind, head_dim) if rotated else None
     return AttentionConfig(

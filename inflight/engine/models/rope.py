@@ -19,7 +19,7 @@ from inflight.errors import DeploymentError
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the step's positions."""
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 
 
 class Positions(NamedTuple):
@@ -52,6 +52,9 @@ class RotaryEmbedding:
         self.length = served_length
         """How many positions there are."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
+        if kind == "proportional":  # a part of the head's frequencies; what lies beyond them does not turn
+            exponents, turning = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim, self.dim // 2
+            self.dim = head_dim
         self.frequencies, self.scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
         """Angles of position 1, float32 ``[dim / 2]``; and the factor of cosines and sines."""
         try:
@@ -63,6 +66,9 @@ class RotaryEmbedding:
                 self.frequencies, self.scale = _yarn(self.frequencies, rope, model_length)
             elif kind == "longrope":
                 self.frequencies, self.scale = _longrope(self.frequencies, rope, model_length, served_length)
+            elif kind == "proportional":
+                self.frequencies[turning:] = 0.0
+                self.frequencies /= rope.get("factor", 1.0)
             elif kind == "dynamic":
                 self.frequencies = _dynamic(self.dim, rope, model_length, served_length)
         except KeyError as missing:

@@ -145,6 +145,7 @@ def _unknown_to_library(config: ModelConfig) -> str:
     """Return what a model has that the library does not compute; empty: nothing."""
     attention = [layer.attention for layer in config.layers]
     asked = {
+        "layers of Gemma 4": config.gemma4 is not None,
         "experts": any(layer.experts is not None for layer in config.layers),
         "latent attention": any(one.latent is not None for one in attention),
         "attention sinks": any(one.sinks for one in attention),

@@ -48,6 +48,10 @@ _LONGROPE = {
     "long_factor": [2.0 + 0.5 * place for place in range(8)],
     "original_max_position_embeddings": 512,
 }
+_GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 24, "sliding_window": 8, "final_logit_softcapping": 1.5,
+    "hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
 _LATENT = {
     "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
     "num_key_value_heads": 4,
@@ -87,6 +91,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2",
         {"head_dim": 32, "sliding_window": 8, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.5},
+    ),
+    "gemma4": ("Gemma4Text", _GEMMA4),
+    "gemma4, shared": (
+        "Gemma4Text",
+        _GEMMA4
+        | {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 3},
+    ),
+    "gemma4, experts": (
+        "Gemma4Text",
+        _GEMMA4
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 40}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
     "mistral, with images": ("Mistral3", {"model_type": "mistral", "sliding_window": None, "head_dim": 24}),
     "ministral3": ("Ministral3", {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.4}, "head_dim": 24}),
@@ -174,10 +192,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 NOT_NATIVE = {
     "gemma2", "ministral3", "glm", "glm4", "smollm3", "olmo2", "olmo3", "qwen3moe", "qwen2moe",
     "olmoe", "mixtral", "glm4moe", "gpt-oss", "llama4", "deepseek2", "deepseek2, greedy", "deepseek3",
-    "deepseek3, halves", "glm4moelite", "mistral4",
+    "deepseek3, halves", "glm4moelite", "mistral4", "gemma4", "gemma4, shared", "gemma4, experts",
 }  # fmt: skip
 """What only PyTorch computes; the native step refuses it by name."""
-_MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM"}
+_MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}
 _TINY_VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,

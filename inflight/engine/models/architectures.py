@@ -245,7 +245,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         no_rope=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4}
     ),
     "Olmo2ForCausalLM": Architecture(
-        qk_norm="width", norms="behind", norm_kind="wide", names=_OLMO, defaults={"rms_norm_eps": 1e-5}
+        qk_norm="width",
+        norms="behind",
+        norm_kind="wide",
+        names=_OLMO,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
     ),
     "Olmo3ForCausalLM": Architecture(
         qk_norm="width",

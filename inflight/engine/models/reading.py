@@ -111,7 +111,7 @@ def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
                 own = {key: value for key, value in text.items() if value is not None}
                 types = {key: data[key] for key in ("dtype", "torch_dtype") if data.get(key)}
                 tied = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
-                return architecture, types | own | tied
+                return architecture, own | types | tied
         known = sorted(kind for row in ARCHITECTURES.values() for kind in row.text_types)
         raise DeploymentError(
             f"config.json: the text part of {name} is of model_type {kind!r}, which is not supported; supported: "

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from inflight.engine.models.architectures import ARCHITECTURES
-from inflight.engine.models.config import AttentionConfig, ModelConfig
+from inflight.engine.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 from inflight.engine.models.naming import CheckpointNames
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Arithmetic
@@ -88,21 +88,29 @@ def _layer(config: ModelConfig, layer: int) -> list[Linear]:
         Linear(f"{attention}.{name}", layer, inputs, rows, bias, "attention")
         for name, inputs, rows, bias in _projections(one.attention, hidden, fused)
     ]
-    if one.experts is None:
+    if one.intermediate_size:
         found += _feed_forward(mlp, layer, hidden, one.intermediate_size, config.mlp_bias, fused)
-    else:
-        experts = one.experts
-        found.append(Linear(f"{mlp}.gate", layer, hidden, experts.num_experts, experts.bias, "mlp"))
-        share = experts.per_token / experts.num_experts
-        for index in range(experts.num_experts):
-            above = f"{mlp}.experts.{index}"
-            found += _feed_forward(above, layer, hidden, experts.intermediate_size, experts.bias, False, share)
-        if experts.shared_size:
-            found += _feed_forward(f"{mlp}.shared_expert", layer, hidden, experts.shared_size, config.mlp_bias, False)
-        if experts.shared_gate:
-            found.append(Linear(f"{mlp}.shared_expert_gate", layer, hidden, 1, False, "mlp"))
+    if one.experts is not None:
+        found += _experts(f"model.layers.{layer}.moe" if config.gemma4 else mlp, layer, config, one.experts)
+    if config.gemma4 and (size := config.gemma4.per_layer_size):
+        above = f"model.layers.{layer}"
+        found.append(Linear(f"{above}.per_layer_input_gate", layer, hidden, size, False, "mlp"))
+        found.append(Linear(f"{above}.per_layer_projection", layer, size, hidden, False, "mlp"))
     naming = CheckpointNames(config, ())
     return [replace(linear, name=naming.of(linear.name)) for linear in found]
+
+
+def _experts(above: str, layer: int, config: ModelConfig, experts: ExpertsConfig) -> list[Linear]:
+    hidden, share = config.hidden_size, experts.per_token / experts.num_experts
+    found = [Linear(f"{above}.gate", layer, hidden, experts.num_experts, experts.bias, "mlp")]
+    for index in range(experts.num_experts):
+        name = f"{above}.experts.{index}"
+        found += _feed_forward(name, layer, hidden, experts.intermediate_size, experts.bias, False, share)
+    if experts.shared_size:
+        found += _feed_forward(f"{above}.shared_expert", layer, hidden, experts.shared_size, config.mlp_bias, False)
+    if experts.shared_gate:
+        found.append(Linear(f"{above}.shared_expert_gate", layer, hidden, 1, False, "mlp"))
+    return found
 
 
 def _projections(config: AttentionConfig, hidden: int, fused: bool) -> list[tuple[str, int, int, bool]]:
@@ -110,7 +118,8 @@ def _projections(config: AttentionConfig, hidden: int, fused: bool) -> list[tupl
     heads, bias, latent = config.num_heads, config.qkv_bias, config.latent
     if latent is None:
         query, key = heads * config.head_dim, config.num_kv_heads * config.head_dim
-        rows = {"qkv_proj": query + 2 * key} if fused else {"q_proj": query, "k_proj": key, "v_proj": key}
+        own = [] if config.kv_donor is not None else ["k_proj"] if config.values_are_keys else ["k_proj", "v_proj"]
+        rows = {"qkv_proj": query + 2 * key} if fused else {"q_proj": query} | dict.fromkeys(own, key)
         found = [(name, hidden, size, bias) for name, size in rows.items()]
         return [*found, ("o_proj", query, hidden, config.output_bias)]
     query = heads * (latent.nope_dim + latent.rope_dim)
@@ -139,14 +148,18 @@ def norm_parameters(config: ModelConfig, layer: int) -> int:
     one = config.layers[layer].attention
     norms = {"before": 2, "around": 4, "behind": 2}[config.norms] * config.hidden_size
     if one.qk_norm == "head":
-        norms += 2 * one.head_dim
+        norms += (2 if one.kv_donor is None else 1) * one.head_dim
     elif one.qk_norm == "width":
         norms += (one.num_heads + one.num_kv_heads) * one.head_dim
     if one.latent is not None:
         norms += one.latent.rank + (one.latent.query_rank or 0)
-    experts = config.layers[layer].experts
-    correction = experts.num_experts if experts is not None and experts.routing == "sigmoid" else 0
-    return norms + one.sinks * one.num_heads + correction
+    experts, extra = config.layers[layer].experts, config.gemma4
+    if experts is not None and experts.routing == "sigmoid":
+        norms += experts.num_experts
+    if extra is not None:
+        norms += 1 + (config.hidden_size if extra.per_layer_size else 0)
+        norms += 4 * config.hidden_size + experts.num_experts if experts is not None else 0
+    return norms + one.sinks * one.num_heads
 
 
 def count_parameters(config: ModelConfig) -> Parameters:
@@ -155,13 +168,24 @@ def count_parameters(config: ModelConfig) -> Parameters:
     for linear in linears(config):
         sizes[linear.kind] += linear.parameters
     embedding = config.vocab_size * config.hidden_size
+    per_layer, norm_per_layer = _per_layer_embedding(config)
     return Parameters(
-        embedding=embedding,
+        embedding=embedding + per_layer,
         attention=sizes["attention"],
         mlp=sizes["mlp"],
-        norms=sum(norm_parameters(config, layer) for layer in range(config.num_layers)) + config.hidden_size,
+        norms=sum(norm_parameters(config, layer) for layer in range(config.num_layers))
+        + config.hidden_size
+        + norm_per_layer,
         lm_head=0 if config.tie_word_embeddings else embedding,
     )
+
+
+def _per_layer_embedding(config: ModelConfig) -> tuple[int, int]:
+    """Return the parameters of Gemma 4's embeddings for each layer and what projects to them, and of their norm."""
+    if config.gemma4 is None or not config.gemma4.per_layer_size:
+        return 0, 0
+    width = config.num_layers * config.gemma4.per_layer_size
+    return (config.gemma4.per_layer_vocab + config.hidden_size) * width, config.gemma4.per_layer_size
 
 
 def split_excluded(
@@ -239,6 +263,7 @@ class Shape:
         norms = (sum(norm_parameters(config, layer) for layer in layers) + last * config.hidden_size) * base
         sizes[1.0] += norms * tensor  # each GPU has them all
         own = [config.layers[layer].attention for layer in layers]
+        extra = sum(_per_layer_embedding(config)) * base
         copies = first + last - (first and last and config.tie_word_embeddings)
         return Stage(
             layers=tuple(
@@ -249,7 +274,7 @@ class Shape:
                 )
                 for one in own
             ),
-            weight_bytes=round(sum(sizes.values()) / tensor + copies * table),
+            weight_bytes=round(sum(sizes.values()) / tensor + copies * table + first * extra),
             linear_bytes={share: size / tensor for share, size in sizes.items()},
             head_bytes=table * last,
             flops_per_token={kind: count / tensor for kind, count in flops.items()},
@@ -347,6 +372,8 @@ def _split_heads(config: AttentionConfig) -> tuple[int, ...]:
 
 def _stored(config: AttentionConfig) -> int:
     """Return how many numbers a token has in the cache; in latent attention the value is a part of the key."""
+    if config.kv_donor is not None:
+        return 0
     return config.num_kv_heads * (config.head_dim + (0 if config.latent else config.value_dim))
 
 

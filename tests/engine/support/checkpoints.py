@@ -220,7 +220,7 @@ def checkpoint(name: str) -> Path:
         config = configuration(**(_SMALL | special))
     model = _class_of(kind)(config).eval()
     directory = Path(_folder().name) / name.replace(", ", "-").replace(" ", "-")
-    _vary(model)
+    vary(model)
     model.save_pretrained(directory)
     return directory
 
@@ -230,7 +230,7 @@ def _class_of(kind: str) -> Any:
     return getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}{suffix}"))
 
 
-def _vary(model: Any) -> None:
+def vary(model: Any) -> None:
     """Shake norms and biases: as transformers makes them, all ones or zeros, no test could tell one from another."""
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:

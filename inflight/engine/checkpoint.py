@@ -10,25 +10,22 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
+from inflight.engine.expert_stacks import ExpertStack, expert_stacks
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.architectures import ARCHITECTURES
 from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.experts import MoeBlock
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import read_model_config
 from inflight.engine.quant.config import Quantization, load_quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
-from inflight.engine.quant.formats import MXFP4_BLOCK
-from inflight.engine.quant.linears import QuantizedLinear
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
@@ -36,10 +33,6 @@ log = logging.getLogger(__name__)
 
 _SCALES = (".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".k_scale", ".v_scale")
 _QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
-_NO_EXPONENT = 255
-"""What E8M0 has for a scale that is not a number."""
-_STACKED = {"weight_scale": "_scales", "bias": "_bias"}
-"""What the name of a tensor of all experts ends with, by what it holds; weights in blocks end with ``_blocks``."""
 _THREADS = min(8, len(os.sched_getaffinity(0)))
 """Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""
 
@@ -248,38 +241,6 @@ def outline_model(
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
-class ExpertStack(NamedTuple):
-    """The tensor of all experts of a layer, where a checkpoint has them in one."""
-
-    parts: list[Tensor]
-    """Those of each expert."""
-    columns_first: bool
-    """Whether columns come before rows."""
-    interleaved: bool
-    """Whether rows of gate and up take turns."""
-    blocks: int = 0
-    """Bytes of a block, where the columns are in blocks; 0: they are not."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the checkpoint's tensor."""
-        return self.parts[0].dtype
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of the checkpoint's tensor."""
-        own = list(self.parts[0].shape)
-        if self.blocks:
-            own = [*own[:-1], own[-1] // self.blocks, self.blocks]
-        return torch.Size([len(self.parts), *(reversed(own) if self.columns_first else own)])
-
-    def fill(self, tensor: Tensor) -> None:
-        """Copy the checkpoint's tensor to the experts."""
-        for part, source in zip(self.parts, tensor, strict=True):
-            rows = source.t() if self.columns_first else source.flatten(1) if self.blocks else source
-            part.copy_(torch.cat((rows[::2], rows[1::2])) if self.interleaved else rows)
-
-
 Target: TypeAlias = Tensor | ExpertStack
 """Where a tensor of the checkpoint goes."""
 
@@ -296,6 +257,8 @@ def _fill(targets: dict[str, Target], shards: Shards, ignored: set[str]) -> None
 
 
 def _copy(name: str, tensor: Tensor, target: Target) -> None:
+    if isinstance(target, ExpertStack):
+        tensor = target.oriented(tensor)
     if tensor.shape != target.shape and (isinstance(target, ExpertStack) or not tensor.numel() == target.numel() == 1):
         raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
     if tensor.dtype != target.dtype and {tensor.dtype, target.dtype} & _QUANTIZED_TYPES:
@@ -303,9 +266,7 @@ def _copy(name: str, tensor: Tensor, target: Target) -> None:
             f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
         )
     if isinstance(target, ExpertStack):
-        if name.endswith("_scales") and (tensor == _NO_EXPONENT).any():
-            raise DeploymentError(f"checkpoint: tensor {name} has a scale that is not a number")
-        target.fill(tensor)
+        target.fill(name, tensor)
         return
     if name.endswith(_SCALES):
         _check_scale(name, tensor.reshape(target.shape))
@@ -324,7 +285,8 @@ def _check_scale(name: str, scale: Tensor) -> None:
 
 def _targets(model: DecoderModel, names: frozenset[str], naming: CheckpointNames) -> dict[str, Target]:
     """Return where each tensor of the checkpoint goes, by its name there: a parameter, or some rows of one."""
-    targets, stacked = _expert_stacks(model, naming)
+    stacks, stacked = expert_stacks(model, naming)
+    targets: dict[str, Target] = dict(stacks)
     for ours, parameter in model.named_parameters():  # a tied lm_head comes once, as the embedding
         if ours in stacked:
             continue
@@ -338,28 +300,6 @@ def _targets(model: DecoderModel, names: frozenset[str], naming: CheckpointNames
             views = parameter.data.split(list(rows.values()))
             targets |= {naming.of(f"{above}.{part}.{kind}"): view for part, view in zip(rows, views, strict=True)}
     return targets
-
-
-def _expert_stacks(model: DecoderModel, naming: CheckpointNames) -> tuple[dict[str, Target], set[str]]:
-    """Return where the tensors go that hold all experts of a layer, and the names of the parameters that they fill."""
-    targets, filled = dict[str, Target](), set[str]()
-    layout = ARCHITECTURES[model.config.architecture].stacked
-    for layer, block in ((name, one) for name, one in model.named_modules() if isinstance(one, MoeBlock)):
-        for ours, _ in block.experts[0].named_parameters():
-            linear, _, kind = ours.partition(".")
-            stack = naming.of_stack(f"{layer}.experts.0.{linear}")
-            if stack is None:
-                continue
-            quantized = isinstance(block.experts[0].get_submodule(linear), QuantizedLinear)
-            suffix = _STACKED.get(kind, "_blocks" if quantized else "")
-            targets[stack + suffix] = ExpertStack(
-                parts=[expert.get_parameter(ours).data for expert in block.experts],
-                columns_first=layout != "plain" and kind == "weight" and not quantized,
-                interleaved=layout == "interleaved" and linear == "gate_up_proj",
-                blocks=MXFP4_BLOCK // 2 if suffix == "_blocks" else 0,
-            )
-            filled |= {f"{layer}.experts.{index}.{ours}" for index in range(len(block.experts))}
-    return targets, filled
 
 
 def plain_name(model: nn.Module, module_name: str) -> str:

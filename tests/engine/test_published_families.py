@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from inflight.engine.models.reading import read_model_config
 from inflight.engine.request import Output
@@ -84,3 +87,18 @@ def test_bits_in_bfloat16_do_not_depend_on_the_batch(family: str) -> None:
         alone = ask(request.prompt, COUNT, log_probs=True, ignore_eos=True)
         output = run(engine, [alone])[alone.key]
         assert (output.tokens, output.log_probs) == (together[request.key].tokens, together[request.key].log_probs)
+
+
+def test_experts_that_lie_the_other_way_round_are_told_by_their_shape(tmp_path: Path) -> None:
+    """The published file has inputs before outputs; transformers reads it, and writes outputs before inputs."""
+    family = "Qwen3VLMoeForConditionalGeneration"
+    shutil.copytree(published(family).directory, tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    tensors = load_file(file)
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+    }
+    assert sum(".experts." in name for name in tensors) == 4
+    save_file(turned, file)
+    request = ask(PROMPTS[0], COUNT, log_probs=True, ignore_eos=True)
+    _check(family, request.prompt, run(load(tmp_path / "model", cpu_step="pytorch"), [request])[request.key])

@@ -109,9 +109,10 @@ class Architecture(NamedTuple):
     fused_in_checkpoint: bool = False
     """Query, key and value are one tensor there, and gate and up another."""
     experts: ReadExperts | None = None
-    stacked: Literal["plain", "transposed", "interleaved"] = "plain"
+    stacked: Literal["plain", "transposed", "interleaved", "either"] = "plain"
     """How the experts lie where the checkpoint has those of a layer in one tensor. plain: ``[experts, rows, columns]``,
-    gate above up; transposed: ``[experts, columns, rows]``; interleaved: besides, rows of gate and up take turns."""
+    gate above up; transposed: ``[experts, columns, rows]``; interleaved: besides, rows of gate and up take turns;
+    either: plain or transposed, by the shape."""
     dense_size: str = "intermediate_size"
     """The name of the intermediate size of layers without experts."""
     predicts_ahead: bool = False
@@ -162,7 +163,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2MoeForCausalLM": Architecture(qkv_bias=True, biased_output=False, experts=expert_reading.qwen_experts),
     "Qwen3ForCausalLM": Architecture(qk_norm="head", defaults={"head_dim": 128}, text_types=("qwen3", "qwen3_vl_text")),
     "Qwen3MoeForCausalLM": Architecture(
-        qk_norm="head", experts=expert_reading.qwen_experts, text_types=("qwen3_moe", "qwen3_vl_moe_text")
+        qk_norm="head",
+        experts=expert_reading.qwen_experts,
+        stacked="either",
+        text_types=("qwen3_moe", "qwen3_vl_moe_text"),
     ),
     "MixtralForCausalLM": Architecture(
         all_layers_slide=True,

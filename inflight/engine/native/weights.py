@@ -14,6 +14,8 @@ from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Quant
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
+Packing = tuple[str, int] | None
+"""A scheme, and the size of its groups; None: not quantized."""
 _PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3}
 """The library's number for what the weights of a scheme are packed as."""
 _GROUPS = (16, 32, 64, 128)
@@ -74,11 +76,15 @@ def quantized_parts(name: str, linear: nn.Module) -> list[QuantizedLinear]:
     return parts
 
 
-def plain_source(linear: nn.Linear, packed_type: int | None) -> Source:
-    """Return the weight of a linear that is not quantized, to be packed as a type; None: its own."""
-    weight = linear.weight.detach()
+def packing_of(parts: list[QuantizedLinear]) -> Packing:
+    """Return how a weight of these parts is packed: its scheme, and the inputs that share a scale."""
+    return (parts[0].quant_algo, _group(parts[0]) if parts[0].weight.dtype is torch.uint8 else 0) if parts else None
+
+
+def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | None) -> Source:
+    """Return the weight and bias of a linear that is not quantized, to be packed as a type; None: the weight's own."""
     outputs, inputs = weight.shape
-    bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+    bias = None if bias is None else bias.detach().float().contiguous()
     return Source(weight, TYPES[weight.dtype] if packed_type is None else packed_type, (outputs, inputs), bias)
 
 

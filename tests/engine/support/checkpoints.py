@@ -190,9 +190,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
 }
 NOT_NATIVE = {
-    "gemma2", "ministral3", "glm", "glm4", "smollm3", "olmo2", "olmo3", "qwen3moe", "qwen2moe",
-    "olmoe", "mixtral", "glm4moe", "gpt-oss", "llama4", "deepseek2", "deepseek2, greedy", "deepseek3",
-    "deepseek3, halves", "glm4moelite", "mistral4", "gemma4", "gemma4, shared", "gemma4, experts",
+    "deepseek2", "deepseek2, greedy", "deepseek3", "deepseek3, halves", "glm4moelite", "mistral4", "gemma4",
+    "gemma4, shared", "gemma4, experts",
 }  # fmt: skip
 """What only PyTorch computes; the native step refuses it by name."""
 _MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}

@@ -17,7 +17,13 @@ from inflight.engine.native.bindings import NativeError, Weight, call
 from inflight.engine.native.model import NativeModel
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.convert import convert_linears
-from inflight.engine.quant.linears import Int4WeightLinear, Int8Linear, QuantizedLinear
+from inflight.engine.quant.linears import (
+    Int4WeightLinear,
+    Int8Linear,
+    Int8WeightLinear,
+    LinearShape,
+    QuantizedLinear,
+)
 from tests.engine.support.native import CPU, SETS, VOCAB, by_pytorch, each_set, make_pool, random_decoder
 
 NEAR, ROUNDED = 1e-3, 0.25
@@ -184,6 +190,25 @@ def test_what_the_kernels_do_not_multiply_is_named(caplog: pytest.LogCaptureFixt
         assert prepare.native_model(model, CPU, "auto", 1) is None
         assert f"PyTorch computes the steps: {words}" in caplog.text
         assert all(module.weight.numel() for module in model.modules() if isinstance(module, QuantizedLinear))
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_experts_that_are_quantized_differently_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """And so is a router that is quantized; PyTorch computes the model, with the weights that it has kept."""
+    caplog.set_level("INFO")
+    different, router = random_decoder("experts"), random_decoder("experts")
+    for model, name in ((different, "model.layers.1.mlp.experts.5.down_proj"), (router, "model.layers.1.mlp.gate")):
+        linear = model.get_submodule(name)
+        assert isinstance(linear, torch.nn.Linear)
+        shape = LinearShape(name, linear.out_features, linear.in_features, False, torch.float32, 16, False, True)
+        model.set_submodule(name, Int8WeightLinear(shape))
+    for model, words in (
+        (different, "model.layers.1.mlp.experts.5.down_proj is quantized in another way than the same of the layer's "),
+        (router, "the router of layer 1 is quantized"),
+    ):
+        assert prepare.native_model(model, CPU, "auto", 1) is None
+        assert f"PyTorch computes the steps: {words}" in caplog.text
+        assert model.model.layers[0].mlp.gate_up_proj.weight.numel()
 
 
 @each_set

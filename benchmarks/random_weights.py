@@ -71,7 +71,7 @@ def write_config(shape: Shape, directory: Path, fp8: bool) -> Path:
 
 def config_of(shape: Shape) -> dict[str, object]:
     """Return the ``config.json`` of a Llama 3 of this shape, or where it has experts of a Qwen3-MoE."""
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    kind: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     if experts := shape.experts:
         kind = {
             "architectures": ["Qwen3MoeForCausalLM"],

@@ -14,7 +14,8 @@ bool can_pack(int from, int to) {
     case kBfloat16: return to == from || to == kInt8;
     case kInt8: return to == kInt8Columns || to == kInt8Sums;
     case kE4m3:
-    case kInt4: return to == from;
+    case kInt4:
+    case kMxfp4: return to == from;
   }
   return false;
 }
@@ -28,8 +29,11 @@ void check_quantized(const InflightWeight& from, int which) {
   if (rounded ? !(from.input_scale > 0.0f && from.input_scale < INFINITY) : from.input_scale != 0.0f)
     fail("weight %d has type %d, and inputs with a scale of %g", which, from.packed_type, from.input_scale);
   const bool in_groups = from.group >= kShortestGroup && kLongestGroup % from.group == 0;
-  const bool fits = in_groups && from.inputs % from.group == 0 && from.outputs % 2 == 0;
-  if (from.packed_type == kInt4 ? !fits : from.group != 0)
+  const bool whole = in_groups && from.inputs % from.group == 0;
+  const bool fits = from.packed_type == kInt4    ? whole && from.outputs % 2 == 0
+                    : from.packed_type == kMxfp4 ? whole && from.group == kMxfp4Group
+                                                 : from.group == 0;
+  if (!fits)
     fail("weight %d of [%d, %d] has type %d in groups of %d", which, from.outputs, from.inputs, from.packed_type,
          from.group);
   if (from.packed_type == kInt8Sums && from.inputs >= kMostSummed)

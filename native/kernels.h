@@ -19,6 +19,7 @@ enum Type : int32_t {
   kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
   kInt8Columns = 5,  // weights only: a scale for each column; inputs are rounded to 16 bits
   kInt8Sums = 6,     // weights only: the same, and inputs are rounded to INT8; integers are added up
+  kMxfp4 = 7,        // weights only: E2M1 with a power of two for each column and group; inputs are rounded to 16 bits
 };
 
 constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
@@ -34,16 +35,19 @@ enum Ending : int32_t {
 
 constexpr int kNibbles = 8;           // weights of INT4 in a lane of 32 bits
 constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed
+constexpr int kMxfp4Group = 32;       // of kMxfp4: inputs that share a power of two
+constexpr int kMxfp4Offset = 12;      // is added to each weight of kMxfp4, twice its value, when it is packed
 constexpr int kShortestGroup = 16;    // of INT4: a vector's lanes
 constexpr int kLongestGroup = 128;    // of INT4; groups divide it
 constexpr int kWordGroup = 64;        // of kInt8Columns: inputs that are rounded together
 constexpr int kMostSummed = 1 << 17;  // a sum of so many products of INT8 may overflow 32 bits
 
-// What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below.
+// What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below;
+// MXFP4 as bytes `[outputs][inputs / 2]`, the even input below.
 struct PackSource {
   Type type;
   const void* data;
-  const float* scales;  // `[outputs]`, INT4 `[outputs][inputs / group]`; null: none
+  const void* scales;  // float32 `[outputs]`, INT4 `[outputs][inputs / group]`, MXFP4 bytes of that shape; null: none
 };
 
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
@@ -57,7 +61,7 @@ struct PackedWeight {
   float* scales = nullptr;        // per column, in the order of the panels: what its sums are multiplied by; null: 1
   const float* smooth = nullptr;  // per input: what it is multiplied by before it is rounded; null: 1
   float input_scale = 0.0f;       // what inputs are rounded to multiples of; zero: they are not rounded by it
-  int group = 0;                  // kInt4 and kInt8Columns: inputs that share a scale
+  int group = 0;                  // kInt4, kInt8Columns and kMxfp4: inputs that share a scale
   float limit = 0.0f, slope = 0.0f;  // of kClamped
 };
 

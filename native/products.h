@@ -167,9 +167,15 @@ inline void repeat(Body body) {
   }(std::make_integer_sequence<int, N>());
 }
 
+// The scales of a group's columns, where they are floats.
+struct FloatScales {
+  static constexpr ptrdiff_t kScaleBytes = sizeof(float);
+  static F scale(const char* scales, int vector) { return Isa::load((const float*)scales + vector * kLanes); }
+};
+
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
-struct Bytes {
+struct Bytes : FloatScales {
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
@@ -184,7 +190,7 @@ struct Bytes {
 
 // Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words.
 template <bool Stored>
-struct Words {
+struct Words : FloatScales {
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
   static int group(const Operands& in) { return in.group; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : sizeof(int16_t)); }
@@ -200,7 +206,7 @@ template <class Form>
 struct IntegerProducts {
   using Integers = Form;
   static constexpr int kTileRows = Isa::kIntegerRows;
-  static constexpr ptrdiff_t group_bytes(int group) { return kPanel * (ptrdiff_t)sizeof(float) + Form::bytes(group); }
+  static constexpr ptrdiff_t group_bytes(int group) { return kPanel * Form::kScaleBytes + Form::bytes(group); }
 
   template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
@@ -226,7 +232,7 @@ struct IntegerProducts {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
     for (int group = 0; group * size < in.inputs; group++) {
-      const char* weights = scales + kPanel * sizeof(float);
+      const char* weights = scales + kPanel * Form::kScaleBytes;
       I sums[R][P * kVectors];
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
@@ -237,8 +243,7 @@ struct IntegerProducts {
         });
       }
       for (int v = 0; v < P * kVectors; v++) {
-        const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
-        const F scale = Isa::load(from);
+        const F scale = Form::scale(scales + v / kVectors * in.panel_stride, v % kVectors);
         for (int r = 0; r < R; r++) {
           float* sum = to + r * P * kPanel + v * kLanes;
           const F by = Isa::mul(scale, Isa::set(in.scale(r, group).scale));
@@ -464,11 +469,10 @@ struct AsIntegers {
     const int size = Form::group(in);
     const char* from = in.weights;
     for (int first = 0; first < in.inputs; first += size, from += Stored::group_bytes(size)) {
-      memcpy(to, from, kPanel * sizeof(float));
-      to += kPanel * sizeof(float);
+      for (int v = 0; v < kVectors; v++, to += sizeof(F)) Isa::store((float*)to, Form::scale(from, v));
       for (int k = 0; k < size; k += Form::kUnit)
         for (int v = 0; v < kVectors; v++, to += sizeof(I))
-          Isa::store_int((int32_t*)to, Form::load(from + kPanel * sizeof(float), k, v));
+          Isa::store_int((int32_t*)to, Form::load(from + kPanel * Form::kScaleBytes, k, v));
     }
   }
 };

@@ -4,7 +4,7 @@
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
 // Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
 // in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
-// groups, in lanes of eight inputs of a column.
+// groups, in lanes of eight inputs of a column; so does MXFP4, whose scales are bytes.
 #pragma once
 
 #include <algorithm>
@@ -28,12 +28,14 @@ inline int group_of(const PackedWeight& weight) { return weight.group ? weight.g
 
 // The bytes of a group: a scale for each column, and the integers.
 inline ptrdiff_t group_bytes(const PackedWeight& weight) {
-  const int group = group_of(weight);
+  const ptrdiff_t group = group_of(weight);
+  if (weight.type == inflight::kMxfp4) return kPanel * (1 + group / 2);
   return kPanel * ((ptrdiff_t)sizeof(float) + (weight.type == inflight::kInt4 ? group / 2 : group));
 }
 
 inline bool in_groups(Type type) {
-  return type == inflight::kInt8 || type == inflight::kInt4 || type == inflight::kInt8Columns;
+  return type == inflight::kInt8 || type == inflight::kInt4 || type == inflight::kInt8Columns ||
+         type == inflight::kMxfp4;
 }
 
 // The bytes from a panel's begin to an input, which is the first of a pair, of a unit, or of a group.
@@ -101,7 +103,7 @@ inline void pack_integers(const PackedWeight& to, const PackSource& source, size
 inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel,
                        float& scale) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
-  scale = source.scales[row];
+  scale = ((const float*)source.scales)[row];
   for (int k = 0; k < to.inputs; k++) {
     const bool nan = to.type == inflight::kE4m3 && (from[k] & 0x7f) == 0x7f;
     if (nan) scale = std::numeric_limits<float>::quiet_NaN();
@@ -113,23 +115,45 @@ inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t 
 inline void pack_words(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
-    ((float*)panel)[column] = source.scales[row];
+    ((float*)panel)[column] = ((const float*)source.scales)[row];
     for (int k = first; k < std::min(first + to.group, to.inputs); k++)
       panel[kPanel * sizeof(float) + place(k - first, column, 2)] = (char)from[k];
   }
 }
 
-// Packs a column of INT4 with an offset of 8. A lane has the first inputs of four pairs below the second ones, so that
-// each pair is masked out as two words.
+// Where the four bits of an input lie in its lane: the first inputs of four pairs below the second ones, so that each
+// pair is masked out as two words.
+inline int nibble_shift(int k) { return k % 2 * 16 + k % inflight::kNibbles / 2 * 4; }
+
+// Packs a column of INT4 with an offset of 8.
 inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row / 2 * to.inputs;
-  const float* scales = source.scales + row * (to.inputs / to.group);
+  const float* scales = (const float*)source.scales + row * (to.inputs / to.group);
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
     ((float*)panel)[column] = *scales++;
     uint32_t* lanes = (uint32_t*)panel + kPanel + column;
     for (int k = 0; k < to.group; k++) {
       const uint32_t nibble = (from[first + k] >> row % 2 * 4 & 15) ^ inflight::kNibbleOffset;
-      lanes[k / inflight::kNibbles * kPanel] |= nibble << (k % 2 * 16 + k % inflight::kNibbles / 2 * 4);
+      lanes[k / inflight::kNibbles * kPanel] |= nibble << nibble_shift(k);
+    }
+  }
+}
+
+// Packs a column of MXFP4: the exponents of its powers of two as bytes, and for each weight its place among all values,
+// which Isa::e2m1_words decodes. A power of two of 2^-127 counts as zero, and 2^128 as infinity.
+inline void pack_mxfp4(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
+  static constexpr uint8_t kPlaces[16] = {7, 8, 9, 10, 11, 12, 13, 14, 7, 6, 5, 4, 3, 2, 1, 0};  // of E2M1's bits
+  const uint8_t* from = (const uint8_t*)source.data + row * (to.inputs / 2);
+  const uint8_t* scales = (const uint8_t*)source.scales + row * (to.inputs / to.group);
+  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
+    ((uint8_t*)panel)[column] = *scales++;
+    char* lanes = panel + kPanel + column * sizeof(uint32_t);
+    for (int k = 0; k < to.group; k++) {
+      char* at = lanes + k / inflight::kNibbles * kPanel * sizeof(uint32_t);
+      uint32_t lane;
+      memcpy(&lane, at, sizeof lane);
+      lane |= (uint32_t)kPlaces[from[(first + k) / 2] >> k % 2 * 4 & 15] << nibble_shift(k);
+      memcpy(at, &lane, sizeof lane);
     }
   }
 }
@@ -147,6 +171,7 @@ inline void pack_column(const PackedWeight& to, const PackSource& source, size_t
     case inflight::kInt8: return pack_integers(to, source, first, j, out);
     case inflight::kInt4: return pack_nibbles(to, source, row, j, out);
     case inflight::kInt8Columns: return pack_words(to, source, row, j, out);
+    case inflight::kMxfp4: return pack_mxfp4(to, source, row, j, out);
     default: return pack_bytes(to, source, row, j, out, to.scales[panel * kPanel + j]);
   }
 }

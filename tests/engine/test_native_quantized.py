@@ -17,7 +17,13 @@ from inflight.engine.native.bindings import NativeError, Weight, call
 from inflight.engine.native.model import NativeModel
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.convert import convert_linears
-from inflight.engine.quant.linears import Int4WeightLinear, Int8Linear, QuantizedLinear
+from inflight.engine.quant.linears import (
+    Int4WeightLinear,
+    Int8Linear,
+    Int8WeightLinear,
+    LinearShape,
+    QuantizedLinear,
+)
 from tests.engine.support.native import CPU, SETS, VOCAB, by_pytorch, each_set, make_pool, random_decoder
 
 NEAR, ROUNDED = 1e-3, 0.25
@@ -25,13 +31,21 @@ NEAR, ROUNDED = 1e-3, 0.25
 bits, a last bit tips some of them to their neighbours, which are 1/16 apart in E4M3."""
 HALF = 0.1
 """Where lm_head is multiplied with inputs in bfloat16."""
-SCHEMES = {"FP8": ROUNDED, "W8A16": NEAR, "W4A16_AWQ": NEAR, "W8A8_SQ_PER_CHANNEL": ROUNDED, "W4A8_AWQ": ROUNDED}
+SCHEMES = {
+    "FP8": ROUNDED, "W8A16": NEAR, "W4A16_AWQ": NEAR, "W8A8_SQ_PER_CHANNEL": ROUNDED, "W4A8_AWQ": ROUNDED,
+    "MXFP4": NEAR,
+}  # fmt: skip
 OUTPUT = 1
 """The library's number for the projection of attention's outputs."""
 each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 GROUP = {"llama": 16, "odd sizes": 4, "biases": 8, "gemma": 16, "long groups": 128}
-SERVED = [(name, scheme) for name in GROUP for scheme in SCHEMES if scheme != "W4A16_AWQ" or GROUP[name] >= 16]
-"""Shorter groups of INT4 are left to PyTorch."""
+SERVED = [
+    (name, scheme)
+    for name in GROUP
+    for scheme in SCHEMES
+    if (scheme != "W4A16_AWQ" or GROUP[name] >= 16) and (scheme != "MXFP4" or name == "long groups")
+]
+"""Shorter groups of INT4 are left to PyTorch; only one shape has sizes that MXFP4 divides."""
 
 
 def _quantized(name: str, scheme: str, smoothed: bool = False, dtype: torch.dtype = torch.float32) -> DecoderModel:
@@ -66,6 +80,8 @@ def _draw(key: str, meta: Tensor, linear: QuantizedLinear, generator: torch.Gene
         return torch.randn(size, generator=generator)
     if key == "weight_scale_2":
         return torch.tensor(1 / 512)
+    if key == "weight_scale" and meta.dtype is torch.uint8:
+        return torch.randint(121, 124, size, generator=generator, dtype=torch.uint8)
     if key == "weight_scale":
         deviation = {torch.uint8: 4.6, torch.int8: 40.0, torch.float8_e4m3fn: 100.0}[linear.weight.dtype]
         spread = torch.rand(size, generator=generator) + 0.5 if size else torch.tensor(1.0)
@@ -140,7 +156,7 @@ def test_a_token_is_the_same_bits_however_many_are_computed_with_it(
 @each_set
 @each_scheme
 def test_nan_stays_in_its_row(scheme: str, instruction_set: str) -> None:
-    model = _quantized("llama", scheme)
+    model = _quantized("long groups" if scheme == "MXFP4" else "llama", scheme)
     native, tokens = _native(model, instruction_set), np.array(_tokens(40)) % (VOCAB - 1)
     ranges = [QueryRange(0, 0, 20, range(2)), QueryRange(20, 0, 20, range(2, 4))]
     clean = native(tokens, ranges, range(40))
@@ -174,6 +190,25 @@ def test_what_the_kernels_do_not_multiply_is_named(caplog: pytest.LogCaptureFixt
         assert prepare.native_model(model, CPU, "auto", 1) is None
         assert f"PyTorch computes the steps: {words}" in caplog.text
         assert all(module.weight.numel() for module in model.modules() if isinstance(module, QuantizedLinear))
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_experts_that_are_quantized_differently_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """And so is a router that is quantized; PyTorch computes the model, with the weights that it has kept."""
+    caplog.set_level("INFO")
+    different, router = random_decoder("experts"), random_decoder("experts")
+    for model, name in ((different, "model.layers.1.mlp.experts.5.down_proj"), (router, "model.layers.1.mlp.gate")):
+        linear = model.get_submodule(name)
+        assert isinstance(linear, torch.nn.Linear)
+        shape = LinearShape(name, linear.out_features, linear.in_features, False, torch.float32, 16, False, True)
+        model.set_submodule(name, Int8WeightLinear(shape))
+    for model, words in (
+        (different, "model.layers.1.mlp.experts.5.down_proj is quantized in another way than the same of the layer's "),
+        (router, "the router of layer 1 is quantized"),
+    ):
+        assert prepare.native_model(model, CPU, "auto", 1) is None
+        assert f"PyTorch computes the steps: {words}" in caplog.text
+        assert model.model.layers[0].mlp.gate_up_proj.weight.numel()
 
 
 @each_set

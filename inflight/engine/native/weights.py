@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from inflight.engine.native.bindings import NativeError, Weight
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.formats import to_e4m3
-from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, QuantizedLinear
+from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
 Packing = tuple[str, int] | None
 """A scheme, and the size of its groups; None: not quantized."""
-_PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3}
+_MXFP4 = 7
+_PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3, "MXFP4": _MXFP4}
 """The library's number for what the weights of a scheme are packed as."""
 _GROUPS = (16, 32, 64, 128)
 """Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel."""
@@ -34,7 +35,7 @@ class Source:
     """Outputs and inputs."""
     bias: Tensor | None
     scales: Tensor | None = None
-    """Float32, of sums ``[outputs]``; INT4: of weights ``[outputs, inputs / group]``."""
+    """Float32, of sums ``[outputs]``; INT4: of weights ``[outputs, inputs / group]``; MXFP4: uint8 of that shape."""
     smooth: Tensor | None = None
     """Float32 ``[inputs]``."""
     input_scale: float = 0.0
@@ -45,9 +46,10 @@ class Source:
         bias, scales, smooth = (
             None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth)
         )
+        kind = _MXFP4 if self.packed_type == _MXFP4 else TYPES[self.weight.dtype]  # both formats of 4 bits are uint8
         return Weight(
-            TYPES[self.weight.dtype], self.packed_type, self.weight.data_ptr(), *self.shape, bias,
-            scales, smooth, self.input_scale, self.group,
+            kind, self.packed_type, self.weight.data_ptr(), *self.shape, bias, scales, smooth, self.input_scale,
+            self.group,
         )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source
     return Source(
         weight,
         _PACKED[one.quant_algo],
-        (len(scales), weight.shape[1]),
+        (len(scales), group * scales.shape[1] if group else weight.shape[1]),
         None if one.bias is None else torch.cat([part.bias for part in parts]).float(),
         scales * input_scale if one.round_input else scales,
         None if one.pre_quant_scale is None else one.pre_quant_scale.detach().float().contiguous(),
@@ -125,4 +127,5 @@ def _weight(part: QuantizedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _group(part: QuantizedLinear) -> int:
-    return int(part.weight.shape[1] // part.weight_scale.shape[1])
+    columns = int(part.weight.shape[1]) * (2 if isinstance(part, Mxfp4Linear) else 1)
+    return columns // int(part.weight_scale.shape[1])

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
+from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
@@ -40,7 +41,8 @@ _port = partial(typer.Option, min=1, max=65535)
 
 def serve(
     directory: Annotated[
-        Path | None, typer.Argument(help="Deployment or checkpoint directory; the demo by default.")
+        Path | None,
+        typer.Argument(help="Deployment or checkpoint directory, or org/name of a model; the demo by default."),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
@@ -97,7 +99,7 @@ def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
         raise DeploymentError("give a deployment directory or --model, not both")
     named = model or bundled(directory or DEMO)
     if not named.is_dir():
-        raise DeploymentError(f"{named} is not a directory{_download(named)}")
+        named = _find_model(named)
     if model is None and (named / FILE_NAME).exists():
         return named
     if not (named / _CHECKPOINT).is_file():
@@ -107,12 +109,17 @@ def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
     return scratch
 
 
-def _download(named: Path) -> str:
-    """Return how to download a checkpoint, where ``named`` looks like its name on the Hugging Face Hub."""
-    if named.is_absolute() or len(named.parts) != 2 or named.parts[0] in (".", ".."):
-        return ""
-    hub = Path(sys.argv[0]).with_name("hf")
-    return f"; a checkpoint of that name is downloaded by: {hub} download {named} --local-dir {named.name}"
+def _find_model(named: Path) -> Path:
+    """Return where the model of a hub is that ``named`` names; it is pulled if it is not here yet.
+
+    Raises:
+        DeploymentError: no model is called so, or it cannot be had.
+    """
+    if named.exists() or not is_model_name(str(named)):
+        raise DeploymentError(f"{named} is not a directory")
+    from inflight.hub.serving import model_to_serve  # and what speaks HTTP, which a start from a directory leaves alone
+
+    return model_to_serve(str(named), _console)
 
 
 class StopSignals:

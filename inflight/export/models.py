@@ -67,8 +67,12 @@ def _row(model: StoredModel, machine: Gpu | str) -> dict[str, object]:
         "architecture": (manifest and manifest.architecture) or "",
         "format": manifest.format if manifest else "",
         "licence": (manifest and manifest.license) or "",
-        "on this machine": model.problem or (manifest and judge(manifest, model.directory, machine)) or "",
+        "on this machine": _problem(model) or (manifest and judge(manifest, model.directory, machine)) or "",
     }
+
+
+def _problem(model: StoredModel) -> str | None:
+    return model.problem and model.problem.replace(f"{model.directory}/", "")
 
 
 def _bytes_in(directory: Path) -> int:

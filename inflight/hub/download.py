@@ -89,7 +89,7 @@ class Downloader:
             writer = _Writer(file, target, self._advance)
             try:
                 writer.keep(self._stop)
-                self._complete(file, writer)
+                self._complete_kept(file, writer)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise DeploymentError(_full(error, path, file.bytes - writer.size)) from None
@@ -98,6 +98,16 @@ class Downloader:
                 writer.clear()
                 raise DeploymentError(f"{self._repository.repo}: {file.path} {error}; it was removed") from None
             return ModelFile(bytes=file.bytes, sha256=writer.sha256)
+
+    def _complete_kept(self, file: RemoteFile, writer: _Writer) -> None:
+        """Complete a file; where what was kept of it turns out to be something else, from the beginning."""
+        if writer.size:
+            try:
+                self._complete(file, writer)
+                return
+            except _Wrong:
+                writer.clear()
+        self._complete(file, writer)
 
     def _complete(self, file: RemoteFile, writer: _Writer) -> None:
         """Get what a file lacks, over as many connections as it takes."""

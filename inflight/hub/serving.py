@@ -25,7 +25,7 @@ def model_to_serve(text: str, console: Console) -> Path:
     name = parse_model_name(text)
     found = find_model(name)
     if found is None:
-        tell(console, f"{name} is not here yet and is pulled; a directory would be named ./{text}")
+        tell(console, f"no directory and no pulled model is called {text}: pulling it")
         pull_model(name, console, check=_require_served)
         found = find_model(name)
     if found is None or found.manifest is None:

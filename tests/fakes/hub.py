@@ -83,6 +83,7 @@ class FakeHub:
     def __init__(self) -> None:
         self.repositories: dict[str, FakeRepository] = {}
         self.faults = Faults()
+        self.scheme = "http"
         self.log: list[tuple[str, str, str | None]] = []
         """Method, path and Range of each request."""
         self._blobs: dict[str, tuple[str, bytes]] = {}
@@ -102,7 +103,7 @@ class FakeHub:
     @property
     def address(self) -> str:
         """The hub's."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @contextmanager
     def running(self) -> Iterator[FakeHub]:
@@ -232,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_bytes(path, data, headers | {"ETag": f'"{git_sha1(data)}"'})
             return
         digest = self.fake.store(path, data)
-        location = f"http://localhost:{self.fake.port}/storage/{digest}/{path}"
+        location = f"{self.fake.scheme}://localhost:{self.fake.port}/storage/{digest}/{path}"
         linked = {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data)), "Location": location}
         self._send(302, b"", headers | linked)
 

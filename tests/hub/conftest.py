@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections import namedtuple
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,14 @@ def hub(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("HF_ENDPOINT", fake.address)
     with fake.running():
         yield fake
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make every disk have half a megabyte, from the call on."""
+
+    def fill() -> None:
+        usage = namedtuple("usage", "total used free")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**9, 10**9, 500_000))
+
+    return fill

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,10 +182,9 @@ def test_a_models_folder_that_moves_with_the_user(models: Path, monkeypatch: pyt
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_byte(
-    hub: FakeHub, models: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, models: Path, no_room: Callable[[], None]
 ) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**9, 10**9, 500_000))
+    no_room()
     said = refused("pull", "org/name")
     assert "has 500.0 kB free, and 1.0 MB are needed: 548." in said
     assert not hub.sent("model.safetensors")

@@ -28,7 +28,8 @@ def test_the_parts_of_a_name(text: str, name: ModelName) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "name", "", "/", "org/", "org/name/more", "../name", "org/..", "org/.name", "org/na me", "org/a--b", "org/name@",
+        "name", "", "/", "org/", "org/name/more", "../name", "org/..", "org/.name", "org/na me", "org/a--b",
+        "org/name@",
         "org/name@../x", "org/name@-x", "org/name:", "org/name:../x.gguf", "org/name:/x.gguf", "https://hub/org/name",
         "org/name\n", "org/" + "n" * 97, "org/a..b",
     ],

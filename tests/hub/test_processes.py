@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from inflight.resources import DEMO
 from tests.fakes.hub import FakeHub
-from tests.hub.conftest import WEIGHTS
+from tests.hub.conftest import FILES, WEIGHTS
 from tests.hub.support.commands import inflight, refused
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,16 @@ def test_an_interrupted_pull_goes_on_where_it_was(number: signal.Signals, slow: 
     assert (directory / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_serve_that_is_stopped_while_it_pulls(slow: FakeHub, models: Path) -> None:
+    slow.repositories["org/name"].commit({**FILES, "config.json": (DEMO / "model/config.json").read_bytes()})
+    process = _start("serve", "org/name")
+    _wait_until(lambda: _staged(models) > 100_000)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert said.endswith("are kept, and the same command goes on from there\n")
+
+
 def test_two_pulls_at_once_get_each_file_once(slow: FakeHub, models: Path) -> None:
     first = _start("pull", "org/name")
     _wait_until(lambda: _staged(models) > 0)
@@ -97,18 +108,19 @@ def test_one_that_waits_goes_on_when_the_other_dies(slow: FakeHub, models: Path)
 
 
 def test_a_full_file_system(hub: FakeHub, models: Path) -> None:
-    """Of half a megabyte, which another process fills after the disk was looked at: a pull that lacks room, and goes
-    on when there is some."""
+    """The disk seems large enough when it is looked at. The second pull goes on when there is room."""
     unshare = shutil.which("unshare")
     ways = [[unshare, "--mount"], [unshare, "--user", "--map-root-user", "--mount"]]
     mount = "mount -t tmpfs -o size=700k tmpfs"
-    way = next((way for way in ways if unshare and not _run([*map(str, way), "sh", "-c", f"{mount} /mnt"]).returncode), None)
+    way = next(
+        (way for way in ways if unshare and not _run([*map(str, way), "sh", "-c", f"{mount} /mnt"]).returncode), None
+    )
     if way is None:
         pytest.skip("no file system can be mounted here")
     models.mkdir()
     pull = f"{sys.executable} -c 'import shutil, collections;"
     pull += 'shutil.disk_usage = lambda path: collections.namedtuple("u", "free")(10**9);'
-    pull += "import sys; sys.argv = [\"inflight\", \"pull\", \"org/name\"];from inflight.cli import app; app()'"
+    pull += 'import sys; sys.argv = ["inflight", "pull", "org/name"];from inflight.cli import app; app()\''
     script = f"{mount} {models} && {pull}; echo code $?; mount -o remount,size=4m {models} && {pull}; echo code $?"
     done = _run([*map(str, way), "sh", "-c", script])
     assert [line for line in done.stdout.splitlines() if line.startswith("code")] == ["code 1", "code 0"], done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from inflight.errors import DeploymentError
 from inflight.hub.archive import ArchiveFormat, pack_model, unpack_archive
 from inflight.hub.local import find_to_pack, pull_path
 from inflight.hub.names import parse_model_name
@@ -31,6 +33,13 @@ def _told() -> Iterator[None]:
             raise typer.Exit(_INTERRUPTED) from None
 
 
+def _absolute(to: Path) -> Path:
+    path = Path(os.path.abspath(to))
+    if not path.name:
+        raise DeploymentError(f"--to: {path} cannot become the directory of a model")
+    return path
+
+
 def pull(
     model: Annotated[
         str,
@@ -40,11 +49,11 @@ def pull(
 ) -> None:
     """Get a model from the Hugging Face Hub or a mirror, or check one that is here."""
     with _told():
-        here = Path(model)
-        if here.exists():
-            typer.echo(pull_path(here, to, _console))
+        target = to and _absolute(to)
+        if model and Path(model).exists():
+            typer.echo(pull_path(Path(model), target, _console))
         else:
-            typer.echo(pull_model(parse_model_name(model), _console, to))
+            typer.echo(pull_model(parse_model_name(model), _console, target))
 
 
 def pack(
@@ -61,4 +70,4 @@ def pack(
 def unpack(archive: Annotated[Path, typer.Argument(help="What `inflight pack` wrote.")], to: To = None) -> None:
     """Check a model that was packed, and write it into the models folder or a directory."""
     with _told():
-        typer.echo(unpack_archive(archive, to, _console))
+        typer.echo(unpack_archive(archive, to and _absolute(to), _console))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,8 @@ MODEL_MANIFEST = "model-manifest.json"
 LARGEST_MANIFEST = 16 << 20
 """Bytes of a manifest, of a ``config.json`` and of an index of weights, at most."""
 _CHUNK = 1 << 20
+_PLAIN = r"^[\w .,()+/?-]{1,200}$"
+"""What is shown of a model's own words: nothing that a terminal obeys."""
 
 ModelFormat = Literal["safetensors", "gguf"]
 
@@ -50,9 +53,9 @@ class ModelManifest(BaseModel):
     commit: str | None = Field(None, pattern="^[0-9a-f]{40}$")
     source: str | None = None
     """The hub's address."""
-    license: str | None = None
+    license: str | None = Field(None, pattern=_PLAIN)
     """The licence's name, as the hub has it; its text is among the files."""
-    architecture: str | None = None
+    architecture: str | None = Field(None, pattern=_PLAIN)
     """The class that config.json names."""
     format: ModelFormat
     files: dict[str, ModelFile] = Field(min_length=1)
@@ -190,7 +193,12 @@ def architecture_of(config: bytes | None, where: str) -> str | None:
     if config is None:
         return None
     names = decode_object(config, where).get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else None
+    return plain(str(names[0])) if isinstance(names, list) and names else None
+
+
+def plain(text: str) -> str | None:
+    """Return words of a model's author as they may be shown; what a terminal might obey becomes a question mark."""
+    return re.sub(r"[^\w .,()+/-]", "?", text)[:200] or None
 
 
 def decode_object(data: bytes, where: str) -> dict[str, Any]:

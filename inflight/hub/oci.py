@@ -90,14 +90,14 @@ def _by_path(layers: list[dict[str, Any]], archive: Path) -> dict[str, dict[str,
     for number, layer in enumerate(layers):
         kind = str(layer.get("mediaType"))
         if _ARCHIVED.search(kind):
-            raise DeploymentError(f"{archive}: layer {number} is of {kind}; layers that are one file each are read")
+            raise DeploymentError(f"{archive}: layer {number} is of {kind!r}; layers that are one file each are read")
         annotations = layer.get("annotations")
         annotations = annotations if isinstance(annotations, dict) else {}
         path = next((str(annotations[key]) for key in _NAMES if annotations.get(key)), None)
         if path is None and kind.endswith(".license"):
             path = "LICENSE"
         if path is None:
-            raise DeploymentError(f"{archive}: layer {number} ({kind}) has no {_NAMES[0]} that names its file")
+            raise DeploymentError(f"{archive}: layer {number} ({kind!r}) has no {_NAMES[0]} that names its file")
         if is_hidden(path) or not is_model_file(path):
             continue
         require_model_file(path, str(archive))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -118,9 +119,12 @@ def _get(hub: Hub, name: ModelName, offer: Offer, target: Path, stop: threading.
     try:
         with closing(Transfer(console, sum(file.bytes for file in files), kept)) as transfer:
             done = Downloader(hub, repository, staging, stop, transfer.advance).fetch_all(files)
-    except KeyboardInterrupt:
+    except BaseException as error:
         kept = sum(_kept(staging / file.path, file.bytes) for file in files)
-        tell(console, f"stopped; {in_units(kept)} are kept, and the same command goes on from there")
+        if isinstance(error, KeyboardInterrupt):
+            tell(console, f"stopped; {in_units(kept)} are kept, and the same command goes on from there")
+        if not kept:
+            shutil.rmtree(staging, ignore_errors=True)
         raise
     manifest = ModelManifest(
         created=now(),
@@ -151,7 +155,7 @@ def _is_here(target: Path, offer: Offer, named: bool) -> bool:
     Raises:
         DeploymentError: the user's directory holds something else, or is damaged.
     """
-    if not (target / MODEL_MANIFEST).exists():
+    if not target.exists() or (named and not (target / MODEL_MANIFEST).exists()):
         return False
     try:
         manifest = read_manifest(target)
@@ -163,8 +167,8 @@ def _is_here(target: Path, offer: Offer, named: bool) -> bool:
     except DeploymentError:
         if named:
             raise
-        if not staging_of(target).exists():
-            target.rename(staging_of(target))
+        shutil.rmtree(staging_of(target), ignore_errors=True)
+        target.rename(staging_of(target))
         return False
     return True
 

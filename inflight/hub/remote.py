@@ -6,6 +6,7 @@ Three routes are enough, and mirrors have them: ``/api/models/NAME/revision/REVI
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from inflight.errors import DeploymentError
-from inflight.hub.model_manifest import LARGEST_MANIFEST, decode_object
+from inflight.hub.model_manifest import LARGEST_MANIFEST, decode_object, plain
 from inflight.hub.names import ModelName, is_commit
 from inflight.hub.settings import HubSettings, make_ssl_context
 from inflight.resources import VERSION
@@ -98,7 +99,7 @@ class Hub:
         """
         base = f"/api/models/{name.repo}"
         route = f"{base}/revision/{quote(name.revision or 'main', safe='')}"
-        info = decode_object(self._get(route, name).content, self.endpoint + route)
+        info = decode_object(self._get(route, name)[0], self.endpoint + route)
         commit = info.get("sha")
         if not isinstance(commit, str) or not is_commit(commit):
             raise DeploymentError(f"{self.endpoint}{base}: `sha` is {commit!r}, which is no commit")
@@ -115,7 +116,7 @@ class Hub:
         """
         if repository.files[path].bytes > LARGEST_MANIFEST:
             raise DeploymentError(f"{repository.repo}: {path} has {repository.files[path].bytes} bytes, too many")
-        return self._get(_resolve(repository, path), ModelName(repository.repo, repository.commit)).content
+        return self._get(_resolve(repository, path), ModelName(repository.repo, repository.commit))[0]
 
     @contextmanager
     def stream(self, repository: Repository, file: RemoteFile, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -142,13 +143,11 @@ class Hub:
     def _tree(self, route: str, name: ModelName) -> Iterator[RemoteFile]:
         url = self.endpoint + route
         for _page in range(_MOST_PAGES):
-            response = self._get(url.removeprefix(self.endpoint), name)
+            data, following = self._get(url.removeprefix(self.endpoint), name)
             try:
-                entries = response.json()
-                yield from (_file(entry) for entry in entries if entry["type"] == "file")
+                yield from (_file(entry) for entry in json.loads(data) if entry["type"] == "file")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DeploymentError(f"{self.endpoint}{route}: not a list of files: {error!r}") from None
-            following = response.links.get("next", {}).get("url")
             if following is None:
                 return
             if not following.startswith(self.endpoint + "/"):
@@ -156,13 +155,13 @@ class Hub:
             url = following
         raise DeploymentError(f"{self.endpoint}{route}: the list of files has no end")
 
-    def _get(self, route: str, name: ModelName) -> httpx.Response:
-        """Return a whole answer, after as many tries as it takes."""
+    def _get(self, route: str, name: ModelName) -> tuple[bytes, str | None]:
+        """Return the bytes of an answer, after as many tries as it takes, and the address of its next page, if any."""
         for attempt in range(_TRIES):
             try:
-                response = self._client.get(self.endpoint + route)
-                self._require_ok(response, name)
-                return response
+                with self._client.stream("GET", self.endpoint + route) as response:
+                    self._require_ok(response, name)
+                    return _whole(response), response.links.get("next", {}).get("url")
             except httpx.InvalidURL as error:
                 raise DeploymentError(f"{self.endpoint}{route}: {error}") from None
             except httpx.ConnectError as error:  # no route, no such host, no server: waiting rarely cures it
@@ -237,7 +236,7 @@ def _license(info: Mapping[str, Any]) -> str | None:
         found = next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
     own = card.get("license_name")
     text = ", ".join(map(str, found)) if isinstance(found, list) else found and str(found)
-    return f"{text} ({own})" if text and own else text or None
+    return plain(f"{text} ({own})" if own else text) if text else None
 
 
 def _extent(response: httpx.Response, start: int) -> tuple[int, int | None]:
@@ -253,6 +252,16 @@ def _extent(response: httpx.Response, start: int) -> tuple[int, int | None]:
     if found is None or int(found[1]) != start:
         raise TryLater(f"asked for bytes from {start}, got {response.headers.get('Content-Range')!r}")
     return start, None if found[2] == "*" else int(found[2])
+
+
+def _whole(response: httpx.Response) -> bytes:
+    """Return the bytes of an answer, which are no more than a document has."""
+    data = bytearray()
+    for chunk in response.iter_bytes():
+        data += chunk
+        if len(data) > LARGEST_MANIFEST:
+            raise DeploymentError(f"{response.url}: the answer has no end: more than {LARGEST_MANIFEST} bytes")
+    return bytes(data)
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from inflight.hub.model_manifest import decode_object, is_weights
 from inflight.hub.names import ModelName
 from inflight.hub.remote import RemoteFile, Repository
 from inflight.hub.staging import free_disk, in_units
+
+_LINE_EVERY_S = 30.0
 
 
 def tell(console: Console, line: str) -> None:
@@ -63,23 +67,31 @@ def _judgement(config: bytes | None) -> str:
 
 
 class Transfer:
-    """A bar of bytes on a terminal; elsewhere nothing."""
+    """How far a download is: a bar on a terminal, elsewhere a line now and then."""
 
     def __init__(self, console: Console, total: int, kept: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._console, self._total, self._kept = console, total, kept
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
-        self._task = self._progress.add_task("checking" if kept else "downloading", total=total)
-        self._kept, self._done = kept, 0
+        self._task = self._progress.add_task(self._verb(0), total=total)
+        self._lock, self._done, self._told = threading.Lock(), 0, time.monotonic()
         self._progress.start()
 
     def advance(self, count: int) -> None:
-        """Show so many bytes more."""
-        self._done += count
-        description = "checking" if self._done < self._kept else "downloading"
-        self._progress.update(self._task, advance=count, description=description)
+        """Show so many bytes more; any thread may."""
+        with self._lock:
+            self._done += count
+            verb = self._verb(self._done)
+            if not self._console.is_terminal and time.monotonic() - self._told >= _LINE_EVERY_S:
+                self._told = time.monotonic()
+                tell(self._console, f"{verb}: {in_units(self._done)} of {in_units(self._total)}")
+        self._progress.update(self._task, advance=count, description=verb)
 
     def close(self) -> None:
         """Take the bar away."""
         self._progress.stop()
+
+    def _verb(self, done: int) -> str:
+        return "checking" if done < self._kept else "writing"

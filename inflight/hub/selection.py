@@ -57,7 +57,7 @@ def _select_safetensors(name: ModelName, paths: Collection[str], read: Callable[
         wanted = sorted(set(map(str, places.values())))
         missing = next((path for path in wanted if path not in paths or not path.endswith(".safetensors")), None)
         if missing is not None:
-            raise DeploymentError(f"{name.repo}: {INDEX} names {missing}, which the repository does not have")
+            raise DeploymentError(f"{name.repo}: {INDEX} names {missing!r}, which the repository does not have")
         return wanted
     if SINGLE in paths:
         return [SINGLE]

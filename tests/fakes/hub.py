@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,17 @@ def git_sha1(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+class _Server(ThreadingHTTPServer):
+    """One thread for each connection."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of a client that has hung up."""
+        if not isinstance(sys.exception(), OSError):
+            raise
+
+
 class FakeHub:
     """The server; ``address`` is what HF_ENDPOINT is to be."""
 
@@ -92,8 +104,7 @@ class FakeHub:
         class Handler(_Handler):
             fake = hub
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), Handler)
 
     @property
     def port(self) -> int:

@@ -222,6 +222,28 @@ def test_a_damaged_model_is_mended_by_a_pull(hub: FakeHub, models: Path) -> None
     assert (directory / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.parametrize("left", ["model-manifest.json", "model.safetensors", None])
+def test_a_half_removed_model_is_mended_by_a_pull(left: str | None, hub: FakeHub) -> None:
+    directory = Path(inflight("pull", "org/name").stdout.strip())
+    for path in directory.iterdir():
+        if path.name != left:
+            path.unlink()
+    inflight("pull", "org/name")
+    assert {path.name for path in directory.iterdir()} == OURS | {"model-manifest.json"}
+
+
+def test_an_answer_without_an_end(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "LARGEST_MANIFEST", 100)
+    assert "the answer has no end" in refused("pull", "org/name")
+
+
+def test_a_pull_that_got_nothing_leaves_nothing(hub: FakeHub, models: Path) -> None:
+    hub.add("org/gguf", {"tiny-Q8_0.gguf": b"GGUF"})
+    hub.faults.gated = True
+    assert "org/gguf is gated" in refused("pull", "org/gguf:Q8_0")
+    assert "no model is in" in inflight("models").stdout
+
+
 def test_an_interrupted_pull_of_a_commit_that_the_branch_has_left(hub: FakeHub, models: Path) -> None:
     hub.faults.cut_after["model.safetensors"] = [300_000, 0, 0, 0, 0, 0, 0, 0]
     refused("pull", "org/name")

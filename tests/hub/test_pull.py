@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.hub import screen
 from inflight.hub.model_manifest import read_manifest
 from inflight.hub.names import parse_model_name
 from inflight.hub.store import find_model
@@ -42,6 +43,24 @@ def test_what_is_about_to_be_got_is_said_first(hub: FakeHub) -> None:
     for words in ("other (own-terms)", "LlamaForCausalLM", "6, 1.0 MB", "1.0 MB of weights", "are free", "(main)"):
         assert words in said
     assert "the portable engine does not serve it: " in said, "the config.json here has no more than a name"
+
+
+def test_what_a_models_author_says_does_nothing_to_the_terminal(hub: FakeHub) -> None:
+    hub.repositories["org/name"].card = {"license": "other\x1b[31m", "license_name": "[/bold]\n"}
+    for words in (["pull", "org/name"], ["models"]):
+        said = inflight(*words).output
+        assert "other??31m (?/bold??)" in said
+        assert "\x1b" not in said
+
+
+def test_how_far_it_is_is_told_where_there_is_no_terminal(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "_LINE_EVERY_S", 0.0)
+    assert "inflight: writing: 1.0 MB of 1.0 MB" in inflight("pull", "org/name").stderr
+
+
+@pytest.mark.parametrize("words", [("pull", "org/name"), ("pull", ".")], ids=" ".join)
+def test_a_directory_that_cannot_become_a_model(words: tuple[str, str], hub: FakeHub) -> None:
+    assert refused(*words, "--to", "/").startswith("--to: / cannot become the directory of a model")
 
 
 def test_what_is_here_is_not_got_again(hub: FakeHub) -> None:
@@ -134,7 +153,7 @@ def test_shards_are_those_of_the_index(hub: FakeHub) -> None:
 def test_an_index_that_names_what_is_not_there(hub: FakeHub) -> None:
     index = json.dumps({"weight_map": {"a": "../../etc/passwd"}}).encode()
     hub.add("org/shards", {"config.json": b"{}", "model.safetensors.index.json": index, "a.safetensors": b"x"})
-    assert "names ../../etc/passwd, which the repository does not have" in refused("pull", "org/shards")
+    assert "names '../../etc/passwd', which the repository does not have" in refused("pull", "org/shards")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from inflight.hub.model_manifest import (
     read_manifest,
     require_sizes,
 )
-from inflight.hub.names import ModelName
+from inflight.hub.names import ModelName, is_commit
 from inflight.hub.remote import Hub, RemoteFile, Repository, Unreachable
 from inflight.hub.screen import Transfer, show_model, tell
 from inflight.hub.selection import CONFIG, Selection, select_files
@@ -178,7 +178,7 @@ def _tell_of_others(name: ModelName, staging: Path, console: Console) -> None:
     variant = staging.name.partition("-")[2]
     for other in sorted(staging.parent.glob(f".*{PARTIAL}")):
         commit = other.name[1:41]
-        if other != staging and other.name.partition("-")[2] == variant and len(commit) == 40:
+        if other != staging and other.name.partition("-")[2] == variant and is_commit(commit):
             tell(
                 console,
                 f"an interrupted pull of another commit is kept: `inflight pull {name.repo}@{commit}` goes on with it, "

@@ -11,7 +11,6 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 NONE: Mapping[str, str] = MappingProxyType({})
+PATIENCE_S = 120.0
 LFS_SUFFIXES = (".safetensors", ".gguf", ".bin", ".model")
 
 
@@ -46,8 +46,9 @@ class Faults:
     """Files are for those who have accepted the terms: they have the token ``accepted``."""
     private: bool = False
     """Without a token the repository does not exist."""
-    slow: float = 0.0
-    """Seconds before each chunk of 64 KiB."""
+    hold_after: dict[str, int] = field(default_factory=dict)
+    """By path: after how many bytes an answer stands still, until ``go_on`` is set."""
+    go_on: threading.Event = field(default_factory=threading.Event)
     page_size: int = 1000
     """Entries of one page of the tree."""
 
@@ -268,8 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
         if asked and not faults.no_ranges:
             headers = {**headers, "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
         status = 206 if "Content-Range" in headers else 200
-        cuts = faults.cut_after.get(path) if self.command == "GET" else None
-        self._send(status, data[start:], headers, cuts.pop(0) if cuts else None)
+        self._send(status, data[start:], headers, path)
 
     def _send_json(self, value: Any, headers: Mapping[str, str] = NONE) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})
@@ -278,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Code": code} if code else {}
         self._send(status, b"", headers | ({"X-Error-Message": message} if message else {}))
 
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str] = NONE, cut: int | None = None) -> None:
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str] = NONE, path: str = "") -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -290,15 +290,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        faults = self.fake.faults
+        cuts, hold = faults.cut_after.get(path), faults.hold_after.get(path)
         try:
-            self._send_body(body if cut is None else body[:cut])
+            if cuts:
+                self.wfile.write(body[: cuts.pop(0)])
+                self.close_connection = True
+                return
+            self.wfile.write(body[:hold])
+            if hold is not None and faults.go_on.wait(PATIENCE_S):
+                self.wfile.write(body[hold:])
         except OSError:  # whoever asked has hung up
             self.close_connection = True
-        if cut is not None:
-            self.close_connection = True
-
-    def _send_body(self, body: bytes) -> None:
-        step = 1 << 16
-        for start in range(0, len(body), step):
-            time.sleep(self.fake.faults.slow)
-            self.wfile.write(body[start : start + step])

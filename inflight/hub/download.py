@@ -128,7 +128,10 @@ class Downloader:
                 break
             failed = 0 if writer.size > before else failed + 1
             if failed >= _TRIES:
-                raise Unreachable(f"{self._hub.endpoint}: {file.path}: no byte more in {failed} tries: {problem}")
+                raise Unreachable(
+                    f"{self._hub.endpoint}: {file.path}: no byte more in {failed} tries: {problem}; "
+                    "the same command goes on from there"
+                )
             self._stop.wait(waiting(failed, problem.wait))
             self._require_going()
         writer.finish()

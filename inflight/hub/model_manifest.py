@@ -45,12 +45,13 @@ class ModelManifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
-    created: datetime
+    pulled: datetime
+    """When it was asked for last; of a directory of one's own, when it was described."""
     repo: str | None = None
     """``org/name``; None: a directory of one's own."""
-    revision: str | None = None
-    """The branch, tag or commit that was asked for."""
     commit: str | None = Field(None, pattern="^[0-9a-f]{40}$")
+    revisions: tuple[str, ...] = ()
+    """The branches, tags and commits that were asked for and were at ``commit`` then."""
     source: str | None = None
     """The hub's address."""
     license: str | None = Field(None, pattern=_PLAIN)
@@ -181,7 +182,7 @@ def describe_directory(directory: Path, advance: Callable[[int], None]) -> Model
         files[name] = ModelFile(bytes=path.stat().st_size, sha256=hash_file(path, advance))
     config = directory / "config.json"
     data = config.read_bytes() if config.is_file() else None
-    return ModelManifest(created=now(), format=kind, architecture=architecture_of(data, str(config)), files=files)
+    return ModelManifest(pulled=now(), format=kind, architecture=architecture_of(data, str(config)), files=files)
 
 
 def architecture_of(config: bytes | None, where: str) -> str | None:
@@ -227,5 +228,5 @@ def hash_file(path: Path, advance: Callable[[int], None]) -> str:
 
 
 def now() -> datetime:
-    """Return the time, in whole seconds."""
-    return datetime.now(UTC).replace(microsecond=0)
+    """Return the time."""
+    return datetime.now(UTC)

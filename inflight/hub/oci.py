@@ -76,7 +76,7 @@ def read_layout(tar: tarfile.TarFile, members: Members, archive: Path) -> tuple[
         raise DeploymentError(f"{archive}: no layer holds weights, neither *.safetensors nor *.gguf")
     config = blobs.read(found["config.json"]) if "config.json" in found else None
     manifest = ModelManifest(
-        created=now(),
+        pulled=now(),
         format="safetensors" if any(path.endswith(".safetensors") for path in files) else "gguf",
         architecture=architecture_of(config, f"{archive}: config.json"),
         files=files,
@@ -182,7 +182,7 @@ def write_layout(tar: tarfile.TarFile, manifest: ModelManifest, add: Callable[[s
 
 
 def _configuration(manifest: ModelManifest, digests: list[str]) -> dict[str, Any]:
-    facts = {"name": manifest.repo, "revision": manifest.commit, "createdAt": f"{manifest.created:%Y-%m-%dT%H:%M:%SZ}"}
+    facts = {"name": manifest.repo, "revision": manifest.commit, "createdAt": f"{manifest.pulled:%Y-%m-%dT%H:%M:%SZ}"}
     facts |= {"sourceURL": f"{manifest.source}/{manifest.repo}"} if manifest.source else {}
     descriptor: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
     descriptor |= {"licenses": [manifest.license]} if manifest.license else {}

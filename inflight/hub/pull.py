@@ -20,6 +20,7 @@ from inflight.hub.model_manifest import (
     now,
     read_manifest,
     require_sizes,
+    write_manifest,
 )
 from inflight.hub.names import ModelName, is_commit
 from inflight.hub.remote import Hub, RemoteFile, Repository, Unreachable
@@ -87,6 +88,7 @@ def pull_model(
         target = to or place_of(name.repo, offer.repository.commit, offer.selection.variant)
         with locked(target, lambda: tell(console, f"another process pulls {name}; waiting for it")):
             if _is_here(target, offer, to is not None):
+                _note_revision(target, name)
                 tell(console, f"{name} is here already: {target}")
                 return target
             _get(hub, name, offer, target, stop, console)
@@ -127,9 +129,9 @@ def _get(hub: Hub, name: ModelName, offer: Offer, target: Path, stop: threading.
             shutil.rmtree(staging, ignore_errors=True)
         raise
     manifest = ModelManifest(
-        created=now(),
+        pulled=now(),
         repo=repository.repo,
-        revision=name.revision or "main",
+        revisions=(_revision(name),),
         commit=repository.commit,
         source=hub.endpoint,
         license=repository.license,
@@ -171,6 +173,17 @@ def _is_here(target: Path, offer: Offer, named: bool) -> bool:
         target.rename(staging_of(target))
         return False
     return True
+
+
+def _note_revision(target: Path, name: ModelName) -> None:
+    """Write down that a model was asked for once more, and by which name: a branch may have come back to it."""
+    manifest = read_manifest(target)
+    revisions = tuple(sorted({*manifest.revisions, _revision(name)}))
+    write_manifest(manifest.model_copy(update={"revisions": revisions, "pulled": now()}), target)
+
+
+def _revision(name: ModelName) -> str:
+    return name.revision or "main"
 
 
 def _tell_of_others(name: ModelName, staging: Path, console: Console) -> None:

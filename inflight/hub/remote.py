@@ -141,18 +141,16 @@ class Hub:
             raise TryLater(_reason(error)) from None
 
     def _tree(self, route: str, name: ModelName) -> Iterator[RemoteFile]:
-        url = self.endpoint + route
-        for _page in range(_MOST_PAGES):
-            data, following = self._get(url.removeprefix(self.endpoint), name)
+        page = route
+        for _number in range(_MOST_PAGES):
+            data, following = self._get(page, name)
             try:
                 yield from (_file(entry) for entry in json.loads(data) if entry["type"] == "file")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DeploymentError(f"{self.endpoint}{route}: not a list of files: {error!r}") from None
             if following is None:
                 return
-            if not following.startswith(self.endpoint + "/"):
-                raise DeploymentError(f"{self.endpoint}{route}: its next page is elsewhere, at {following}")
-            url = following
+            page = f"/api/{following.partition('/api/')[2]}"  # a mirror may repeat the address of what it mirrors
         raise DeploymentError(f"{self.endpoint}{route}: the list of files has no end")
 
     def _get(self, route: str, name: ModelName) -> tuple[bytes, str | None]:

@@ -111,13 +111,13 @@ def _whole(repo: str) -> Iterator[StoredModel]:
 
 def _pulled(model: StoredModel) -> tuple[float, str]:
     assert model.manifest is not None
-    return model.manifest.created.timestamp(), model.directory.name
+    return model.manifest.pulled.timestamp(), model.directory.name
 
 
 def _is_meant(model: StoredModel, name: ModelName) -> bool:
     manifest, revision = model.manifest, name.revision
     assert manifest is not None
-    if revision is not None and revision != manifest.revision and not _begins(manifest.commit or "", revision):
+    if revision is not None and revision not in manifest.revisions and not _begins(manifest.commit or "", revision):
         return False
     if name.gguf is None or manifest.format != "gguf":
         return (manifest.format == "gguf") == (name.gguf is not None)
@@ -146,8 +146,8 @@ def find_entries(name: ModelName) -> list[StoredModel]:
 
 def _has_revision(model: StoredModel, revision: str | None) -> bool:
     commit = model.name.partition("@")[2].partition(":")[0]
-    asked = model.manifest.revision if model.manifest else None
-    return revision is None or revision == asked or _begins(commit, revision) or _begins(revision, commit)
+    asked = model.manifest.revisions if model.manifest else ()
+    return revision is None or revision in asked or _begins(commit, revision) or _begins(revision, commit)
 
 
 def _begins(commit: str, revision: str) -> bool:

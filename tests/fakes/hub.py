@@ -97,6 +97,8 @@ class FakeHub:
         self.repositories: dict[str, FakeRepository] = {}
         self.faults = Faults()
         self.scheme = "http"
+        self.listed_as = ""
+        """The address that the list of files says that its next page is at; "": its own."""
         self.log: list[tuple[str, str, str | None]] = []
         """Method, path and Range of each request."""
         self._blobs: dict[str, tuple[str, bytes]] = {}
@@ -217,7 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
         query = re.search(r"cursor=(\d+)", self.path)
         start = int(query[1]) if query else 0
         end = start + self.fake.faults.page_size
-        following = f"{self.fake.address}/api/models/{name}/tree/{commit}?recursive=true&cursor={end}"
+        following = (
+            f"{self.fake.listed_as or self.fake.address}/api/models/{name}/tree/{commit}?recursive=true&cursor={end}"
+        )
         headers = {"Link": f'<{following}>; rel="next"'} if end < len(entries) else {}
         self._send_json(entries[start:end], headers)
 

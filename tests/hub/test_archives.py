@@ -92,7 +92,7 @@ def _file(name: str, data: bytes, kind: bytes = tarfile.REGTYPE, target: str = "
 
 def _manifest(files: dict[str, bytes], **changes: Any) -> Member:
     listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    value = {"created": "2026-01-01T00:00:00Z", "repo": "org/name", "commit": "a" * 40, "format": "safetensors"}
+    value = {"pulled": "2026-01-01T00:00:00Z", "repo": "org/name", "commit": "a" * 40, "format": "safetensors"}
     return _file("model-manifest.json", json.dumps(value | {"files": listed} | changes).encode())
 
 

@@ -29,7 +29,7 @@ def test_a_model_is_got_with_a_manifest_of_every_file(hub: FakeHub, models: Path
     assert _names(directory) == OURS | {"model-manifest.json"}
     assert all((directory / name).read_bytes() == FILES[name] for name in OURS)
     manifest = read_manifest(directory)
-    assert (manifest.repo, manifest.commit, manifest.revision) == ("org/name", commit, "main")
+    assert (manifest.repo, manifest.commit, manifest.revisions) == ("org/name", commit, ("main",))
     assert (manifest.license, manifest.architecture) == ("apache-2.0", "LlamaForCausalLM")
     assert {name: (file.bytes, file.sha256) for name, file in manifest.files.items()} == {
         name: (len(FILES[name]), hashlib.sha256(FILES[name]).hexdigest()) for name in OURS
@@ -108,6 +108,25 @@ def test_a_branch_that_has_moved_is_another_model(hub: FakeHub, models: Path) ->
     assert found.directory.name == first
 
 
+def test_a_branch_that_comes_back_to_a_commit(hub: FakeHub) -> None:
+    """What is served without a revision is what was pulled last, not what was downloaded last."""
+    repository = hub.repositories["org/name"]
+    first = repository.names["main"]
+    for commit in (first, repository.commit({**FILES, "tokenizer.json": b'{"another": 1}'}), first):
+        repository.names["main"] = repository.names["stable"] = commit
+        inflight("pull", "org/name")
+        for name in ("org/name", "org/name@main"):
+            found = find_model(parse_model_name(name))
+            assert found is not None
+            assert found.directory.name == commit
+    assert find_model(parse_model_name("org/name@stable")) is None
+    inflight("pull", "org/name@stable")
+    found = find_model(parse_model_name("org/name@stable"))
+    assert found is not None
+    assert found.manifest is not None
+    assert found.manifest.revisions == ("main", "stable")
+
+
 def test_a_tag_and_a_revision_with_a_slash(hub: FakeHub) -> None:
     repository = hub.repositories["org/name"]
     repository.commit({**FILES, "tokenizer.json": b'{"tag": 1}'}, "v1")
@@ -179,8 +198,9 @@ def test_a_hub_that_names_files_elsewhere(path: str, hub: FakeHub, models: Path,
     assert not list(tmp_path.rglob("*evil*"))
 
 
-def test_the_list_of_files_has_pages(hub: FakeHub) -> None:
-    hub.faults.page_size = 3
+@pytest.mark.parametrize("listed_as", ["", "https://hub.example"], ids=["of its own", "of what it mirrors"])
+def test_the_list_of_files_has_pages(listed_as: str, hub: FakeHub) -> None:
+    hub.faults.page_size, hub.listed_as = 3, listed_as
     directory = Path(inflight("pull", "org/name").stdout.strip())
     assert set(read_manifest(directory).files) == OURS
 

@@ -36,7 +36,7 @@ from inflight.hub.screen import Transfer, tell
 from inflight.hub.selection import variant_of
 from inflight.hub.staging import locked, publish, require_disk, require_empty, staging_of, sweep
 from inflight.hub.store import place_of
-from inflight.hub.tar_files import HashingReader, add_bytes, add_file, opened, read_members
+from inflight.hub.tar_files import HashingReader, add_bytes, add_file, opened
 
 ArchiveFormat = Literal["tar", "oci"]
 _CHUNK = 1 << 20
@@ -48,8 +48,8 @@ def unpack_archive(archive: Path, to: Path | None, console: Console) -> Path:
     Raises:
         DeploymentError: the archive is not what it should be, or the disk is too small; nothing of it is left.
     """
-    with opened(archive) as tar:
-        manifest, members = _contents(tar, archive)
+    with opened(archive) as (tar, found):
+        manifest, members = _contents(tar, found, archive)
         target = to or _place(manifest, archive)
         with locked(target, lambda: tell(console, f"another process writes {target}; waiting for it")):
             if not _is_there(target, manifest):
@@ -60,9 +60,10 @@ def unpack_archive(archive: Path, to: Path | None, console: Console) -> Path:
     return target
 
 
-def _contents(tar: tarfile.TarFile, archive: Path) -> tuple[ModelManifest, Mapping[str, tarfile.TarInfo]]:
+def _contents(
+    tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], archive: Path
+) -> tuple[ModelManifest, Mapping[str, tarfile.TarInfo]]:
     """Return what an archive says that it holds, and where each file of it is."""
-    members = read_members(tar, archive)
     if oci.LAYOUT in members:
         return oci.read_layout(tar, members, archive)
     if MODEL_MANIFEST not in members:

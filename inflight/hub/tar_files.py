@@ -12,48 +12,49 @@ from typing import IO
 
 from inflight.errors import DeploymentError
 
-_LONGEST_READ = 4 << 20
-"""Bytes that are read at once, at most: headers of a tar may claim any length."""
-_MOST_MEMBERS = 10_000
+_LONGEST_HEADER = 2048
+"""Bytes of a header, which may claim any length. Python's tarfile takes a time that grows with its square (3.11)."""
+_LONGEST_READ = 1 << 20
+_MOST_MEMBERS = 5_000
 _FOLDERS = {"", ".", "blobs", "blobs/sha256"}
 """The directories that an OCI image layout has; others are made where files need them."""
 
 
 class _Bounded:
-    """A file of which no read takes more than its share of memory."""
+    """A file of which no read takes more than its share of memory and time."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.tell, self.seek = file.tell, file.seek
+        self.limit = _LONGEST_HEADER
 
     def read(self, size: int = -1) -> bytes:
         """Read ``size`` bytes."""
-        if not 0 <= size <= _LONGEST_READ:
+        if not 0 <= size <= self.limit:
             raise tarfile.ReadError(f"a header of {size} bytes")
         return self._file.read(size)
 
 
 @contextmanager
-def opened(archive: Path) -> Iterator[tarfile.TarFile]:
-    """Open a tar that is not compressed.
+def opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]]:
+    """Open a tar that is not compressed; yield it, and its files by name, a leading ``./`` left out.
 
     Raises:
-        DeploymentError: it is no such file, now or in what is read of it later.
+        DeploymentError: it is no such file, now or in what is read of it later; or there is anything but regular files
+            in it, a name twice, or too many of them.
     """
     with archive.open("rb") as file:
+        bounded = _Bounded(file)
         try:
-            with tarfile.open(fileobj=_Bounded(file), mode="r:") as tar:  # type: ignore[call-overload]
-                yield tar
+            with tarfile.open(fileobj=bounded, mode="r:") as tar:  # type: ignore[call-overload]
+                members = _read_members(tar, archive)
+                bounded.limit = _LONGEST_READ  # what is read from here on are the files
+                yield tar, members
         except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
             raise DeploymentError(f"{archive}: not a sound tar archive without compression: {error}") from None
 
 
-def read_members(tar: tarfile.TarFile, archive: Path) -> dict[str, tarfile.TarInfo]:
-    """Return the files of a tar by name, a leading ``./`` left out.
-
-    Raises:
-        DeploymentError: there is anything but regular files, a name twice, or too many of them.
-    """
+def _read_members(tar: tarfile.TarFile, archive: Path) -> dict[str, tarfile.TarInfo]:
     members: dict[str, tarfile.TarInfo] = {}
     while (member := tar.next()) is not None:
         name = member.name.removeprefix("./")

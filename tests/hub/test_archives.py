@@ -162,11 +162,11 @@ def test_an_archive_that_is_cut_off(pulled: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "there").exists()
 
 
-def test_headers_do_not_fill_the_memory(models: Path, tmp_path: Path) -> None:
+def test_headers_take_neither_memory_nor_time(models: Path, tmp_path: Path) -> None:
     """A header of the extended format may claim any length, and is read whole; a chain of them is followed by calls."""
     info = tarfile.TarInfo("long")
-    info.type, info.size = tarfile.XHDTYPE, 5 << 20
-    assert "a header of 5242880 bytes" in refused("unpack", _write(tmp_path / "x.tar", (info, b"1" * (5 << 20))))
+    info.type, info.size = tarfile.XHDTYPE, 1 << 20
+    assert "a header of 1048576 bytes" in refused("unpack", _write(tmp_path / "x.tar", (info, b"1" * (1 << 20))))
     chain = [_file("x", b"9 path=a\n", tarfile.XHDTYPE) for _ in range(5000)]
     assert "not a sound tar archive" in refused("unpack", _write(tmp_path / "y.tar", *chain))
 

@@ -9,7 +9,7 @@ import psutil
 import typer
 from rich.console import Console
 
-from inflight.engine.models.config import read_model_config
+from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest

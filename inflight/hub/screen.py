@@ -11,7 +11,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from inflight.engine.models.config import read_model_config
+from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.hub.model_manifest import decode_object, is_weights
 from inflight.hub.names import ModelName

@@ -117,6 +117,11 @@ def test_layouts_that_are_refused(models: Path, tmp_path: Path) -> None:
     missing = Layout()
     missing.layers[1]["digest"] = "sha256:" + "0" * 64
     assert f"blobs/sha256/{'0' * 64} is missing" in said(missing)
+    other = Layout()
+    listed = {"model.safetensors": {"bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}}
+    own = {"pulled": "2026-01-01T00:00:00Z", "format": "safetensors", "files": listed}
+    other.layers.append(other.layer("model-manifest.json", json.dumps(own).encode()))
+    assert "the layers are not the files that its model-manifest.json lists" in said(other)
     broken = Layout()
     broken.extra = {"index.json": b"["}
     assert "index.json: not valid JSON" in said(broken)

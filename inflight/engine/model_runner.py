@@ -70,7 +70,7 @@ class ModelRunner:
             require_invariance(self.device, config.speculation.candidates)
         threads, of_torch = (config.threads or cpu_threads(native) for native in (True, False))
         torch.set_num_threads(of_torch)
-        model = load_config(config.model)
+        model = load_config(config.model, config.modeling)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
         if config.kv_cache_bytes is None and config.kv_cache_fraction is None:

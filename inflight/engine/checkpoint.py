@@ -24,7 +24,7 @@ from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_conf
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.naming import CheckpointNames
-from inflight.engine.models.reading import is_known, read_model_config
+from inflight.engine.models.reading import architecture_name, is_known, read_model_config
 from inflight.engine.models.served import ServedModel
 from inflight.engine.quant.config import Quantization, load_quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
@@ -153,9 +153,11 @@ def load_config(directory: Path, modeling: str = "native") -> ModelConfig:
         DeploymentError: ``config.json`` is missing or not supported.
     """
     data = read_json(directory / "config.json")
-    if modeling == "transformers" or (modeling == "auto" and not is_known(data)):
-        return read_adapted_config(directory, data)
-    return read_model_config(data)
+    if modeling == "native" or (modeling == "auto" and is_known(data)):
+        return read_model_config(data)
+    why = "engine.modeling is transformers" if modeling == "transformers" else "Inflight has none of its own for it"
+    log.info("transformers' code computes %s: %s", architecture_name(data), why)
+    return read_adapted_config(directory, data)
 
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -22,6 +22,8 @@ from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_
 from inflight.engine.device import DeviceMemory, device_memory, resolve_device
 from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
 from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.models.adapted.check import check
+from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
@@ -92,6 +94,8 @@ class ModelRunner:
         if self._native is None:
             join_int8_parts(self._model)
             pack_linears(self._model)
+        if isinstance(self._model, AdaptedModel):
+            check(self._model)
         weights_loaded = time.perf_counter()
         memory, self.offload_pool = device_memory(self.device), None
         step_bytes = 0

@@ -30,6 +30,8 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self._outputs = linear.out_features
+        self.weight = linear.weight.detach().to("meta")
+        """Of the weight, the shape and type, which others' code asks for; not the values."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
         self._bias = linear.bias
         self._joins_lone_row = linear.in_features > _SHORT_COLUMNS or linear.weight.numel() > _SMALL_WEIGHT

@@ -85,7 +85,7 @@ class Probe:
     def mask(self, mask_function: Callable[..., Any], q_length: int, kv_length: int) -> Tensor:
         """Return a tensor in place of a mask by which attention finds the function: it is full of its number."""
         self.masks.append(mask_function)
-        return torch.full((1, 1, q_length, kv_length), float(len(self.masks)), device="cpu")
+        return torch.full((1, 1, 1, 1), float(len(self.masks)), device="cpu").expand(1, 1, q_length, kv_length)
 
     def note(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Any) -> Tensor:
         """Note a layer. Raises DeploymentError: it asks for what is not supported."""
@@ -109,10 +109,11 @@ class Probe:
     def _mask_function(self, name: str, mask: Any) -> Callable[..., Any]:
         if mask is None:
             raise DeploymentError(f"{name} attends without a causal mask; only causal attention is supported")
-        codes = mask.unique() if isinstance(mask, Tensor) and not mask.is_meta else ()
-        if len(codes) != 1 or not 1 <= (code := float(codes[0])) <= len(self.masks) or code % 1:
+        known = isinstance(mask, Tensor) and not mask.is_meta and not any(mask.stride()[-2:])
+        code = int(mask[(0,) * mask.dim()]) if known else 0
+        if not 1 <= code <= len(self.masks):
             raise DeploymentError(f"{name} makes or changes its attention mask itself; it is not supported")
-        return self.masks[int(code) - 1]
+        return self.masks[code - 1]
 
 
 def register() -> None:

@@ -20,23 +20,34 @@ from inflight.errors import DeploymentError
 
 VERSION = "5.23"
 """The version of transformers whose models are known to do what this package takes for granted."""
-_RECURRENT = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "deepseek_sparse_attention", "gated_deltanet"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+"""Kinds of layers that attend as the engine does; others have a state, or choose what they attend to."""
 _MIXING = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.modules.batchnorm._BatchNorm)
 """Layers whose result for a token depends on tokens beside it, or on all of a batch."""
 
 
-def require_transformers() -> None:
-    """Require the package. Raises DeploymentError: it is not there, or of another version; it says what to install."""
+def require_transformers(architecture: str) -> None:
+    """Require the package, and prepare it to serve a model.
+
+    Raises:
+        DeploymentError: it is not there, or of another version; it says what to install.
+    """
     try:
         found = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         raise DeploymentError(
-            f"transformers is not installed; it comes with: make setup EXTRAS=adapter (transformers {VERSION})"
+            f"{architecture} needs transformers {VERSION}, which is not installed; it comes with the extra `adapter`"
         ) from None
     if found.split(".")[:2] != VERSION.split("."):
-        raise DeploymentError(f"transformers is of version {found}; its models are served with version {VERSION}")
+        raise DeploymentError(
+            f"transformers is of version {found}; {architecture} is served with version {VERSION}, which comes with the "
+            "extra `adapter`"
+        )
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever fetched: neither models nor kernels
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     attention.register()
     experts.register()
 
@@ -55,16 +66,21 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     if data.get("quantization_config"):
         method = data["quantization_config"].get("quant_method")
         raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
-    if data.get("is_encoder_decoder"):
-        raise DeploymentError(f"config.json: is_encoder_decoder is true ({name}); only decoders are served")
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a configuration's own code raises about a file
         raise DeploymentError(f"config.json: transformers cannot read it: {_line(error)}") from None
+    if config.is_encoder_decoder:
+        raise DeploymentError(f"config.json: is_encoder_decoder is true ({name}); only decoders are served")
     config = config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ()) & _RECURRENT
+    if data.get("text_config") and data.get("tie_word_embeddings") is not None:
+        config.tie_word_embeddings = data["tie_word_embeddings"]  # where a model takes images, it stands outside
+    kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds:
-        raise DeploymentError(f"config.json: layer_types has {sorted(kinds)}; layers with a state are not supported")
+        raise DeploymentError(
+            f"config.json: layer_types has {', '.join(map(repr, sorted(kinds)))}; with transformers' code only layers of "
+            f"{', '.join(sorted(_LAYER_TYPES))} are served"
+        )
     return config
 
 

@@ -49,7 +49,7 @@ class AdaptedModel(ServedModel):
             DeploymentError: transformers is not there, or the model asks for what is not supported.
         """
         super().__init__()
-        require_transformers()
+        require_transformers(architecture_name(data))
         hugging = read_config(directory, data)
         model = build(hugging, architecture_name(data), dtype)
         given = data.get("text_config") or {}
@@ -101,10 +101,15 @@ class AdaptedModel(ServedModel):
         """Return hidden states ``[tokens, hidden]`` of packed ``token_ids [tokens]`` at ``positions [tokens]``."""
         self._step.attend = attend
         try:
-            made = self.backbone(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+            return self.hidden(input_ids=token_ids[None], position_ids=positions[None])
         finally:
             self._step.attend = None
-        return made.last_hidden_state[0]
+
+    def hidden(self, **inputs: Tensor) -> Tensor:
+        """Return hidden states ``[tokens, hidden]`` of one text or step, by the attention that is set."""
+        made = self.backbone(**inputs, use_cache=False)
+        hidden: Tensor = made.last_hidden_state[0]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 ``[tokens, vocab]``: what the model's own head, scales and caps make of ``hidden``."""

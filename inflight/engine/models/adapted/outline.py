@@ -14,8 +14,8 @@ from inflight.engine.models.adapted.attention import LayerShape, Probe
 from inflight.engine.models.config import AttentionConfig, LayerConfig, ModelConfig
 from inflight.errors import DeploymentError
 
-_TOKENS = 37
-"""Tokens of the dry run: no size of a model is this prime."""
+_TOKENS = 8209
+"""Tokens of the dry run, a prime, as no size of a model is; enough that layers which group tokens do so."""
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def prepare_weights(
     ``batch_invariant``: take no FP8 products, and none of cuBLAS's: how those add up may depend on the number of rows.
 
     Raises:
-        DeploymentError: ``batch_invariant`` is asked for, and there is no memory to decode the weights, or transformers'
-            code computes the model.
+        DeploymentError: ``batch_invariant`` is asked for, and there is no memory to decode the weights, or the model's
+            code is transformers'.
     """
     if device.type != "cuda":
         return

@@ -45,7 +45,12 @@ _EXPERTS = {
 }  # fmt: skip
 _CAPS = _HEADS | _WINDOW | {"attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.5}
 _DECODER = {"is_decoder": True}
-_PER_LAYER = {"head_dim": 16, "sliding_window": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+_PER_LAYER = {
+    "head_dim": 16,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
 _GEMMA4 = _PER_LAYER | {
     "global_head_dim": 32, "num_kv_shared_layers": 0,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
@@ -120,8 +125,12 @@ class Verdict(NamedTuple):
 
 def all_types() -> dict[str, str]:
     """Return the type of the configuration of each class; those of models with images come as their text types."""
-    classes = {name: kind for kind, name in reversed(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())}
-    return {kind: name for name, kind in sorted(classes.items()) if not name.endswith("ForConditionalGeneration")}
+    kinds: dict[str, list[str]] = {}
+    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if not name.endswith("ForConditionalGeneration"):
+            kinds.setdefault(name, []).append(kind)
+    own = {name: min(of, key=lambda kind: (not kind.endswith("_text"), len(kind))) for name, of in kinds.items()}
+    return {kind: name for name, kind in sorted(own.items())}
 
 
 @functools.cache
@@ -220,6 +229,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def main() -> None:
     """Judge all types, or those that are named, and write the facts."""
     facts = json.loads(FACTS.read_text()) if FACTS.exists() and len(sys.argv) > 1 else {}
+    facts.pop("transformers", None)
     types = all_types()
     for kind in sys.argv[1:] or types:
         try:
@@ -229,7 +239,8 @@ def main() -> None:
             continue
         print("served" if verdict.served else "refused", kind, verdict.why[:200], flush=True)
         facts[types[kind]] = {"type": kind, "served": verdict.served, "why": verdict.why}
-    FACTS.write_text(json.dumps({"transformers": transformers.__version__} | dict(sorted(facts.items())), indent=1) + "\n")
+        kept = {"transformers": transformers.__version__, **dict(sorted(facts.items()))}
+        FACTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

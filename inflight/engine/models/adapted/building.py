@@ -40,8 +40,8 @@ def require_transformers(architecture: str) -> None:
         ) from None
     if found.split(".")[:2] != VERSION.split("."):
         raise DeploymentError(
-            f"transformers is of version {found}; {architecture} is served with version {VERSION}, which comes with the "
-            "extra `adapter`"
+            f"transformers is of version {found}; {architecture} is served with version {VERSION}, which comes with "
+            "the extra `adapter`"
         )
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever fetched: neither models nor kernels
     from transformers.utils import logging
@@ -78,8 +78,8 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds:
         raise DeploymentError(
-            f"config.json: layer_types has {', '.join(map(repr, sorted(kinds)))}; with transformers' code only layers of "
-            f"{', '.join(sorted(_LAYER_TYPES))} are served"
+            f"config.json: layer_types has {', '.join(map(repr, sorted(kinds)))}; with transformers' code only layers "
+            f"of {', '.join(sorted(_LAYER_TYPES))} are served"
         )
     return config
 

@@ -48,8 +48,8 @@ def check(model: AdaptedModel) -> None:
     tolerance = _TOLERANCE.get(model.dtype, _ROUNDED)
     if not (errors < tolerance).float().mean() >= _SHARE:
         raise DeploymentError(
-            f"{name}: the engine's hidden states differ from those of transformers' code alone by {errors.median():.1e} "
-            f"(at most {tolerance:g} is allowed): this model is not supported"
+            f"{name}: the engine's hidden states differ from those of transformers' code alone by "
+            f"{errors.median():.1e} (at most {tolerance:g} is allowed): this model is not supported"
         )
 
 

@@ -1,7 +1,7 @@
 """Experts of transformers' models, computed so that a token's result does not depend on its neighbours.
 
-A router is the model's own. What it chooses is computed here: each expert's products are linears, which can be packed as
-any other, and what a token's experts give is added up in the order in which the router has chosen them.
+A router is the model's own. What it chooses is computed here: each expert's products are linears, which can be packed
+as any other, and what a token's experts give is added up in the order in which the router has chosen them.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
             local_files_only=True,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise DeploymentError(f"checkpoint: transformers cannot load it: {' '.join(str(error).split())[:300]}") from None
+        raise DeploymentError(
+            f"checkpoint: transformers cannot load it: {' '.join(str(error).split())[:300]}"
+        ) from None
     unexpected = sorted(name for name in told["unexpected_keys"] if not (is_text_part and _OTHER_PARTS.match(name)))
     missing, wrong = sorted(told["missing_keys"]), sorted(map(str, told["mismatched_keys"]))
     if unexpected:
@@ -56,5 +58,7 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
     if missing:
         raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
     if wrong or told.get("error_msgs"):
-        raise DeploymentError(f"checkpoint: tensor {(wrong + list(told['error_msgs']))[0]} is not of the shape expected")
+        raise DeploymentError(
+            f"checkpoint: tensor {(wrong + list(told['error_msgs']))[0]} is not of the shape expected"
+        )
     return model.eval().requires_grad_(False)

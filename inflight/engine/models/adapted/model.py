@@ -52,8 +52,11 @@ class AdaptedModel(ServedModel):
         require_transformers(architecture_name(data))
         hugging = read_config(directory, data)
         model = build(hugging, architecture_name(data), dtype)
+        settle_frequencies(model, served_length)
         given = data.get("text_config") or {}
-        kept = next((source[name] for source in (given, data) for name in ("dtype", "torch_dtype") if source.get(name)), None)
+        kept = next(
+            (source[name] for source in (given, data) for name in ("dtype", "torch_dtype") if source.get(name)), None
+        )
         self._outline = outline(model, architecture_name(data), bool(given), str(kept or "float32"))
         self.config = self._outline.config
         self._directory, self._hugging, self._served_length = directory, hugging, served_length
@@ -66,9 +69,7 @@ class AdaptedModel(ServedModel):
         Raises:
             DeploymentError: a tensor is missing, unexpected, or of the wrong shape.
         """
-        model = load_weights(
-            type(self.whole), self._directory, self._hugging, self._dtype, self.config.is_text_part
-        )
+        model = load_weights(type(self.whole), self._directory, self._hugging, self._dtype, self.config.is_text_part)
         replace_conv1d(model)
         experts.replace_experts(model)
         if settled := settle_frequencies(model, self._served_length):

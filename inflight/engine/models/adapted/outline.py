@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from inflight.engine.models.adapted.attention import LayerShape, Probe
 from inflight.engine.models.config import AttentionConfig, LayerConfig, ModelConfig
 from inflight.errors import DeploymentError
 
-_TOKENS = 8209
-"""Tokens of the dry run, a prime, as no size of a model is; enough that layers which group tokens do so."""
+_FEW, _MANY = 37, 8209
+"""Tokens of the two dry runs: primes, as no size of a model is. What takes time for each token, as a recurrent layer in
+plain Python, is found with few; with many, layers which group tokens do so."""
 
 
 @dataclass(frozen=True)
@@ -30,43 +33,24 @@ class Outline:
 
 
 def outline(model: Any, architecture: str, is_text_part: bool, dtype: str) -> Outline:
-    """Call a model on the meta device once.
+    """Call a model on the meta device, with few tokens and with many.
 
     Raises:
         DeploymentError: it asks for what is not supported; what, and where.
     """
-    length = _served(model)
-    noting = Probe({module: name for name, module in model.named_modules()}, length)
-    counted, calls = _Counted(), _Calls(model)
-    ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
-
-    def run() -> Any:
-        with torch.no_grad(), counted:
-            return model(input_ids=ids, position_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-
     try:
-        logits = attention.probe(model, noting, run)
+        length = _served(model)
+        run, again = _DryRun(model, _FEW, length), _DryRun(model, _MANY, length)
+        if run.shapes != again.shapes:
+            raise DeploymentError("what its layers ask for depends on the number of tokens; it is not supported")
     except DeploymentError as error:
         raise DeploymentError(f"{architecture}: {error}") from None
-    except Exception as error:  # of whatever kind: the code is not ours
-        if "is not on the expected device" in str(error):  # what stands for masks is on another one
-            raise DeploymentError(f"{architecture}: it has attention of its own, which is not supported") from None
-        raise DeploymentError(
-            f"{architecture}: a dry run fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        ) from None
-    finally:
-        calls.remove()
-    _check(model, architecture, noting, counted)
-    if calls.backbone is None or logits.shape[:2] != (1, _TOKENS):
-        raise DeploymentError(f"{architecture}: it has no module that returns hidden states for a head")
-    name, hidden_size = calls.backbone
-    layers = tuple(LayerConfig(_layer(shape), 0) for shape in noting.shapes)
     head = model.get_output_embeddings()
     config = ModelConfig(
         architecture=architecture,
-        vocab_size=logits.shape[-1],
-        hidden_size=hidden_size,
-        layers=layers,
+        vocab_size=run.vocab_size,
+        hidden_size=run.hidden_size,
+        layers=tuple(LayerConfig(_layer(shape), 0) for shape in run.shapes),
         max_position_embeddings=length,
         rms_norm_eps=0.0,
         activation="",
@@ -76,7 +60,50 @@ def outline(model: Any, architecture: str, is_text_part: bool, dtype: str) -> Ou
         is_text_part=is_text_part,
         modeling="transformers",
     )
-    return Outline(config, noting.shapes, name)
+    return Outline(config, run.shapes, run.backbone)
+
+
+class _DryRun:
+    """One call of a model on the meta device."""
+
+    def __init__(self, model: Any, tokens: int, length: int) -> None:
+        """``tokens``: how many it gets; ``length``: the longest sequence that may be served.
+
+        Raises:
+            DeploymentError: the model fails, or asks for what is not supported.
+        """
+        noting = Probe({module: name for name, module in model.named_modules()}, length)
+        counted, calls = _Counted(tokens), _Calls(model, tokens)
+        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+
+        def call() -> Any:
+            with torch.no_grad(), counted:
+                return model(
+                    input_ids=ids, position_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False
+                ).logits
+
+        try:
+            logits = attention.probe(model, noting, call)
+        except DeploymentError:
+            raise
+        except Exception as error:  # of whatever kind: the code is not ours
+            raise DeploymentError(_reason(error)) from None
+        finally:
+            calls.remove()
+        self.shapes = noting.shapes
+        _check(model, self.shapes, counted)
+        if calls.backbone is None or logits.shape[:2] != (1, tokens):
+            raise DeploymentError("it has no module that returns hidden states for a head")
+        self.vocab_size = logits.shape[-1]
+        self.backbone, self.hidden_size = calls.backbone
+
+
+def _reason(error: Exception) -> str:
+    """Return why a dry run has failed."""
+    if "is not on the expected device" in str(error):  # what stands for masks is on another one
+        return "it has attention of its own, which is not supported"
+    line = " ".join(str(error).split()).partition(". ")[0]
+    return f"a dry run of it fails: {type(error).__name__}: {line[:200]}"
 
 
 def _served(model: Any) -> int:
@@ -84,22 +111,20 @@ def _served(model: Any) -> int:
     length = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise DeploymentError(
-            f"config.json: max_position_embeddings is {length!r}; with transformers' code it must be a positive integer"
+            f"max_position_embeddings of its config.json is {length!r}; it must be a positive integer"
         )
     return length
 
 
-def _check(model: Any, architecture: str, noting: Probe, counted: _Counted) -> None:
-    count, attending = getattr(model.config, "num_hidden_layers", len(noting.shapes)), len(noting.shapes)
-    if attending != count:
+def _check(model: Any, shapes: list[LayerShape], counted: _Counted) -> None:
+    count = getattr(model.config, "num_hidden_layers", len(shapes))
+    if len(shapes) != count:
         raise DeploymentError(
-            f"{architecture}: {attending} of {count} layers attend by transformers' attention interface; models whose "
-            "layers do not (recurrent layers, and attention of their own) are not supported"
+            f"{len(shapes)} of {count} layers attend by transformers' attention interface; models whose layers do not "
+            "(recurrent layers, and attention of their own) are not supported"
         )
     if counted.places:
-        raise DeploymentError(
-            f"{architecture}: it counts the positions of tokens itself ({counted.places[0]}); it is not supported"
-        )
+        raise DeploymentError(f"it counts the positions of tokens itself ({counted.places[0]}); it is not supported")
 
 
 def _layer(shape: LayerShape) -> AttentionConfig:
@@ -117,27 +142,27 @@ def _layer(shape: LayerShape) -> AttentionConfig:
 class _Counted(TorchFunctionMode):
     """Notes where a model counts the step's tokens: their positions are given to it, and start anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int) -> None:
+        """``tokens``: of the step."""
         super().__init__()
         self.places: list[str] = []
+        self._tokens = tokens
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``func``."""
-        if func is torch.arange and _TOKENS in args:
-            import sys
-
-            frame = sys._getframe(1)
-            while frame is not None and "transformers" not in frame.f_code.co_filename:
-                frame = frame.f_back
-            where = frame.f_code.co_qualname if frame is not None else "?"
-            self.places.append(where)
+        if func is torch.arange and self._tokens in args:
+            frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_filename != __file__)
+            caller = next((frame for frame in frames if "torch" not in Path(frame.f_code.co_filename).parts), None)
+            self.places.append("?" if caller is None else caller.f_code.co_qualname)
         return func(*args, **(kwargs or {}))
 
 
 class _Calls:
     """Finds the backbone of a model: the first module that it calls."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, tokens: int) -> None:
+        """``tokens``: of the step."""
+        self._tokens = tokens
         self.backbone: tuple[str, int] | None = None
         """Its name, and the size of the hidden states that it returns."""
         self._first: str | None = None
@@ -165,7 +190,7 @@ class _Calls:
     def _leaving(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             hidden = getattr(output, "last_hidden_state", None)
-            if name == self._first and hidden is not None and hidden.shape[:2] == (1, _TOKENS):
+            if name == self._first and hidden is not None and hidden.shape[:2] == (1, self._tokens):
                 self.backbone = (name, hidden.shape[-1])
 
         return hook

@@ -16,7 +16,7 @@ from inflight.errors import DeploymentError
 
 
 def settle_frequencies(model: nn.Module, served_length: int) -> int:
-    """Settle the frequencies of a loaded model; return of how many modules.
+    """Settle the frequencies of a model; return of how many modules.
 
     Raises:
         DeploymentError: a module changes its frequencies in a way that is not known.

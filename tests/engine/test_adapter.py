@@ -18,7 +18,7 @@ from inflight.engine.cuda.prepare import prepare_weights
 from inflight.engine.models.adapted.attention import read_options
 from inflight.engine.models.adapted.check import check
 from inflight.engine.models.adapted.model import AdaptedModel
-from inflight.engine.request import Output, Request
+from inflight.engine.request import Output
 from inflight.errors import DeploymentError
 from tests.engine.support.adapted import COUNT, FACTS, all_types, judge, likeliest, small_checkpoint, small_reference
 from tests.engine.support.checkpoints import PROMPTS, checkpoint, reference

@@ -128,7 +128,7 @@ def register() -> None:
 def use(model: Any, name: str) -> None:
     """Have a model of transformers attend by ``PROBING`` or ``SERVING``."""
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation"):
             config._attn_implementation = name
 
@@ -224,8 +224,10 @@ def _attend(
     shape, attend = known.shape, known.step.attend
     assert attend is not None
     options = read_options(shape.module, query, {"scaling": scaling, **given})._replace(window=shape.window)
-    packed = (_padded(part[0].transpose(0, 1), shape.head_dim).to(value.dtype) for part in (query, key, value))
-    out = attend(known.layer, *packed, options)
+    heads, keys, values = (
+        _padded(part[0].transpose(0, 1), shape.head_dim).to(value.dtype) for part in (query, key, value)
+    )
+    out = attend(known.layer, heads, keys, values, options)
     return out[None, ..., : shape.value_dim], None
 
 

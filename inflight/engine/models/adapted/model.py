@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from inflight.engine.models.adapted import attention, experts
 from inflight.engine.models.adapted.building import build, read_config, require_transformers
 from inflight.engine.models.adapted.loading import load_weights
-from inflight.engine.models.adapted.outline import Outline, outline
+from inflight.engine.models.adapted.outline import outline
 from inflight.engine.models.adapted.products import pack_parameters, replace_conv1d
 from inflight.engine.models.adapted.rotary import settle_frequencies
 from inflight.engine.models.config import ModelConfig
@@ -54,10 +54,8 @@ class AdaptedModel(ServedModel):
         model = build(hugging, architecture_name(data), dtype)
         settle_frequencies(model, served_length)
         given = data.get("text_config") or {}
-        kept = next(
-            (source[name] for source in (given, data) for name in ("dtype", "torch_dtype") if source.get(name)), None
-        )
-        self._outline = outline(model, architecture_name(data), bool(given), str(kept or "float32"))
+        types = [one[name] for one in (given, data) for name in ("dtype", "torch_dtype") if one.get(name)]
+        self._outline = outline(model, architecture_name(data), bool(given), str(next(iter(types), "float32")))
         self.config = self._outline.config
         self._directory, self._hugging, self._served_length = directory, hugging, served_length
         self._step, self._dtype, self._device = attention.Step(), dtype, torch.device("meta")
@@ -143,6 +141,5 @@ class _BackboneOutput:
         """Return as a tuple does, of which the hidden states are all."""
         return (self.last_hidden_state,)[index]
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> Any:
         """Return None: what else a backbone may return is not asked for."""
-        return None

@@ -1,7 +1,7 @@
 """Matrix products in transformers' code that are not ``nn.Linear``, made such that ``pack_linears`` finds them.
 
 Two kinds occur: GPT-2's ``Conv1D``, which is a linear with a transposed weight, and routers, which multiply by a
-parameter of their own. A router's last bit may choose another expert, so its product must not depend on the rows beside.
+parameter of their own. A router's last bit may choose another expert: its product must not depend on the rows beside.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def settle_frequencies(model: nn.Module, served_length: int) -> int:
     for name, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
         of_layers = kinds if isinstance(kinds, dict) else {None: kinds}
-        changing = {layer: kind for layer, kind in of_layers.items() if kind == "longrope" or "dynamic" in str(kind)}
+        changing = {one: str(kind) for one, kind in of_layers.items() if kind == "longrope" or "dynamic" in str(kind)}
         for layer_type, kind in changing.items():
             _settle(name, module, layer_type, kind, served_length)
         if changing:

@@ -95,7 +95,7 @@ class ModelRunner:
             join_int8_parts(self._model)
             pack_linears(self._model)
         if isinstance(self._model, AdaptedModel):
-            check(self._model)
+            check(self._model, loaded.make_kv_pool)
         weights_loaded = time.perf_counter()
         memory, self.offload_pool = device_memory(self.device), None
         step_bytes = 0

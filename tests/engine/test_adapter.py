@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from inflight.engine.cuda.prepare import prepare_weights
+from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.attention import read_options
 from inflight.engine.models.adapted.check import check
 from inflight.engine.models.adapted.model import AdaptedModel
@@ -282,6 +283,6 @@ def _data(kind: str) -> dict[str, Any]:
 def test_the_check_at_the_start_leaves_the_model_as_it_was() -> None:
     model = AdaptedModel(small_checkpoint("arcee"), _data("arcee"), torch.float32, 64)
     model.load(torch.device("cpu"))
-    check(model)
+    check(model, lambda blocks, size: KvPool(model.config, blocks, size, torch.float32, torch.device("cpu")))
     assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")
             and hasattr(module.config, "_attn_implementation")} == {"inflight"}  # fmt: skip

@@ -7,6 +7,8 @@ to token, a bias that depends on distances, a count of its own, shows here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,16 +21,20 @@ from inflight.errors import DeploymentError
 _LENGTHS, _FIRST = (29, 17), (11, 5)
 """Tokens of the two texts, and how many of them are in the first step."""
 _BLOCK = 16
-_TOLERANCE = {torch.float32: 1e-3}
-"""Of hidden states, relative; of other types, whose rounding is larger, ``_ROUNDED``."""
-_ROUNDED = 0.1
+_BLOCKS = [-(-length // _BLOCK) for length in _LENGTHS]
+_TOLERANCE, _ROUNDED = 1e-3, 0.1
+"""Of hidden states, relative: in float32, and where weights, keys and values are of a type that rounds more."""
 _SHARE = 0.9
 """Of the tokens that must be within: rounding may choose another expert for a few."""
 
 
 @torch.inference_mode()
-def check(model: AdaptedModel) -> None:
+def check(model: AdaptedModel, make_pool: Callable[[int, int], KvPool]) -> None:
     """Compare a loaded model's two ways.
+
+    Args:
+        model: with its weights, as it will serve.
+        make_pool: returns memory for keys and values, of so many blocks of so many tokens.
 
     Raises:
         DeploymentError: they differ.
@@ -38,14 +44,15 @@ def check(model: AdaptedModel) -> None:
     texts = [torch.randint(model.config.vocab_size, (length,), generator=seeded).to(device) for length in _LENGTHS]
     try:
         alone = [_alone(model, text) for text in texts]
-        packed = _packed(model, texts)
+        pool = make_pool(sum(_BLOCKS), _BLOCK)
+        packed = _packed(model, pool, texts)
     except DeploymentError:
         raise
     except Exception as error:  # of whatever kind: the code is not ours
         line = " ".join(str(error).split())[:200]
         raise DeploymentError(f"{name}: transformers' code fails here: {type(error).__name__}: {line}") from None
     errors = torch.cat([_difference(*pair) for pair in zip(packed, alone, strict=True)])
-    tolerance = _TOLERANCE.get(model.dtype, _ROUNDED)
+    tolerance = _TOLERANCE if model.dtype == pool.stored == torch.float32 else _ROUNDED
     if not (errors < tolerance).float().mean() >= _SHARE:
         raise DeploymentError(
             f"{name}: the engine's hidden states differ from those of transformers' code alone by "
@@ -61,11 +68,9 @@ def _alone(model: AdaptedModel, text: Tensor) -> Tensor:
         attention.use(model, attention.SERVING)
 
 
-def _packed(model: AdaptedModel, texts: list[Tensor]) -> list[Tensor]:
+def _packed(model: AdaptedModel, pool: KvPool, texts: list[Tensor]) -> list[Tensor]:
     """Return hidden states of each text."""
-    blocks = [-(-length // _BLOCK) for length in _LENGTHS]
-    pool = KvPool(model.config, sum(blocks), _BLOCK, model.dtype, model.device)
-    tables = [list(range(sum(blocks[:index]), sum(blocks[: index + 1]))) for index in range(len(blocks))]
+    tables = [list(range(sum(_BLOCKS[:index]), sum(_BLOCKS[: index + 1]))) for index in range(len(_BLOCKS))]
     parts: list[list[Tensor]] = [[] for _ in texts]
     for step in (0, 1):
         spans = [(0, first) if step == 0 else (first, length) for first, length in zip(_FIRST, _LENGTHS, strict=True)]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from inflight.engine.device import BFLOAT16
 from inflight.engine.expert_stacks import ExpertStack, expert_stacks
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.build import build_model
 from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
+from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.naming import CheckpointNames

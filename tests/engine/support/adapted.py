@@ -80,7 +80,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _HEADS | _MIXED | {"global_head_dim": 32, "num_kv_shared_layers": 0},
-    "gemma4_assistant": {"text_config": _SMALL | _GEMMA4 | {"hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {
+        "text_config": _SMALL | _GEMMA4 | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+    },
     "glm": _HEADS,
     "glm4": _HEADS,
     "glm4_moe_lite": _LATENT | _EXPERTS,

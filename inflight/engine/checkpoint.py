@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from inflight.engine.device import BFLOAT16
 from inflight.engine.expert_stacks import ExpertStack, expert_stacks
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
+from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
 from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.naming import CheckpointNames
-from inflight.engine.models.reading import read_model_config
+from inflight.engine.models.reading import architecture_name, is_known, read_model_config
+from inflight.engine.models.served import ServedModel
 from inflight.engine.quant.config import Quantization, load_quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
 from inflight.errors import DeploymentError
@@ -102,7 +104,7 @@ def _files(directory: Path) -> list[Path]:
 class LoadedModel:
     """A model with its weights, and what else its checkpoint holds."""
 
-    model: DecoderModel
+    model: ServedModel
     shards: Shards
     """The checkpoint's files."""
     quantization: Quantization | None
@@ -135,8 +137,8 @@ class LoadedModel:
 
     def make_kv_pool(self, num_blocks: int, block_size: int) -> KvPool:
         """Return the KV cache's memory, in its type."""
-        config, weight, stored = self.model.config, self.model.model.norm.weight, self.kv_dtype
-        dtype, device = weight.dtype, weight.device
+        config, stored = self.model.config, self.kv_dtype
+        dtype, device = self.model.dtype, self.model.device
         if self.kv_scales is not None:
             return Fp8KvPool(config, num_blocks, block_size, dtype, device, self.kv_scales)
         if stored is torch.int8:
@@ -144,13 +146,18 @@ class LoadedModel:
         return KvPool(config, num_blocks, block_size, dtype, device, stored, self.exact)
 
 
-def load_config(directory: Path) -> ModelConfig:
-    """Read the model's shape.
+def load_config(directory: Path, modeling: str = "native") -> ModelConfig:
+    """Read the model's shape; ``modeling``: ``engine.modeling`` of the deployment.
 
     Raises:
         DeploymentError: ``config.json`` is missing or not supported.
     """
-    return read_model_config(read_json(directory / "config.json"))
+    data = read_json(directory / "config.json")
+    if modeling == "native" or (modeling == "auto" and is_known(data)):
+        return read_model_config(data)
+    why = "engine.modeling is transformers" if modeling == "transformers" else "Inflight has none of its own for it"
+    log.info("transformers' code computes %s: %s", architecture_name(data), why)
+    return read_adapted_config(directory, data)
 
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -174,6 +181,10 @@ def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
         DeploymentError: there is no memory for it; a file or tensor is missing, unexpected, or of the wrong shape.
     """
     model, shards, kv_scales = outline.model, outline.shards, outline.kv_scales
+    if isinstance(model, AdaptedModel):
+        model.load(device)
+        return outline
+    assert isinstance(model, DecoderModel)
     tied = model.config.tie_word_embeddings
     # As Module.to_empty does, which asks the meta device for tensors, and so loads a solver of equations first.
     try:
@@ -226,18 +237,22 @@ def outline_model(
     Raises:
         DeploymentError: a file is missing, or says what is not supported.
     """
-    shards, quantization = open_shards(directory), load_quantization(directory)
+    is_ours = config.modeling == "native"
+    shards, quantization = open_shards(directory), load_quantization(directory) if is_ours else None
     if kv_cache_dtype == "auto":
         kv_dtype = torch.float8_e4m3fn if quantization is not None and quantization.fp8_kv_cache else dtype
     else:
         kv_dtype = torch.float8_e4m3fn if kv_cache_dtype == "fp8" else getattr(torch, kv_cache_dtype)
     rounds = kv_dtype.itemsize < dtype.itemsize or (quantization is not None and quantization.rounds_inputs)
     exact = rounds and device.type != "cuda"  # a GPU's tensor cores add up in float32, and are what it is there for
+    kv_scales = KvScales.ones(config.num_layers, device) if kv_dtype is torch.float8_e4m3fn else None
+    if not is_ours:
+        adapted = AdaptedModel(directory, read_json(directory / "config.json"), dtype, served_length)
+        return LoadedModel(adapted, shards, None, kv_dtype, kv_scales, exact)
     if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
         config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
     model = build_model(config, served_length).to(dtype)
     convert_linears(model, quantization, shards.names, exact, separate)
-    kv_scales = KvScales.ones(config.num_layers, device) if kv_dtype is torch.float8_e4m3fn else None
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 

@@ -28,6 +28,7 @@ class EngineConfig:
     threads: int | None = None
     cpu_step: Literal["auto", "pytorch", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"] = "auto"
     weights: Literal["checkpoint", "int8"] = "checkpoint"
+    modeling: Literal["auto", "native", "transformers"] = "auto"
     batch_invariant: bool = False
     block_size: int = 16
     num_blocks: int = 2048
@@ -82,7 +83,7 @@ class EngineConfig:
         return cls(
             model=deployment.model, max_sequence_length=deployment.limits.max_sequence_length,
             device=engine.device, dtype=engine.dtype, threads=engine.threads, cpu_step=engine.cpu_step,
-            weights=engine.weights,
+            weights=engine.weights, modeling=engine.modeling,
             batch_invariant=engine.batch_invariant,
             block_size=cache.block_size, num_blocks=num_blocks, kv_cache_bytes=cache.bytes, kv_cache_fraction=fraction,
             kv_cache_dtype=cache.dtype, prefix_reuse=cache.prefix_reuse, eviction=cache.eviction,

@@ -22,6 +22,8 @@ from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_
 from inflight.engine.device import DeviceMemory, device_memory, resolve_device
 from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
 from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.models.adapted.check import check
+from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
@@ -70,7 +72,7 @@ class ModelRunner:
             require_invariance(self.device, config.speculation.candidates)
         threads, of_torch = (config.threads or cpu_threads(native) for native in (True, False))
         torch.set_num_threads(of_torch)
-        model = load_config(config.model)
+        model = load_config(config.model, config.modeling)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
         if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
@@ -92,6 +94,8 @@ class ModelRunner:
         if self._native is None:
             join_int8_parts(self._model)
             pack_linears(self._model)
+        if isinstance(self._model, AdaptedModel):
+            check(self._model, loaded.make_kv_pool)
         weights_loaded = time.perf_counter()
         memory, self.offload_pool = device_memory(self.device), None
         step_bytes = 0

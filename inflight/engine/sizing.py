@@ -22,6 +22,7 @@ from inflight.engine.device import DeviceMemory, free_memory
 from inflight.engine.kvcache.blocks import Blocks, BlockTable
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
+from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.request import Request
 from inflight.engine.sequence import Chunk, Sequence
 from inflight.errors import DeploymentError
@@ -244,12 +245,12 @@ def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int,
     directory = config.speculation.draft_model
     if config.speculation.method != "draft_target" or directory is None:
         return 0, 0
-    model = load_config(directory)
+    model = load_config(directory, config.modeling)
     dtype = resolve_dtype(config.dtype, model, device)
     outline = outline_model(directory, model, dtype, device, model.max_position_embeddings, "auto")
     weights, block_bytes = outline.nbytes, outline.make_kv_pool(1, config.block_size).nbytes
-    if model.tie_word_embeddings and device.type == "cuda":  # on a CPU it is packed, and so a copy
-        weights -= outline.model.lm_head.weight.nbytes
+    if isinstance(outline.model, DecoderModel) and model.tie_word_embeddings and device.type == "cuda":
+        weights -= outline.model.lm_head.weight.nbytes  # on a CPU it is packed, and so a copy
     return weights, block_bytes
 
 

@@ -106,6 +106,12 @@ class EngineSettings(Section):
         "them with inputs that are rounded to integers too (`cpu_step`; PyTorch and GPUs refuse it). A draft model "
         "keeps its own",
     )
+    modeling: Annotated[Literal["auto", "native", "transformers"], PORTABLE_ONLY] = Field(
+        "auto",
+        description="whose code computes the model. native: Inflight's own; transformers: that of the package of this "
+        "name, beside Inflight's attention and KV cache, in PyTorch; auto: Inflight's own where it knows the "
+        "architecture (docs/adapter.md)",
+    )
     batch_invariant: Annotated[bool, WITH_A_MODEL, PORTABLE_ONLY] = Field(
         False,
         description="tokens do not depend, even by rounding, on what else is computed with them. On a CPU it changes "

@@ -79,7 +79,7 @@ LAYERS: dict[str, set[str]] = {
 THIRD_PARTY: dict[str, set[str]] = {
     "addresses": {"httpx"},
     "machine": {"pydantic", "pynvml"},
-    "engine": {"numpy", "torch", "triton", "safetensors"},
+    "engine": {"numpy", "torch", "triton", "safetensors", "transformers"},
     "triton": {"numpy", "opentelemetry", "pydantic", "triton_python_backend_utils"},
     "hub": {"httpx", "psutil", "pydantic", "rich", "typer"},
     "serve": {"typer", "rich", "yaml", "pydantic"},

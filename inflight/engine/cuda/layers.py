@@ -25,8 +25,7 @@ _POSITIONS = 8192
 
 def fuse_layers(model: DecoderModel) -> None:
     """Put the kernels into a loaded model, which has the FP8 products already that it is to have (``fp8``)."""
-    weight = model.model.norm.weight
-    model.ropes = [RotaryTable(rope, weight.dtype, weight.device) for rope in model.ropes]
+    model.ropes = [RotaryTable(rope, model.dtype, model.device) for rope in model.ropes]
     for index, layer in enumerate(model.model.layers):
         model.model.layers[index] = FusedLayer(layer)
     model.model.norm = FusedRmsNorm(model.model.norm)

@@ -12,6 +12,7 @@ from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.limits import unknown_to_gpu_kernels
+from inflight.engine.models.served import ServedModel
 from inflight.engine.quant.convert import decode_weights, decoding_cost
 from inflight.errors import DeploymentError
 
@@ -28,7 +29,7 @@ INVARIANT_ON = (9, 0)
 
 
 def prepare_weights(
-    model: DecoderModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool = False
+    model: ServedModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool = False
 ) -> None:
     """Hold the quantized weights of a loaded model as a GPU's products take them; elsewhere, leave them as they are.
 
@@ -39,9 +40,14 @@ def prepare_weights(
     ``batch_invariant``: take no FP8 products, and none of cuBLAS's: how those add up may depend on the number of rows.
 
     Raises:
-        DeploymentError: there is no memory to decode the weights, and ``batch_invariant`` needs it.
+        DeploymentError: ``batch_invariant`` is asked for, and there is no memory to decode the weights, or the model's
+            code is transformers'.
     """
     if device.type != "cuda":
+        return
+    if not isinstance(model, DecoderModel):
+        if batch_invariant:
+            raise DeploymentError("engine.batch_invariant is not supported on a GPU where transformers' code computes")
         return
     _prepare_quantized(model, device, reserved, batch_invariant)
     if batch_invariant:
@@ -53,7 +59,7 @@ def prepare_weights(
 def _prepare_quantized(
     model: DecoderModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool
 ) -> None:
-    dtype = model.model.norm.weight.dtype
+    dtype = model.dtype
     capable = has_compiler() and torch.cuda.get_device_capability(device) >= FP8
     if capable and dtype == torch.bfloat16 and not batch_invariant:
         from inflight.engine.cuda.fp8 import use_scaled_mm
@@ -86,7 +92,7 @@ def _prepare_quantized(
 
 
 def cuda_forward(
-    model: DecoderModel, kv_pool: KvPool, block_size: int, max_batch_size: int, max_length: int,
+    model: ServedModel, kv_pool: KvPool, block_size: int, max_batch_size: int, max_length: int,
     one_tile: bool = False,
 ) -> CudaForward | None:  # fmt: skip
     """Put the kernels into a loaded model and return what runs its steps; None: PyTorch alone runs them here.
@@ -95,6 +101,9 @@ def cuda_forward(
     """
     device = kv_pool.device
     if device.type != "cuda":
+        return None
+    if not isinstance(model, DecoderModel):
+        log.info("transformers' code computes the model: %s", _WITHOUT)
         return None
     if not has_compiler():
         log.warning("Triton's compiler is not installed: %s", _WITHOUT)

@@ -167,6 +167,8 @@ class ModelConfig:
     """As ``AttentionConfig.softcap``, of the logits."""
     gemma4: Gemma4Config | None = None
     """What Gemma 4 has besides."""
+    modeling: Literal["native", "transformers"] = "native"
+    """Whose code computes it. With transformers' only what the KV cache and attention need is known of layers."""
 
     @property
     def num_layers(self) -> int:

@@ -10,6 +10,7 @@ from inflight.engine.models.experts import MoeBlock
 from inflight.engine.models.latent import LatentAttention
 from inflight.engine.models.layers import Activation, Attend, Attention, FusedLinear, GatedMlp, norm_of
 from inflight.engine.models.rope import Positions, RotaryEmbedding, query_scale
+from inflight.engine.models.served import ServedModel
 
 
 class DecoderLayer(nn.Module):
@@ -51,8 +52,8 @@ class Backbone(nn.Module):
         self.norm = norm_of(config)
 
 
-class DecoderModel(nn.Module):
-    """A language model."""
+class DecoderModel(ServedModel):
+    """A language model whose code is ours."""
 
     layer_type: type[DecoderLayer] = DecoderLayer
 
@@ -80,6 +81,16 @@ class DecoderModel(nn.Module):
     def make_backbone(self, config: ModelConfig) -> Backbone:
         """Return embeddings, layers and last norm."""
         return Backbone(config, self.layer_type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the computation."""
+        return self.model.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.norm.weight.device
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return hidden states ``[tokens, hidden]`` of packed ``token_ids [tokens]`` at ``positions [tokens]``."""

@@ -30,14 +30,18 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self._outputs = linear.out_features
+        self.weight = linear.weight.detach().to("meta")
+        """Of the weight, the shape and type, which others' code asks for; not the values."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
         self._bias = linear.bias
         self._joins_lone_row = linear.in_features > _SHORT_COLUMNS or linear.weight.numel() > _SMALL_WEIGHT
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
-        if not len(x):
-            return x.new_empty(0, self._outputs)
+        """Return ``[..., rows]`` of ``x [..., columns]``."""
+        if not x.numel():
+            return x.new_empty(*x.shape[:-1], self._outputs)
+        if x.dim() != 2:
+            return self.forward(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
         is_joined = len(x) == 1 and self._joins_lone_row
         rows = functional.pad(x, (0, 0, 0, _FEW_ROWS - 1)) if is_joined else x
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")

@@ -62,6 +62,20 @@ _OF_ROPE = {
 """The parameters of rotary embeddings."""
 
 
+def is_known(data: Mapping[str, Any]) -> bool:
+    """Return whether there is a row for the architecture of a ``config.json``; its options may not be supported yet."""
+    name, text = architecture_name(data), data.get("text_config")
+    if name.endswith(CONDITIONAL) and isinstance(text, Mapping):
+        return any(text.get("model_type") in row.text_types for row in ARCHITECTURES.values())
+    return name in ARCHITECTURES
+
+
+def architecture_name(data: Mapping[str, Any]) -> str:
+    """Return the first name in ``architectures`` of a ``config.json``."""
+    names = data.get("architectures")
+    return str(names[0] if isinstance(names, list) and names else names or "none")
+
+
 def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     """Read ``config.json``.
 
@@ -101,9 +115,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
 
 def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the architecture of the model's text part, and the fields of that part."""
-    names = data.get("architectures")
-    name = str(names[0] if isinstance(names, list) and names else names or "none")
-    text = data.get("text_config")
+    name, text = architecture_name(data), data.get("text_config")
     if name.endswith(CONDITIONAL) and isinstance(text, Mapping):
         kind = text.get("model_type")
         for architecture, row in ARCHITECTURES.items():

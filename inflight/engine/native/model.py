@@ -45,7 +45,7 @@ class NativeModel:
         """
         self.schemes = _schemes(model)
         """The names of the schemes that weights are in, where they are quantized."""
-        self._dtype = model.model.norm.weight.dtype
+        self._dtype = model.dtype
         self._vocab_size = model.config.vocab_size
         self._embedding = model.model.embed_tokens.weight
         spec, _held = spec_of(model)

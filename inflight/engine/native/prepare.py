@@ -7,6 +7,7 @@ import logging
 import torch
 
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.served import ServedModel
 from inflight.engine.native.bindings import NativeError, bf16_gain, instruction_sets
 from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def native_model(
-    model: DecoderModel, device: torch.device, wanted: str, threads: int, weights: str = "checkpoint"
+    model: ServedModel, device: torch.device, wanted: str, threads: int, weights: str = "checkpoint"
 ) -> NativeModel | None:
     """Return a loaded model as the library computes it, with its weights; None: PyTorch computes it.
 
@@ -37,12 +38,14 @@ def native_model(
         return None
 
 
-def _load(model: DecoderModel, device: torch.device, wanted: str, threads: int, weights: str) -> NativeModel:
+def _load(model: ServedModel, device: torch.device, wanted: str, threads: int, weights: str) -> NativeModel:
     """Return the model as the library computes it; what it raises says why it cannot."""
     if device.type != "cpu":
         raise NativeError(f"the engine runs on {device}")
     if wanted == "pytorch":
         raise NativeError("engine.cpu_step is pytorch")
+    if not isinstance(model, DecoderModel):
+        raise NativeError("transformers' code computes the model")
     there = instruction_sets()
     chosen = wanted if wanted != "auto" else next(iter(there), "avx2")
     if chosen not in there:

@@ -1,0 +1,64 @@
+"""Loads a checkpoint into a model of transformers, by its own conversion of tensors; what is missing is an error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inflight.engine.models.adapted import attention
+from inflight.errors import DeploymentError
+
+_OTHER_PARTS = re.compile(
+    r"(model\.|language_model\.)*(visual|vision_\w+|multi_modal_projector|audio_\w+|embed_vision|embed_audio|mtp)\."
+)
+_PREFIXES = {
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+    r"^model\.text_model\.": "model.",
+}
+"""What text parts are called in checkpoints with images, and in the language model alone."""
+
+
+def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dtype, is_text_part: bool) -> Any:
+    """Return a model of transformers with the checkpoint's weights, on the CPU.
+
+    Args:
+        kind: its class.
+        directory: the checkpoint's.
+        config: as the model has it that was outlined.
+        dtype: of the computation.
+        is_text_part: the checkpoint has parts besides, which are not served.
+
+    Raises:
+        DeploymentError: a tensor is missing, unexpected, or of the wrong shape.
+    """
+    try:
+        model, told = kind.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention.SERVING,
+            key_mapping=_PREFIXES if is_text_part else None,
+            output_loading_info=True,
+            use_safetensors=True,
+            local_files_only=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DeploymentError(
+            f"checkpoint: transformers cannot load it: {' '.join(str(error).split())[:300]}"
+        ) from None
+    unexpected = sorted(name for name in told["unexpected_keys"] if not (is_text_part and _OTHER_PARTS.match(name)))
+    missing, wrong = sorted(told["missing_keys"]), sorted(map(str, told["mismatched_keys"]))
+    if unexpected:
+        raise DeploymentError(f"checkpoint: tensor {unexpected[0]} has no place in this architecture")
+    if missing:
+        raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
+    if wrong or told.get("error_msgs"):
+        raise DeploymentError(
+            f"checkpoint: tensor {(wrong + list(told['error_msgs']))[0]} is not of the shape expected"
+        )
+    return model.eval().requires_grad_(False)

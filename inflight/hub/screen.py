@@ -11,7 +11,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from inflight.engine.models.reading import read_model_config
+from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
 from inflight.hub.model_manifest import decode_object, is_weights
 from inflight.hub.names import ModelName
@@ -53,16 +53,26 @@ def show_model(
 
 
 def why_not_served(config: bytes) -> str | None:
-    """Return why the engine does not serve a model, by the bytes of its config.json; None: it does."""
+    """Return why the engine does not serve a model, by the bytes of its config.json; None: it does, or may.
+
+    What transformers' code makes of an architecture that Inflight has no code for is found when it is loaded.
+    """
+    data = decode_object(config, "config.json")
+    if not is_known(data):
+        return None
     try:
-        read_model_config(decode_object(config, "config.json"))
+        read_model_config(data)
     except DeploymentError as error:
         return str(error)
     return None
 
 
 def _judgement(config: bytes | None) -> str:
-    problem = why_not_served(config) if config is not None else None
+    if config is None:
+        return ""
+    if not is_known(decode_object(config, "config.json")):
+        return "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
+    problem = why_not_served(config)
     return f"; the portable engine does not serve it: {problem}" if problem else ""
 
 

@@ -10,6 +10,7 @@ import torch
 
 from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
 from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.limits import unknown_to_gpu_kernels
 from inflight.engine.models.served import ServedModel
@@ -45,7 +46,7 @@ def prepare_weights(
     """
     if device.type != "cuda":
         return
-    if not isinstance(model, DecoderModel):
+    if isinstance(model, AdaptedModel):
         if batch_invariant:
             raise DeploymentError("engine.batch_invariant is not supported on a GPU where transformers' code computes")
         return

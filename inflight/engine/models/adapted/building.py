@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from inflight.engine.models.adapted import attention, experts
-from inflight.engine.models.reading import architecture_name
+from inflight.engine.models.reading import CONDITIONAL, architecture_name
 from inflight.errors import DeploymentError
 
 VERSION = "5.23"
@@ -61,7 +61,7 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     import transformers
 
     name = architecture_name(data)
-    if data.get("auto_map"):
+    if data.get("auto_map") and data.get("model_type") not in transformers.CONFIG_MAPPING:
         raise DeploymentError(f"config.json: auto_map asks for code of the checkpoint's own ({name}); it is never run")
     if data.get("quantization_config"):
         method = data["quantization_config"].get("quant_method")
@@ -95,7 +95,7 @@ def build(config: Any, architecture: str, dtype: torch.dtype) -> Any:
     kind = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None:
         raise DeploymentError(f"config.json: transformers has no causal language model for {type(config).__name__}")
-    if architecture not in (kind.__name__, "none") and not architecture.endswith("ForConditionalGeneration"):
+    if not _may_be(architecture, kind.__name__):
         raise DeploymentError(f"config.json: architecture {architecture} is no causal language model of transformers'")
     config._experts_implementation = experts.NAME
     try:
@@ -111,6 +111,18 @@ def build(config: Any, architecture: str, dtype: torch.dtype) -> Any:
         if isinstance(module, _MIXING):
             raise DeploymentError(f"{kind.__name__}: {name} is a {type(module).__name__}; it is not supported")
     return model.eval().requires_grad_(False)
+
+
+def _may_be(architecture: str, kind: str) -> bool:
+    """Return whether a checkpoint of an architecture may hold the weights of a class of transformers.
+
+    Some files name it otherwise than transformers does; a name that transformers has is that of another class.
+    """
+    import transformers
+
+    if architecture in (kind, "none") or architecture.endswith(CONDITIONAL):
+        return True
+    return architecture.endswith(("ForCausalLM", "LMHeadModel")) and not hasattr(transformers, architecture)
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face checkpoint directory into a model, quantized by ModelOpt or not."""
+"""Loads a Hugging Face checkpoint directory into a model, quantized or not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from inflight.engine.device import BFLOAT16
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
-from inflight.engine.quant.config import Quantization, load_quantization
+from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
+from inflight.engine.quant.readers.methods import load_quantization
+from inflight.engine.quant.relay import RelaidTensors, Tensors
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
@@ -98,8 +100,8 @@ class LoadedModel:
     """A model with its weights, and what else its checkpoint holds."""
 
     model: DecoderModel
-    shards: Shards
-    """The checkpoint's files."""
+    shards: Tensors
+    """The checkpoint's files; of other formats, laid out anew."""
     quantization: Quantization | None
     kv_dtype: torch.dtype
     """Of stored keys and values."""
@@ -212,7 +214,10 @@ def outline_model(
     Raises:
         DeploymentError: a file is missing, or says what is not supported.
     """
-    shards, quantization = open_shards(directory), load_quantization(directory)
+    shards: Tensors = open_shards(directory)
+    quantization = load_quantization(directory, shards.names)
+    if quantization is not None and quantization.relays:
+        shards = RelaidTensors(shards, quantization.relays)
     if kv_cache_dtype == "auto":
         kv_dtype = torch.float8_e4m3fn if quantization is not None and quantization.fp8_kv_cache else dtype
     else:
@@ -225,7 +230,7 @@ def outline_model(
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
-def _fill(targets: dict[str, Tensor], shards: Shards, ignored: set[str]) -> None:
+def _fill(targets: dict[str, Tensor], shards: Tensors, ignored: set[str]) -> None:
     """Copy every tensor of the checkpoint to its target."""
     names = {name for name in shards.names - ignored if not name.endswith("rotary_emb.inv_freq")}
     homeless, missing = sorted(names - targets.keys()), sorted(targets.keys() - names)

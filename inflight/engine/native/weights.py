@@ -17,7 +17,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn
 _PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3}
 """The library's number for what the weights of a scheme are packed as."""
 _GROUPS = (16, 32, 64, 128)
-"""Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel."""
+"""Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel. Longer ones
+are taken as several of these, with the same scale."""
 _MOST_SUMMED = 1 << 17
 """A sum of so many products of INT8 may overflow 32 bits."""
 
@@ -115,8 +116,12 @@ def _weight(part: QuantizedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight = to_e4m3(Int4WeightLinear.decode(part, dtype), part.weight_scale_2)
         return weight, part.weight_scale_2.expand(len(weight))
     weight, scales = part.weight.detach(), part.weight_scale.detach()
+    if weight.dtype is torch.uint8:
+        scales = scales.repeat_interleave(part.weight.shape[1] // scales.shape[1] // _group(part), 1)
     return weight, scales if scales.dim() else scales.expand(len(weight))
 
 
 def _group(part: QuantizedLinear) -> int:
-    return int(part.weight.shape[1] // part.weight_scale.shape[1])
+    """Return the size of the groups that the library is told of: the largest that it has, or else the linear's own."""
+    size = int(part.weight.shape[1] // part.weight_scale.shape[1])
+    return max((served for served in _GROUPS if size % served == 0), default=size)

@@ -28,7 +28,15 @@ from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
 
-_SCALES = (".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".k_scale", ".v_scale")
+_SCALES = (
+    ".weight_scale",
+    ".weight_scale_2",
+    ".weight_divisor",
+    ".input_scale",
+    ".pre_quant_scale",
+    ".k_scale",
+    ".v_scale",
+)
 _QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
 _THREADS = min(8, len(os.sched_getaffinity(0)))
 """Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""

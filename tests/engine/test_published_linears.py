@@ -37,6 +37,9 @@ SCHEME = {
     "compressed, fp8, static, rows": "FP8_BLOCKS_STATIC",
     "compressed, fp8 alone": "FP8_BLOCKS",
     "compressed, fp8, blocks": "FP8_TOKENS",
+    "compressed, nvfp4": "NVFP4_DIVIDED",
+    "compressed, nvfp4 alone": "NVFP4_WEIGHTS",
+    "compressed, mxfp4 alone": "MXFP4_WEIGHTS",
 }
 """The linear that holds each: ModelOpt's where it can, since the native step and a GPU multiply those."""
 each = pytest.mark.parametrize("name", CASES)

@@ -116,6 +116,10 @@ def _all(**changes: Any) -> Change:
         ("int4", _weights(strategy="group", group_size=-1), ("group_size is -1; it must be a positive integer where",)),
         ("int4", _weights(symmetric=False), ("zero_point",)),
         ("int4, asymmetric", _weights(symmetric=True), (".weight_zero_point has zero points",)),
+        ("nvfp4", _weights(group_size=32), ("weights in float of 4 bits by tensor_group", "are not supported")),
+        ("nvfp4", _inputs(group_size=32), ("inputs in float of 4 bits by tensor_group, dynamic",)),
+        ("nvfp4", _all(format="mxfp4-pack-quantized"), ("in the format mxfp4-pack-quantized, are not supported",)),
+        ("nvfp4", _all(format="mxfp6-pack-quantized"), ("format is 'mxfp6-pack-quantized'",)),
         ("int8, inputs", _inputs(symmetric=False), ("inputs in int of 8 bits by token, asymmetric, dynamic",)),
         ("int8, inputs", _inputs(strategy="tensor"), ("inputs in int of 8 bits by tensor, dynamic",)),
         ("int8, inputs", _inputs(num_bits=4), ("inputs in int of 4 bits by token, dynamic",)),
@@ -147,6 +151,10 @@ def _spoilt(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         return tensor
 
     return spoil
+
+
+def _spoilt_by(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor * factor
 
 
 @pytest.mark.parametrize(
@@ -181,6 +189,10 @@ def _spoilt(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         ("int4, asymmetric", _without("weight_zero_point"), (f"no tensor for {LINEAR}.zero_point",)),
         ("int8, inputs", _other("weight_scale", lambda one: one.int()), (f"{LINEAR}.weight_scale is torch.int32",)),
         ("int8, inputs", _other("weight_scale", lambda one: one[:9]), ("weight_scale is [9, 1]; expected [64, 1]",)),
+        ("nvfp4", _without("weight_global_scale"), (f"no tensor for {LINEAR}.weight_divisor",)),
+        ("nvfp4", _without("input_global_scale"), (f"no tensor for {LINEAR}.input_scale",)),
+        ("nvfp4", _other("weight_global_scale", _spoilt_by(0)), (f"{LINEAR}.weight_divisor is 0.0", "weight_global")),
+        ("mxfp4", _other("weight_scale", _spoilt(255)), (f"{LINEAR}.weight_scale has the exponent 255",)),
         ("fp8, static", _without("input_scale"), (f"no tensor for {LINEAR}.input_scale",)),
     ],
 )  # fmt: skip

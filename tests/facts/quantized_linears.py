@@ -98,8 +98,9 @@ def _awq(group: int) -> dict[str, Any]:
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
     """Have compressed-tensors compress a linear, decompress it, and round its inputs."""
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.lifecycle.forward import forward_quantize
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, forward_quantize
     from compressed_tensors.quantization.quant_config import QuantizationStatus
 
     scheme = QuantizationScheme(
@@ -108,31 +109,48 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
         input_activations=QuantizationArgs(**inputs) if inputs else None,
     )
     args = scheme.weights
-    shape = {
+    sizes = {
         "tensor": (1,), "channel": (ROWS, 1), "group": (ROWS, COLUMNS // (args.group_size or COLUMNS)),
         "block": (ROWS // 16, COLUMNS // 32),
-    }[args.strategy]  # fmt: skip
-    largest = 448 if args.type == "float" else 2 ** (args.num_bits - 1) - 1
+    }  # fmt: skip
+    sizes["tensor_group"] = sizes["group"]
+    shape = sizes[args.strategy]
+    largest = {"float": {8: 448, 4: 6}, "int": {8: 127, 4: 7}}[args.type][args.num_bits]
     state = {
         "weight": torch.randn(ROWS, COLUMNS) * 0.02,
         "weight_scale": (_scales(*shape) * (6 / largest)).bfloat16().float(),
     }
     if not args.symmetric:
         state["weight_zero_point"] = torch.randint(-largest - 1, largest + 1, shape).to(torch.int8)
+    if args.strategy == "tensor_group":
+        state["weight_global_scale"] = torch.tensor([1000.0 / 3])
+        state["weight_scale"] = (state["weight_scale"] * 1000 / 3).to(torch.float8_e4m3fn).float()
+    if form.startswith("mxfp4"):
+        state["weight_scale"] = state["weight_scale"].log2().floor().exp2()
     compressor = BaseCompressor.get_value_from_registry(form)
     tensors = dict(compressor.compress(state, scheme))
     decoded = compressor.decompress(tensors, scheme)["weight"]
-    case = {"tensors": tensors, "decoded": decoded}
+    if args.strategy == "tensor_group":  # it would decode to bfloat16
+        values = unpack_fp4_from_uint8(tensors["weight_packed"], ROWS, COLUMNS, torch.float32)
+        scales, divisor = tensors["weight_scale"].float(), tensors["weight_global_scale"]
+        float32 = dequantize(values, scales, args=args, global_scale=divisor, dtype=torch.float32)
+        assert torch.equal(float32.bfloat16(), decoded)
+        decoded = float32
+    case = {"tensors": tensors, "decoded": decoded.float()}
     if scheme.input_activations is not None:
         module = nn.Linear(COLUMNS, ROWS)
         module.quantization_status = QuantizationStatus.COMPRESSED
-        if not scheme.input_activations.dynamic:
+        if scheme.input_activations.dynamic is False:
             tensors["input_scale"] = torch.tensor([0.0234375])
             module.input_scale = nn.Parameter(tensors["input_scale"])
+        if scheme.input_activations.strategy == "tensor_group":
+            tensors["input_global_scale"] = torch.tensor([77.0])
+            module.input_global_scale = nn.Parameter(tensors["input_global_scale"], requires_grad=False)
         case["inputs"] = torch.randn(TOKENS, COLUMNS) * torch.tensor([1.0, 0.01, 30.0, 0.0, 1.0])[:, None]
         rounded = forward_quantize(module, case["inputs"][None], "input", scheme.input_activations)
         case["rounded"] = rounded[0]
-    tensors["weight_scale"] = tensors["weight_scale"].bfloat16()  # as files have them; they lose nothing
+    if tensors["weight_scale"].dtype == torch.float32:
+        tensors["weight_scale"] = tensors["weight_scale"].bfloat16()  # as files have them; they lose nothing
     group = scheme.model_dump(mode="json", exclude_none=True)
     config = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
     return {"config": config | {"quantization_status": "compressed"}, **case}
@@ -144,6 +162,8 @@ def _cases() -> dict[str, dict[str, Any]]:
     float8 = {"num_bits": 8, "type": "float"}
     token, tensor = {"strategy": "token", "dynamic": True}, {"strategy": "tensor"}
     asymmetric = {"symmetric": False}
+    nvfp4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    nvfp4["scale_dtype"] = torch.float8_e4m3fn
     packed, whole, floats = "pack-quantized", "int-quantized", "float-quantized"
     return {
         "gptq, 4 bits": _gptq(4, 32, True, False),
@@ -174,6 +194,12 @@ def _cases() -> dict[str, dict[str, Any]]:
             floats,
             float8 | {"strategy": "block", "block_structure": [16, 32]},
             float8 | {"strategy": "group", "group_size": 32, "dynamic": True},
+        ),
+        "compressed, nvfp4": _compressed("nvfp4-pack-quantized", nvfp4, nvfp4 | {"dynamic": "local"}),
+        "compressed, nvfp4 alone": _compressed("nvfp4-pack-quantized", nvfp4),
+        "compressed, mxfp4 alone": _compressed(
+            "mxfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
         ),
     }  # fmt: skip
 

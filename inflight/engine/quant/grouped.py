@@ -8,16 +8,30 @@ float32 and then rounded to the type of the computation.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from inflight.engine.quant.formats import E4M3_MAX, INT8_MAX, fake_e4m3, fake_int8, unpack_int4
+from inflight.engine.quant.formats import (
+    E4M3_MAX,
+    INT8_MAX,
+    MXFP4_BLOCK,
+    NVFP4_BLOCK,
+    decode_e8m0,
+    fake_e4m3,
+    fake_int8,
+    fake_nvfp4_divided,
+    unpack_e2m1,
+    unpack_int4,
+)
 from inflight.engine.quant.linears import (
     SCHEMES,
     Int4WeightLinear,
     LinearShape,
+    NvFp4Linear,
     QuantizedLinear,
+    Rounding,
     check_divides,
     multiplies_int8,
 )
@@ -131,6 +145,44 @@ class Fp8TokenLinear(Fp8BlockLinear):
         return torch.where(scales == 0, 0.0, fake_e4m3(groups, scales)).flatten(-2)
 
 
+class NvFp4WeightLinear(NvFp4Linear):
+    """NVFP4 weights alone. Their scales are divided by ``weight_divisor``, where ModelOpt multiplies."""
+
+    quant_algo = "NVFP4_WEIGHTS"
+    round_input: ClassVar[Rounding | None] = None
+    tensor_scales: ClassVar[tuple[str, ...]] = ("weight_divisor",)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        scales = self.weight_scale.float() / self.weight_divisor
+        blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, NVFP4_BLOCK))
+        return (blocks * scales[..., None]).flatten(-2).to(dtype)
+
+
+class NvFp4DividedLinear(NvFp4WeightLinear):
+    """The same, and NVFP4 inputs, whose scales are divided by ``input_scale``."""
+
+    quant_algo = "NVFP4_DIVIDED"
+    round_input = staticmethod(fake_nvfp4_divided)
+    tensor_scales = ("weight_divisor", "input_scale")
+
+
+class MxFp4WeightLinear(QuantizedLinear):
+    """MXFP4 weights alone (OCP microscaling formats 1.0): E2M1 in blocks of 32, each with a power of two."""
+
+    quant_algo = "MXFP4_WEIGHTS"
+    per_element = 2
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        check_divides("columns", shape.columns, MXFP4_BLOCK, shape, self.quant_algo)
+        self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
+        self._hold("weight_scale", (shape.rows, shape.columns // MXFP4_BLOCK), torch.uint8)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, MXFP4_BLOCK))
+        return (blocks * decode_e8m0(self.weight_scale)[..., None]).flatten(-2).to(dtype)
+
+
 LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | {
     linear.quant_algo: linear
     for linear in (
@@ -140,6 +192,9 @@ LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | {
         Fp8BlockLinear,
         Fp8ScaledLinear,
         Fp8TokenLinear,
+        NvFp4WeightLinear,
+        NvFp4DividedLinear,
+        MxFp4WeightLinear,
     )
 }
 """By name: ModelOpt's schemes, and those of other formats."""

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from torch.nn import functional
 from inflight.engine.quant.formats import NVFP4_BLOCK, fake_e4m3, fake_int8, fake_nvfp4, unpack_e2m1, unpack_int4
 from inflight.errors import DeploymentError
 
+Rounding: TypeAlias = "staticmethod[[Tensor, Tensor], Tensor]"
+"""Rounds inputs by a scale."""
 _OF_INPUTS = ("pre_quant_scale", "input_scale")
 """What ``QuantizedLinear.prepared`` takes."""
 
@@ -80,7 +82,7 @@ class QuantizedLinear(nn.Module, ABC):
     """A linear with a quantized weight; tensors are made on the meta device, the checkpoint brings their contents."""
 
     quant_algo: ClassVar[str]
-    round_input: ClassVar[staticmethod[[Tensor, Tensor], Tensor] | None] = None
+    round_input: ClassVar[Rounding | None] = None
     """Rounds inputs by ``input_scale`` as the scheme's arithmetic does; None: the scheme quantizes weights only."""
     per_element: ClassVar[int] = 1
     """Weights that an element of ``weight`` holds."""
@@ -245,9 +247,9 @@ class NvFp4Linear(QuantizedLinear):
     """NVFP4 weights and inputs."""
 
     quant_algo = "NVFP4"
-    round_input = staticmethod(fake_nvfp4)
+    round_input: ClassVar[Rounding | None] = staticmethod(fake_nvfp4)
     per_element = 2
-    tensor_scales = ("weight_scale_2", "input_scale")
+    tensor_scales: ClassVar[tuple[str, ...]] = ("weight_scale_2", "input_scale")
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)

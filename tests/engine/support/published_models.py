@@ -33,6 +33,9 @@ _SIZE: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+_STATIC, _DIVISOR = torch.tensor([0.0625]), torch.tensor([40.0])
+"""By what inputs are rounded where a checkpoint has a scale for them; of NVFP4, what scales are divided by."""
+_E2M1 = torch.tensor([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])
 Pack = Callable[[str, Tensor], tuple[Mapping[str, Any], Tensor]]
 """Returns the tensors of a linear, of its name and weight, and what they stand for."""
 Round = Callable[[str, Tensor], Tensor]
@@ -94,6 +97,36 @@ def _fp8(rows: int, columns: int, scale: str, **more: Tensor) -> Pack:
     return pack
 
 
+def _e2m1(block: int) -> Pack:
+    """By blocks, each with E4M3 for a scale, divided by one number; or with a power of two, where they are of 32."""
+
+    def pack(_: str, weight: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        blocks = weight.unflatten(-1, (-1, block))
+        largest, divisor = blocks.abs().amax(-1) / 6, torch.tensor([300.0])
+        scales = (largest * divisor).to(torch.float8_e4m3fn)
+        exact = scales.float() / divisor
+        if block == 32:
+            exponents = largest.log2().ceil()
+            scales, exact = (exponents + 127).byte(), exponents.exp2()
+        steps = (blocks / exact[..., None])[..., None]
+        places = (steps - _E2M1).abs().argmin(-1).byte().flatten(-2)
+        decoded = _E2M1[places.int()].unflatten(-1, (-1, block)) * exact[..., None]
+        tensors = {"weight_packed": places[:, 0::2] | (places[:, 1::2] << 4), "weight_scale": scales}
+        globals_ = {"weight_global_scale": divisor, "input_global_scale": _DIVISOR} if block == 16 else {}
+        return tensors | globals_, decoded.flatten(-2)
+
+    return pack
+
+
+def _by_blocks(_: str, x: Tensor) -> Tensor:
+    """Round inputs to NVFP4."""
+    blocks = x.float().unflatten(-1, (-1, 16))
+    scales = (_DIVISOR * (blocks.abs().amax(-1, keepdim=True) / 6)).to(torch.float8_e4m3fn).float() / _DIVISOR
+    steps = torch.where(scales == 0, 0, blocks / scales)
+    size = torch.where(steps.abs() < 2, 0.5, torch.where(steps.abs() < 4, 1.0, 2.0))
+    return ((steps / size).round() * size * scales).flatten(-2).to(x.dtype)
+
+
 def _mixed(name: str, weight: Tensor) -> tuple[Mapping[str, Any], Tensor]:
     """Query and key in E4M3 and INT4, value as it is; all else in INT4."""
     if name.endswith("v_proj"):
@@ -133,8 +166,8 @@ _INT4, _INT8 = {"num_bits": 4, "type": "int", "symmetric": True}, {"num_bits": 8
 _GROUPS = {"strategy": "group", "group_size": 32}
 _FLOAT8, _ROWS = {"num_bits": 8, "type": "float", "symmetric": True}, {"strategy": "channel"}
 _TOKENS, _ALL = {"strategy": "token", "dynamic": True}, {"strategy": "tensor"}
-_STATIC = torch.tensor([0.0625])
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "lm_head": False}
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _MIXED_GROUPS = {
     "group_0": {"targets": ["Linear"], "weights": _INT4 | _GROUPS, "format": "pack-quantized"},
     "group_1": {"targets": ["re:.*self_attn\\.q_proj$"], "weights": _FLOAT8 | _ROWS, "format": "naive-quantized"},
@@ -171,6 +204,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack, Round | None]] = {
         _config(_FLOAT8 | _ALL, _FLOAT8 | _ALL | {"dynamic": False}, "float-quantized"),
         _fp8(0, 0, "weight_scale", input_scale=_STATIC),
         _by_one(_STATIC.item()),
+    ),
+    "nvfp4": (_config(_NVFP4, _NVFP4 | {"dynamic": "local"}, "nvfp4-pack-quantized"), _e2m1(16), _by_blocks),
+    "mxfp4": (
+        _config({"num_bits": 4, "type": "float", "group_size": 32}, None, "mxfp4-pack-quantized"),
+        _e2m1(32),
+        None,
     ),
     "mixed": (
         _config({}, None, "mixed-precision", ignore=["lm_head", "re:.*v_proj"], config_groups=_MIXED_GROUPS),

@@ -9,6 +9,7 @@ outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,13 +17,23 @@ from torch import Tensor
 
 from inflight.engine.quant import packing
 from inflight.engine.quant.config import LayerQuantization
+from inflight.engine.quant.formats import MXFP4_BLOCK, NVFP4_BLOCK
 from inflight.engine.quant.linears import Layout
 from inflight.engine.quant.readers.compressed_args import Args
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-_PACKED = FORMATS[0]
-_KINDS = {"pack-quantized": ("int",), "int-quantized": ("int",), "float-quantized": ("float",)}
-"""By the format: what weights may be; else either."""
+_PACKED, _NVFP4, _MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+_KINDS = {
+    _PACKED: ("int",),
+    "int-quantized": ("int",),
+    "float-quantized": ("float",),
+    "naive-quantized": ("int", "float"),
+    _NVFP4: ("float",),
+    _MXFP4: ("float",),
+}
+"""By the format: what weights may be."""
+FORMATS = tuple(_KINDS)
+_NO_NUMBER = 255
+"""Among exponents in bytes."""
 Relays = Mapping[str, tuple[str | None, Callable[[Tensor], Tensor]]]
 """By a tensor's name in its module: its name as the linear has it, and how it is laid out anew (``relay.Relay``)."""
 
@@ -38,10 +49,13 @@ def layer(weights: Args, inputs: Args | None, stored: str, ordered: bool) -> Lay
     Raises:
         ValueError: no linear computes this; it says what it is.
     """
-    if weights.kind not in _KINDS.get(stored, (weights.kind,)) or weights.dynamic:
+    if weights.kind not in _KINDS[stored] or weights.dynamic:
         raise ValueError(f"weights in {weights} are not what the format {stored} holds")
-    rounding = _rounding(inputs)
-    algorithm = (_of_floats if weights.kind == "float" else _of_integers)(weights, rounding, stored, ordered)
+    if stored in (_NVFP4, _MXFP4):
+        algorithm = _of_four_bits(weights, inputs, stored)
+    else:
+        of_kind = _of_floats if weights.kind == "float" else _of_integers
+        algorithm = of_kind(weights, _rounding(inputs), stored, ordered)
     if algorithm is None or (inputs is not None and inputs.kind != weights.kind):
         raise ValueError(f"weights in {weights}, with inputs {f'in {inputs}' if inputs else 'as they are'}, in the "
                          f"format {stored}, are not supported")  # fmt: skip
@@ -53,6 +67,13 @@ def layer(weights: Args, inputs: Args | None, stored: str, ordered: bool) -> Lay
 
 def relays(weights: Args, stored: str, held: LayerQuantization) -> Relays:
     """Return what becomes of a module's tensors; those that are not named stay as they are."""
+    if stored in (_NVFP4, _MXFP4):
+        return {
+            "weight_packed": ("weight", lambda tensor: tensor),
+            "weight_scale": ("weight_scale", partial(_block_scales, stored=stored)),
+            "weight_global_scale": ("weight_divisor", lambda tensor: tensor),
+            "input_global_scale": ("input_scale", lambda tensor: tensor),
+        }
     of_rows = held.quant_algo in ("W8A16", "W8A8_SQ_PER_CHANNEL")
     all_relays: dict[str, tuple[str | None, Callable[[Tensor], Tensor]]] = {
         "weight_scale": ("weight_scale", partial(_scales, of_rows=of_rows)),
@@ -78,6 +99,19 @@ def _rounding(inputs: Args | None) -> str | None:
         by_token = inputs.strategy == "token" or (inputs.strategy == "group" and inputs.kind == "float")
         return "tokens" if by_token else None
     return "static" if inputs.strategy == "tensor" else None
+
+
+def _of_four_bits(weights: Args, inputs: Args | None, stored: str) -> str | None:
+    """Return the linear of E2M1 by blocks; inputs of NVFP4 are rounded as its weights are, by blocks of each token."""
+    if (weights.bits, weights.symmetric) != (4, True):
+        return None
+    if stored == _MXFP4:
+        return "MXFP4_WEIGHTS" if (weights.strategy, weights.group, inputs) == ("group", MXFP4_BLOCK, None) else None
+    if (weights.strategy, weights.group) != ("tensor_group", NVFP4_BLOCK):
+        return None
+    if inputs is None:
+        return "NVFP4_WEIGHTS"
+    return "NVFP4_DIVIDED" if inputs == replace(weights, dynamic=True) else None
 
 
 def _of_floats(weights: Args, rounding: str | None, _stored: str, ordered: bool) -> str | None:
@@ -118,6 +152,13 @@ def _zeros(tensor: Tensor, bits: int) -> Tensor:
     if tensor.dtype == torch.int8:
         return tensor if tensor.dim() == 2 else tensor[:, None]
     return packing.centred(packing.unpack(packing.words(tensor).t(), bits), bits).t()
+
+
+def _block_scales(tensor: Tensor, stored: str) -> Tensor:
+    """Return scales of blocks, as they are. Raises ValueError: an exponent stands for no number."""
+    if stored == _MXFP4 and tensor.dtype == torch.uint8 and (tensor == _NO_NUMBER).any():
+        raise ValueError(f"has the exponent {_NO_NUMBER}, which stands for no number")
+    return tensor
 
 
 def _shape(tensor: Tensor) -> Tensor:

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from inflight.engine.quant.config import LayerQuantization, Quantization
+from inflight.engine.quant.formats import decode_e8m0
 from inflight.engine.quant.linears import Layout
 from inflight.engine.quant.readers.fields import chosen, modules, unused, wrong
 from inflight.engine.quant.relay import Relay
 from inflight.errors import DeploymentError
-
-_BIAS = 127
-"""Of the exponents of powers of two in bytes (E8M0)."""
 
 
 def read(data: Mapping[str, Any], names: frozenset[str]) -> Quantization:
@@ -67,7 +65,7 @@ def _input_scale(module: str, names: frozenset[str]) -> str:
 def _scales(tensor: Tensor) -> Tensor:
     """Return float32 scales. Raises ValueError."""
     if tensor.dtype in (torch.uint8, torch.float8_e8m0fnu):
-        return (tensor.view(torch.uint8).float() - _BIAS).exp2()
+        return decode_e8m0(tensor.view(torch.uint8))
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise ValueError(f"is {tensor.dtype}; floats, or exponents in bytes, are expected")
     return tensor.float()

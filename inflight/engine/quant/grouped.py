@@ -76,6 +76,7 @@ class Int8TokenLinear(Int8GroupLinear):
         return True
 
     def prepared(self, x: Tensor) -> Tensor:
+        x = super().prepared(x)
         return fake_int8(x, int8_scales(x))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,6 +87,7 @@ class Int8TokenLinear(Int8GroupLinear):
         in_a_row = self.weight_scale.shape[1] == 1 and self.zero_point is None
         if not in_a_row or x.dtype != torch.float32 or not multiplies_int8(x.device.type) or not len(x):
             return super().forward(x)
+        x = super().prepared(x)
         scales = int8_scales(x)
         steps = (x / scales).round_().clamp_(-128, 127)
         sums = torch._int_mm(steps.to(torch.int8), self.weight.t())
@@ -101,17 +103,21 @@ class Fp8BlockLinear(QuantizedLinear):
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
-        self._block = shape.layout.block_rows or shape.rows, shape.group_size
-        sizes = zip((shape.rows, shape.columns), self._block, strict=True)
+        self.block = shape.layout.block_rows or shape.rows, shape.group_size
+        """Rows and columns that share a scale."""
+        sizes = zip((shape.rows, shape.columns), self.block, strict=True)
         self._hold("weight", (shape.rows, shape.columns), torch.float8_e4m3fn)
         self._hold("weight_scale", tuple(math.ceil(size / block) for size, block in sizes), torch.float32)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        wide, scales = self.weight.float(), self.weight_scale
-        for axis, (size, block) in enumerate(zip(wide.shape, self._block, strict=True)):
-            if scales.shape[axis] > 1:
-                scales = scales.repeat_interleave(block, axis).narrow(axis, 0, size)
+        wide, scales = self.weight.float(), self.row_scales()
+        if scales.shape[1] > 1:
+            scales = scales.repeat_interleave(self.block[1], 1)[:, : wide.shape[1]]
         return wide.mul_(scales).to(dtype)
+
+    def row_scales(self) -> Tensor:
+        """Return the scales of each row ``[rows, blocks]``."""
+        return self.weight_scale.repeat_interleave(self.block[0], 0)[: len(self.weight)]
 
 
 class Fp8ScaledLinear(Fp8BlockLinear):
@@ -129,18 +135,19 @@ class Fp8TokenLinear(Fp8BlockLinear):
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
-        self._input_group = shape.layout.input_group or shape.columns
-        check_divides("columns", shape.columns, self._input_group, shape, self.quant_algo)
+        self.input_group = shape.layout.input_group or shape.columns
+        """Inputs of a token that share a scale."""
+        check_divides("columns", shape.columns, self.input_group, shape, self.quant_algo)
 
     @classmethod
     def rounds_inputs(cls) -> bool:
         return True
 
     def takes_inputs_as(self, other: QuantizedLinear) -> bool:
-        return super().takes_inputs_as(other) and self._input_group == getattr(other, "_input_group", None)
+        return super().takes_inputs_as(other) and self.input_group == getattr(other, "input_group", None)
 
     def prepared(self, x: Tensor) -> Tensor:
-        groups = x.unflatten(-1, (-1, self._input_group))
+        groups = super().prepared(x).unflatten(-1, (-1, self.input_group))
         scales = groups.float().abs().amax(-1, keepdim=True) / E4M3_MAX
         return torch.where(scales == 0, 0.0, fake_e4m3(groups, scales)).flatten(-2)
 

@@ -15,8 +15,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from inflight.engine.quant.readers.methods import READERS
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
-from tests.engine.support.published import MODULE, Integers, load_linear, packed_by_libraries, read
-from tests.engine.support.published_models import published
+from tests.engine.support.packed_linears import MODULE, Integers, load_linear, packed_by_libraries, read
+from tests.engine.support.packed_models import published
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 16]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from inflight.errors import DeploymentError
 from tests.engine.support.driving import load
-from tests.engine.support.published_models import published
+from tests.engine.support.packed_models import published
 
 LINEAR = "model.layers.1.mlp.down_proj"
 Change = Callable[[dict[str, Any]], Any]

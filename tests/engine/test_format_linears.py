@@ -7,7 +7,7 @@ import torch
 
 from inflight.engine.quant.grouped import LINEARS
 from inflight.engine.quant.linears import SCHEMES
-from tests.engine.support.published import load_linear, packed_by_libraries
+from tests.engine.support.packed_linears import load_linear, packed_by_libraries
 
 CASES = packed_by_libraries()
 ROWS, COLUMNS = 32, 64

@@ -13,7 +13,7 @@ from inflight.engine.scoring import Scorer
 from tests.engine.support.checkpoints import TOKENS
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.native import SETS
-from tests.engine.support.published_models import FORMATS, Published, published
+from tests.engine.support.packed_models import FORMATS, Published, published
 
 each = pytest.mark.parametrize("name", FORMATS)
 

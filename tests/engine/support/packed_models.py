@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.engine.support.checkpoints import VOCAB
-from tests.engine.support.published import Integers, blocks_of_e4m3
+from tests.engine.support.packed_linears import Integers, blocks_of_e4m3
 
 _SIZE: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -7,6 +7,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
+#include <initializer_list>
 
 #include "model.h"
 
@@ -64,18 +65,53 @@ const Kernels* find(const char* name) {
   return nullptr;
 }
 
+void check_sizes(std::initializer_list<int32_t> sizes) {
+  for (int32_t size : sizes)
+    if (size < 1 || size > 1 << 24) fail("a size of %d", size);
+}
+
+void check_experts(const InflightLayer& one, int layer) {
+  const InflightExperts& experts = one.experts;
+  check_sizes({experts.count, experts.per_token, experts.intermediate, experts.groups, experts.groups_per_token});
+  const int in_group = experts.count / experts.groups;
+  if (experts.count % experts.groups || experts.groups_per_token > experts.groups ||
+      experts.per_token > in_group * experts.groups_per_token || experts.group_best < 1 ||
+      (experts.groups > 1 && in_group < experts.group_best))
+    fail("layer %d chooses %d of %d experts, in %d of %d groups", layer, experts.per_token, experts.count,
+         experts.groups_per_token, experts.groups);
+  if (experts.routing < INFLIGHT_SOFTMAX || experts.routing > INFLIGHT_INPUT_SIGMOID)
+    fail("layer %d chooses experts in way %d", layer, experts.routing);
+  if (experts.shared_gate && !one.intermediate) fail("layer %d has a gate of no feed-forward", layer);
+  if (!(experts.limit >= 0.0f)) fail("layer %d clamps what experts compute to %g", layer, experts.limit);
+}
+
+void check_layer(const InflightSpec& spec, int layer) {
+  const InflightLayer& one = spec.layer[layer];
+  check_sizes({one.heads, one.kv_heads, one.head_dim});
+  if (one.head_dim > kWidestHead) fail("heads of %d dimensions", one.head_dim);
+  const int64_t width = ((int64_t)one.heads + 2 * one.kv_heads) * one.head_dim;
+  if (width > 1 << 30) fail("%lld queries, keys and values of a token", (long long)width);
+  if (one.window < 0 || one.chunk < 0)
+    fail("layer %d has a window of %d and chunks of %d", layer, one.window, one.chunk);
+  if (one.heads % one.kv_heads || one.heads / one.kv_heads > kTaskRows)
+    fail("%d heads share %d heads of keys", one.heads, one.kv_heads);
+  if (one.rope < -1 || one.rope >= spec.ropes) fail("there is no rotary embedding %d", one.rope);
+  if (one.rope >= 0) {
+    const int dim = spec.rope[one.rope].dim;
+    if (dim < 0 || dim > one.head_dim || dim % 2) fail("%d of %d dimensions are rotated", dim, one.head_dim);
+  }
+  if (!(one.softcap >= 0.0f)) fail("layer %d has a soft cap of %g", layer, one.softcap);
+  if (one.query_length < 0) fail("layer %d scales queries every %d positions", layer, one.query_length);
+  if (one.intermediate || !one.experts.count) check_sizes({one.intermediate});
+  if (one.experts.count) check_experts(one, layer);
+}
+
 void check_spec(const InflightSpec& spec, int threads) {
   if (threads < 1 || threads > 1024) fail("a pool of %d threads", threads);
-  for (int size : {spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate,
-                   spec.vocabulary, spec.ropes})
-    if (size < 1 || size > 1 << 24) fail("a size of %d", size);
-  if (spec.head_dim > kWidestHead) fail("heads of %d dimensions", spec.head_dim);
-  const int64_t width = ((int64_t)spec.heads + 2 * spec.kv_heads) * spec.head_dim;
-  if (width > 1 << 30) fail("%lld queries, keys and values of a token", (long long)width);
-  for (int layer = 0; layer < spec.layers; layer++)
-    if (spec.windows[layer] < 0) fail("layer %d has a window of %d", layer, spec.windows[layer]);
-  if (spec.heads % spec.kv_heads || spec.heads / spec.kv_heads > kTaskRows)
-    fail("%d heads share %d heads of keys", spec.heads, spec.kv_heads);
+  check_sizes({spec.layers, spec.hidden, spec.vocabulary});
+  if (spec.ropes < 0) fail("%d rotary embeddings", spec.ropes);
+  for (int layer = 0; layer < spec.layers; layer++) check_layer(spec, layer);
+  if (!(spec.logit_softcap >= 0.0f)) fail("logits with a soft cap of %g", spec.logit_softcap);
   if (spec.embedding_type != kFloat32 && spec.embedding_type != kBfloat16)
     fail("an embedding of type %d", spec.embedding_type);
 }
@@ -122,14 +158,14 @@ InflightModel* inflight_create(const InflightSpec* spec, const char* instruction
 
 void inflight_destroy(InflightModel* model) { delete model; }
 
-int32_t inflight_set_weight(InflightModel* model, int32_t layer, int32_t which, const InflightWeight* weight,
-                            char* message, int32_t size) {
-  return guarded(message, size, [&] { model->set_weight(layer, which, *weight); });
+int32_t inflight_set_weight(InflightModel* model, int32_t layer, int32_t which, int32_t expert,
+                            const InflightWeight* weight, char* message, int32_t size) {
+  return guarded(message, size, [&] { model->set_weight(layer, which, expert, *weight); });
 }
 
-int32_t inflight_set_norm(InflightModel* model, int32_t layer, int32_t which, const float* gain, char* message,
-                          int32_t size) {
-  return guarded(message, size, [&] { model->set_norm(layer, which, gain); });
+int32_t inflight_set_vector(InflightModel* model, int32_t layer, int32_t which, const float* values, char* message,
+                            int32_t size) {
+  return guarded(message, size, [&] { model->set_vector(layer, which, values); });
 }
 
 int32_t inflight_set_cache(InflightModel* model, const InflightCache* cache, char* message, int32_t size) {

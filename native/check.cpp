@@ -59,22 +59,34 @@ void check_quantized(const InflightWeight& from, int which) {
 }  // namespace
 
 void Model::check_weight(const InflightWeight& from, int layer, int which) const {
-  const int width = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
-  const int shapes[][2] = {{width, spec_.hidden},
-                           {spec_.hidden, spec_.heads * spec_.head_dim},
-                           {2 * spec_.intermediate, spec_.hidden},
-                           {spec_.hidden, spec_.intermediate},
-                           {spec_.vocabulary, spec_.hidden}};
+  const Layer& one = layers_[which == INFLIGHT_HEAD ? 0 : layer];
+  const InflightExperts& experts = one.experts;
+  const int width = (one.heads + 2 * one.kv_heads) * one.head_dim, hidden = spec_.hidden;
+  const int shapes[][2] = {{width, hidden},
+                           {hidden, one.heads * one.head_dim},
+                           {2 * one.intermediate, hidden},
+                           {hidden, one.intermediate},
+                           {spec_.vocabulary, hidden},
+                           {experts.count + (experts.shared_gate ? 1 : 0), hidden},
+                           {2 * experts.intermediate, hidden},
+                           {hidden, experts.intermediate}};
   if (from.outputs != shapes[which][0] || from.inputs != shapes[which][1])
     fail("weight %d of layer %d is [%d, %d]; expected [%d, %d]", which, layer, from.outputs, from.inputs,
          shapes[which][0], shapes[which][1]);
   if (!can_pack(from.type, from.packed_type))
     fail("weight %d has type %d, to be packed as type %d", which, from.type, from.packed_type);
   check_quantized(from, which);
+  // The memory of the experts' weights is divided evenly, by what the first one takes.
+  for (const auto& [own, all] : {std::pair(INFLIGHT_EXPERT_GATE_UP, &one.parts.gate_up),
+                                 std::pair(INFLIGHT_EXPERT_DOWN, &one.parts.down)})
+    for (const Weight& other : *all)
+      if (which == own && other.panels && (other.type != from.packed_type || (from.group && other.group != from.group)))
+        fail("weight %d of an expert of layer %d has type %d in groups of %d; another's has type %d in groups of %d",
+             which, layer, from.packed_type, from.group, other.type, other.group);
 }
 
 void Model::check(const InflightStep& step) const {
-  if (!cache_.keys) fail("there is no cache yet");
+  if (caches_.empty()) fail("there is no cache yet");
   if (step.tokens <= 0) fail("a step has %d tokens", step.tokens);
   for (int token = 0; token < step.tokens; token++)
     if (step.ids[token] < 0 || step.ids[token] >= spec_.vocabulary)

@@ -327,6 +327,7 @@ struct Cut {
     F largest = Isa::set(kNegative);
     for (int at = begin; at < end; at += kLanes) {
       F x = Isa::load(score + at);
+      if (task.softcap > 0.0f) x = squeezed(x, Isa::set(task.softcap));
       if (first > at || last < at + kLanes) x = Isa::select(first - at, last - at, x, Isa::set(kNegative));
       largest = Isa::max(largest, x);
       Isa::store(score + at, x);

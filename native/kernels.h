@@ -31,6 +31,7 @@ enum Ending : int32_t {
   kAdd = 1,    // outputs += sums
   kSilu = 2,   // the first half of a panel's sums are gates: outputs = silu(gate) * up
   kGelu = 3,   // the same with gelu by tanh
+  kClamped = 4,  // the same as gpt-oss has it: both clamped, outputs = gate * sigmoid(slope * gate) * (up + 1)
 };
 
 constexpr int kNibbles = 8;           // weights of INT4 in a lane of 32 bits
@@ -64,6 +65,7 @@ struct PackedWeight {
   float input_scale = 0.0f;       // what inputs are rounded to multiples of; zero: they are not rounded by it
   int input_group = 0;            // inputs of a row that are rounded by their own largest; zero: none are
   int group = 0;                  // of types with groups: inputs that share a scale
+  float limit = 0.0f, slope = 0.0f;  // of kClamped
 };
 
 // How many scales a column has; inputs are padded to pairs.
@@ -100,6 +102,7 @@ struct AttendTask {
   const int32_t* last = nullptr;   // per token, the key after the last one
   int dim = 0;
   float scale = 1.0f;
+  float softcap = 0.0f;  // scores are squeezed between plus and minus this; zero: they are not
   HeadCache cache;
   int cut_begin = 0;  // cuts to compute
   int cut_end = 0;
@@ -125,13 +128,17 @@ struct Kernels {
   // Multiplies `rows` by the panels from `first` to `last`; `outputs` has `output_stride` floats in a row.
   void (*multiply)(const PackedWeight& weight, const InputRows& rows, int count, int first, int last, Ending ending,
                    float* outputs, ptrdiff_t output_stride);
-  // Turns a row into inputs of a product of `weight`; with `gain`, normalizes it first.
-  void (*prepare)(const PackedWeight& weight, const float* row, const float* gain, float eps, const InputRows& to,
-                  int index);
+  // Turns a row into inputs of a product of `weight`: times `factor`, and with `gain` normalized first.
+  void (*prepare)(const PackedWeight& weight, const float* row, const float* gain, float eps, float factor,
+                  const InputRows& to, int index);
   // row = row + normalized(other) * gain; used where a layer has a norm behind its output.
   void (*add_normalized)(float* row, const float* other, const float* gain, float eps, int size);
-  // Normalizes (with `gain`) and rotates one head in place; `cos` and `sin` have `half` values.
-  void (*rotate)(float* head, const float* gain, float eps, const float* cos, const float* sin, int half, int dim);
+  // row = row + other * by.
+  void (*add_scaled)(float* row, const float* other, float by, int size);
+  // Normalizes a row in place.
+  void (*normalize)(float* row, const float* gain, float eps, int size);
+  // Rotates one head in place; `cos` and `sin` have `half` values. `interleaved`: pairs of dimensions are adjacent.
+  void (*rotate)(float* head, const float* cos, const float* sin, int half, bool interleaved);
   // Rounds a row of keys or values to the type of the cache; returns the scale of kInt8.
   void (*store)(Type type, const float* row, float scale, void* to, uint16_t* scale_to, int dim);
   // The bytes of scratch memory of `attend`, at most 128 rows.
@@ -142,6 +149,8 @@ struct Kernels {
   void (*merge)(float* outputs, Partial* own, const float* others, const Partial& other, int dim);
   // to = outputs * value_scale / sum.
   void (*finish)(const float* outputs, const Partial& own, float value_scale, float* to, int dim);
+  // row = limit * tanh(row / limit); its tail up to a whole vector is written too.
+  void (*squeeze)(float* row, float limit, int size);
   // The first index of the largest of a row; NaN is larger than all.
   int (*argmax)(const float* row, int size);
   // weights = exp((row - largest) / temperature), and the bucket of each: floor((largest - row) / temperature *

@@ -62,6 +62,20 @@ inline F exp(F x) {
 
 inline F silu(F x) { return Isa::div(x, Isa::add(Isa::set(1.0f), exp(Isa::sub(Isa::zero(), x)))); }
 
+// limit * tanh(x / limit)
+inline F squeezed(F x, F limit) {
+  const F power = exp(Isa::div(Isa::add(x, x), limit)), one = Isa::set(1.0f);
+  return Isa::mul(limit, Isa::sub(one, Isa::div(Isa::set(2.0f), Isa::add(power, one))));
+}
+
+// gpt-oss' activation: of a gate and what it is multiplied with, both clamped.
+inline F clamped(F gate, F up, F limit, F slope) {
+  gate = Isa::min(limit, gate);
+  up = Isa::min(limit, Isa::max(Isa::sub(Isa::zero(), limit), up));
+  const F sigmoid = Isa::add(Isa::set(1.0f), exp(Isa::sub(Isa::zero(), Isa::mul(gate, slope))));
+  return Isa::mul(Isa::div(gate, sigmoid), Isa::add(up, Isa::set(1.0f)));
+}
+
 inline F gelu(F x) {  // by tanh: x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))
   F cube = Isa::mul(Isa::mul(x, x), x);
   F inner = Isa::mul(Isa::set(1.5957691216057308f), Isa::fma(Isa::set(0.044715f), cube, x));

@@ -364,7 +364,10 @@ struct Product {
       out += panel * (kPanel / 2);
       for (int v = 0; v < kVectors / 2; v++, out += kLanes) {
         const F gate = all[v], up = all[v + kVectors / 2];
-        Isa::store(out, Isa::mul(ending == inflight::kSilu ? silu(gate) : gelu(gate), up));
+        if (ending == inflight::kClamped)
+          Isa::store(out, clamped(gate, up, Isa::set(weight.limit), Isa::set(weight.slope)));
+        else
+          Isa::store(out, Isa::mul(ending == inflight::kSilu ? silu(gate) : gelu(gate), up));
       }
     }
   }

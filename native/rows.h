@@ -93,14 +93,14 @@ inline void round_to_floats(Input input, const PackedWeight& weight, float* to) 
   }
 }
 
-void prepare(const PackedWeight& weight, const float* row, const float* gain, float eps, const InputRows& to,
-             int index) {
+void prepare(const PackedWeight& weight, const float* row, const float* gain, float eps, float factor,
+             const InputRows& to, int index) {
   const int size = weight.inputs;
   char* out = (char*)to.data + to.stride * index;
-  const F inverse = Isa::set(gain ? inverse_rms(row, eps, size) : 1.0f);
+  const F by = Isa::set(gain ? inverse_rms(row, eps, size) * factor : factor);
   auto input = [&](int k) {
-    F x = Isa::load(row + k);
-    if (gain) x = Isa::mul(Isa::mul(x, inverse), Isa::load(gain + k));
+    F x = Isa::mul(Isa::load(row + k), by);
+    if (gain) x = Isa::mul(x, Isa::load(gain + k));
     return weight.smooth ? Isa::mul(x, Isa::load(weight.smooth + k)) : x;
   };
   GroupScale* scales = (GroupScale*)(out + scales_offset(weight));
@@ -127,21 +127,35 @@ void add_normalized(float* row, const float* other, const float* gain, float eps
     Isa::store(row + k, Isa::fma(Isa::mul(Isa::load(other + k), inverse), Isa::load(gain + k), Isa::load(row + k)));
 }
 
-void rotate(float* head, const float* gain, float eps, const float* cos, const float* sin, int half, int dim) {
-  if (gain) {
-    F squares = Isa::zero();
-    int k = 0;
-    for (; k + kLanes <= dim; k += kLanes) squares = Isa::fma(Isa::load(head + k), Isa::load(head + k), squares);
-    float sum = Isa::sum(squares);
-    for (; k < dim; k++) sum = std::fma(head[k], head[k], sum);
-    const float inverse = 1.0f / std::sqrt(sum / dim + eps);
-    for (k = 0; k < dim; k++) head[k] = head[k] * inverse * gain[k];
-  }
-  for (int k = 0; k < half; k++) {
-    const float low = head[k], high = head[k + half];
-    head[k] = std::fma(low, cos[k], -(high * sin[k]));
-    head[k + half] = std::fma(high, cos[k], low * sin[k]);
-  }
+void add_scaled(float* row, const float* other, float by, int size) {
+  for (int k = 0; k < size; k += kLanes)
+    Isa::store(row + k, Isa::fma(Isa::load(other + k), Isa::set(by), Isa::load(row + k)));
+}
+
+void normalize(float* row, const float* gain, float eps, int size) {
+  F squares = Isa::zero();
+  int k = 0;
+  for (; k + kLanes <= size; k += kLanes) squares = Isa::fma(Isa::load(row + k), Isa::load(row + k), squares);
+  float sum = Isa::sum(squares);
+  for (; k < size; k++) sum = std::fma(row[k], row[k], sum);
+  const float inverse = 1.0f / std::sqrt(sum / size + eps);
+  for (k = 0; k < size; k++) row[k] = row[k] * inverse * gain[k];
+}
+
+void rotate(float* head, const float* cos, const float* sin, int half, bool interleaved) {
+  auto turn = [&](int k, float& first, float& second) {
+    const float low = first, high = second;
+    first = std::fma(low, cos[k], -(high * sin[k]));
+    second = std::fma(high, cos[k], low * sin[k]);
+  };
+  if (interleaved)
+    for (int k = 0; k < half; k++) turn(k, head[2 * k], head[2 * k + 1]);
+  else
+    for (int k = 0; k < half; k++) turn(k, head[k], head[k + half]);
+}
+
+void squeeze(float* row, float limit, int size) {
+  for (int k = 0; k < size; k += kLanes) Isa::store(row + k, squeezed(Isa::load(row + k), Isa::set(limit)));
 }
 
 }  // namespace

@@ -9,20 +9,28 @@ namespace inflight {
 
 Model::Model(const InflightSpec& spec, const Kernels& kernels, int threads)
     : spec_(spec), kernels_(kernels), pool_(threads), layers_(spec.layers), ropes_(spec.ropes),
-      windows_(spec.windows, spec.windows + spec.layers),
-      rope_of_layer_(spec.rope_of_layer, spec.rope_of_layer + spec.layers), hidden_(row_stride(spec.hidden)),
-      heads_(row_stride((int64_t)(spec.heads + 2 * spec.kv_heads) * spec.head_dim)),
-      attended_(row_stride((int64_t)spec.heads * spec.head_dim)), inner_(row_stride(spec.intermediate)),
-      logits_width_(row_stride(spec.vocabulary)), scratch_(threads), slot_scratch_(threads), drawing_(threads) {
+      hidden_(row_stride(spec.hidden)), logits_width_(row_stride(spec.vocabulary)), scratch_(threads),
+      slot_scratch_(threads), drawing_(threads), choosing_(threads) {
   for (int i = 0; i < spec.ropes; i++) {
     const InflightRope& rope = spec.rope[i];
-    if (rope.dim < 0 || rope.dim > spec.head_dim || rope.dim % 2)
-      fail("%d of %d dimensions are rotated", rope.dim, spec.head_dim);
     ropes_[i].frequencies.assign(rope.frequencies, rope.frequencies + rope.dim / 2);
     ropes_[i].scale = rope.scale;
   }
-  for (int rope : rope_of_layer_)
-    if (rope < 0 || rope >= spec.ropes) fail("there is no rotary embedding %d", rope);
+  for (int i = 0; i < spec.layers; i++) {
+    const InflightLayer& one = (InflightLayer&)layers_[i] = spec.layer[i];
+    const InflightExperts& experts = one.experts;
+    heads_ = std::max(heads_, row_stride((int64_t)(one.heads + 2 * one.kv_heads) * one.head_dim));
+    attended_ = std::max(attended_, row_stride((int64_t)one.heads * one.head_dim));
+    inner_ = std::max(inner_, row_stride(one.intermediate));
+    if (!experts.count) continue;
+    inner_ = std::max(inner_, row_stride(experts.intermediate));
+    scores_width_ = std::max(scores_width_, row_stride(experts.count + 1));
+    most_rows_ = std::max(most_rows_, experts.per_token + (one.intermediate > 0));
+    layers_[i].parts.gate_up = std::vector<Weight>(experts.count);
+    layers_[i].parts.down = std::vector<Weight>(experts.count);
+  }
+  spec_.rope = nullptr;  // they are the caller's
+  spec_.layer = nullptr;
 }
 
 InputRows Model::input_rows(const Weight& weight) {
@@ -32,12 +40,11 @@ InputRows Model::input_rows(const Weight& weight) {
   return rows;
 }
 
-void Model::prepare(const Weight& weight, const float* rows, int64_t stride, int count, const float* gain) {
+void Model::prepare(const Weight& weight, float* rows, int64_t stride, int count, const float* gain) {
   const InputRows to = input_rows(weight);
-  const int each = std::max(1, std::min(16, count / (2 * pool_.threads())));
-  pool_.run((count + each - 1) / each, [&](int task, int) {
-    for (int row = task * each; row < std::min(count, (task + 1) * each); row++)
-      kernels_.prepare(weight, rows + row * stride, gain, spec_.eps, to, row);
+  each_row(count, [&](int row) {
+    clear_tail(rows + row * stride, weight.inputs);
+    kernels_.prepare(weight, rows + row * stride, gain, spec_.eps, 1.0f, to, row);
   });
 }
 
@@ -93,29 +100,51 @@ void Model::place(const InflightStep& step) {
 
 void Model::rotate_and_store(int layer, int token) {
   Layer& one = layers_[layer];
-  Rope& rope = ropes_[rope_of_layer_[layer]];
-  const int dim = spec_.head_dim, half = (int)rope.frequencies.size();
-  const float *cos = rope.cos.data() + (int64_t)token * half, *sin = rope.sin.data() + (int64_t)token * half;
-  const float* query_norm = spec_.head_norms ? one.norms[INFLIGHT_QUERY_NORM].data() : nullptr;
-  const float* key_norm = spec_.head_norms ? one.norms[INFLIGHT_KEY_NORM].data() : nullptr;
   float* row = qkv_.data() + token * heads_;
-  for (int head = 0; head < spec_.heads + spec_.kv_heads; head++)
-    kernels_.rotate(row + head * dim, head < spec_.heads ? query_norm : key_norm, spec_.eps, cos, sin, half, dim);
+  normalize_heads(one, row, one.heads, INFLIGHT_QUERY_NORM);
+  normalize_heads(one, row + one.heads * one.head_dim, one.kv_heads, INFLIGHT_KEY_NORM);
+  if (one.rope >= 0) {
+    Rope& rope = ropes_[one.rope];
+    const int half = (int)rope.frequencies.size();
+    const float *cos = rope.cos.data() + (int64_t)token * half, *sin = rope.sin.data() + (int64_t)token * half;
+    for (int head = 0; head < one.heads + one.kv_heads; head++)
+      kernels_.rotate(row + head * one.head_dim, cos, sin, half, one.interleaved);
+  }
+  if (one.query_length) {
+    const float steps = std::floor(((float)positions_[token] + one.query_offset) / one.query_length);
+    const float scale = 1.0f + one.query_beta * std::log1p(steps);
+    for (int k = 0; k < one.heads * one.head_dim; k++) row[k] *= scale;
+  }
+  store(layer, token);
+}
+
+void Model::normalize_heads(Layer& layer, float* heads, int count, int norm) {
+  const float* gain = layer.vectors[norm].data();
+  if (!gain) return;
+  if (layer.width_norm) return kernels_.normalize(heads, gain, spec_.eps, count * layer.head_dim);
+  for (int head = 0; head < count; head++) kernels_.normalize(heads + head * layer.head_dim, gain, spec_.eps, layer.head_dim);
+}
+
+void Model::store(int layer, int token) {
+  const Layer& one = layers_[layer];
+  const InflightLayerCache& cache = caches_[layer];
+  const int dim = one.head_dim;
   const Type type = (Type)cache_.type;
-  const float key_scale = type == kE4m3 ? cache_.layer_key_scales[layer] : 1.0f;
-  const float value_scale = type == kE4m3 ? cache_.layer_value_scales[layer] : 1.0f;
-  for (int head = 0; head < spec_.kv_heads; head++) {
-    const int64_t place = ((int64_t)layer * spec_.kv_heads + head) * cache_.slots + slots_[token];
-    const float *key = row + (spec_.heads + head) * dim, *value = key + spec_.kv_heads * dim;
-    char* keys = (char*)cache_.keys + place * dim * bytes_of(type);
-    char* values = (char*)cache_.values + place * dim * bytes_of(type);
-    kernels_.store(type, key, key_scale, keys, type == kInt8 ? cache_.key_scales + place : nullptr, dim);
-    kernels_.store(type, value, value_scale, values, type == kInt8 ? cache_.value_scales + place : nullptr, dim);
+  const float key_scale = type == kE4m3 ? *(const float*)cache.key_scales : 1.0f;
+  const float value_scale = type == kE4m3 ? *(const float*)cache.value_scales : 1.0f;
+  for (int head = 0; head < one.kv_heads; head++) {
+    const int64_t place = head * cache_.slots + slots_[token];
+    const float *key = qkv_.data() + token * heads_ + (one.heads + head) * dim, *value = key + one.kv_heads * dim;
+    char* keys = (char*)cache.keys + place * dim * bytes_of(type);
+    char* values = (char*)cache.values + place * dim * bytes_of(type);
+    kernels_.store(type, key, key_scale, keys, type == kInt8 ? (uint16_t*)cache.key_scales + place : nullptr, dim);
+    kernels_.store(type, value, value_scale, values, type == kInt8 ? (uint16_t*)cache.value_scales + place : nullptr,
+                   dim);
   }
 }
 
 void Model::add(const Weight& weight, int tokens, const float* gain) {
-  if (!spec_.output_norms) return multiply(weight, tokens, kAdd, x_.data(), hidden_);
+  if (!gain) return multiply(weight, tokens, kAdd, x_.data(), hidden_);
   multiply(weight, tokens, kStore, product_.data(), hidden_);
   pool_.run(tokens, [&](int token, int) {
     kernels_.add_normalized(x_.data() + token * hidden_, product_.data() + token * hidden_, gain, spec_.eps,
@@ -125,13 +154,17 @@ void Model::add(const Weight& weight, int tokens, const float* gain) {
 
 void Model::run(const InflightStep& step) {
   check(step);
-  const int64_t tokens = step.tokens, most = std::max(step.tokens, step.rows);
+  const int64_t tokens = step.tokens, rows = tokens * most_rows_, most = std::max<int64_t>(rows, step.rows);
   const int64_t widest = std::max({hidden_, attended_, inner_});
   x_.need(tokens * hidden_);
   qkv_.need(tokens * heads_);
   attention_.need(tokens * attended_);
-  gated_.need(tokens * inner_);
-  if (spec_.output_norms) product_.need(tokens * hidden_);
+  gated_.need(rows * inner_);
+  product_.need(tokens * hidden_);
+  if (scores_width_) {
+    scores_.need(tokens * scores_width_);
+    made_.need(rows * hidden_);
+  }
   inputs_.need(most * widest * 4);
   lap_ = std::chrono::steady_clock::now();
   place(step);
@@ -144,41 +177,47 @@ void Model::run(const InflightStep& step) {
 void Model::compute_layer(const InflightStep& step, int layer) {
   Layer& one = layers_[layer];
   const int tokens = step.tokens;
-  prepare(one.qkv, x_.data(), hidden_, tokens, one.norms[INFLIGHT_INPUT_NORM].data());
+  prepare(one.qkv, x_.data(), hidden_, tokens, one.vectors[INFLIGHT_INPUT_NORM].data());
   lap(kNorm);
   multiply(one.qkv, tokens, kStore, qkv_.data(), heads_);
   lap(kQkv);
   pool_.run(tokens, [&](int token, int) { rotate_and_store(layer, token); });
   lap(kRotateStore);
-  if (layer == 0 || windows_[layer] != windows_[layer - 1]) plan(step, windows_[layer]);
+  if (layer == 0 || !one.attends_as(layers_[layer - 1])) plan(step, one);
   attend_all(step, layer);
   lap(kAttention);
   prepare(one.output, attention_.data(), attended_, tokens, nullptr);
   lap(kAttended);
-  add(one.output, tokens, one.norms[INFLIGHT_ATTENTION_NORM].data());
+  add(one.output, tokens, one.vectors[INFLIGHT_ATTENTION_NORM].data());
   lap(kOutput);
-  prepare(one.gate_up, x_.data(), hidden_, tokens, one.norms[INFLIGHT_MLP_NORM].data());
+  if (one.experts.count) return compute_experts(one, tokens);
+  prepare(one.gate_up, x_.data(), hidden_, tokens, one.vectors[INFLIGHT_MLP_NORM].data());
   lap(kNorm);
   multiply(one.gate_up, tokens, spec_.gelu ? kGelu : kSilu, gated_.data(), inner_);
   lap(kGateUp);
   prepare(one.down, gated_.data(), inner_, tokens, nullptr);
-  add(one.down, tokens, one.norms[INFLIGHT_MLP_OUTPUT_NORM].data());
+  add(one.down, tokens, one.vectors[INFLIGHT_MLP_OUTPUT_NORM].data());
   lap(kDown);
 }
 
 void Model::compute_logits(const InflightStep& step) {
   const InputRows to = input_rows(head_);
   pool_.run(step.rows, [&](int row, int) {
-    kernels_.prepare(head_, x_.data() + step.row[row] * hidden_, last_norm_.data(), spec_.eps, to, row);
+    kernels_.prepare(head_, x_.data() + step.row[row] * hidden_, last_norm_.data(), spec_.eps, 1.0f, to, row);
   });
   // Panels are written as a whole: where the last one is wider than what is left, it must not reach the next row.
-  if (head_.columns == spec_.vocabulary) {
+  if (head_.columns == spec_.vocabulary && !(spec_.logit_softcap > 0.0f)) {
     multiply(head_, step.rows, kStore, step.logits, spec_.vocabulary);
   } else {
     float* logits = logits_.need(step.rows * logits_width_);
     multiply(head_, step.rows, kStore, logits, logits_width_);
-    pool_.run(step.rows, [&](int row, int) {
-      memcpy(step.logits + (int64_t)row * spec_.vocabulary, logits + row * logits_width_, spec_.vocabulary * 4);
+    const int parts = (spec_.vocabulary + kLogitsOfTask - 1) / kLogitsOfTask;
+    pool_.run(step.rows * parts, [&](int task, int) {
+      const int64_t row = task / parts, first = (int64_t)(task % parts) * kLogitsOfTask;
+      const int size = (int)std::min<int64_t>(kLogitsOfTask, spec_.vocabulary - first);
+      float* from = logits + row * logits_width_ + first;
+      if (spec_.logit_softcap > 0.0f) kernels_.squeeze(from, spec_.logit_softcap, size);
+      memcpy(step.logits + row * spec_.vocabulary + first, from, size * sizeof(float));
     });
   }
   lap(kLogits);

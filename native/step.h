@@ -23,39 +23,81 @@ typedef struct {
   const float* frequencies;  // [dim / 2]
 } InflightRope;
 
+// How experts get their weights, as `config.Routing` has it.
+enum { INFLIGHT_SOFTMAX, INFLIGHT_CHOSEN_SOFTMAX, INFLIGHT_SIGMOID, INFLIGHT_INPUT_SIGMOID };
+
+// The experts of a layer, as `config.ExpertsConfig` has them.
 typedef struct {
-  int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
-  int32_t gelu;          // else silu
-  int32_t head_norms;    // queries and keys are normalized
-  int32_t output_norms;  // there is a norm behind attention and feed-forward too
-  float eps, attention_scale, embedding_scale;
+  int32_t count;  // 0: there are none, and the rest does not count
+  int32_t per_token, intermediate;
+  int32_t routing;
+  int32_t normalized;
+  float scale;
+  int32_t groups, groups_per_token, group_best;
+  int32_t shared_gate;  // the router has an output more, for the layer's own feed-forward
+  float limit, slope;   // of gpt-oss' activation; a limit of 0: the activation is the model's
+} InflightExperts;
+
+// A layer, as `config.LayerConfig` has it.
+typedef struct {
+  int32_t heads, kv_heads, head_dim;
+  int32_t intermediate;    // of the feed-forward that all tokens take; 0: there is none beside the experts
+  int32_t rope;            // index of its rotary embedding; -1: none
+  int32_t interleaved;
+  int32_t window, chunk;   // 0: none
+  int32_t width_norm;      // norms of queries and keys are of all heads of a token as one; else of each head
+  float scale, softcap;    // of the scores; a soft cap of 0: none
+  float query_beta;        // what queries grow by with their position
+  int32_t query_length, query_offset;  // a length of 0: they do not grow
+  InflightExperts experts;
+} InflightLayer;
+
+typedef struct {
+  int32_t layers, hidden, vocabulary;
+  int32_t gelu;  // else silu
+  float eps, embedding_scale;
+  float logit_softcap;     // 0: none
   int32_t embedding_type;  // 0: float32, 1: bfloat16
   const void* embedding;   // [vocabulary][hidden]
   int32_t ropes;
   const InflightRope* rope;
-  const int32_t* rope_of_layer;  // [layers]
-  const int32_t* windows;        // [layers]; 0: none
+  const InflightLayer* layer;  // [layers]
 } InflightSpec;
 
-// The keys and values of all layers: [layers][kv_heads][slots][head_dim].
+// The keys and values of a layer: [kv_heads][slots][head_dim].
+typedef struct {
+  void *keys, *values;
+  void *key_scales, *value_scales;  // INT8: bfloat16 [kv_heads][slots]; E4M3: one float32, which is only read
+} InflightLayerCache;
+
 typedef struct {
   int32_t type;  // 0: float32, 1: bfloat16, 2: INT8, 3: E4M3
   int32_t block_size;
   int64_t slots;
-  void *keys, *values;
-  uint16_t *key_scales, *value_scales;              // INT8: bfloat16 [layers][kv_heads][slots]
-  const float *layer_key_scales, *layer_value_scales;  // E4M3: [layers]
+  const InflightLayerCache* layer;  // [layers]
 } InflightCache;
 
-enum { INFLIGHT_QKV, INFLIGHT_OUTPUT, INFLIGHT_GATE_UP, INFLIGHT_DOWN, INFLIGHT_HEAD };
+enum {
+  INFLIGHT_QKV,
+  INFLIGHT_OUTPUT,
+  INFLIGHT_GATE_UP,  // of the feed-forward that all tokens take
+  INFLIGHT_DOWN,
+  INFLIGHT_HEAD,
+  INFLIGHT_ROUTER,
+  INFLIGHT_EXPERT_GATE_UP,
+  INFLIGHT_EXPERT_DOWN,
+};
+// Vectors of a layer, and one of the model. What is not set is not there.
 enum {
   INFLIGHT_INPUT_NORM,
-  INFLIGHT_ATTENTION_NORM,  // behind attention, where there are output norms
+  INFLIGHT_ATTENTION_NORM,  // behind attention
   INFLIGHT_MLP_NORM,        // in front of feed-forward
   INFLIGHT_MLP_OUTPUT_NORM,
   INFLIGHT_QUERY_NORM,
   INFLIGHT_KEY_NORM,
-  INFLIGHT_LAST_NORM,
+  INFLIGHT_SINKS,       // [heads]: a score of each head that takes a share of attention and gives nothing
+  INFLIGHT_CORRECTION,  // [experts]: what is added to their sigmoids when they are chosen
+  INFLIGHT_LAST_NORM,   // the model's
 };
 
 typedef struct {
@@ -123,10 +165,11 @@ InflightModel* inflight_create(const InflightSpec* spec, const char* instruction
                                int32_t size);
 void inflight_destroy(InflightModel* model);
 // These return 0, or 1 with a message.
-int32_t inflight_set_weight(InflightModel* model, int32_t layer, int32_t which, const InflightWeight* weight,
-                            char* message, int32_t size);
-int32_t inflight_set_norm(InflightModel* model, int32_t layer, int32_t which, const float* gain, char* message,
-                          int32_t size);
+// `expert`: whose weight it is; 0 where it is none's. The experts of a layer have weights of one type.
+int32_t inflight_set_weight(InflightModel* model, int32_t layer, int32_t which, int32_t expert,
+                            const InflightWeight* weight, char* message, int32_t size);
+int32_t inflight_set_vector(InflightModel* model, int32_t layer, int32_t which, const float* values, char* message,
+                            int32_t size);
 int32_t inflight_set_cache(InflightModel* model, const InflightCache* cache, char* message, int32_t size);
 int32_t inflight_step(InflightModel* model, const InflightStep* step, char* message, int32_t size);
 // Draws a token from each row of `logits [rows][vocabulary]`; `drawn` has it, or INFLIGHT_NAN or INFLIGHT_ALL_BANNED.

@@ -11,8 +11,8 @@
 namespace {
 
 const inflight::Kernels kTable = {
-    Isa::kName, kPanel, Isa::kPanelsOfFewRows, packed_bytes, pack, multiply, prepare, add_normalized,
-    rotate, store,  attend_scratch, attend,        merge,        finish,
+    Isa::kName, kPanel, Isa::kPanelsOfFewRows, packed_bytes, pack, multiply, prepare, add_normalized, add_scaled,
+    normalize, rotate, store, attend_scratch, attend, merge, finish, squeeze,
     argmax, weigh_all, bf16_gain,
 };
 

@@ -22,7 +22,6 @@ from benchmarks.contact.timing import graph_seconds_of
 from benchmarks.random_weights import RandomShards, write_config
 from inflight.engine.attention.store import store
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
-from inflight.engine.attention.triton_backend import stored_layers
 from inflight.engine.checkpoint import LoadedModel, load_config, load_model, outline_model
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.forward import CudaForward
@@ -122,10 +121,10 @@ def _store(contact: Contact, scale: Scale, case: str) -> None:
         ours, theirs = (
             AttentionStep.make(scale.shape, scale.chunks, kind, scale.dtype, contact.device) for _ in range(2)
         )
-        slots = torch.randperm(ours.tensors.keys.shape[2], generator=torch.Generator().manual_seed(0))
+        slots = torch.randperm(ours.tensors.slots, generator=torch.Generator().manual_seed(0))
         slots = slots[: len(ours.key)].to(contact.device)
         key, value = ((_as_stored(part, kind) if contact.dry else part) for part in (ours.key, ours.value))
-        store(key, value, slots.int(), stored_layers(ours.tensors)[0])
+        store(key, value, slots.int(), ours.tensors.layers[0])
         theirs.tensors.write(0, slots, key, value)
         pairs = zip(ours.tensors.parts, theirs.tensors.parts, strict=True)
         wrong = sum(int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs)

@@ -19,7 +19,7 @@ from benchmarks.contact.sizes import FULL, LARGE, Batch
 from benchmarks.random_weights import config_of
 from benchmarks.result import Row, markdown_table
 from benchmarks.traffic import layer_traffic
-from inflight.engine.models.config import read_model_config
+from inflight.engine.models.reading import read_model_config
 from inflight.report.provenance import provenance
 
 _CONFIG = read_model_config(config_of(LARGE))

@@ -15,9 +15,11 @@ from torch import Tensor
 from benchmarks.checkpoints import Shape
 from benchmarks.random_weights import config_of
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.layers import AttentionOptions
+from inflight.engine.models.reading import read_model_config
 from inflight.engine.transfer import TokenIds
 
 BLOCK_SIZE = 16
@@ -76,8 +78,8 @@ class AttentionStep:
         widest = max(len(query_range.blocks) for query_range in ranges)
         tables = BlockTables(len(ranges), widest, BLOCK_SIZE, self.query.device)
         _, layout = StepLayout.of(TokenIds([0] * len(parts[0])), ranges, tables)
-        attend = TritonAttention(stored_layers(self.tensors), layout, BLOCK_SIZE)
-        return functools.partial(attend, 0, *parts, None, self.config.attention_scale)
+        attend = TritonAttention(self.tensors.layers, layout, BLOCK_SIZE)
+        return functools.partial(attend, 0, *parts, AttentionOptions(self.config.attention_scale))
 
     def error(self, seen: Tensor) -> float:
         """Return the norm of what is wrong with ``seen``, as a share of what is right; of some tokens of each chunk."""

@@ -19,7 +19,6 @@ from benchmarks.random_weights import RandomShards, write_config
 from benchmarks.setting import BLOCK_SIZE
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.checkpoint import load_config, load_model, outline_model
-from inflight.engine.kvcache.memory_pool import Int8KvPool
 from inflight.engine.native.model import NativeModel
 
 REST = "rest"
@@ -83,10 +82,11 @@ class NativeSteps:
             outline = outline_model(directory, config, dtype, _CPU, tokens, types.cache, open_shards=lambda _: shards)
             loaded = load_model(outline, _CPU)
         self._pool = loaded.make_kv_pool(-(-tokens // BLOCK_SIZE), BLOCK_SIZE)
-        for memory in (self._pool.keys, self._pool.values):
+        keys, values, *scales_of_slots = self._pool.parts
+        for memory in (keys, values):
             # What was never written is one page of zeros to the system, which the caches hold.
             memory.normal_() if memory.is_floating_point() else memory.random_(-127, 128)
-        for scales in self._pool.scales if isinstance(self._pool, Int8KvPool) else ():
+        for scales in scales_of_slots:
             scales.fill_(1 / 127)
         weights = "int8" if types.weights == "int8" else "checkpoint"
         self._model = NativeModel(loaded.model, instruction_set, threads, weights)

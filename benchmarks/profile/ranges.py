@@ -19,7 +19,8 @@ from inflight.engine.attention.torch_backend import TorchAttention
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm, RotaryEmbedding
+from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
+from inflight.engine.models.rope import RotaryEmbedding
 from inflight.engine.native.model import NativeModel
 from inflight.engine.sampler import PendingSample
 from inflight.engine.scheduler import Scheduler

@@ -8,17 +8,22 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
+from inflight.engine.expert_stacks import ExpertStack, expert_stacks
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.config import ModelConfig, read_model_config
-from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.models.build import build_model
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.naming import CheckpointNames
+from inflight.engine.models.reading import read_model_config
 from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
 from inflight.engine.quant.readers.methods import load_quantization
@@ -119,6 +124,11 @@ class LoadedModel:
     """Whether sums may not depend on how a step is composed (see ``quant.linears``)."""
 
     @property
+    def naming(self) -> CheckpointNames:
+        """How the checkpoint names what the model has."""
+        return CheckpointNames(self.model.config, self.shards.names)
+
+    @property
     def calibrated(self) -> bool:
         """Whether the checkpoint is meant for a KV cache in FP8."""
         return self.quantization is not None and self.quantization.fp8_kv_cache
@@ -186,13 +196,17 @@ def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
         rope.to(device)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
-    targets = _targets(model, shards.names)
+    naming = outline.naming
+    targets = _targets(model, shards.names, naming)
     # A cache meant for FP8 has scales for all layers, or none, and then they are one.
-    if outline.calibrated and kv_scales is not None and shards.names & kv_scales.named().keys():
-        targets |= kv_scales.named()
-    ignored = {"lm_head.weight"} if tied else set()
+    scales = kv_scales or KvScales.ones(model.config.num_layers, device)
+    of_scales: dict[str, Target] = {naming.of(name): scale for name, scale in scales.named().items()}
+    if outline.calibrated and kv_scales is not None and shards.names & of_scales.keys():
+        targets |= of_scales
+    ignored = {naming.of("lm_head.weight")} if tied else set()
     if outline.calibrated and kv_scales is None:
-        ignored |= KvScales.ones(model.config.num_layers, device).named().keys()
+        ignored |= of_scales.keys()
+    ignored |= {name for name in shards.names if naming.is_other_part(name)}
     _fill(targets, shards, ignored)
     model.eval().requires_grad_(False)
     return outline
@@ -232,13 +246,19 @@ def outline_model(
         kv_dtype = torch.float8_e4m3fn if kv_cache_dtype == "fp8" else getattr(torch, kv_cache_dtype)
     rounds = kv_dtype.itemsize < dtype.itemsize or (quantization is not None and quantization.rounds_inputs)
     exact = rounds and device.type != "cuda"  # a GPU's tensor cores add up in float32, and are what it is there for
-    model = make_model(config, served_length).to(dtype)
+    if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
+        config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
+    model = build_model(config, served_length).to(dtype)
     convert_linears(model, quantization, shards.names, exact, separate)
     kv_scales = KvScales.ones(config.num_layers, device) if kv_dtype is torch.float8_e4m3fn else None
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
-def _fill(targets: dict[str, Tensor], shards: Tensors, ignored: set[str]) -> None:
+Target: TypeAlias = Tensor | ExpertStack
+"""Where a tensor of the checkpoint goes."""
+
+
+def _fill(targets: dict[str, Target], shards: Tensors, ignored: set[str]) -> None:
     """Copy every tensor of the checkpoint to its target."""
     names = {name for name in shards.names - ignored if not name.endswith("rotary_emb.inv_freq")}
     homeless, missing = sorted(names - targets.keys()), sorted(targets.keys() - names)
@@ -249,13 +269,18 @@ def _fill(targets: dict[str, Tensor], shards: Tensors, ignored: set[str]) -> Non
         raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
 
 
-def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
-    if tensor.shape != target.shape and not tensor.numel() == target.numel() == 1:
+def _copy(name: str, tensor: Tensor, target: Target) -> None:
+    if isinstance(target, ExpertStack):
+        tensor = target.oriented(tensor)
+    if tensor.shape != target.shape and (isinstance(target, ExpertStack) or not tensor.numel() == target.numel() == 1):
         raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
     if tensor.dtype != target.dtype and {tensor.dtype, target.dtype} & _QUANTIZED_TYPES:
         raise DeploymentError(
             f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
         )
+    if isinstance(target, ExpertStack):
+        target.fill(name, tensor)
+        return
     if name.endswith(_SCALES):
         _check_scale(name, tensor.reshape(target.shape))
     target.copy_(tensor.reshape(target.shape))
@@ -271,24 +296,27 @@ def _check_scale(name: str, scale: Tensor) -> None:
         raise DeploymentError(f"checkpoint: tensor {name} has {wrong}; its scales must be finite and not negative")
 
 
-def _targets(model: DecoderModel, names: frozenset[str]) -> dict[str, Tensor]:
+def _targets(model: DecoderModel, names: frozenset[str], naming: CheckpointNames) -> dict[str, Target]:
     """Return where each tensor of the checkpoint goes, by its name there: a parameter, or some rows of one."""
-    targets: dict[str, Tensor] = {}
+    stacks, stacked = expert_stacks(model, naming)
+    targets: dict[str, Target] = dict(stacks)
     for ours, parameter in model.named_parameters():  # a tied lm_head comes once, as the embedding
+        if ours in stacked:
+            continue
         module, _, kind = ours.rpartition(".")
-        name = checkpoint_name(model, module)
-        above, _, last = name.rpartition(".")
-        rows = model.config.fused_rows.get(last)
-        if rows is None or f"{name}.weight" in names:
-            targets[f"{name}.{kind}"] = parameter.data
+        plain = plain_name(model, module)
+        rows = model.fused_rows.get(module)
+        if rows is None or naming.of(f"{plain}.weight") in names:
+            targets[naming.of(f"{plain}.{kind}")] = parameter.data
         else:
+            above = module.rpartition(".")[0]
             views = parameter.data.split(list(rows.values()))
-            targets |= {f"{above}.{part}.{kind}": view for part, view in zip(rows, views, strict=True)}
+            targets |= {naming.of(f"{above}.{part}.{kind}"): view for part, view in zip(rows, views, strict=True)}
     return targets
 
 
-def checkpoint_name(model: nn.Module, module_name: str) -> str:
-    """Return the checkpoint's name for a module: the container of a fused projection's parts has none there."""
+def plain_name(model: nn.Module, module_name: str) -> str:
+    """Return a module's name without the container of a fused projection's parts, which no checkpoint has."""
     above, _, last = module_name.rpartition(".")
     if isinstance(model.get_submodule(above), LinearParts):
         above = above.rpartition(".")[0]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
-from inflight.engine.checkpoint import checkpoint_name, load_config, load_model, outline_model, resolve_dtype
+from inflight.engine.checkpoint import load_config, load_model, outline_model, plain_name, resolve_dtype
 from inflight.engine.device import resolve_device
-from inflight.engine.models.layers import Attend
+from inflight.engine.models.layers import Attend, AttentionOptions
 from inflight.engine.quant.linears import QuantizedLinear
 
 _BLOCK_SIZE = 64
@@ -55,7 +55,7 @@ class Scorer:
         self.kv_scales = self._loaded.kv_scales
         """Of the FP8 KV cache; None: it is not quantized."""
         self._paths = {
-            checkpoint_name(self.model, path): path
+            self._loaded.naming.of(plain_name(self.model, path)): path
             for path, module in self.model.named_modules()
             if isinstance(module, nn.Linear | QuantizedLinear)
         }
@@ -85,10 +85,13 @@ class Scorer:
         """Return the largest absolute key and value of each layer, float32 ``[layers]`` both; raises as ``logits``."""
         attend, keys, values = self._attend(tokens), list[Tensor](), list[Tensor]()
 
-        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
-            keys.append(key.float().abs().max())
-            values.append(value.float().abs().max())
-            return attend(layer, query, key, value, window, scale)
+        def observe(
+            layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
+        ) -> Tensor:
+            if key is not None and value is not None:
+                keys.append(key.float().abs().max())
+                values.append(value.float().abs().max())
+            return attend(layer, query, key, value, options)
 
         self._hidden(tokens, observe)
         return torch.stack(keys), torch.stack(values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -204,7 +205,7 @@ def reserved_bytes(config: EngineConfig, loaded: LoadedModel, free: int) -> int:
     Where the settings ask for a share, a quarter of what the draft model leaves is kept.
     """
     block = loaded.make_kv_pool(1, config.block_size)
-    weights, drafts_block = _draft_model_bytes(config, block.keys.device)
+    weights, drafts_block = _draft_model_bytes(config, block.device)
     if config.kv_cache_fraction is not None:
         return weights + max(0, free - weights) // 4
     num_blocks = config.num_blocks if config.kv_cache_bytes is None else config.kv_cache_bytes // block.nbytes
@@ -217,13 +218,13 @@ def _num_blocks(config: EngineConfig, block: KvPool, step_bytes: int) -> int:
     if config.kv_cache_bytes is not None:
         name, budget = "bytes", config.kv_cache_bytes
     elif config.kv_cache_fraction is not None:
-        weights, drafts_block = _draft_model_bytes(config, block.keys.device)
+        weights, drafts_block = _draft_model_bytes(config, block.device)
         if drafts_block:
             log.info(
                 "the draft model, beside the KV cache: weights of %.1f MiB, and %d bytes for each block of the cache",
                 weights / 2**20, drafts_block,
             )  # fmt: skip
-        rest = free_memory(block.keys.device) - weights - step_bytes
+        rest = free_memory(block.device) - weights - step_bytes
         # What graphs and libraries take is known only later; a share of a small card's rest would be too little.
         graphs = _GRAPHS_BYTES if step_bytes else 0
         name, budget = "memory_fraction", max(0, min(int(config.kv_cache_fraction * rest), rest - graphs))
@@ -269,15 +270,22 @@ def _make_offload_pool(config: EngineConfig, kv_pool: KvPool, num_blocks: int) -
 
 
 def _arithmetic(config: EngineConfig, block: KvPool, num_blocks: int, served_length: int) -> str:
-    layers, heads, block_size, dim = block.keys.shape
-    scales = (block.nbytes - block.keys.nbytes - block.values.nbytes) // (2 * layers * heads * block_size)
-    item = f"{dim} x {block.keys.itemsize}" + (f" + {scales}" if scales else "")
+    block_size = config.block_size
+    shapes = Counter((len(layer.keys), layer.keys.shape[-1]) for layer in block.layers)
+    per_token = block.nbytes // block_size
+    plain = sum(2 * count * heads * dim for (heads, dim), count in shapes.items()) * block.stored.itemsize
+    heads_of_all = sum(2 * count * heads for (heads, _), count in shapes.items())
+    scales = (per_token - plain) // heads_of_all
+    terms = " + ".join(
+        f"2 x {count} layers x {heads} heads x ({dim} x {block.stored.itemsize}" + (f" + {scales})" if scales else ")")
+        for (heads, dim), count in shapes.items()
+    )
     tokens = num_blocks * block_size
     longest = min(served_length, tokens)
     fit = num_blocks // -(-longest // block_size)
     return (
-        f"KV cache in {str(block.keys.dtype).removeprefix('torch.')}: 2 x {layers} layers x {heads} heads x ({item}) "
-        f"bytes = {block.nbytes // block_size} bytes per token; {num_blocks} blocks of {block_size} tokens: "
+        f"KV cache in {str(block.stored).removeprefix('torch.')}: {terms} bytes = {per_token} bytes per token; "
+        f"{num_blocks} blocks of {block_size} tokens: "
         f"{tokens} tokens, {num_blocks * block.nbytes / 2**20:.1f} MiB; of the longest sequences, {longest} tokens, "
         f"{fit} fit at once"
     )

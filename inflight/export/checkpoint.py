@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.stages import Progress, tracked
 from inflight.manifest import hash_file

@@ -21,7 +21,7 @@ from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.layers import RotaryEmbedding
+from inflight.engine.models.rope import RotaryEmbedding
 from inflight.errors import InvalidRequest
 from inflight.resources import DEMO
 from inflight.settings.deployment import load_deployment

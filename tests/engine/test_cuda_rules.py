@@ -23,6 +23,7 @@ from inflight.engine.kvcache import offload_transfer
 from inflight.engine.kvcache.blocks import BlockCopy
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
+from inflight.engine.models.layers import AttentionOptions
 from inflight.engine.transfer import OwnStream, ToHost
 from tests.engine.support.checkpoints import checkpoint, greedy
 from tests.engine.support.driving import ask, finish, load
@@ -39,9 +40,7 @@ class PlainAttention:
     def __init__(self, layers: Any, layout: StepLayout, block_size: int, one_tile: bool = False) -> None:
         self._layers, self._layout, self._size = layers, layout, block_size
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
-    ) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """Store, and attend."""
         layout, stored = self._layout, self._layers[layer]
         slots = layout.slots.long()
@@ -58,10 +57,10 @@ class PlainAttention:
         seen = (blocks[:, :, None] * self._size + torch.arange(self._size, device=query.device)).flatten(1)
         last = (start[owner] + tokens - first[owner])[:, None]
         places = torch.arange(seen.shape[1], device=query.device)
-        hidden = (places > last.clamp(min=0)) | (places <= last - (window or 1 << 20))
+        hidden = (places > last.clamp(min=0)) | (places <= last - (options.window or 1 << 20))
         group = query.shape[1] // len(stored.keys)
         keys, values = (memory[:, seen].repeat_interleave(group, 0) for memory in (stored.keys, stored.values))
-        scores = torch.einsum("thd,htld->htl", query, keys) * scale
+        scores = torch.einsum("thd,htld->htl", query, keys) * options.scale
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("htl,htld->thd", weights, values)
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
 from inflight.engine.cuda.fp8 import quantize
 from inflight.engine.cuda.layers import RotaryTable
-from inflight.engine.models import layers
-from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, gated
+from inflight.engine.kvcache.memory_pool import StoredKv
+from inflight.engine.models import rope
+from inflight.engine.models.layers import Activation, GemmaRmsNorm, RmsNorm
 from inflight.engine.quant.formats import to_int8
 from tests.engine.support.paged_steps import halfway
 
@@ -56,7 +57,7 @@ def test_norms(kind: type[RmsNorm], dtype: torch.dtype, tolerance: float) -> Non
 def test_gates(gelu: bool, dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(2)
     x = (3 * torch.randn(3, 2 * 1100)).to(dtype)
-    torch.testing.assert_close(gate(x, gelu), gated(x, gelu), rtol=4 * tolerance, atol=tolerance)
+    torch.testing.assert_close(gate(x, gelu), Activation(gelu)(x), rtol=4 * tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -109,8 +110,8 @@ def test_rotating_and_storing(kind: type[RmsNorm] | None, dim: int, dtype: torch
     cos, sin = table[positions.long(), None].split(dim // 2, -1)
     angles = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
     close: dict[str, Any] = {"rtol": 4 * tolerance, "atol": 4 * tolerance}
-    torch.testing.assert_close(seen, layers.rotate(query, *angles), **close)
-    rotated = layers.rotate(key, *angles)
+    torch.testing.assert_close(seen, rope.rotate(query, *angles), **close)
+    rotated = rope.rotate(key, *angles)
     for token, slot in enumerate(SLOTS.tolist()):
         if slot >= 0:
             torch.testing.assert_close(cache.keys[:, slot], rotated[token], **close)
@@ -195,7 +196,7 @@ def test_the_table_has_what_each_step_would_compute(
     scaling: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inflight.engine.cuda.layers._POSITIONS", 100)
-    embedding = layers.RotaryEmbedding({"rope_theta": 1e4} | scaling, 16, 256, served_length=256)
+    embedding = rope.RotaryEmbedding({"rope_theta": 1e4} | scaling, 16, 256, served_length=256)
     positions = torch.tensor([0, 7, 63, 64, 99, 100, 255])
     table, same = RotaryTable(embedding, dtype, torch.device("cpu"))(positions, dtype)
     assert same is positions

@@ -249,9 +249,9 @@ def _copy(tmp_path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not supported; supported: LlamaForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM is not supported; supported: LlamaForCausalLM"),
         ({"hidden_act": "relu"}, "activation 'relu'"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1.0}}, "rope_type 'axial' is not supported"),
         ({"num_hidden_layers": 4}, "no tensor for model.layers.3"),
         ({"num_hidden_layers": 2}, "has no place"),
         ({"intermediate_size": 95}, r"tensor model.layers.0.mlp.\w+.weight is \["),

@@ -39,7 +39,7 @@ SCHEME = {
     "compressed, fp8, blocks": "FP8_TOKENS",
     "compressed, nvfp4": "NVFP4_DIVIDED",
     "compressed, nvfp4 alone": "NVFP4_WEIGHTS",
-    "compressed, mxfp4 alone": "MXFP4_WEIGHTS",
+    "compressed, mxfp4 alone": "MXFP4",
 }
 """The linear that holds each: ModelOpt's where it can, since the native step and a GPU multiply those."""
 each = pytest.mark.parametrize("name", CASES)

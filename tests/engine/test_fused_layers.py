@@ -16,13 +16,13 @@ pytest.importorskip("triton")
 
 from benchmarks.traffic import layer_traffic
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
-from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.fp8 import use_scaled_mm
 from inflight.engine.cuda.layers import fuse_layers
 from inflight.engine.kvcache.memory_pool import KvPool
-from inflight.engine.models.config import read_model_config
-from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.reading import read_model_config
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.convert import convert_linears
 from inflight.engine.transfer import TokenIds
@@ -38,7 +38,7 @@ TOKENS = [5, 6, 7, 8, 9, 20, *range(30, 39)]
 
 def _by_kernels(model: DecoderModel, cache: KvPool, ranges: list[QueryRange], tokens: list[int]) -> Tensor:
     ids, layout = StepLayout.of(TokenIds(tokens), ranges, BlockTables(len(ranges), 8, 4, CPU))
-    return model(ids, layout.positions, TritonAttention(stored_layers(cache), layout, 4))
+    return model(ids, layout.positions, TritonAttention(cache.layers, layout, 4))
 
 
 @pytest.mark.proof
@@ -57,14 +57,14 @@ def _check(model: DecoderModel, cache: KvPool) -> None:
         attend = TorchAttention(cache, SPANS, 4)
         return model(torch.tensor(TOKENS), attend.positions, attend)
 
-    expected, stored = by_pytorch(), cache.keys.clone()
+    expected, stored = by_pytorch(), cache.parts[0].clone()
     assert stored.any()
     fuse_layers(model)
     for compute in (by_pytorch, lambda: _by_kernels(model, cache, SPANS, TOKENS)):
-        cache.keys.zero_()
+        cache.parts[0].zero_()
         seen = compute()
         torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(cache.keys, stored, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(cache.parts[0], stored, rtol=1e-5, atol=1e-5)
 
 
 class _Operators(TorchDispatchMode):
@@ -100,7 +100,7 @@ def _model(layers: int, quantized: bool = False, **special: Any) -> DecoderModel
     names = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
     sizes: dict[str, Any] = dict.fromkeys(names, 64) | {"num_hidden_layers": layers, "num_attention_heads": 4}
     sizes |= {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": 2, "head_dim": 16}
-    model = make_model(read_model_config(sizes | special), 64).to(torch.bfloat16)
+    model = DecoderModel(read_model_config(sizes | special), 64).to(torch.bfloat16)
     if quantized:
         scheme = Quantization(LayerQuantization("FP8", 0), ("lm_head",), {}, fp8_kv_cache=False)
         convert_linears(model, scheme, (), exact=False)
@@ -128,7 +128,7 @@ def test_a_layer_is_nine_launches_beside_the_combination_of_splits(
         fuse_layers(model)
         cache = KvPool(model.config, 16, 4, torch.bfloat16, CPU)
         ids, layout = StepLayout.of(TokenIds([1, 2, 3]), ranges, BlockTables(3, 8, 4, CPU))
-        attend = TritonAttention(stored_layers(cache), layout, 4)
+        attend = TritonAttention(cache.layers, layout, 4)
         with _launches(monkeypatch) as launched:
             model(ids, layout.positions, attend)
         counts.append(launched)

@@ -20,7 +20,8 @@ from inflight.engine.attention import plan as plan_module
 from inflight.engine.attention import triton_kernels
 from inflight.engine.attention.plan import AttentionPlan, Card, Tile, plan
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention
+from inflight.engine.models.layers import AttentionOptions
 from inflight.engine.transfer import TokenIds
 from tests.engine.support.paged_steps import (
     BLOCKS,
@@ -85,7 +86,7 @@ def test_a_token_sees_the_same_whatever_its_chunk_and_its_neighbours(window: int
 
     def step(tensors: object, ranges: list, rows: slice) -> torch.Tensor:
         parts = (query[rows], key[rows], value[rows])
-        return kernels_see(tensors, ranges, 16, 0, *parts, window, config.attention_scale)
+        return kernels_see(tensors, ranges, 16, 0, *parts, AttentionOptions(config.attention_scale, window))
 
     together = step(filled(config, whole, 16, dtype, "", CPU), whole, slice(None))
     alone, first = filled(config, whole, 16, dtype, "", CPU), whole[0]
@@ -124,7 +125,7 @@ def test_a_token_sees_the_same_alone_checked_and_in_a_chunk(
         tensors, parts, start = filled(config, whole, 64, dtype, "", CPU), [], 0
         for count in counts:
             ranges, rows = [QueryRange(0, whole[0].start + start, count, whole[0].blocks)], slice(start, start + count)
-            step = (0, query[rows], key[rows], value[rows], None, config.attention_scale)
+            step = (0, query[rows], key[rows], value[rows], AttentionOptions(config.attention_scale))
             parts.append(kernels_see(tensors, ranges, 64, *step, one_tile=one_tile))
             start += count
         return torch.cat(parts)
@@ -144,7 +145,7 @@ def test_keys_are_divided_among_programs_as_there_is_room(
     window: int | None, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, ranges = shape(3, 1, 16), ranges_of([(900, 1), (70, 2), (640, 3), (3, 1)], 64)
-    step = (0, *activations(config, ranges, torch.float16, CPU), window, config.attention_scale)
+    step = (0, *activations(config, ranges, torch.float16, CPU), AttentionOptions(config.attention_scale, window))
     plans: list[AttentionPlan] = []
 
     def attend(*arguments: Any) -> None:
@@ -196,11 +197,11 @@ def test_heads_far_apart_are_found() -> None:
     """A cache of many gigabytes, of which only a few pages are there."""
     config, ranges = shape(3, 3, 16), ranges_of([(30, 1), (9, SHORT + 2)], 16)
     near = filled(config, ranges, 16, torch.float32, "int8", CPU)
-    step = (0, *activations(config, ranges, torch.float32, CPU, "int8"), None, config.attention_scale)
+    step = (0, *activations(config, ranges, torch.float32, CPU, "int8"), AttentionOptions(config.attention_scale))
     expected = kernels_see(near, ranges, 16, *step)
-    stride, (heads, slots, dim) = 2**30, near.keys[0].shape
+    stride, (heads, slots, dim) = 2**30, near.layers[0].keys.shape
     memory = torch.empty(2**31 + heads * stride, dtype=torch.int8)
-    layer = stored_layers(near)[0]
+    layer = near.layers[0]
     keys, values = (memory.as_strided((heads, slots, dim), (stride, dim, 1), 2**31 + at) for at in (0, slots * dim))
     keys.copy_(layer.keys)
     values.copy_(layer.values)

@@ -114,12 +114,12 @@ def test_restored_blocks_are_the_same_bytes(kind: type[KvPool], tmp_path: Path) 
 def test_many_blocks_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload_pool_module, "BLOCKS_AT_ONCE", 2)
     tensors = _tensors()
-    before = tensors.keys.clone(), tensors.values.clone()
+    before = [part.clone() for part in tensors.parts]
     pool = OffloadPool(tensors, 6, HostMemory(5, tensors.nbytes // 6), RestoreRule(None))
     pool.copy(
         [*[BlockCopy(block, 6 + block) for block in range(5)], *[BlockCopy(10 - block, block) for block in range(5)]]
     )
-    for stored, old in zip((tensors.keys, tensors.values), before, strict=True):
+    for stored, old in zip(tensors.parts, before, strict=True):
         expected = torch.cat([old[:, :, 4 * block : 4 * block + 4] for block in (4, 3, 2, 1, 0, 5)], 2)
         assert torch.equal(stored.view(torch.uint8), expected.view(torch.uint8))
 

@@ -219,7 +219,7 @@ def test_weights_that_do_not_fit_are_refused(instruction_set: str) -> None:
     """A type that is packed as another, scales that are missing or too many, and sizes that cannot be added up."""
     native, held = _native(random_decoder("llama"), instruction_set), torch.zeros(200_000, dtype=torch.float32)
     fits = Weight(4, 4, held.data_ptr(), 64, 64, None, held.data_ptr(), None, 0.0, 16)
-    call("inflight_set_weight", native._handle, 0, OUTPUT, fits)
+    call("inflight_set_weight", native._handle, 0, OUTPUT, 0, fits)
     for changes, words in (
         ({"type": 2}, "type 2, to be packed as type 4"),
         ({"type": 1}, "type 1, to be packed as type 4"),
@@ -249,7 +249,7 @@ def test_weights_that_do_not_fit_are_refused(instruction_set: str) -> None:
     ):
         weight = Weight(*(changes.get(name, getattr(fits, name)) for name, _ in Weight._fields_))
         with pytest.raises(NativeError, match=words):
-            call("inflight_set_weight", native._handle, 0, OUTPUT, weight)
+            call("inflight_set_weight", native._handle, 0, OUTPUT, 0, weight)
 
 
 @pytest.mark.skipif(not SETS, reason="no kernels run here")

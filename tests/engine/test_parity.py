@@ -8,12 +8,24 @@ import pytest
 import torch
 
 from inflight.engine.request import Output, Request
-from tests.engine.support.checkpoints import ARCHITECTURES, PROMPTS, checkpoint, greedy, likeliest, reference
+from inflight.errors import DeploymentError
+from tests.engine.support.checkpoints import (
+    ARCHITECTURES,
+    NOT_NATIVE,
+    PROMPTS,
+    checkpoint,
+    greedy,
+    likeliest,
+    reference,
+)
 from tests.engine.support.driving import ask, load, run
-from tests.engine.support.native import each_step
+from tests.engine.support.native import CPU_STEPS, SETS, each_step
 
 COUNT = 12
-each = pytest.mark.parametrize("name", ARCHITECTURES)
+each = pytest.mark.parametrize(
+    ("name", "cpu_step"),
+    [(name, step) for name in ARCHITECTURES for step in CPU_STEPS if step == "pytorch" or name not in NOT_NATIVE],
+)
 
 
 def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:
@@ -23,7 +35,6 @@ def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> No
         assert tokens == expected, f"prompt of {len(prompt)} tokens"
 
 
-@each_step
 @each
 def test_alone(name: str, cpu_step: str) -> None:
     request = ask(PROMPTS[0], COUNT)
@@ -32,8 +43,14 @@ def test_alone(name: str, cpu_step: str) -> None:
     _check(name, [request], outputs)
 
 
+@pytest.mark.skipif(not SETS, reason="the native step was not built")
+@pytest.mark.parametrize("name", sorted(NOT_NATIVE))
+def test_what_the_native_step_does_not_compute_is_refused_by_name(name: str) -> None:
+    with pytest.raises(DeploymentError, match="engine.cpu_step is .*: the kernels have no "):
+        load(checkpoint(name), cpu_step=SETS[0])
+
+
 @pytest.mark.sweep
-@each_step
 @each
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str, cpu_step: str) -> None:
@@ -62,7 +79,6 @@ def test_without_reuse_and_with_one_token_per_step(name: str, cpu_step: str) -> 
     _check(name, requests, run(engine, requests))
 
 
-@each_step
 @each
 def test_scores(name: str, cpu_step: str) -> None:
     """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""

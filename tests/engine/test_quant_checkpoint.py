@@ -56,14 +56,14 @@ def test_an_unknown_scheme_is_refused_with_the_list(algorithm: str) -> None:
         _refused(directory, "did you mean 'NVFP4'?")
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "torchao", "mxfp4", "hqq", "quark", "auto-round", 3, None])
+@pytest.mark.parametrize("method", ["bitsandbytes", "torchao", "mxfp8", "hqq", "quark", "auto-round", 3, None])
 def test_other_quantization_methods_are_refused(method: str | None) -> None:
     directory = _with(
         quantized("none").directory,
         lambda data: data.update(quantization_config={"quant_method": method}),
         "config.json",
     )
-    _refused(directory, f"quant_method is {method!r}; it must be one of modelopt, fp8, compressed-tensors, gptq, awq")
+    _refused(directory, f"quant_method is {method!r}; it must be one of modelopt, fp8, compressed-tensors, gptq, awq, mxfp4")
 
 
 def test_a_quantization_config_that_is_no_object_is_refused() -> None:

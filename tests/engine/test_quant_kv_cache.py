@@ -126,7 +126,7 @@ def test_what_is_stored(dtype: torch.dtype) -> None:
 def test_memory_is_half_that_of_bfloat16() -> None:
     config = load_config(quantized("none").directory)
     full = KvPool(config, 8, 4, torch.bfloat16, CPU)
-    assert _tensors(torch.ones(3)).nbytes * 2 == full.nbytes == 2 * full.keys.nbytes
+    assert _tensors(torch.ones(3)).nbytes * 2 == full.nbytes == 2 * full.parts[0].nbytes
 
 
 def test_the_deployment_and_the_checkpoint_decide(caplog: pytest.LogCaptureFixture) -> None:

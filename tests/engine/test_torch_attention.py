@@ -22,6 +22,7 @@ from inflight.engine.attention.torch_backend import (
 )
 from inflight.engine.checkpoint import load_config
 from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.models.layers import AttentionOptions
 from inflight.engine.models.packed import PackedLinear, pack_linears
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, load, run
@@ -39,8 +40,8 @@ each_kind = pytest.mark.parametrize("kind", [SparseDecodeAttention, GatherDecode
 def _tensors() -> KvPool:
     kv = KvPool(load_config(checkpoint("llama")), BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    kv.keys.normal_(generator=generator)
-    kv.values.normal_(generator=generator)
+    kv.parts[0].normal_(generator=generator)
+    kv.parts[1].normal_(generator=generator)
     return kv
 
 
@@ -50,14 +51,16 @@ def _slots(kv: KvPool, lengths: list[int]) -> Tensor:
 
 
 def _query(kv: KvPool, rows: int, group: int) -> Tensor:
-    return torch.randn(rows, kv.keys.shape[1] * group, kv.keys.shape[3], generator=torch.Generator().manual_seed(2))
+    return torch.randn(
+        rows, kv.parts[0].shape[1] * group, kv.parts[0].shape[3], generator=torch.Generator().manual_seed(2)
+    )
 
 
 def _expected(kv: KvPool, query: Tensor, slots: Tensor, length: int, window: int | None) -> Tensor:
     """One row, by itself."""
     seen = slots[max(0, length - window) if window else 0 : length]
-    group = query.shape[0] // kv.keys.shape[1]
-    keys, values = (stored[1][:, seen].repeat_interleave(group, 0) for stored in (kv.keys, kv.values))
+    group = query.shape[0] // kv.parts[0].shape[1]
+    keys, values = (stored[1][:, seen].repeat_interleave(group, 0) for stored in kv.parts)
     return functional.scaled_dot_product_attention(query[:, None], keys, values, scale=SCALE)[:, 0]
 
 
@@ -70,7 +73,7 @@ def test_decode_attention_of_rows_of_many_lengths(
     kv = _tensors()
     slots, query = _slots(kv, LENGTHS), _query(kv, len(LENGTHS), group)
     rows: DecodeAttention = kind(kv, SlotWindow(slots, torch.tensor(LENGTHS)))
-    seen = rows(1, query, window, SCALE)
+    seen = rows(1, query, AttentionOptions(SCALE, window))
     for row, length in enumerate(LENGTHS):
         expected = _expected(kv, query[row], slots[row], length, window)
         torch.testing.assert_close(seen[row], expected, atol=2e-6, rtol=2e-6)
@@ -81,11 +84,11 @@ def test_nan_stays_in_its_row(kind: type[SparseDecodeAttention | GatherDecodeAtt
     kv = _tensors()
     lengths = torch.tensor([5, 9])
     slots = torch.arange(20).view(2, 10)
-    kv.keys[:, :, 0] = torch.nan
+    kv.parts[0][:, :, 0] = torch.nan
     rows = kind(kv, SlotWindow(slots, lengths))
     query = _query(kv, 2, 2)
     for _ in range(2):
-        seen = rows(1, query, None, SCALE)
+        seen = rows(1, query, AttentionOptions(SCALE))
         assert seen[0].isnan().all()
         assert not seen[1].isnan().any()
 
@@ -93,10 +96,10 @@ def test_nan_stays_in_its_row(kind: type[SparseDecodeAttention | GatherDecodeAtt
 def test_sparse_decode_attention_of_a_row_does_not_depend_on_others() -> None:
     kv = _tensors()
     slots, query = _slots(kv, LENGTHS), _query(kv, len(LENGTHS), 2)
-    together = SparseDecodeAttention(kv, SlotWindow(slots, torch.tensor(LENGTHS)))(1, query, None, SCALE)
+    together = SparseDecodeAttention(kv, SlotWindow(slots, torch.tensor(LENGTHS)))(1, query, AttentionOptions(SCALE))
     for row, length in enumerate(LENGTHS):
         reach = SlotWindow(slots[row : row + 1], torch.tensor([length]))
-        alone = SparseDecodeAttention(kv, reach)(1, query[row : row + 1], None, SCALE)
+        alone = SparseDecodeAttention(kv, reach)(1, query[row : row + 1], AttentionOptions(SCALE))
         assert torch.equal(alone[0], together[row])
 
 
@@ -120,7 +123,7 @@ def test_torch_attention_of_short_and_long_chunks_agrees(window: int | None) -> 
         for start, end in zip([0, *cuts], cuts, strict=False):
             query_range = QueryRange(0, start, end - start, blocks[: -(-end // BLOCK_SIZE)])
             attend = TorchAttention(kv, [query_range], BLOCK_SIZE)
-            parts.append(attend(1, query[start:end], key[start:end], value[start:end], window, SCALE))
+            parts.append(attend(1, query[start:end], key[start:end], value[start:end], AttentionOptions(SCALE, window)))
         seen.append(torch.cat(parts))
     for other in seen[1:]:
         torch.testing.assert_close(seen[0], other, atol=2e-6, rtol=2e-6)

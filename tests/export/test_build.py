@@ -24,6 +24,7 @@ from inflight.export.plan.gpus import find_gpu
 from inflight.export.plan.plan import PlanRequest
 from inflight.manifest import read_manifest
 from inflight.settings.deployment import load_deployment
+from tests.engine.support.published import config_of
 from tests.export.support.building import LENIENT, Built, run
 from tests.export.support.tiny import scale_tensor
 
@@ -208,6 +209,27 @@ def test_drafts_whose_positions_tensorrt_llm_would_misread_are_refused_before_an
     request = request_of(gpu="h100", engine=engine, precision="bf16", settings=settings, output=tmp_path / "out")
     with pytest.raises(DeploymentError, match="heads/config.json has rope_theta 500000 in rope_parameters alone"):
         make_blueprint(request, inspect(request.model), find_gpu(request.gpu), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [
+        ("Qwen3MoeForCausalLM", "experts"),
+        ("DeepseekV3ForCausalLM", "experts, latent attention"),
+        ("Gemma4ForConditionalGeneration-31B", "layers of Gemma 4, parts for images or sound"),
+    ],
+)
+def test_what_quantization_was_not_shown_for_is_refused_by_name(
+    request_of: Callable[..., BuildRequest], tmp_path: Path, family: str, what: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = config_of(family)
+    config.pop("quantization_config", None)
+    (model / "config.json").write_text(json.dumps(config))
+    request = replace(request_of(gpu="h200", precision="fp8", output=tmp_path / "out"), model=model)
+    with pytest.raises(DeploymentError, match=f"does not quantize models with {what};"):
+        make_blueprint(request, inspect(model), find_gpu("h200"), dry_run=True)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("auto", "float32"), ("bf16", "bfloat16"), ("int8", "auto")])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.decoder import make_model
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.naming import CheckpointNames
+from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.shape import Parallel, Shape, count_parameters, linears, split_excluded
+from tests.engine.support.published import FAMILIES, config_of, is_served
 from tests.export.support.planning import GIB, SHAPES, shape
 
 MODELS = sorted(path.name for path in SHAPES.iterdir())
@@ -17,11 +24,33 @@ MODELS = sorted(path.name for path in SHAPES.iterdir())
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_model_itself(name: str) -> None:
     config = shape(name)
-    model = make_model(config, served_length=128)
+    model = DecoderModel(config, served_length=128)
     tensors = {key: tensor for key, tensor in model.named_parameters() if key.startswith(("model.", "lm_head"))}
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     assert count_parameters(config).total == sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if is_served(family)])
+def test_parameters_of_published_models_are_those_of_the_model_itself(family: str) -> None:
+    config = read_model_config(config_of(family))
+    model = build_model(config, served_length=128)
+    tensors = dict(model.named_parameters())
+    if config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    assert count_parameters(config).total == sum(tensor.numel() for tensor in tensors.values())
+    assert {one.name for one in linears(config)} <= set(_checkpoint_linears(model))
+
+
+def _checkpoint_linears(model: DecoderModel) -> Iterator[str]:
+    """Yield the names of a model's linears in checkpoints, those of the parts of fused ones."""
+    naming = CheckpointNames(model.config, ())
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            above = name.rpartition(".")[0]
+            parts = model.fused_rows.get(name, {})
+            yield from (naming.of(f"{above}.{part}") for part in parts)
+            yield naming.of(name)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +152,7 @@ def test_parallel_parts_add_up() -> None:
     norms = (2 * 80 + 1) * 8192 * 2
     assert 2 * halves.weight_bytes == whole.weight_bytes + norms  # norms are on every GPU
     stages = shape_of.stages(Parallel(pipeline=3))
-    assert [len(stage.windows) for stage in stages] == [27, 27, 26]
+    assert [len(stage.layers) for stage in stages] == [27, 27, 26]
     assert sum(stage.weight_bytes for stage in stages) == whole.weight_bytes
     assert [stage.head_bytes > 0 for stage in stages] == [False, False, True]
 

@@ -18,7 +18,7 @@ from benchmarks.contact.steps import BLOCK_SIZE, AttentionStep
 from benchmarks.random_weights import config_of
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, KvScales
-from inflight.engine.models.config import read_model_config
+from inflight.engine.models.reading import read_model_config
 from tests.gpu.support.device import DEVICE, DRY
 
 pytestmark = [pytest.mark.dry, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -56,4 +56,4 @@ def test_heads_that_begin_beyond_32_bits(start: int, count: int) -> None:
     new = torch.randn(count, sum(heads), config.head_dim, generator=generator, device=DEVICE).to(dtype)
     step = AttentionStep(config, tensors, [QueryRange(0, start, count, blocks)], *new.split(heads, 1))
     assert step.error(step.seen()) < kernels.LIMITS[dtype]
-    assert not tensors.keys[0, 0, : BLOCK_SIZE * (_BLOCKS - width)].view(torch.uint8).any(), "stored somewhere else"
+    assert not tensors.parts[0][0, 0, : BLOCK_SIZE * (_BLOCKS - width)].view(torch.uint8).any(), "stored somewhere else"

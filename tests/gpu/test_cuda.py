@@ -10,14 +10,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
 from inflight.engine.cuda.forward import DecodeGraphs
 from inflight.engine.cuda.layers import RotaryTable
 from inflight.engine.engine import Engine
-from inflight.engine.models import layers
-from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, gated
+from inflight.engine.kvcache.memory_pool import StoredKv
+from inflight.engine.models import rope
+from inflight.engine.models.layers import Activation, AttentionOptions, GemmaRmsNorm, RmsNorm
 from inflight.engine.quant.formats import to_e4m3, to_int8
 from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, greedy
 from tests.engine.support.driving import ask, load, run
@@ -56,13 +57,12 @@ def test_a_token_that_decodes_sees_the_same_whatever_its_neighbours() -> None:
     config, dtype = shape(8, 2, 128), torch.bfloat16
     ranges = ranges_of([(200, 1), (3, 1), (77, 1)], 16)
     query, key, value = activations(config, ranges, dtype, CUDA)
-    together = kernels_see(
-        filled(config, ranges, 16, dtype, "", CUDA), ranges, 16, 0, query, key, value, None, config.attention_scale
-    )
+    options = AttentionOptions(config.attention_scale)
+    together = kernels_see(filled(config, ranges, 16, dtype, "", CUDA), ranges, 16, 0, query, key, value, options)
     for row, query_range in enumerate(ranges):
         tensors, own = filled(config, ranges, 16, dtype, "", CUDA), slice(row, row + 1)
         single = [type(query_range)(0, query_range.start, 1, query_range.blocks)]
-        alone = kernels_see(tensors, single, 16, 0, query[own], key[own], value[own], None, config.attention_scale)
+        alone = kernels_see(tensors, single, 16, 0, query[own], key[own], value[own], options)
         assert torch.equal(alone, together[own])
 
 
@@ -71,7 +71,7 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
     close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
     torch.manual_seed(0)
     x = torch.randn(9, 12, 128, device=CUDA, dtype=dtype)
-    embedding = layers.RotaryEmbedding({"rope_type": "default", "rope_theta": 1e4}, 128, 64, 64).to(CUDA)
+    embedding = rope.RotaryEmbedding({"rope_type": "default", "rope_theta": 1e4}, 128, 64, 64).to(CUDA)
     positions = torch.tensor([0, 5, 63, 9, 1, 1, 40, 62, 2], device=CUDA)
     rotation, angles = RotaryTable(embedding, dtype, CUDA)(positions, dtype), embedding(positions, dtype)
     slots = torch.arange(9, dtype=torch.int32, device=CUDA)
@@ -81,8 +81,8 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
         cache = StoredKv(*torch.zeros(2, 2, 9, 128, device=CUDA, dtype=dtype), *torch.ones(2, 2, 9, device=CUDA))
         norms = HeadNorms(norm.weight, norm.weight, 1e-5, kind is GemmaRmsNorm)
         query = rotate_and_store(x, rotation, slots, cache, norms)
-        torch.testing.assert_close(query, layers.rotate(norm(x[:, :8]), *angles), **close)
-        torch.testing.assert_close(cache.keys.transpose(0, 1), layers.rotate(norm(x[:, 8:10]), *angles), **close)
+        torch.testing.assert_close(query, rope.rotate(norm(x[:, :8]), *angles), **close)
+        torch.testing.assert_close(cache.keys.transpose(0, 1), rope.rotate(norm(x[:, 8:10]), *angles), **close)
         assert torch.equal(cache.values.transpose(0, 1), x[:, 10:])
         rows = x.flatten(1)
         norm = kind(rows.shape[1], 1e-5).to(CUDA, dtype).requires_grad_(False)
@@ -93,7 +93,7 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
         assert torch.equal(total, rows + delta)
         torch.testing.assert_close(seen, norm(rows + delta), **close)
     for gelu in (False, True):
-        torch.testing.assert_close(gate(x.flatten(1), gelu), gated(x.flatten(1), gelu), **close)
+        torch.testing.assert_close(gate(x.flatten(1), gelu), Activation(gelu)(x.flatten(1)), **close)
 
 
 def test_quotients_halfway_between_two_values_are_rounded_as_ieee_divides() -> None:

@@ -13,23 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight.engine.kvcache.memory_pool import StoredKv
+
 _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
 _ROUND = tl.constexpr(1.5 * 2**23)
 """Added to a small float32 and taken away again, it leaves the nearest integer, ties to even."""
 _ROWS = 16
 """Heads of a tile: with heads of 128, four warps load 16 bytes per thread and half."""
-
-
-@dataclass(frozen=True)
-class StoredKv:
-    """One layer's keys and values as they are stored: ``[kv_heads, slots, head_dim]``, both with the same strides."""
-
-    keys: Tensor
-    values: Tensor
-    key_scales: Tensor
-    """What stored keys are multiples of ``[kv_heads, slots]``, any strides; the kernel stores the scales of INT8."""
-    value_scales: Tensor
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.models.layers import AttentionOptions
 
 _LANES = 16
 """Rows are padded to a multiple of it, so that a row's sums are the same whatever the longest row is."""
@@ -28,6 +29,8 @@ _MAX_ROW_CHUNK = 16
 """Chunks of no more tokens are attended row by row, where rows cost no copies."""
 _MAX_BUCKET_SLOTS = 2**17
 """Slots that all rows of a bucket may attend to, since each slot takes memory for each head."""
+_MAX_SCORES = 2**24
+"""Scores of a chunk that are in memory at once, where PyTorch has no attention with soft caps and sinks."""
 _MAX_KEPT_SLOTS = 2**20
 """Slots of all rows up to which sparsity patterns are kept from layer to layer: 8 bytes for each slot and head."""
 
@@ -72,7 +75,7 @@ class TorchAttention:
     def __init__(self, pool: KvPool, ranges: Sequence[QueryRange], block_size: int) -> None:
         """``ranges``: of the step, in the order of the packed tokens."""
         self._pool = pool
-        device, has_trees = pool.keys.device, any(query_range.paths for query_range in ranges)
+        device, has_trees = pool.device, any(query_range.paths for query_range in ranges)
         table = _slots(ranges, block_size)
         counts, offsets = torch.tensor([(one.count, one.start - one.first) for one in ranges]).unbind(1)
         owner = torch.arange(len(ranges)).repeat_interleave(counts)
@@ -102,20 +105,22 @@ class TorchAttention:
         ]
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
     ) -> Tensor:
         """Store keys and values, and attend. Tokens behind those of the ranges are padding: nothing attends to them."""
         count = self._count
-        self._pool.write(layer, self._new_slots, key[:count], value[:count])
+        if key is not None and value is not None:
+            self._pool.write(layer, self._new_slots, key[:count], value[:count])
         if len(self._rows) == 1 and not self._chunks:
-            out = self._rows[0][1](layer, query[:count], window, scale)
+            out = self._rows[0][1](layer, query[:count], options)
             return functional.pad(out, (0, 0, 0, 0, 0, len(query) - count)) if len(query) > count else out
-        out = torch.zeros_like(query)
+        out = query.new_zeros(*query.shape[:2], self._pool.layers[layer].values.shape[-1])
         for tokens, attend in self._rows:
-            out[tokens] = attend(layer, query[tokens], window, scale)
+            out[tokens] = attend(layer, query[tokens], options)
         for chunk in self._chunks:
             part = slice(chunk.range.first, chunk.range.stop)
-            out[part] = chunk(layer, query[part], key[part], value[part], window, scale)
+            own = None if key is None or value is None else (key[part], value[part])
+            out[part] = chunk(layer, query[part], own, options)
         return out
 
 
@@ -125,45 +130,82 @@ class _ChunkAttention:
     def __init__(self, pool: KvPool, query_range: QueryRange, slots: Tensor) -> None:
         """``slots``: of the sequence up to the range's last token ``[length]``."""
         self._pool, self.range, self._slots = pool, query_range, slots
-        self._biases: dict[int | None, Tensor] = {}
+        self._biases: dict[tuple[int | None, int | None], Tensor] = {}
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+        self, layer: int, query: Tensor, own: tuple[Tensor, Tensor] | None, options: AttentionOptions
     ) -> Tensor:
-        """Return ``[count, heads, head_dim]``."""
+        """Return ``[count, heads, size of a value]``; ``own``: the chunk's keys and values, where the layer has any."""
         pool, count, start = self._pool, self.range.count, self.range.start
-        if start == 0 and pool.keys.dtype == pool.dtype:
-            keys, values = key.transpose(0, 1), value.transpose(0, 1)  # the pool would return the same
+        if start == 0 and pool.stored == pool.dtype and own is not None:
+            keys, values = (part.transpose(0, 1) for part in own)  # the pool would return the same
         else:
             keys, values = pool.read(layer, self._slots)
-        causal = start == 0 and (window is None or count <= window)
-        kind = torch.float64 if pool.exact else query.dtype
+        reach = min(options.window or count, options.chunk or count)
+        causal = start == 0 and count <= reach
+        plain = options.softcap is None and options.sinks is None
+        kind = torch.float64 if pool.exact else query.dtype if plain else torch.float32
         kv_heads, group = len(keys), query.shape[1] // len(keys)
         shared = (kv_heads, group, -1, -1)
-        out = functional.scaled_dot_product_attention(
-            query.view(count, kv_heads, group, -1).permute(1, 2, 0, 3).to(kind),
-            keys[:, None].expand(shared).to(kind),
-            values[:, None].expand(shared).to(kind),
-            attn_mask=None if causal else self._bias(window, kind),
-            is_causal=causal,
-            scale=scale,
-        )
+        grouped = query.view(count, kv_heads, group, -1).permute(1, 2, 0, 3).to(kind)
+        keys, values = (part[:, None].expand(shared).to(kind) for part in (keys, values))
+        if plain:
+            bias = None if causal else self._bias(options, kind)
+            out = functional.scaled_dot_product_attention(
+                grouped, keys, values, attn_mask=bias, is_causal=causal, scale=options.scale
+            )
+        else:
+            out = self._attend_in_parts(grouped, keys, values, options)
         return out.to(query.dtype).permute(2, 0, 1, 3).flatten(1, 2)
 
-    def _bias(self, window: int | None, kind: torch.dtype) -> Tensor:
+    def _attend_in_parts(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        """Attend with soft caps and sinks; all are ``[kv_heads, group, count or length, head_dim]``."""
+        sinks = None if options.sinks is None else options.sinks.view(*query.shape[:2], 1, 1)
+        bias = self._bias(options, query.dtype)
+        rows = max(1, _MAX_SCORES // (query.shape[0] * query.shape[1] * keys.shape[2]))
+        parts = []
+        for part, own in zip(query.split(rows, 2), bias.split(rows), strict=True):
+            scores = part @ keys.transpose(-1, -2) * options.scale
+            parts.append(_weights(scores, own, options.softcap, sinks) @ values)
+        return torch.cat(parts, 2)
+
+    def _bias(self, options: AttentionOptions, kind: torch.dtype) -> Tensor:
         """Return the mask that is added to the scores ``[count, length]``; made once for all layers.
 
         It is 0 where a query attends to a key, and minus infinity elsewhere.
         """
-        if window not in self._biases:
+        reach = (options.window, options.chunk)
+        if reach not in self._biases:
             positions = torch.arange(len(self._slots), device=self._slots.device)
             own = positions[self.range.start :, None]
             hidden = positions > own
-            if window is not None:
-                hidden |= positions <= own - window
+            if options.window is not None:
+                hidden |= positions <= own - options.window
+            if options.chunk is not None:
+                hidden |= positions < own // options.chunk * options.chunk
             bias = torch.zeros(hidden.shape, dtype=kind, device=hidden.device)
-            self._biases[window] = bias.masked_fill_(hidden, -torch.inf)
-        return self._biases[window]
+            self._biases[reach] = bias.masked_fill_(hidden, -torch.inf)
+        return self._biases[reach]
+
+
+def _weights(scores: Tensor, bias: Tensor | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Return the weights of keys ``[..., length]``.
+
+    Args:
+        scores: of the same shape.
+        bias: what is added to them, after the soft cap; None: nothing.
+        softcap, sinks: those of ``AttentionOptions``; sinks are of a shape that ``[..., 1]`` can be made of.
+    """
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if bias is not None:
+        scores = scores + bias
+    if sinks is None:
+        return scores.softmax(-1)
+    # As many columns as lanes, so that a row's sums are the same whatever the longest row is.
+    columns = scores.new_full((*scores.shape[:-1], _LANES), -math.inf)
+    columns[..., :1] = sinks
+    return torch.cat((scores, columns), -1).softmax(-1)[..., : scores.shape[-1]]
 
 
 def _buckets(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
@@ -208,19 +250,22 @@ class SlotWindow:
         ``lengths``: how many of them each row may attend to ``[rows]``; the last is the row's own token.
         """
         self._slots, self._lengths = slots, lengths
-        self._masks: dict[int | None, tuple[Tensor, Tensor | None]] = {}
+        self._masks: dict[tuple[int | None, int | None], tuple[Tensor, Tensor | None]] = {}
 
-    def __call__(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """Return the slots within a window of so many tokens, or with None all slots, padded to one length.
+    def __call__(self, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
+        """Return the slots within a layer's window and chunk, padded to one length.
 
         Returns:
             The slots ``[rows, length]``; a shorter row is padded with its own last slot. Then what is added to the
             scores ``[rows, length]``: 0, or minus infinity at padding; None: there is no padding.
         """
-        if window in self._masks:
-            return self._masks[window]
+        reach = (options.window, options.chunk)
+        if reach in self._masks:
+            return self._masks[reach]
         lengths = self._lengths
-        counts = lengths if window is None else lengths.clamp(max=window)
+        counts = lengths if options.window is None else lengths.clamp(max=options.window)
+        if options.chunk is not None:
+            counts = torch.minimum(counts, (lengths - 1) % options.chunk + 1)
         width = -(-int(counts.max()) // _LANES) * _LANES
         positions = torch.arange(width, device=lengths.device) + (lengths - counts)[:, None]
         slots = self._slots.gather(1, positions.clamp(max=lengths[:, None] - 1))
@@ -228,7 +273,7 @@ class SlotWindow:
         bias = None
         if padding.any():
             bias = torch.zeros(padding.shape, device=slots.device).masked_fill_(padding, -math.inf)
-        self._masks[window] = slots, bias
+        self._masks[reach] = slots, bias
         return slots, bias
 
 
@@ -243,33 +288,38 @@ class SparseDecodeAttention:
     def __init__(self, pool: KvPool, window_slots: SlotWindow, keep: bool = True) -> None:
         """``keep``: whether to keep the sparsity pattern from one layer to the next."""
         self._pool, self._window_slots, self._keep = pool, window_slots, keep
-        self._patterns: dict[tuple[int, int | None], tuple[Tensor, Tensor | None]] = {}
+        self._patterns: dict[tuple[int, int, int | None, int | None], tuple[Tensor, Tensor | None]] = {}
         _accept_sparse_tensors()
 
-    def __call__(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
-        """Return ``[rows, heads, head_dim]`` of a query of that shape."""
+    def __call__(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
+        """Return ``[rows, heads, size of a value]`` of a query ``[rows, heads, head_dim]``."""
         rows, heads, dim = query.shape
-        entries, bias = self._pattern(heads, window)
-        keys, values = self._pool.flat_layers[layer]
+        stored = self._pool.layers[layer]
+        entries, bias = self._pattern(heads, len(stored.keys), options)
+        keys, values = stored.flat
+        if stored.is_latent:
+            values = keys  # `embedding_bag` would copy a part of their columns
         torch.sparse.sampled_addmm(
-            entries, query.reshape(-1, dim).float(), keys.t(), beta=0.0, alpha=scale, out=entries
+            entries, query.reshape(-1, dim).float(), keys.t(), beta=0.0, alpha=options.scale, out=entries
         )
         scores = entries.values().view(rows, heads, -1)
-        weights = (scores if bias is None else scores + bias[:, None]).softmax(-1)
+        sinks = None if options.sinks is None else options.sinks.float()[:, None]
+        weights = _weights(scores, None if bias is None else bias[:, None], options.softcap, sinks)
         starts = entries.crow_indices()[:-1]
         out = functional.embedding_bag(
-            entries.col_indices(), values, starts, mode="sum", per_sample_weights=weights.view(-1)
+            entries.col_indices(), values, starts, mode="sum", per_sample_weights=weights.reshape(-1)
         )
-        return out.view(rows, heads, dim).to(query.dtype)
+        return out.view(rows, heads, -1)[..., : stored.values.shape[-1]].to(query.dtype)
 
-    def _pattern(self, heads: int, window: int | None) -> tuple[Tensor, Tensor | None]:
+    def _pattern(self, heads: int, kv_heads: int, options: AttentionOptions) -> tuple[Tensor, Tensor | None]:
         """Return the product of queries and keys ``[rows * heads, kv_heads * slots]`` in compressed rows, and the bias.
 
         It has the entries that are needed; ``SlotWindow`` says what the bias is.
         """
-        if (heads, window) in self._patterns:
-            return self._patterns[heads, window]
-        (seen, bias), (kv_heads, slots) = self._window_slots(window), self._pool.keys.shape[1:3]
+        kept = (heads, kv_heads, options.window, options.chunk)
+        if kept in self._patterns:
+            return self._patterns[kept]
+        (seen, bias), slots = self._window_slots(options), self._pool.slots
         rows, length = seen.shape
         kind = torch.int32 if max(kv_heads * slots, rows * heads * length) < 2**31 else torch.int64
         first = torch.arange(kv_heads, dtype=kind).repeat_interleave(heads // kv_heads) * slots
@@ -279,7 +329,7 @@ class SparseDecodeAttention:
             bounds, columns, torch.zeros(len(columns)), (rows * heads, kv_heads * slots), check_invariants=False
         )
         if self._keep:
-            self._patterns[heads, window] = entries, bias
+            self._patterns[kept] = entries, bias
         return entries, bias
 
 
@@ -289,20 +339,23 @@ class GatherDecodeAttention:
     def __init__(self, pool: KvPool, window_slots: SlotWindow) -> None:
         self._pool, self._window_slots = pool, window_slots
 
-    def __call__(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
-        """Return ``[rows, heads, head_dim]`` of a query of that shape."""
-        slots, bias = self._window_slots(window)
+    def __call__(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
+        """Return ``[rows, heads, size of a value]`` of a query ``[rows, heads, head_dim]``."""
+        slots, bias = self._window_slots(options)
         keys, values = self._pool.read(layer, slots)
-        kind = torch.float64 if self._pool.exact else query.dtype
+        plain = options.softcap is None and options.sinks is None
+        kind = query.dtype if plain and not self._pool.exact else torch.float64
         # Heads that share keys and values are like further queries of one head.
-        out = functional.scaled_dot_product_attention(
-            query.unflatten(1, (len(keys), -1)).transpose(0, 1).to(kind),
-            keys.to(kind),
-            values.to(kind),
-            attn_mask=None if bias is None else bias[None, :, None].to(kind),
-            scale=scale,
-        )
-        return out.to(query.dtype).transpose(0, 1).reshape(query.shape)
+        grouped = query.unflatten(1, (len(keys), -1)).transpose(0, 1).to(kind)
+        keys, values = keys.to(kind), values.to(kind)
+        bias = None if bias is None else bias[None, :, None].to(kind)
+        if plain:
+            out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=options.scale)
+        else:
+            sinks = None if options.sinks is None else options.sinks.view(len(keys), 1, -1, 1)
+            scores = grouped @ keys.transpose(-1, -2) * options.scale
+            out = _weights(scores, bias, options.softcap, sinks) @ values
+        return out.to(query.dtype).transpose(0, 1).flatten(1, 2)
 
 
 DecodeAttention = SparseDecodeAttention | GatherDecodeAttention

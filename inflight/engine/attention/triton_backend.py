@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention import plan, triton_kernels
-from inflight.engine.attention.store import StoredKv, store
+from inflight.engine.attention.store import store
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.blocks import Blocks
-from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.kvcache.memory_pool import StoredKv
+from inflight.engine.models.layers import AttentionOptions
 from inflight.engine.transfer import TokenIds, to_device
 
 HEADER = int(plan.HEADER.value)
@@ -171,28 +172,30 @@ class TritonAttention:
     def __init__(self, layers: Sequence[StoredKv], layout: StepLayout, block_size: int, one_tile: bool = False) -> None:
         """``one_tile``: all ranges take ``plan.common_tile``, so that a token's bits do not depend on its chunk."""
         self._layers, self._layout, self._block_size, self._one_tile = layers, layout, block_size, one_tile
-        self._plans: dict[int | None, list[plan.AttentionPlan]] = {}
-        """Plans of this step by window, for all layers with that window."""
+        self._plans: dict[tuple[int | None, int, int, int], list[plan.AttentionPlan]] = {}
+        """Plans of this step by window and shape, for all layers that have them."""
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
     ) -> Tensor:
         """Store keys and values, and attend."""
-        store(key, value, *self.target(layer))
-        return self.attend(layer, query, window, scale)
+        if key is not None and value is not None:
+            store(key, value, *self.target(layer))
+        return self.attend(layer, query, options)
 
     def target(self, layer: int) -> tuple[Tensor, StoredKv]:
         """Return where the step's keys and values of a layer go: slots ``[tokens]``, and their memory."""
         return self._layout.slots, self._layers[layer]
 
-    def attend(self, layer: int, query: Tensor, window: int | None, scale: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
         """Attend over what is stored; arguments and result are those of ``layers.Attend``."""
         layout, stored, size = self._layout, self._layers[layer], self._block_size
-        if window not in self._plans:
-            self._plans[window] = self._make_plans(query, len(stored.keys), window)
+        key = (options.window, len(stored.keys), *query.shape[1:])
+        if key not in self._plans:
+            self._plans[key] = self._make_plans(query, len(stored.keys), options.window)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for part in self._plans[window]:
-            triton_kernels.attend(query, stored, out, layout.ranges, part, size, scale)
+        for part in self._plans[key]:
+            triton_kernels.attend(query, stored, out, layout.ranges, part, size, options.scale)
         return out
 
     def _make_plans(self, query: Tensor, kv_heads: int, window: int | None) -> list[plan.AttentionPlan]:
@@ -214,8 +217,3 @@ class TritonAttention:
                 plan.plan(layout.ranges, layout.short, layout.longest_short, short, group, window, shares, room)
             )
         return plans
-
-
-def stored_layers(kv_pool: KvPool) -> list[StoredKv]:
-    """Return the cache's keys, values and scales layer by layer."""
-    return [StoredKv(*parts) for parts in zip(kv_pool.keys, kv_pool.values, *kv_pool.scales, strict=True)]

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight.engine.attention.plan import HEADER, UNIT, AttentionPlan, Tile
-from inflight.engine.attention.store import StoredKv
+from inflight.engine.kvcache.memory_pool import StoredKv
 
 _PART_BYTES = 256 << 20
 """Bytes for parts, at most: ranges whose parts do not fit are not split, and are then what a launch waits for. An 8B

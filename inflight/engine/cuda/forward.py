@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.transfer import OwnStream, TokenIds
@@ -112,10 +112,10 @@ class CudaForward:
     ) -> None:  # fmt: skip
         """``max_length``: tokens of a sequence, at most; ``one_tile``: as in ``TritonAttention``."""
         self._model, self._block_size, self._one_tile = model, block_size, one_tile
-        self._device = kv_pool.keys.device
+        self._device = kv_pool.device
         # Which device is current is each thread's own affair, and Triton launches on the current one.
         self._here = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-        self._layers = stored_layers(kv_pool)
+        self._layers = kv_pool.layers
         self.tables = BlockTables(max_batch_size, -(-max_length // block_size), block_size, self._device)
         self.graphs: DecodeGraphs | None = None
         """The captured decode steps; None until ``capture``."""

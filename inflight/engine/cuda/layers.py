@@ -10,12 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store
+from inflight.engine.attention.store import HeadNorms, rotate_and_store
 from inflight.engine.attention.triton_backend import TritonAttention
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
 from inflight.engine.cuda.fp8 import ScaledMmLinear
-from inflight.engine.models.decoder import DecoderLayer, DecoderModel, GemmaDecoderLayer
-from inflight.engine.models.layers import Attend, Attention, GatedMlp, RmsNorm, RotaryEmbedding, Rotation
+from inflight.engine.kvcache.memory_pool import StoredKv
+from inflight.engine.models.decoder import DecoderLayer, DecoderModel
+from inflight.engine.models.layers import Attend, Attention, GatedMlp, RmsNorm
+from inflight.engine.models.rope import Positions, RotaryEmbedding, Rotation
 
 _POSITIONS = 8192
 """How many positions' angles are computed at once."""
@@ -49,26 +51,26 @@ class RotaryTable(RotaryEmbedding):
 
 
 class FusedLayer(nn.Module):
-    """``decoder.DecoderLayer``, or Gemma's."""
+    """``decoder.DecoderLayer``."""
 
-    def __init__(self, layer: DecoderLayer | GemmaDecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        before_mlp, self._behind_attention, self._behind_mlp = layer.post_attention_layernorm, None, None
-        if isinstance(layer, GemmaDecoderLayer):
-            before_mlp = layer.pre_feedforward_layernorm
-            self._behind_attention = layer.post_attention_layernorm.weight
-            self._behind_mlp = layer.post_feedforward_layernorm.weight
-        self.attention_norm = FusedRmsNorm(layer.input_layernorm, _input_scale(attention.qkv_proj))
+        assert isinstance(mlp, GatedMlp)
+        self._behind_attention, self._behind_mlp = (
+            norm.weight if isinstance(norm, RmsNorm) else None
+            for norm in (layer.attention_output_norm, layer.mlp_output_norm)
+        )
+        self.attention_norm = FusedRmsNorm(layer.attention_norm, _input_scale(attention.qkv_proj))
         self.attention = FusedAttention(attention)
-        self.mlp_norm = FusedRmsNorm(before_mlp, _input_scale(mlp.gate_up_proj))
+        self.mlp_norm = FusedRmsNorm(layer.mlp_norm, _input_scale(mlp.gate_up_proj))
         self.mlp = FusedMlp(mlp)
 
-    def forward(self, x: Tensor | Residual, rotation: Rotation, attend: Attend) -> Residual:
+    def forward(self, x: Tensor | Residual, positions: Positions, attend: Attend) -> Residual:
         """Return the residual and what is to be added to it."""
         normal = self.attention_norm(x)
         sum_before = x.x if isinstance(x, Residual) else x
-        x = Residual(sum_before, self.attention(normal, rotation, attend), self._behind_attention)
+        x = Residual(sum_before, self.attention(normal, positions, attend), self._behind_attention)
         return Residual(x.x, self.mlp(self.mlp_norm(x)), self._behind_mlp)
 
 
@@ -78,7 +80,7 @@ class FusedMlp(nn.Module):
     def __init__(self, mlp: GatedMlp) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = mlp.gate_up_proj, mlp.down_proj
-        self._gelu, self._scale = mlp.gelu, _input_scale(mlp.down_proj)
+        self._gelu, self._scale = mlp.activation.gelu, _input_scale(mlp.down_proj)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, hidden]``."""
@@ -97,21 +99,22 @@ class FusedAttention(nn.Module):
             fused = FusedRmsNorm(query)
             self._norms = HeadNorms(query.weight, key.weight, fused.eps, fused.offset)
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, positions: Positions, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        plain = self._plain
+        plain, rotation = self._plain, positions.rotation
+        assert rotation is not None
         heads = plain.qkv_proj(x).view(len(x), -1, plain.head_dim)
         if isinstance(attend, TritonAttention):
             slots, stored = attend.target(plain.layer)
             query = rotate_and_store(heads, rotation, slots, stored, self._norms)
-            out = attend.attend(plain.layer, query, plain.window, plain.scale)
+            out = attend.attend(plain.layer, query, plain.options)
         else:  # another attention stores keys and values itself
             key, value = heads.new_empty(2, plain.kv_heads, len(x), plain.head_dim)
             ones = torch.ones((), device=x.device).expand(key.shape[:2])
             slots = torch.arange(len(x), dtype=torch.int32, device=x.device)
             query = rotate_and_store(heads, rotation, slots, StoredKv(key, value, ones, ones), self._norms)
             parts = (query, key.transpose(0, 1), value.transpose(0, 1))
-            out = attend(plain.layer, *parts, plain.window, plain.scale)
+            out = attend(plain.layer, *parts, plain.options)
         return plain.o_proj(out.reshape(len(x), -1))
 
 

@@ -92,15 +92,18 @@ def cuda_forward(
 
     Arguments are those of ``CudaForward``.
     """
-    device = kv_pool.keys.device
+    device = kv_pool.device
     if device.type != "cuda":
         return None
     if not has_compiler():
         log.warning("Triton's compiler is not installed: %s", _WITHOUT)
         return None
     capability = torch.cuda.get_device_capability(device)
-    if capability < (FP8 if kv_pool.keys.dtype == torch.float8_e4m3fn else BFLOAT16):
+    if capability < (FP8 if kv_pool.stored == torch.float8_e4m3fn else BFLOAT16):
         log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
+        return None
+    if unknown := _unknown_to_kernels(model):
+        log.warning("the kernels have no %s: %s", unknown, _WITHOUT)
         return None
     from inflight.engine.cuda.forward import CudaForward
     from inflight.engine.cuda.layers import fuse_layers
@@ -108,6 +111,27 @@ def cuda_forward(
     fuse_layers(model)
     log.info("kernels run attention and what lies between matrix products")
     return CudaForward(model, kv_pool, block_size, max_batch_size, max_length, one_tile)
+
+
+def _unknown_to_kernels(model: DecoderModel) -> str:
+    """Return what the model has that the kernels do not have; empty: nothing."""
+    config = model.config
+    attention = [layer.attention for layer in config.layers]
+    asked = {
+        "layers of Gemma 4": config.gemma4 is not None,
+        "experts": any(layer.experts is not None for layer in config.layers),
+        "latent attention": any(one.latent is not None for one in attention),
+        "attention sinks": any(one.sinks for one in attention),
+        "soft cap of scores": any(one.softcap is not None for one in attention),
+        "attention within chunks": any(one.chunk is not None for one in attention),
+        "layers without rotary embedding": any(one.rope is None for one in attention),
+        "interleaved rotary embedding": any(one.interleaved for one in attention),
+        "scaling of queries by position": any(one.query_scaling is not None for one in attention),
+        "norm of all queries of a token as one": any(one.qk_norm in ("width", "unit") for one in attention),
+        "norms whose weight is applied before rounding": config.norm_kind == "wide",
+        "layers without a norm in front": config.norms == "behind",
+    }
+    return ", no ".join(name for name, is_asked in asked.items() if is_asked)
 
 
 def require_invariance(device: torch.device, candidates: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import abc
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,33 @@ from inflight.engine.quant.formats import to_e4m3, to_int8
 from inflight.engine.transfer import to_device
 
 
+@dataclass(frozen=True)
+class StoredKv:
+    """One layer's keys and values as they are stored: ``[kv_heads, slots, head_dim]``, both with the same strides."""
+
+    keys: Tensor
+    values: Tensor
+    """In latent attention the beginning of the keys; then nothing is stored for them."""
+    key_scales: Tensor
+    """What stored keys are multiples of ``[kv_heads, slots]``, any strides; those of INT8 are stored with them."""
+    value_scales: Tensor
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the beginning of the keys."""
+        return self.values.data_ptr() == self.keys.data_ptr()
+
+    @functools.cached_property
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, the slots of all heads in one dimension ``[kv_heads * slots, head_dim]``."""
+        return self.keys.flatten(0, 1), self.values.flatten(0, 1)
+
+
 class KvPool:
-    """Keys and values ``[layers, kv_heads, slots, head_dim]``: those of a head lie in a row, block by block."""
+    """Keys and values of all layers: those of a head lie in a row, block by block.
+
+    Layers with heads of one number and size lie in one tensor, ``[layers, kv_heads, slots, head_dim]``.
+    """
 
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
@@ -32,12 +58,39 @@ class KvPool:
 
         ``exact``: whether sums over them may not depend on how a step is composed (see ``quant.linears``).
         """
-        self.dtype, self.exact, self._block_size = dtype, exact, block_size
-        shape = (config.num_layers, config.num_kv_heads, num_blocks * block_size, config.head_dim)
-        self.keys, self.values = (torch.zeros(shape, dtype=stored or dtype, device=device) for _ in "kv")
-        one = torch.ones(1, device=device).expand(shape[:-1])
-        self.scales = (one, one)
-        """What stored keys and values are multiples of, each ``[layers, kv_heads, slots]``; views if slots share."""
+        self.dtype, self.exact, self.device, self.block_size = dtype, exact, device, block_size
+        self.stored, self.slots = stored or dtype, num_blocks * block_size
+        """The type of what is stored, and how many slots there are."""
+        self.parts: list[Tensor] = []
+        """All that is stored, each ``[layers, kv_heads, slots, ...]``: keys, values, and the scales of single slots."""
+        attention = [layer.attention for layer in config.layers]
+        shapes = {
+            layer: (one.num_kv_heads, one.head_dim, one.value_dim)
+            for layer, one in enumerate(attention)
+            if one.kv_donor is None
+        }
+        made: dict[int, StoredKv] = {}
+        for shape in dict.fromkeys(shapes.values()):
+            layers = [layer for layer, other in shapes.items() if other == shape]
+            made |= zip(layers, self._make(layers, *shape), strict=True)
+        self.layers = [made[layer if one.kv_donor is None else one.kv_donor] for layer, one in enumerate(attention)]
+        """What each layer has stored, or the one whose keys and values it attends to."""
+
+    def _make(self, layers: list[int], kv_heads: int, head_dim: int, value_dim: int) -> list[StoredKv]:
+        """Allocate what some layers store, whose heads are of one number and size."""
+        shape = (len(layers), kv_heads, self.slots, head_dim)
+        keys = torch.zeros(shape, dtype=self.stored, device=self.device)
+        values = keys[..., :value_dim] if value_dim < head_dim else torch.zeros_like(keys)
+        self.parts += [keys] if value_dim < head_dim else [keys, values]
+        scales = self._make_scales(layers, shape[:-1], is_latent=value_dim < head_dim)
+        return [StoredKv(*parts) for parts in zip(keys, values, *scales, strict=True)]
+
+    def _make_scales(
+        self, layers: list[int], shape: tuple[int, ...], is_latent: bool
+    ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        """Return what stored keys and values are multiples of: of each of ``layers``, ``shape[1:]``."""
+        one = torch.ones(1, device=self.device).expand(shape)
+        return one, one
 
     @property
     def nbytes(self) -> int:
@@ -45,43 +98,36 @@ class KvPool:
         return sum(part.nbytes for part in self.parts)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """All that is stored ``[layers, kv_heads, slots, ...]``: keys, values, and the scales of single slots."""
-        return self.keys, self.values
-
-    @functools.cached_property
-    def flat_layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, the slots of all heads in one dimension ``[kv_heads * slots, head_dim]``."""
-        return [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in zip(self.keys, self.values, strict=True)]
-
-    @property
     def in_place(self) -> bool:
         """Whether attention can read keys and values without copies, at no loss (``SparseDecodeAttention``)."""
-        float32 = self.keys.dtype == torch.float32 and self.dtype in (torch.float32, torch.bfloat16)
-        return float32 and self.keys.device.type == "cpu"
+        float32 = self.stored == torch.float32 and self.dtype in (torch.float32, torch.bfloat16)
+        return float32 and self.device.type == "cpu"
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``, rounded to the nearest."""
-        for stored, new in ((self.keys, key), (self.values, value)):
-            stored[layer][:, slots] = new.transpose(0, 1).to(stored.dtype)
+        one = self.layers[layer]
+        one.keys[:, slots] = key.transpose(0, 1).to(self.stored)
+        if not one.is_latent:
+            one.values[:, slots] = value.transpose(0, 1).to(self.stored)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[kv_heads, ..., head_dim]`` of ``slots [...]``, in the type of the computation."""
-        keys, values = self.keys[layer][:, slots], self.values[layer][:, slots]
-        if self.keys.dtype.itemsize == 1:
-            key_scales, value_scales = (scale[layer][:, slots][..., None] for scale in self.scales)
+        """Return keys and values ``[kv_heads, ..., their size]`` of ``slots [...]``, in the type of the computation."""
+        one = self.layers[layer]
+        keys, values = one.keys[:, slots], one.values[:, slots]
+        if self.stored.itemsize == 1:
+            key_scales, value_scales = (scale[:, slots][..., None] for scale in (one.key_scales, one.value_scales))
             keys, values = keys.float() * key_scales, values.float() * value_scales
         return keys.to(self.dtype), values.to(self.dtype)
 
     def copy(self, copies: abc.Sequence[BlockCopy]) -> None:
         """Copy whole blocks; all sources are read before anything is written."""
         if copies:
-            slots = np.array(copies)[..., None] * self._block_size + np.arange(self._block_size)
+            slots = np.array(copies)[..., None] * self.block_size + np.arange(self.block_size)
             self.move(*slots.swapaxes(0, 1).reshape(2, -1))
 
     def move(self, sources: abc.Sequence[int] | np.ndarray, targets: abc.Sequence[int] | np.ndarray) -> None:
         """Copy slots; all sources are read before anything is written."""
-        there, here = (to_device(np.array(slots), self.keys.device) for slots in (targets, sources))
+        there, here = (to_device(np.array(slots), self.device) for slots in (targets, sources))
         for part in self.parts:
             part[:, :, there] = part[:, :, here]
 
@@ -115,14 +161,23 @@ class Fp8KvPool(KvPool):
         scales: KvScales,
     ) -> None:  # fmt: skip
         """Arguments are those of ``KvPool``; ``scales``: what stored keys and values are multiples of."""
+        self.layer_scales = scales
         super().__init__(config, num_blocks, block_size, dtype, device, torch.float8_e4m3fn, exact=True)
-        shape = self.keys.shape[:-1]
-        self.scales = (scales.keys[:, None, None].expand(shape), scales.values[:, None, None].expand(shape))
+
+    def _make_scales(
+        self, layers: list[int], shape: tuple[int, ...], is_latent: bool
+    ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        scales = self.layer_scales
+        # Views, so that a scale that changes later is seen.
+        of_keys, of_values = (
+            [of_layers[layer].expand(shape[1:]) for layer in layers] for of_layers in (scales.keys, scales.values)
+        )
+        return of_keys, of_keys if is_latent else of_values
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store, rounded to the nearest and saturating."""
-        key_scale, value_scale = (scale[layer, 0, 0] for scale in self.scales)
-        super().write(layer, slots, to_e4m3(key, key_scale), to_e4m3(value, value_scale))
+        keys, values = self.layer_scales.keys[layer], self.layer_scales.values[layer]
+        super().write(layer, slots, to_e4m3(key, keys), to_e4m3(value, values))
 
 
 class Int8KvPool(KvPool):
@@ -138,16 +193,18 @@ class Int8KvPool(KvPool):
     ) -> None:
         """Arguments are those of ``KvPool``."""
         super().__init__(config, num_blocks, block_size, dtype, device, torch.int8, exact=True)
-        of_keys, of_values = torch.zeros((2, *self.keys.shape[:-1]), dtype=torch.bfloat16, device=device)
-        self.scales = (of_keys, of_values)
 
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """Keys and values, and the scales of each."""
-        return self.keys, self.values, *(scale[..., None] for scale in self.scales)
+    def _make_scales(
+        self, layers: list[int], shape: tuple[int, ...], is_latent: bool
+    ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        made = torch.zeros((1 if is_latent else 2, *shape), dtype=torch.bfloat16, device=self.device)
+        self.parts += [scales[..., None] for scales in made]
+        return made[0], made[-1]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         (keys, key_scales), (values, value_scales) = to_int8(key), to_int8(value)
         super().write(layer, slots, keys, values)
-        for stored, new in zip(self.scales, (key_scales, value_scales), strict=True):
-            stored[layer][:, slots] = new[..., 0].t()
+        one = self.layers[layer]
+        one.key_scales[:, slots] = key_scales[..., 0].t()
+        if not one.is_latent:
+            one.value_scales[:, slots] = value_scales[..., 0].t()

@@ -162,12 +162,12 @@ class OffloadPool:
         """Views ``[layers, kv_heads, blocks, bytes]``."""
         self._sizes = [part[:, :, 0].numel() for part in self._parts]
         """Bytes of a block in each of them."""
-        device = kv_pool.keys.device
+        device = kv_pool.device
         self._transfer: OffloadTransfer | None = None
         """Copies to and from a GPU asynchronously; None: there is no GPU."""
         if device.type == "cuda":
             self._transfer = OffloadTransfer(self._storage.memory, device, not self._storage.pin(), self.check_usable)
-        self._tokens_per_block = kv_pool.keys.shape[2] // num_blocks
+        self._tokens_per_block = kv_pool.slots // num_blocks
         self._lost = False
 
     @property
@@ -243,5 +243,5 @@ class OffloadPool:
     def _batches(self, pairs: abc.Iterator[tuple[int, int]]) -> abc.Iterator[tuple[Tensor, list[int]]]:
         """Yield some pairs at a time: block ids as a tensor on the device, and the indices of their offload blocks."""
         while batch := list(islice(pairs, BLOCKS_AT_ONCE)):
-            blocks = to_device(np.array([block for block, _ in batch]), self._kv_pool.keys.device)
+            blocks = to_device(np.array([block for block, _ in batch]), self._kv_pool.device)
             yield blocks, [offload_block - self._first for _, offload_block in batch]

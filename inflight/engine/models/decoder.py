@@ -1,114 +1,113 @@
-"""The decoder-only transformer: one model for Llama, Mistral, Qwen2, Qwen3 and Phi-3, and one for Gemma 3.
-
-A new architecture with layers like these is only a row of ``config.ARCHITECTURES``. One with other layers needs a layer
-beside ``DecoderLayer``, a subclass of ``DecoderModel`` and its choice in ``make_model``.
-"""
+"""The decoder-only transformer: one model for all architectures, as ``ModelConfig`` describes them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.models.config import ARCHITECTURES, ModelConfig
-from inflight.engine.models.layers import Attend, Attention, GatedMlp, GemmaRmsNorm, RmsNorm, RotaryEmbedding, Rotation
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.experts import MoeBlock
+from inflight.engine.models.latent import LatentAttention
+from inflight.engine.models.layers import Activation, Attend, Attention, FusedLinear, GatedMlp, norm_of
+from inflight.engine.models.rope import Positions, RotaryEmbedding, query_scale
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Attention and feed-forward, with norms in front of them, behind them, or both."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer, RmsNorm)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMlp(config)
+        one = config.layers[layer]
+        in_front, behind = config.norms != "behind", config.norms != "before"
+        self.attention_norm = norm_of(config) if in_front else nn.Identity()
+        self.self_attn = (LatentAttention if one.attention.latent else Attention)(config, layer)
+        self.attention_output_norm = norm_of(config) if behind else nn.Identity()
+        self.mlp_norm = norm_of(config) if in_front else nn.Identity()
+        self.mlp = self.make_mlp(config, layer)
+        self.mlp_output_norm = norm_of(config) if behind else nn.Identity()
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+    def make_mlp(self, config: ModelConfig, layer: int) -> MoeBlock | GatedMlp:
+        """Return the feed-forward, or the experts in its place."""
+        one = config.layers[layer]
+        if one.experts is not None:
+            return MoeBlock(config, one.experts)
+        activation = Activation(config.activation != "silu")
+        return GatedMlp(config.hidden_size, one.intermediate_size, config.mlp_bias, activation)
+
+    def forward(self, x: Tensor, positions: Positions, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class GemmaDecoderLayer(nn.Module):
-    """Gemma 3's layer: a norm before and behind both attention and feed-forward."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = GemmaRmsNorm(size, eps)
-        self.self_attn = Attention(config, layer, GemmaRmsNorm)
-        self.post_attention_layernorm = GemmaRmsNorm(size, eps)
-        self.pre_feedforward_layernorm = GemmaRmsNorm(size, eps)
-        self.mlp = GatedMlp(config)
-        self.post_feedforward_layernorm = GemmaRmsNorm(size, eps)
-
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """Return ``[tokens, hidden]``."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotation, attend))
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        x = x + self.attention_output_norm(self.self_attn(self.attention_norm(x), positions, attend))
+        return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
 
 
 class Backbone(nn.Module):
     """Embedding, layers and last norm. The names are those of checkpoints, where this is ``model``."""
 
-    def __init__(self, config: ModelConfig, layer: type[nn.Module], norm: type[RmsNorm]) -> None:
+    def __init__(self, config: ModelConfig, layer: type[DecoderLayer]) -> None:
         super().__init__()
         # nn.Embedding(...) would draw random numbers, which on the meta device first loads PyTorch's compiler.
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
-        self.norm = norm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm_of(config)
 
 
 class DecoderModel(nn.Module):
-    """A language model; subclasses say what differs between architectures."""
+    """A language model."""
 
-    layer_type: type[nn.Module] = DecoderLayer
-    norm_type: type[RmsNorm] = RmsNorm
+    layer_type: type[DecoderLayer] = DecoderLayer
 
     def __init__(self, config: ModelConfig, served_length: int) -> None:
         """``served_length``: the longest sequence that will be served."""
         super().__init__()
         self.config = config
         with torch.device("meta"):  # the checkpoint brings the weights
-            self.model = Backbone(config, self.layer_type, self.norm_type)
+            self.model = self.make_backbone(config)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        distinct = list({tuple(sorted(map(repr, rope.items()))): rope for rope in config.ropes}.values())
-        self.rope_of_layer = [distinct.index(rope) for rope in config.ropes]
-        """Per layer, which of ``ropes`` it has."""
+        self.fused_rows = {name: one.parts for name, one in self.named_modules() if isinstance(one, FusedLinear)}
+        """By the name of a fused projection: the names of its parts in the checkpoint, and their rows."""
+        distinct = {repr(sorted(rope.items())): (rope, index) for index, rope in enumerate(config.ropes) if rope}
+        places = {key: place for place, key in enumerate(distinct)}
+        self.rope_of_layer = [places[repr(sorted(rope.items()))] if rope else None for rope in config.ropes]
+        """Per layer, which of ``ropes`` it has; None: none."""
         self.ropes = [
-            RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings, served_length) for rope in distinct
+            RotaryEmbedding(
+                rope, config.layers[index].attention.rope_dim, config.max_position_embeddings, served_length
+            )
+            for rope, index in distinct.values()
         ]
+        self._scalings = {layer.attention.query_scaling for layer in config.layers} - {None}
+
+    def make_backbone(self, config: ModelConfig) -> Backbone:
+        """Return embeddings, layers and last norm."""
+        return Backbone(config, self.layer_type)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return hidden states ``[tokens, hidden]`` of packed ``token_ids [tokens]`` at ``positions [tokens]``."""
         x = self.embed(token_ids)
-        rotations = [rope(positions, x.dtype) for rope in self.ropes]
-        for layer, rope in zip(self.model.layers, self.rope_of_layer, strict=True):
-            x = layer(x, rotations[rope], attend)
+        for layer, position in zip(self.model.layers, self.positions(positions, x.dtype), strict=True):
+            x = layer(x, position, attend)
         return self.model.norm(x)
+
+    def positions(self, positions: Tensor, dtype: torch.dtype) -> list[Positions]:
+        """Return what ``positions [tokens]`` do in each layer."""
+        rotations = [rope(positions, dtype) for rope in self.ropes]
+        scales = {scaling: query_scale(scaling, positions) for scaling in self._scalings if scaling}
+        return [
+            Positions(
+                None if rope is None else rotations[rope],
+                scales[layer.attention.query_scaling] if layer.attention.query_scaling else None,
+            )
+            for layer, rope in zip(self.config.layers, self.rope_of_layer, strict=True)
+        ]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 ``[tokens, vocab]``."""
-        return self.lm_head(hidden).float()
+        logits = self.lm_head(hidden).float()
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Return ``[tokens, hidden]``."""
-        return self.model.embed_tokens(token_ids)
-
-
-class Gemma3Model(DecoderModel):
-    """Gemma 3, text."""
-
-    layer_type = GemmaDecoderLayer
-    norm_type = GemmaRmsNorm
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Return embeddings scaled by the root of their size, rounded to their type as in training."""
+        """Return ``[tokens, hidden]``; Gemma's scale is rounded to the type of embeddings, as in training."""
         x = self.model.embed_tokens(token_ids)
-        return x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype).item()
-
-
-def make_model(config: ModelConfig, served_length: int) -> DecoderModel:
-    """Return the model for ``config.architecture``, without weights."""
-    kind = Gemma3Model if ARCHITECTURES[config.architecture].is_gemma else DecoderModel
-    return kind(config, served_length)
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype).item()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inflight.engine.models.layers import each_of
+from inflight.engine.models.latent import LatentAttention, LatentProducts, head_weights
+from inflight.engine.models.layers import FusedLinear, each_of
 
 _ROWS = 32
 """The number of rows that oneDNN is told to expect; the layout is the same for any number."""
@@ -66,6 +67,22 @@ def pack_linears(model: nn.Module) -> None:
         return
     # What oneDNN has no instructions for it would emulate.
     kinds = {torch.float32, *([torch.bfloat16] if torch.cpu._is_avx512_bf16_supported() else [])}
+    for name, attention in each_of(model, LatentAttention):
+        if attention.kv_a_layernorm.weight.device.type == "cpu" and attention.dtype in kinds:
+            model.set_submodule(f"{name}.kv_b_proj", _latent_products(attention))
     for name, module in each_of(model, nn.Linear):
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in kinds:
+        is_plain = type(module) in (nn.Linear, FusedLinear)
+        if is_plain and module.weight.device.type == "cpu" and module.weight.dtype in kinds:
             model.set_submodule(name, PackedLinear(module))
+
+
+def _latent_products(attention: LatentAttention) -> LatentProducts:
+    """Return the products of ``kv_b_proj`` head by head, packed."""
+    packed: list[list[nn.Module]] = []
+    for weights in head_weights(attention.kv_b_proj, attention.latent, attention.dtype):
+        packed.append([])
+        for weight in weights:
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+            packed[-1].append(PackedLinear(linear))
+    return LatentProducts(*packed)

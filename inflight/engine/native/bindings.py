@@ -32,20 +32,47 @@ class Rope(ctypes.Structure):
     _fields_ = [("dim", c_int32), ("scale", c_float), ("frequencies", c_void_p)]
 
 
+class Experts(ctypes.Structure):
+    """``InflightExperts``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("count", "per_token", "intermediate", "routing", "normalized")),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("groups", "groups_per_token", "group_best", "shared_gate")),
+        *((name, c_float) for name in ("limit", "slope")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """``InflightLayer``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "intermediate", "rope", "interleaved")),
+        *((name, c_int32) for name in ("window", "chunk", "width_norm")),
+        *((name, c_float) for name in ("scale", "softcap", "query_beta")),
+        *((name, c_int32) for name in ("query_length", "query_offset")),
+        ("experts", Experts),
+    ]
+
+
 class Spec(ctypes.Structure):
     """``InflightSpec``."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, c_int32) for name in ("vocabulary", "gelu", "head_norms", "output_norms")),
-        *((name, c_float) for name in ("eps", "attention_scale", "embedding_scale")),
+        *((name, c_int32) for name in ("layers", "hidden", "vocabulary", "gelu")),
+        *((name, c_float) for name in ("eps", "embedding_scale", "logit_softcap")),
         ("embedding_type", c_int32),
         ("embedding", c_void_p),
         ("ropes", c_int32),
         ("rope", POINTER(Rope)),
-        ("rope_of_layer", c_void_p),
-        ("windows", c_void_p),
+        ("layer", POINTER(Layer)),
     ]
+
+
+class LayerCache(ctypes.Structure):
+    """``InflightLayerCache``."""
+
+    _fields_ = [(name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")]
 
 
 class Cache(ctypes.Structure):
@@ -55,8 +82,7 @@ class Cache(ctypes.Structure):
         ("type", c_int32),
         ("block_size", c_int32),
         ("slots", c_int64),
-        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
-        *((name, c_void_p) for name in ("layer_key_scales", "layer_value_scales")),
+        ("layer", POINTER(LayerCache)),
     ]
 
 
@@ -130,8 +156,8 @@ def load_library() -> ctypes.CDLL:
         ("inflight_bf16_gain", c_double, [c_char_p]),
         ("inflight_create", c_void_p, [POINTER(Spec), c_char_p, c_int32, *message]),
         ("inflight_destroy", None, [c_void_p]),
-        ("inflight_set_weight", c_int32, [c_void_p, c_int32, c_int32, POINTER(Weight), *message]),
-        ("inflight_set_norm", c_int32, [c_void_p, c_int32, c_int32, c_void_p, *message]),
+        ("inflight_set_weight", c_int32, [c_void_p, c_int32, c_int32, c_int32, POINTER(Weight), *message]),
+        ("inflight_set_vector", c_int32, [c_void_p, c_int32, c_int32, c_void_p, *message]),
         ("inflight_set_cache", c_int32, [c_void_p, POINTER(Cache), *message]),
         ("inflight_step", c_int32, [c_void_p, POINTER(Step), *message]),
         ("inflight_draw", c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, *message]),

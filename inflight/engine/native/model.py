@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool
-from inflight.engine.models.decoder import DecoderModel, Gemma3Model
-from inflight.engine.models.layers import Attention, GatedMlp, RmsNorm
-from inflight.engine.native.bindings import (
-    SAMPLE,
-    Cache,
-    NativeError,
-    Range,
-    Rope,
-    Spec,
-    Step,
-    call,
-    load_library,
+from inflight.engine.kvcache.memory_pool import KvPool, StoredKv
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.native.bindings import SAMPLE, Cache, LayerCache, NativeError, Range, Step, call, load_library
+from inflight.engine.native.outline import LinearPlace, linears_of, spec_of, unknown_to_library, vectors_of
+from inflight.engine.native.weights import (
+    TYPES,
+    Packing,
+    give_up,
+    packing_of,
+    plain_source,
+    quantized_parts,
+    quantized_source,
 )
-from inflight.engine.native.weights import TYPES, give_up, plain_source, quantized_parts, quantized_source
 from inflight.engine.sampler import Draw
 from inflight.errors import DeploymentError
-
-_QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(5)
-_INPUT_NORM, _ATTENTION_NORM, _MLP_NORM, _MLP_OUTPUT_NORM, _QUERY_NORM, _KEY_NORM, _LAST_NORM = range(7)
 
 
 class NativeModel:
@@ -52,15 +47,14 @@ class NativeModel:
         self._dtype = model.model.norm.weight.dtype
         self._vocab_size = model.config.vocab_size
         self._embedding = model.model.embed_tokens.weight
-        spec, _held = _spec(model)
+        spec, _held = spec_of(model)
         self._handle = ctypes.c_void_p(call("inflight_create", spec, instruction_set.encode(), threads))
         weakref.finalize(self, load_library().inflight_destroy, self._handle)
-        for layer, which, norm in _norms(model):
-            gain = norm.gain().contiguous()
-            call("inflight_set_norm", self._handle, layer, which, gain.data_ptr())
-        for number, (layer, which, linear) in enumerate(_linears(model)):
+        for layer, which, vector in vectors_of(model):
+            call("inflight_set_vector", self._handle, layer, which, vector.data_ptr())
+        for number, place in enumerate(linears_of(model)):
             try:
-                self._take(layer, which, linear, weights == "int8")
+                self._take(place, weights == "int8")
             except NativeError as error:
                 if number == 0:
                     raise
@@ -69,15 +63,10 @@ class NativeModel:
 
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""
-        scales: list[Tensor | None] = [None] * 4
-        if isinstance(kv_pool, Int8KvPool):
-            scales[:2] = kv_pool.scales
-        elif isinstance(kv_pool, Fp8KvPool):
-            scales[2:] = [scale[:, 0, 0].contiguous() for scale in kv_pool.scales]
-        keys, values = kv_pool.keys, kv_pool.values
-        self._cache = keys, values, scales
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in (keys, values, *scales)]
-        call("inflight_set_cache", self._handle, Cache(TYPES[keys.dtype], block_size, keys.shape[2], *pointers))
+        self._cache = kv_pool
+        layers = [LayerCache(*(part.data_ptr() for part in _parts(stored))) for stored in kv_pool.layers]
+        cache = Cache(TYPES[kv_pool.stored], block_size, kv_pool.slots, (LayerCache * len(layers))(*layers))
+        call("inflight_set_cache", self._handle, cache)
 
     def __call__(self, tokens: np.ndarray, ranges: Sequence[QueryRange], rows: Sequence[int]) -> Tensor:
         """Compute a step, and return the float32 logits ``[rows, vocab]`` of some of its tokens.
@@ -118,73 +107,36 @@ class NativeModel:
         count = library.inflight_phases(self._handle, seconds, most)
         return {library.inflight_phase_name(phase).decode(): seconds[phase] for phase in range(count)}
 
-    def _take(self, layer: int, which: int, linear: nn.Module, rounded: bool) -> None:
+    def _take(self, place: LinearPlace, rounded: bool) -> None:
         """Have the library pack a weight, and give up the memory of the original."""
-        parts = quantized_parts("", linear)
+        parts = quantized_parts("", place.linear)
         if parts:
             source = quantized_source(parts, self._dtype)
         else:
-            assert isinstance(linear, nn.Linear)
-            source = plain_source(linear, TYPES[torch.int8] if rounded else None)
-        call("inflight_set_weight", self._handle, layer, which, source.structure())
-        give_up(linear, self._embedding)
+            assert isinstance(place.linear, nn.Linear)
+            packed_type = TYPES[torch.int8] if rounded and place.is_rounded else None
+            source = plain_source(place.weight(), place.linear.bias, packed_type)
+        call("inflight_set_weight", self._handle, place.layer, place.which, place.expert, source.structure())
+        give_up(place.linear, self._embedding)
+
+
+def _parts(stored: StoredKv) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return stored.keys, stored.values, stored.key_scales, stored.value_scales
 
 
 def _schemes(model: DecoderModel) -> list[str]:
-    """Check that a model has weights that the library takes; return the names of their schemes. Raises NativeError."""
+    """Check that the library takes a model and its weights; return the names of their schemes. Raises NativeError."""
+    if unknown := unknown_to_library(model.config):
+        raise NativeError(f"the kernels have no {unknown}")
     names, schemes = {module: name for name, module in model.named_modules()}, set[str]()
-    for _, _, linear in _linears(model):
-        schemes |= {part.quant_algo for part in quantized_parts(names[linear], linear)}
+    of_experts = dict[tuple[int, int], Packing]()
+    for place in linears_of(model):
+        name = names[place.linear]
+        parts = quantized_parts(name, place.linear)
+        schemes |= {part.quant_algo for part in parts}
+        if of_experts.setdefault((place.layer, place.which), packing_of(parts)) != packing_of(parts):
+            raise NativeError(f"{name} is quantized in another way than the same of the layer's first expert")
     return sorted(schemes)
-
-
-def _spec(model: DecoderModel) -> tuple[Spec, list[object]]:
-    """Return a model's shape, and what must stay in memory with it."""
-    config, embedding = model.config, model.model.embed_tokens.weight
-    is_gemma = isinstance(model, Gemma3Model)
-    scale = torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype).item() if is_gemma else 1.0
-    frequencies = [rope.frequencies.contiguous() for rope in model.ropes]
-    ropes = (Rope * len(model.ropes))(*(
-        Rope(rope.dim, rope.scale, one.data_ptr()) for rope, one in zip(model.ropes, frequencies, strict=True)
-    ))  # fmt: skip
-    rope_of_layer = np.array(model.rope_of_layer, np.int32)
-    windows = np.array([window or 0 for window in config.windows], np.int32)
-    spec = Spec(
-        config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-        config.intermediate_size, config.vocab_size, config.activation != "silu", config.qk_norm, is_gemma,
-        config.rms_norm_eps, config.attention_scale, scale, TYPES[embedding.dtype], embedding.data_ptr(),
-        len(ropes), ropes, rope_of_layer.ctypes.data, windows.ctypes.data,
-    )  # fmt: skip
-    return spec, [frequencies, ropes, rope_of_layer, windows]
-
-
-def _linears(model: DecoderModel) -> Iterator[tuple[int, int, nn.Module]]:
-    """Yield every linear with its layer and the library's number for it."""
-    for index, layer in enumerate(model.model.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        assert isinstance(attention, Attention)
-        assert isinstance(mlp, GatedMlp)
-        yield index, _QKV, attention.qkv_proj
-        yield index, _OUTPUT, attention.o_proj
-        yield index, _GATE_UP, mlp.gate_up_proj
-        yield index, _DOWN, mlp.down_proj
-    yield 0, _HEAD, model.lm_head
-
-
-def _norms(model: DecoderModel) -> Iterator[tuple[int, int, RmsNorm]]:
-    """Yield every norm with its layer and the library's number for it."""
-    for index, layer in enumerate(model.model.layers):
-        yield index, _INPUT_NORM, layer.input_layernorm
-        if isinstance(model, Gemma3Model):
-            yield index, _ATTENTION_NORM, layer.post_attention_layernorm
-            yield index, _MLP_NORM, layer.pre_feedforward_layernorm
-            yield index, _MLP_OUTPUT_NORM, layer.post_feedforward_layernorm
-        else:
-            yield index, _MLP_NORM, layer.post_attention_layernorm
-        if model.config.qk_norm:
-            yield index, _QUERY_NORM, layer.self_attn.q_norm
-            yield index, _KEY_NORM, layer.self_attn.k_norm
-    yield 0, _LAST_NORM, model.model.norm
 
 
 def _ranges(ranges: Sequence[QueryRange]) -> tuple[ctypes.Array[Range], list[np.ndarray]]:

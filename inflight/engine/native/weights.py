@@ -15,6 +15,8 @@ from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Quant
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
+Packing = tuple[str, int, bool] | None
+"""A scheme, the size of its groups, and whether they have zero points; None: not quantized."""
 _PACKED = {
     "FP8": 3,
     "FP8_BLOCKS": 3,
@@ -112,11 +114,19 @@ def _check_groups(name: str, parts: list[QuantizedLinear], group: int) -> None:
         raise NativeError(f"{name} rounds inputs by groups of {_input_group(one)}; {_GROUPS[0]} must divide them")
 
 
-def plain_source(linear: nn.Linear, packed_type: int | None) -> Source:
-    """Return the weight of a linear that is not quantized, to be packed as a type; None: its own."""
-    weight = linear.weight.detach()
+def packing_of(parts: list[QuantizedLinear]) -> Packing:
+    """Return how a weight of these parts is packed."""
+    if not parts:
+        return None
+    one = parts[0]
+    group = 0 if isinstance(one, Int4Fp8Linear) else _group(one)
+    return one.quant_algo, group, getattr(one, "zero_point", None) is not None
+
+
+def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | None) -> Source:
+    """Return the weight and bias of a linear that is not quantized, to be packed as a type; None: the weight's own."""
     outputs, inputs = weight.shape
-    bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+    bias = None if bias is None else bias.detach().float().contiguous()
     return Source(weight, TYPES[weight.dtype] if packed_type is None else packed_type, (outputs, inputs), bias)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import each_of
+from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.grouped import LINEARS
 from inflight.engine.quant.linears import ExactLinear, Int8Linear, LinearShape, QuantizedLinear
@@ -39,7 +40,11 @@ class LinearParts(nn.Module):
 
 
 def convert_linears(
-    model: DecoderModel, quantization: Quantization | None, names: Collection[str], exact: bool, separate: bool = False
+    model: DecoderModel,
+    quantization: Quantization | None,
+    names: Collection[str],
+    exact: bool,
+    separate: bool = False,
 ) -> None:
     """Swap the linears that the checkpoint holds quantized, and in an ``exact`` model all others in its layers.
 
@@ -53,18 +58,22 @@ def convert_linears(
     Raises:
         DeploymentError: the checkpoint names a layer that is not there, or its shape does not suit its scheme.
     """
-    unknown = set(quantization.layers if quantization else ())
+    unknown, naming = (
+        set(quantization.layers if quantization else ()),
+        CheckpointNames(model.config, names),
+    )
     for name, linear in [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]:
         if name == "lm_head" and model.config.tie_word_embeddings:
             continue
-        above, _, last = name.rpartition(".")
-        fused = {} if f"{name}.weight" in names else model.config.fused_rows.get(last, {})
-        sizes = {f"{above}.{part}": rows for part, rows in fused.items()} or {name: linear.out_features}
+        above, published = name.rpartition(".")[0], naming.of(name)
+        whole = f"{published}.weight" in names or naming.of_stack(name)
+        fused = {} if whole else model.fused_rows.get(name, {})
+        sizes = {naming.of(f"{above}.{part}"): rows for part, rows in fused.items()} or {published: linear.out_features}
         unknown -= sizes.keys()
         held = {part: quantization.of(part) if quantization else None for part in sizes}
         inside = exact and linear is not model.lm_head  # nothing rounds what comes after it
         if fused and not separate and not any(held.values()):
-            sizes, held = {name: linear.out_features}, {name: None}
+            sizes, held = {published: linear.out_features}, {published: None}
         made = [
             _quantized(linear, part, rows, kind, f"{part}.pre_quant_scale" in names, exact)
             if (kind := held[part])

@@ -16,9 +16,7 @@ from torch import Tensor
 from inflight.engine.quant.formats import (
     E4M3_MAX,
     INT8_MAX,
-    MXFP4_BLOCK,
     NVFP4_BLOCK,
-    decode_e8m0,
     fake_e4m3,
     fake_int8,
     fake_nvfp4_divided,
@@ -29,6 +27,7 @@ from inflight.engine.quant.linears import (
     SCHEMES,
     Int4WeightLinear,
     LinearShape,
+    Mxfp4Linear,
     NvFp4Linear,
     QuantizedLinear,
     Rounding,
@@ -173,23 +172,6 @@ class NvFp4DividedLinear(NvFp4WeightLinear):
     tensor_scales = ("weight_divisor", "input_scale")
 
 
-class MxFp4WeightLinear(QuantizedLinear):
-    """MXFP4 weights alone (OCP microscaling formats 1.0): E2M1 in blocks of 32, each with a power of two."""
-
-    quant_algo = "MXFP4_WEIGHTS"
-    per_element = 2
-
-    def __init__(self, shape: LinearShape) -> None:
-        super().__init__(shape)
-        check_divides("columns", shape.columns, MXFP4_BLOCK, shape, self.quant_algo)
-        self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
-        self._hold("weight_scale", (shape.rows, shape.columns // MXFP4_BLOCK), torch.uint8)
-
-    def decode(self, dtype: torch.dtype) -> Tensor:
-        blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, MXFP4_BLOCK))
-        return (blocks * decode_e8m0(self.weight_scale)[..., None]).flatten(-2).to(dtype)
-
-
 LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | {
     linear.quant_algo: linear
     for linear in (
@@ -201,7 +183,7 @@ LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | {
         Fp8TokenLinear,
         NvFp4WeightLinear,
         NvFp4DividedLinear,
-        MxFp4WeightLinear,
+        Mxfp4Linear,
     )
 }
 """By name: ModelOpt's schemes, and those of other formats."""

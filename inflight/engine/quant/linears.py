@@ -25,7 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inflight.engine.quant.formats import NVFP4_BLOCK, fake_e4m3, fake_int8, fake_nvfp4, unpack_e2m1, unpack_int4
+from inflight.engine.quant.formats import (
+    MXFP4_BLOCK,
+    NVFP4_BLOCK,
+    fake_e4m3,
+    fake_int8,
+    fake_nvfp4,
+    unpack_e2m1,
+    unpack_int4,
+)
 from inflight.errors import DeploymentError
 
 Rounding: TypeAlias = "staticmethod[[Tensor, Tensor], Tensor]"
@@ -263,6 +271,27 @@ class NvFp4Linear(QuantizedLinear):
         scales = self.weight_scale.float() * self.weight_scale_2
         blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, NVFP4_BLOCK))
         return (blocks * scales[..., None]).flatten(-2).to(dtype)
+
+
+class Mxfp4Linear(QuantizedLinear):
+    """MXFP4 weights, as the experts of gpt-oss: E2M1 in blocks of 32 columns, each with a power of two as its scale.
+
+    A scale is the exponent of two plus 127 (E8M0 of OCP microscaling formats 1.0).
+    """
+
+    quant_algo = "MXFP4"
+    per_element = 2
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        check_divides("columns", shape.columns, MXFP4_BLOCK, shape, self.quant_algo)
+        self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
+        self._hold("weight_scale", (shape.rows, shape.columns // MXFP4_BLOCK), torch.uint8)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, MXFP4_BLOCK))
+        exponents = self.weight_scale.int() - 127
+        return torch.ldexp(blocks, exponents[..., None]).flatten(-2).to(dtype)
 
 
 SCHEMES: dict[str, type[QuantizedLinear]] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from inflight.engine.models.config import ModelConfig
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import Checkpoint
@@ -109,6 +110,8 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     keep = _kept(checkpoint, request.keep)
     plan = make_plan(checkpoint.config, gpu, replace(request.plan, precision=request.precision, excluded=keep))
     recipe = Recipe(plan.precision, plan.kv_cache == "fp8", keep)
+    if recipe.precision in SCHEMES:
+        _require_quantizable(checkpoint.config, recipe.precision)
     none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
     tools = None if none_needed else find_tensorrt_llm(request.tensorrt_llm_python)
     engine, reasons = _engine(request, gpu, dry_run or tools is not None)
@@ -132,6 +135,21 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
     if flow != "portable":
         _require_readable(checkpoint, deployment.speculation.draft_model)
     return Blueprint(request, checkpoint, plan, recipe, engine, flow, settings, deployment, reasons, tools)
+
+
+def _require_quantizable(config: ModelConfig, precision: str) -> None:
+    """Refuse what quantization has not been shown to be right for."""
+    has = {
+        "experts": any(layer.experts is not None for layer in config.layers),
+        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
+        "layers of Gemma 4": config.gemma4 is not None,
+        "parts for images or sound": config.is_text_part,
+    }
+    if found := [name for name, is_there in has.items() if is_there]:
+        raise DeploymentError(
+            f"precision {precision}: `inflight build` does not quantize models with {', '.join(found)}; bf16 builds it "
+            "as it is, and a checkpoint that is quantized already can be served as it is"
+        )
 
 
 def _require_readable(checkpoint: Checkpoint, draft: Path | None) -> None:

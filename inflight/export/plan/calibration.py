@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from inflight.engine.models.config import read_model_config
+from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.precision import resolve_kv_cache, resolve_precision

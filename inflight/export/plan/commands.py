@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.calibration import Comparison, Measurement, compare, fit, read_measurement
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu, gpu_here

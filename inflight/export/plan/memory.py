@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.config import LayerConfig, ModelConfig
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.shape import Parallel, Shape, Stage
 
@@ -53,12 +53,22 @@ def activation_bytes(config: ModelConfig, tensor: int, tokens: int, samples: int
     A group of ``tensor`` GPUs splits all but the residual stream; logits are gathered on each. Of a step's ``tokens``,
     ``samples`` are sampled for.
     """
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     residual = 2 * config.hidden_size * tokens
-    attention = (2 * query + 2 * key) * tokens / tensor
-    mlp = 3 * config.intermediate_size * tokens / tensor
+    heads = max(
+        (one.attention.num_heads + one.attention.num_kv_heads) * one.attention.head_dim for one in config.layers
+    )
+    attention = 2 * heads * tokens / tensor
+    mlp = max(_inner_values(layer, config.hidden_size) for layer in config.layers) * tokens / tensor
     logits = samples * config.vocab_size * (number_bytes + 8)
     return round(max((residual + max(attention, mlp)) * number_bytes, residual * number_bytes + logits))
+
+
+def _inner_values(layer: LayerConfig, hidden: int) -> int:
+    """Return how many values a token has within a feed-forward; of experts, what each gives is kept until the sum."""
+    if layer.experts is None:
+        return 3 * layer.intermediate_size
+    experts = layer.experts
+    return experts.per_token * (3 * experts.intermediate_size + hidden) + 3 * experts.shared_size
 
 
 class MemoryPlanner:
@@ -82,7 +92,7 @@ class MemoryPlanner:
         layouts = []
         for stage in self.stages:
             pool, activations, runtime = self._pool(stage, tokens)
-            per_token = stage.kv_layer_bytes * len(stage.windows)
+            per_token = stage.kv_token_bytes
             kv_tokens = int(pool // (per_token * self._block_size)) * self._block_size
             kv_cache = pool
             if wanted_tokens is not None:

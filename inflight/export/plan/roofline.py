@@ -117,12 +117,13 @@ class Roofline:
         weight_rate, kv_rate = peak * efficiency.bandwidth, peak * efficiency.kv_bandwidth
         plain_rate = self._flop_rate(stage.head_arithmetic)
         linear_seconds = sum(flops / self._flop_rate(kind) for kind, flops in stage.flops_per_token.items())
-        attended = step.decodes * stage.attended(step.context)
-        prefilled = step.prefill_tokens * stage.attended(step.prefill_context)
-        kv_bytes = (attended + tokens * len(stage.windows)) * stage.kv_layer_bytes  # read and written
+        read = step.decodes * stage.attended_bytes(step.context)
+        kv_bytes = read + tokens * stage.kv_token_bytes  # read and written
+        work = step.decodes * stage.attention_flops(step.context)
+        work += step.prefill_tokens * stage.attention_flops(step.prefill_context)
         parts = [  # seconds to move and to compute
-            (stage.linear_bytes / weight_rate, tokens * linear_seconds),
-            (kv_bytes / kv_rate, (attended + prefilled) * stage.attention_flops / plain_rate),
+            (stage.read_bytes(tokens) / weight_rate, tokens * linear_seconds),
+            (kv_bytes / kv_rate, work / plain_rate),
             (stage.head_bytes / weight_rate if samples else 0.0, samples * stage.head_flops / plain_rate),
         ]
         return StepTime(
@@ -144,7 +145,7 @@ class Roofline:
         once = tokens * stage.hidden_bytes / (self.gpu.interconnect_gb_s * 1e9 * self.efficiency.interconnect)
         seconds = 0.0
         if parallel.tensor > 1:
-            seconds += 2 * len(stage.windows) * (latency + 2 * (parallel.tensor - 1) / parallel.tensor * once)
+            seconds += 2 * len(stage.layers) * (latency + 2 * (parallel.tensor - 1) / parallel.tensor * once)
         if parallel.pipeline > 1:
             seconds += latency + once
         return seconds

@@ -5,13 +5,16 @@ Everything here follows from ``config.json``; no weights are read.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Literal
 
-from inflight.engine.models.config import ARCHITECTURES, ModelConfig
+from inflight.engine.models.architectures import ARCHITECTURES
+from inflight.engine.models.config import AttentionConfig, ExpertsConfig, ModelConfig
+from inflight.engine.models.naming import CheckpointNames
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Arithmetic
 from inflight.export.plan.precision import Precision
@@ -31,6 +34,9 @@ class Linear:
     inputs: int
     outputs: int
     bias: bool
+    kind: Literal["attention", "mlp"]
+    share: float = 1.0
+    """Of the tokens, how many it multiplies: an expert those that are routed to it."""
 
     @property
     def weights(self) -> int:
@@ -75,41 +81,111 @@ def linears(config: ModelConfig) -> tuple[Linear, ...]:
 
 
 def _layer(config: ModelConfig, layer: int) -> list[Linear]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, one = config.hidden_size, config.layers[layer]
+    fused = ARCHITECTURES[config.architecture].fused_in_checkpoint
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-    if ARCHITECTURES[config.architecture].fused_in_checkpoint:
-        rows = [("qkv_proj", attention, query + 2 * key), ("gate_up_proj", mlp, 2 * inner)]
-    else:
-        rows = [("q_proj", attention, query), ("k_proj", attention, key), ("v_proj", attention, key)]
-        rows += [("gate_proj", mlp, inner), ("up_proj", mlp, inner)]
-    biases = {attention: config.qkv_bias, mlp: config.mlp_bias}
-    found = [Linear(f"{part}.{name}", layer, hidden, outputs, biases[part]) for name, part, outputs in rows]
-    found.append(Linear(f"{attention}.o_proj", layer, query, hidden, config.output_bias))
-    found.append(Linear(f"{mlp}.down_proj", layer, inner, hidden, config.mlp_bias))
+    found = [
+        Linear(f"{attention}.{name}", layer, inputs, rows, bias, "attention")
+        for name, inputs, rows, bias in _projections(one.attention, hidden, fused)
+    ]
+    if one.intermediate_size:
+        found += _feed_forward(mlp, layer, hidden, one.intermediate_size, config.mlp_bias, fused)
+    if one.experts is not None:
+        found += _experts(f"model.layers.{layer}.moe" if config.gemma4 else mlp, layer, config, one.experts)
+    if config.gemma4 and (size := config.gemma4.per_layer_size):
+        above = f"model.layers.{layer}"
+        found.append(Linear(f"{above}.per_layer_input_gate", layer, hidden, size, False, "mlp"))
+        found.append(Linear(f"{above}.per_layer_projection", layer, size, hidden, False, "mlp"))
+    naming = CheckpointNames(config, ())
+    return [replace(linear, name=naming.of(linear.name)) for linear in found]
+
+
+def _experts(above: str, layer: int, config: ModelConfig, experts: ExpertsConfig) -> list[Linear]:
+    hidden, share = config.hidden_size, experts.per_token / experts.num_experts
+    found = [Linear(f"{above}.gate", layer, hidden, experts.num_experts, experts.bias, "mlp")]
+    for index in range(experts.num_experts):
+        name = f"{above}.experts.{index}"
+        found += _feed_forward(name, layer, hidden, experts.intermediate_size, experts.bias, False, share)
+    if experts.shared_size:
+        found += _feed_forward(f"{above}.shared_expert", layer, hidden, experts.shared_size, config.mlp_bias, False)
+    if experts.shared_gate:
+        found.append(Linear(f"{above}.shared_expert_gate", layer, hidden, 1, False, "mlp"))
     return found
 
 
-def norm_parameters(config: ModelConfig) -> int:
-    """Return the parameters of one layer's norms: those of the hidden size, and those of query and key."""
-    return (
-        ARCHITECTURES[config.architecture].norms_per_layer * config.hidden_size + 2 * config.head_dim * config.qk_norm
-    )
+def _projections(config: AttentionConfig, hidden: int, fused: bool) -> list[tuple[str, int, int, bool]]:
+    """Return the linears of attention: name, inputs, outputs, and whether there is a bias."""
+    heads, bias, latent = config.num_heads, config.qkv_bias, config.latent
+    if latent is None:
+        query, key = heads * config.head_dim, config.num_kv_heads * config.head_dim
+        own = [] if config.kv_donor is not None else ["k_proj"] if config.values_are_keys else ["k_proj", "v_proj"]
+        rows = {"qkv_proj": query + 2 * key} if fused else {"q_proj": query} | dict.fromkeys(own, key)
+        found = [(name, hidden, size, bias) for name, size in rows.items()]
+        return [*found, ("o_proj", query, hidden, config.output_bias)]
+    query = heads * (latent.nope_dim + latent.rope_dim)
+    if latent.query_rank is None:
+        found = [("q_proj", hidden, query, False)]
+    else:
+        found = [("q_a_proj", hidden, latent.query_rank, bias), ("q_b_proj", latent.query_rank, query, False)]
+    return [
+        *found,
+        ("kv_a_proj_with_mqa", hidden, latent.rank + latent.rope_dim, bias),
+        ("kv_b_proj", latent.rank, heads * (latent.nope_dim + latent.value_dim), False),
+        ("o_proj", heads * latent.value_dim, hidden, config.output_bias),
+    ]
+
+
+def _feed_forward(
+    above: str, layer: int, hidden: int, inner: int, bias: bool, fused: bool, share: float = 1.0
+) -> list[Linear]:
+    rows = {"gate_up_proj": 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
+    found = [Linear(f"{above}.{name}", layer, hidden, size, bias, "mlp", share) for name, size in rows.items()]
+    return [*found, Linear(f"{above}.down_proj", layer, inner, hidden, bias, "mlp", share)]
+
+
+def norm_parameters(config: ModelConfig, layer: int) -> int:
+    """Return the parameters of a layer's norms, of the hidden size and of query and key, and its other vectors."""
+    one = config.layers[layer].attention
+    norms = {"before": 2, "around": 4, "behind": 2}[config.norms] * config.hidden_size
+    if one.qk_norm == "head":
+        norms += (2 if one.kv_donor is None else 1) * one.head_dim
+    elif one.qk_norm == "width":
+        norms += (one.num_heads + one.num_kv_heads) * one.head_dim
+    if one.latent is not None:
+        norms += one.latent.rank + (one.latent.query_rank or 0)
+    experts, extra = config.layers[layer].experts, config.gemma4
+    if experts is not None and experts.routing == "sigmoid":
+        norms += experts.num_experts
+    if extra is not None:
+        norms += 1 + (config.hidden_size if extra.per_layer_size else 0)
+        norms += 4 * config.hidden_size + experts.num_experts if experts is not None else 0
+    return norms + one.sinks * one.num_heads
 
 
 def count_parameters(config: ModelConfig) -> Parameters:
     """Return the numbers of parameters by kind."""
-    sizes = {"self_attn": 0, "mlp": 0}
+    sizes = {"attention": 0, "mlp": 0}
     for linear in linears(config):
-        sizes[linear.name.split(".")[3]] += linear.parameters
+        sizes[linear.kind] += linear.parameters
     embedding = config.vocab_size * config.hidden_size
+    per_layer, norm_per_layer = _per_layer_embedding(config)
     return Parameters(
-        embedding=embedding,
-        attention=sizes["self_attn"],
+        embedding=embedding + per_layer,
+        attention=sizes["attention"],
         mlp=sizes["mlp"],
-        norms=config.num_layers * norm_parameters(config) + config.hidden_size,
+        norms=sum(norm_parameters(config, layer) for layer in range(config.num_layers))
+        + config.hidden_size
+        + norm_per_layer,
         lm_head=0 if config.tie_word_embeddings else embedding,
     )
+
+
+def _per_layer_embedding(config: ModelConfig) -> tuple[int, int]:
+    """Return the parameters of Gemma 4's embeddings for each layer and what projects to them, and of their norm."""
+    if config.gemma4 is None or not config.gemma4.per_layer_size:
+        return 0, 0
+    width = config.num_layers * config.gemma4.per_layer_size
+    return (config.gemma4.per_layer_vocab + config.hidden_size) * width, config.gemma4.per_layer_size
 
 
 def split_excluded(
@@ -174,28 +250,36 @@ class Shape:
     def _stage(self, parallel: Parallel, layers: range, first: bool, last: bool) -> Stage:
         config, base, tensor = self.config, self.precision.base, parallel.tensor
         quantized, kept = split_excluded(config, self.excluded)
-        flops: Counter[Arithmetic] = Counter()
-        linear_bytes = 0.0
+        flops: dict[Arithmetic, float] = defaultdict(float)
+        sizes: Counter[float] = Counter()  # bytes, by the share of tokens
         plain: Arithmetic = "float32" if base == 4 else "fp16"
         for linear in (one for one in quantized if one.layer in layers):
-            linear_bytes += linear.bytes(self.precision)
-            flops[self.precision.arithmetic] += 2 * linear.weights
+            sizes[linear.share] += linear.bytes(self.precision)
+            flops[self.precision.arithmetic] += 2 * linear.weights * linear.share
         for linear in (one for one in kept if one.layer in layers):
-            linear_bytes += linear.parameters * base
-            flops[plain] += 2 * linear.weights
+            sizes[linear.share] += linear.parameters * base
+            flops[plain] += 2 * linear.weights * linear.share
         table = config.vocab_size * config.hidden_size * base / tensor
-        norms = (len(layers) * norm_parameters(config) + last * config.hidden_size) * base
+        norms = (sum(norm_parameters(config, layer) for layer in layers) + last * config.hidden_size) * base
+        sizes[1.0] += norms * tensor  # each GPU has them all
+        own = [config.layers[layer].attention for layer in layers]
+        extra = sum(_per_layer_embedding(config)) * base
         copies = first + last - (first and last and config.tie_word_embeddings)
         return Stage(
-            windows=config.windows[layers.start : layers.stop],
-            weight_bytes=round(linear_bytes / tensor + norms + copies * table),
-            linear_bytes=linear_bytes / tensor + norms,
+            layers=tuple(
+                AttentionWork(
+                    window=one.window if one.chunk is None else one.chunk,
+                    flops=2 * one.num_heads * (one.head_dim + one.value_dim) / tensor,
+                    kv_bytes=_stored(one) * self.kv_number_bytes / (1 if one.latent else tensor),
+                )
+                for one in own
+            ),
+            weight_bytes=round(sum(sizes.values()) / tensor + copies * table + first * extra),
+            linear_bytes={share: size / tensor for share, size in sizes.items()},
             head_bytes=table * last,
             flops_per_token={kind: count / tensor for kind, count in flops.items()},
             head_arithmetic=plain,
             head_flops=2 * config.vocab_size * config.hidden_size / tensor * last,
-            attention_flops=4 * config.num_heads * config.head_dim / tensor,
-            kv_layer_bytes=2 * config.num_kv_heads * config.head_dim * self.kv_number_bytes / tensor,
             hidden_bytes=config.hidden_size * base,
             free_windows=self.free_windows,
         )
@@ -207,25 +291,38 @@ class Shape:
         """
         config, group = self.config, self.precision.group or 1
         # The inputs of o_proj and down_proj are split, and scales run along inputs.
-        split_inputs = (config.num_heads * config.head_dim, config.intermediate_size)
+        heads = {size for one in (layer.attention for layer in config.layers) for size in _split_heads(one)}
+        split_inputs = {one.inputs for one in linears(config) if one.name.endswith(("o_proj", "down_proj", "w2"))}
 
         def divides(tensor: int) -> bool:
-            heads = config.num_heads % tensor == 0 and config.num_kv_heads % tensor == 0
-            return heads and all(size % tensor == 0 and size // tensor % group == 0 for size in split_inputs)
+            return all(size % tensor == 0 for size in heads) and all(
+                size % tensor == 0 and size // tensor % group == 0 for size in split_inputs
+            )
 
         return [size for size in range(1, min(limit, GPUS_PER_MACHINE) + 1) if size == 1 or divides(size)]
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """What attention of one layer takes, on one GPU."""
+
+    window: int | None
+    """How many tokens it reaches back; None: all."""
+    flops: float
+    """Per token and token attended: scores and weighted sum."""
+    kv_bytes: float
+    """Of a key and a value of one token; multi-query, grouped and multi-head attention differ in it alone."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One GPU's part of the model; sizes in bytes, work in floating-point operations."""
 
-    windows: tuple[int | None, ...]
-    """The window of each layer; None: it sees all tokens."""
+    layers: tuple[AttentionWork, ...]
     weight_bytes: int
     """The bytes of the weights that stay in the GPU's memory."""
-    linear_bytes: float
-    """The bytes that every step reads, without those of lm_head; of the embedding a step reads a few rows only."""
+    linear_bytes: Mapping[float, float]
+    """The bytes of the layers' weights, without those of lm_head, by the share of the tokens that they multiply."""
     head_bytes: float
     """The bytes of lm_head, which every step reads that samples."""
     flops_per_token: Mapping[Arithmetic, float]
@@ -233,25 +330,52 @@ class Stage:
     head_arithmetic: Arithmetic
     head_flops: float
     """The work of lm_head per sampled token."""
-    attention_flops: float
-    """The work per layer, token and token attended: scores and weighted sum."""
-    kv_layer_bytes: float
-    """The bytes of a key and a value per token and layer; multi-query, grouped and multi-head attention differ in
-    ``num_kv_heads`` alone."""
     hidden_bytes: int
     """One token's hidden state, which GPUs exchange."""
     free_windows: bool
 
     @cached_property
-    def _layers_by_window(self) -> Mapping[int | None, int]:
+    def _kinds(self) -> Mapping[AttentionWork, int]:
         """A plan asks thousands of times for the sum over the layers, and there are few kinds of them."""
-        return Counter(self.windows)
+        return Counter(self.layers)
 
-    def attended(self, context: float) -> float:
-        """Return the tokens attended, summed over the layers, by a token at ``context``."""
-        return sum(layers * min(context, window or context) for window, layers in self._layers_by_window.items())
+    @property
+    def kv_token_bytes(self) -> float:
+        """Bytes of a token in the cache, without windows."""
+        return sum(layers * work.kv_bytes for work, layers in self._kinds.items())
+
+    def read_bytes(self, tokens: float) -> float:
+        """Return the bytes of the layers' weights that a step of ``tokens`` reads, on average.
+
+        An expert is read if any of the tokens is routed to it; all experts are taken to be equally likely. Of the
+        embedding a step reads a few rows only.
+        """
+        return sum(size * (1 - (1 - share) ** tokens) for share, size in self.linear_bytes.items())
+
+    def attention_flops(self, context: float) -> float:
+        """Return the work of attention of one token at ``context``, in all layers."""
+        return sum(layers * work.flops * _reach(work, context) for work, layers in self._kinds.items())
+
+    def attended_bytes(self, context: float) -> float:
+        """Return the bytes of the keys and values that a token at ``context`` attends to, in all layers."""
+        return sum(layers * work.kv_bytes * _reach(work, context) for work, layers in self._kinds.items())
 
     def kv_bytes(self, length: float) -> float:
         """Return the bytes that a sequence of ``length`` tokens keeps in the cache."""
-        held = self.attended(length) if self.free_windows else length * len(self.windows)
-        return held * self.kv_layer_bytes
+        return self.attended_bytes(length) if self.free_windows else length * self.kv_token_bytes
+
+
+def _split_heads(config: AttentionConfig) -> tuple[int, ...]:
+    """Return the numbers of heads that GPUs must share evenly; each has the latent vector whole."""
+    return (config.num_heads,) if config.latent else (config.num_heads, config.num_kv_heads)
+
+
+def _stored(config: AttentionConfig) -> int:
+    """Return how many numbers a token has in the cache; in latent attention the value is a part of the key."""
+    if config.kv_donor is not None:
+        return 0
+    return config.num_kv_heads * (config.head_dim + (0 if config.latent else config.value_dim))
+
+
+def _reach(work: AttentionWork, context: float) -> float:
+    return min(context, work.window or context)

@@ -26,10 +26,10 @@ _SHARES = (0.25, 0.5, 0.9)
 """How much of the longest sequence the prompts fill."""
 _PROBES = 8
 """Examples that are used to find the layers; the longest ones."""
-_AFTER_NORM = dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), ("input_layernorm",)) | dict.fromkeys(
-    ("gate_proj", "up_proj", "gate_up_proj"), ("pre_feedforward_layernorm", "post_attention_layernorm")
+_AFTER_NORM = dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "attention_norm") | dict.fromkeys(
+    ("gate_proj", "up_proj", "gate_up_proj"), "mlp_norm"
 )
-"""The norm before a linear, Gemma's name first."""
+"""The model's name for the norm before a linear."""
 KV_CACHE = "KV cache"
 _LARGEST_CODE = {"FP8": E4M3_MAX, "W4A8_AWQ": E4M3_MAX, "NVFP4": E4M3_MAX * E2M1_MAX, "W8A8_SQ_PER_CHANNEL": 127.0}
 """The largest multiple of ``input_scale`` that an input keeps, by scheme."""
@@ -249,7 +249,5 @@ def _gain(scorer: Scorer, name: str) -> Tensor | float:
     smoothed: Tensor | None = getattr(scorer.linears[name], "pre_quant_scale", None)
     gain = 1.0 if smoothed is None else smoothed.float()
     layer, last = scorer.model.get_submodule(".".join(name.split(".")[:3])), name.rpartition(".")[2]
-    for norm in _AFTER_NORM.get(last, ()):
-        if isinstance(module := getattr(layer, norm, None), RmsNorm):
-            return gain * module.gain()
-    return gain
+    norm = getattr(layer, _AFTER_NORM.get(last, ""), None)
+    return gain * norm.gain() if isinstance(norm, RmsNorm) else gain

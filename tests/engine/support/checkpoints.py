@@ -48,6 +48,15 @@ _LONGROPE = {
     "long_factor": [2.0 + 0.5 * place for place in range(8)],
     "original_max_position_embeddings": 512,
 }
+_GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 24, "sliding_window": 8, "final_logit_softcapping": 1.5,
+    "hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+_LATENT = {
+    "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, biases, tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -75,11 +84,127 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma3, with images": (
+        "Gemma3",
+        {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 32, "sliding_window": 8, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.5},
+    ),
+    "gemma4": ("Gemma4Text", _GEMMA4),
+    "gemma4, shared": (
+        "Gemma4Text",
+        _GEMMA4
+        | {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 3},
+    ),
+    "gemma4, experts": (
+        "Gemma4Text",
+        _GEMMA4
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 40}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "mistral, with images": ("Mistral3", {"model_type": "mistral", "sliding_window": None, "head_dim": 24}),
+    "ministral3": ("Ministral3", {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.4}, "head_dim": 24}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 24, "attention_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "qwen3moe": ("Qwen3Moe", _EXPERTS | {"head_dim": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen2moe": ("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "glm4moe": (
+        "Glm4Moe",
+        _EXPERTS
+        | {
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "head_dim": 16,
+        },
+    ),
+    "deepseek2": (
+        "DeepseekV2",
+        _EXPERTS
+        | _LATENT
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.3},
+    ),
+    "deepseek2, greedy": (
+        "DeepseekV2",
+        _EXPERTS | _LATENT | {"n_routed_experts": 8, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        _EXPERTS
+        | _LATENT
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2}
+        | {"rope_parameters": _YARN_ALL},
+    ),
+    "deepseek3, halves": (
+        "DeepseekV3",
+        _EXPERTS | _LATENT | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    ),
+    "glm4moelite": ("Glm4MoeLite", _EXPERTS | _LATENT | {"n_routed_experts": 8, "rms_norm_eps": 1e-3}),
+    "mistral4": (
+        "Mistral4",
+        _EXPERTS | _LATENT | {"n_routed_experts": 8, "rope_parameters": _YARN_ALL | {"llama_4_scaling_beta": 0.4}},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 8, "swiglu_limit": 0.8},
+    ),
+    "llama4": (
+        "Llama4Text",
+        {
+            "intermediate_size_mlp": 56,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1],
+            "head_dim": 16,
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.4,
+        },
+    ),
     "phi3": ("Phi3", {}),
     "phi3, partial, windows": ("Phi3", {"sliding_window": 8, "partial_rotary_factor": 0.5}),
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
 }
-_MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM"}
+NOT_NATIVE = {
+    "deepseek2", "deepseek2, greedy", "deepseek3", "deepseek3, halves", "glm4moelite", "mistral4", "gemma4",
+    "gemma4, shared", "gemma4, experts",
+}  # fmt: skip
+"""What only PyTorch computes; the native step refuses it by name."""
+_MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}
+_TINY_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_WITH_IMAGES = ("Gemma3", "Mistral3")
+"""Models whose text part is served."""
 
 
 @functools.cache
@@ -87,19 +212,28 @@ def checkpoint(name: str) -> Path:
     """Return the directory of a checkpoint; made once per session."""
     kind, special = ARCHITECTURES[name]
     torch.manual_seed(sum(map(ord, name)))
-    config = getattr(transformers, f"{kind}Config")(**(_SMALL | special))
-    model = getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}ForCausalLM"))(config).eval()
+    configuration = getattr(transformers, f"{kind}Config")
+    if kind in _WITH_IMAGES:
+        config = configuration(text_config=_SMALL | special, vision_config=_TINY_VISION)
+    else:
+        config = configuration(**(_SMALL | special))
+    model = _class_of(kind)(config).eval()
     directory = Path(_folder().name) / name.replace(", ", "-").replace(" ", "-")
-    _vary(model)
+    vary(model)
     model.save_pretrained(directory)
     return directory
 
 
-def _vary(model: Any) -> None:
+def _class_of(kind: str) -> Any:
+    suffix = "ForConditionalGeneration" if kind in _WITH_IMAGES else "ForCausalLM"
+    return getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}{suffix}"))
+
+
+def vary(model: Any) -> None:
     """Shake norms and biases: as transformers makes them, all ones or zeros, no test could tell one from another."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if parameter.dim() == 1 or "bias" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
         if model.config.tie_word_embeddings:
             model.get_input_embeddings().weight *= 0.1  # or each token would only call for itself
@@ -108,8 +242,7 @@ def _vary(model: Any) -> None:
 @functools.cache
 def reference(name: str) -> Any:
     """Return the checkpoint as a transformers model, float32, plain attention."""
-    kind = ARCHITECTURES[name][0]
-    model = getattr(transformers, _MODEL_CLASS.get(kind, f"{kind}ForCausalLM"))
+    model = _class_of(ARCHITECTURES[name][0])
     return model.from_pretrained(checkpoint(name), dtype=torch.float32, attn_implementation="eager").eval()
 
 

@@ -24,7 +24,7 @@ from triton.runtime import JITFunction, driver
 
 from inflight.engine.attention import triton_kernels
 from inflight.engine.attention.plan import Card, Tile, common_tile, long_tile, plan, short_tile
-from inflight.engine.attention.store import StoredKv
+from inflight.engine.kvcache.memory_pool import StoredKv
 from tests.engine.support.compile_kernels import Absent
 
 _KV_HEADS, _GROUP, _DIM = 8, 4, 128

@@ -20,9 +20,10 @@ import torch
 import triton
 from triton.runtime import JITFunction, driver
 
-from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.cuda.elementwise import Residual
+from inflight.engine.kvcache.memory_pool import StoredKv
 from inflight.engine.models.layers import RmsNorm
 
 _HEADS, _KV_HEADS, _DIM, _HIDDEN, _INNER = 32, 8, 128, 4096, 14_336

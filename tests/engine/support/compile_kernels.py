@@ -19,10 +19,11 @@ from triton.runtime import JITFunction, driver
 
 from inflight.engine.attention import triton_kernels
 from inflight.engine.attention.plan import Card, common_tile, long_tile, plan, short_tile
-from inflight.engine.attention.store import HeadNorms, StoredKv, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.cuda.draw import draw
 from inflight.engine.cuda.elementwise import Residual
+from inflight.engine.kvcache.memory_pool import StoredKv
 from inflight.engine.models.layers import RmsNorm
 
 _SLOTS, _HEADS, _KV_HEADS = 64, 8, 2

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.config import read_model_config
-from inflight.engine.models.decoder import DecoderModel, make_model
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.reading import read_model_config
 from inflight.engine.native import bindings
 from inflight.engine.native.bindings import NativeError, instruction_sets
 
@@ -33,6 +33,7 @@ _SMALL = {
     "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "odd sizes": {
@@ -53,20 +54,47 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "long groups": {"architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 384},
     "wide heads": {"architectures": ["LlamaForCausalLM"], "head_dim": 256, "num_key_value_heads": 4},
+    "soft caps": {
+        "architectures": ["Gemma2ForCausalLM"], "head_dim": 40, "sliding_window": 50, "attn_logit_softcapping": 1.0,
+        "final_logit_softcapping": 2.0,
+    },
+    "interleaved": {"architectures": ["Glm4ForCausalLM"], "head_dim": 24},
+    "norms behind": {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 50},
+    "experts": {
+        "architectures": ["Qwen3MoeForCausalLM"], **_EXPERTS, "head_dim": 32, "norm_topk_prob": True,
+        "mlp_only_layers": [0], "num_hidden_layers": 3,
+    },
+    "shared expert": {
+        "architectures": ["Qwen2MoeForCausalLM"], **_EXPERTS, "shared_expert_intermediate_size": 140,
+    },
+    "groups of experts": {
+        "architectures": ["Glm4MoeForCausalLM"], **_EXPERTS, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.5, "use_qk_norm": True, "head_dim": 16, "first_k_dense_replace": 1,
+    },
+    "sinks": {
+        "architectures": ["GptOssForCausalLM"], **_EXPERTS, "head_dim": 16, "sliding_window": 50, "swiglu_limit": 1.5,
+    },
+    "chunks": {
+        "architectures": ["Llama4ForCausalLM"], **_EXPERTS, "num_experts_per_tok": 1, "intermediate_size_mlp": 144,
+        "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0], "head_dim": 16, "attention_chunk_size": 64,
+        "floor_scale": 32, "attn_scale": 0.4,
+    },
 }  # fmt: skip
 """Shapes of models, by what is special about them."""
+ROUTED = ("experts", "shared expert", "groups of experts", "sinks", "chunks")
+"""Those whose tokens choose experts: what differs a little may choose others."""
 
 
 def random_decoder(name: str, dtype: torch.dtype = torch.float32, vocab_size: int = VOCAB) -> DecoderModel:
     """Return a model of this shape; its activations are about one in size."""
     config = read_model_config(_SMALL | SHAPES[name] | {"vocab_size": vocab_size})
-    model = make_model(config, 4096).to(dtype)
+    model = DecoderModel(config, 4096).to(dtype)
     generator = torch.Generator().manual_seed(0)
     held = {}
     for key, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
         if "norm" in key:
-            values = values * 0.2 + (0.0 if name == "gemma" else 1.0)
+            values = values * 0.2 + (0.0 if config.norm_kind == "offset" else 1.0)
         elif "embed" not in key and parameter.dim() > 1:
             values /= parameter.shape[-1] ** 0.5
         held[key] = values.to(dtype)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
-from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention, stored_layers
+from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
-from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.layers import AttentionOptions
+from inflight.engine.models.reading import read_model_config
 from inflight.engine.transfer import TokenIds
 
 BLOCKS, LAYERS = 40, 2
@@ -53,7 +55,7 @@ def filled(
     else:
         tensors = KvPool(config, BLOCKS, block_size, dtype, device)
     generator = torch.Generator().manual_seed(len(ranges))
-    size = tensors.keys.shape[2]
+    size = tensors.slots
     everything = torch.full((size, config.num_kv_heads, config.head_dim), torch.nan, dtype=dtype, device=device)
     for layer in range(LAYERS):
         tensors.write(layer, torch.arange(size, device=device), everything, everything)
@@ -79,7 +81,7 @@ def both(
     """Return what the kernels see, and what the reference sees, after both have stored the same."""
     ranges = ranges_of(lengths, block_size)
     ours, theirs = (filled(config, ranges, block_size, dtype, kind, device) for _ in range(2))
-    step = (1, *activations(config, ranges, dtype, device, kind), window, config.attention_scale)
+    step = (1, *activations(config, ranges, dtype, device, kind), AttentionOptions(config.attention_scale, window))
     expected = TorchAttention(theirs, ranges, block_size)(*step)
     seen = kernels_see(ours, ranges, block_size, *step)
     for mine, its in zip(ours.parts, theirs.parts, strict=True):
@@ -92,9 +94,9 @@ def kernels_see(
 ) -> Tensor:
     """Return what a step's attention by the kernels is; ``step``: what the model calls it with."""
     tokens = ranges[-1].first + ranges[-1].count
-    tables = BlockTables(len(ranges), BLOCKS, block_size, tensors.keys.device)
+    tables = BlockTables(len(ranges), BLOCKS, block_size, tensors.device)
     _, layout = StepLayout.of(TokenIds([0] * tokens), ranges, tables)
-    return TritonAttention(stored_layers(tensors), layout, block_size, one_tile)(*step)
+    return TritonAttention(tensors.layers, layout, block_size, one_tile)(*step)
 
 
 def activations(

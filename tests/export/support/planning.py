@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inflight.engine.models.config import ModelConfig, read_model_config
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.reading import read_model_config
 
 SHAPES = Path(__file__).parents[1] / "shapes"
 GIB = 2**30

@@ -106,7 +106,7 @@ def _of_four_bits(weights: Args, inputs: Args | None, stored: str) -> str | None
     if (weights.bits, weights.symmetric) != (4, True):
         return None
     if stored == _MXFP4:
-        return "MXFP4_WEIGHTS" if (weights.strategy, weights.group, inputs) == ("group", MXFP4_BLOCK, None) else None
+        return "MXFP4" if (weights.strategy, weights.group, inputs) == ("group", MXFP4_BLOCK, None) else None
     if (weights.strategy, weights.group) != ("tensor_group", NVFP4_BLOCK):
         return None
     if inputs is None:

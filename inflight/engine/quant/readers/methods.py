@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.engine.quant.config import Quantization
-from inflight.engine.quant.readers import awq, compressed_tensors, fp8, gptq, modelopt
+from inflight.engine.quant.readers import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
@@ -22,6 +22,7 @@ READERS: dict[str, Reader] = {
     "compressed-tensors": compressed_tensors.read,
     "gptq": gptq.read,
     "awq": awq.read,
+    "mxfp4": mxfp4.read,
 }
 
 

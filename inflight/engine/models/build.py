@@ -1,0 +1,12 @@
+"""Chooses the model that computes an architecture."""
+
+from __future__ import annotations
+
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.gemma4 import Gemma4Model
+
+
+def build_model(config: ModelConfig, served_length: int) -> DecoderModel:
+    """Return the model for ``config``, without weights; ``served_length``: the longest sequence to serve."""
+    return (Gemma4Model if config.gemma4 else DecoderModel)(config, served_length)

@@ -1,0 +1,153 @@
+"""How each architecture's ``config.json`` describes its experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.engine.models.config import ExpertsConfig
+from inflight.engine.models.fields import AMOUNT, COUNT, FLAG, INDEX, INDICES, NUMBER, Fields
+from inflight.errors import DeploymentError
+
+
+def qwen_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Qwen2-MoE, which has a shared expert, and Qwen3-MoE."""
+    step = fields.given("decoder_sparse_step", 1, COUNT)
+    if layer in fields.given("mlp_only_layers", [], INDICES) or (layer + 1) % step:
+        return None
+    shared = fields.given("shared_expert_intermediate_size", 0, INDEX)
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=fields.required("moe_intermediate_size"),
+        routing="softmax",
+        normalized=fields.given("norm_topk_prob", False, FLAG),
+        shared_size=shared,
+        shared_gate=shared > 0,
+    )
+
+
+def mixtral_experts(fields: Fields, layer: int) -> ExpertsConfig:
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=fields.required("intermediate_size"),
+        routing="softmax",
+        normalized=True,
+    )
+
+
+def olmoe_experts(fields: Fields, layer: int) -> ExpertsConfig:
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=fields.required("intermediate_size"),
+        routing="softmax",
+        normalized=fields.given("norm_topk_prob", False, FLAG),
+    )
+
+
+def gpt_oss_experts(fields: Fields, layer: int) -> ExpertsConfig:
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=fields.required("intermediate_size"),
+        routing="chosen_softmax",
+        normalized=True,
+        bias=True,
+        clamp=fields.given("swiglu_limit", 7.0, NUMBER),
+        clamped_slope=fields.given("swiglu_alpha", 1.702, NUMBER),
+    )
+
+
+def sigmoid_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """GLM-4 MoE and DeepSeek-V3."""
+    if _is_dense(fields, layer):
+        return None
+    size = fields.required("moe_intermediate_size")
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=size,
+        routing="sigmoid",
+        normalized=fields.given("norm_topk_prob", True, FLAG),
+        scale=fields.given("routed_scaling_factor", 1.0, AMOUNT),
+        groups=fields.given("n_group", 1, COUNT),
+        groups_per_token=fields.given("topk_group", 1, COUNT),
+        shared_size=size * fields.given("n_shared_experts", 1, INDEX),
+    )
+
+
+def deepseek2_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    if _is_dense(fields, layer):
+        return None
+    method = fields.data.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise DeploymentError(
+            f"config.json: topk_method is {method!r}; supported are 'greedy' and 'group_limited_greedy'"
+        )
+    grouped, size = method != "greedy", fields.required("moe_intermediate_size")
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=size,
+        routing="softmax",
+        normalized=False,  # whatever norm_topk_prob says
+        scale=fields.given("routed_scaling_factor", 1.0, AMOUNT),
+        groups=fields.given("n_group", 1, COUNT) if grouped else 1,
+        groups_per_token=fields.given("topk_group", 1, COUNT) if grouped else 1,
+        group_best=1,
+        shared_size=size * fields.given("n_shared_experts", 2, INDEX),
+    )
+
+
+def mistral4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    experts = sigmoid_experts(fields, layer)
+    return experts and replace(experts, routing="softmax")
+
+
+def _is_dense(fields: Fields, layer: int) -> bool:
+    """Return whether a layer has an ordinary feed-forward, by either way of saying it."""
+    kinds = fields.data.get("mlp_layer_types")
+    if kinds is None:
+        return bool(layer < fields.given("first_k_dense_replace", 0, INDEX))
+    count = fields.required("num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != count or not {"dense", "sparse"}.issuperset(map(str, kinds)):
+        raise DeploymentError(
+            f"config.json: mlp_layer_types is {kinds!r}; it must be a list of {count}, each dense or sparse"
+        )
+    return kinds[layer] == "dense"
+
+
+def gemma4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Gemma 4, where they are beside the feed-forward."""
+    if not fields.given("enable_moe_block", False, FLAG):
+        return None
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("top_k_experts"),
+        intermediate_size=fields.required("moe_intermediate_size"),
+        routing="softmax",
+        normalized=True,
+    )
+
+
+def llama4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    step = fields.given("interleave_moe_layer_step", 1, COUNT)
+    if layer not in fields.given(
+        "moe_layers", [index for index in range(layer + 1) if (index + 1) % step == 0], INDICES
+    ):
+        return None
+    return ExpertsConfig(
+        num_experts=num_experts(fields),
+        per_token=fields.required("num_experts_per_tok"),
+        intermediate_size=fields.required("intermediate_size"),
+        routing="input_sigmoid",
+        normalized=False,
+        shared_size=fields.required("intermediate_size"),
+    )
+
+
+def num_experts(fields: Fields) -> int:
+    """Return the number of experts, by whichever of its names the file has."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return fields.required(next((name for name in names if name in fields.data), names[0]))

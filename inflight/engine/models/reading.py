@@ -1,0 +1,328 @@
+"""Reads ``config.json`` into a ``ModelConfig``: old spellings and new, and the text part of models with images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inflight.engine.models.architectures import ARCHITECTURES, Architecture
+from inflight.engine.models.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    Gemma4Config,
+    LatentConfig,
+    LayerConfig,
+    ModelConfig,
+    QkNorm,
+    QueryScaling,
+)
+from inflight.engine.models.fields import (
+    AMOUNT,
+    COUNT,
+    FACTORS,
+    FLAG,
+    INDEX,
+    LENGTH,
+    MOST,
+    NUMBER,
+    Fields,
+    given,
+)
+from inflight.engine.models.gemma4_reading import gemma4_layers
+from inflight.engine.models.rope import yarn_sharpening
+from inflight.errors import DeploymentError, nearest
+
+CONDITIONAL = "ForConditionalGeneration"
+"""The end of the names of architectures that also take images or sound; their text parts are served."""
+_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+_UNSUPPORTED = {
+    "use_bidirectional_attention": (False, "vision"),  # text cannot attend to later tokens, and images are not served
+    "is_causal": (True,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+}
+"""Options, each with the values, beside null, that say that it is not used."""
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_SLIDING, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
+_OF_ROPE = {
+    "factor": NUMBER,
+    "original_max_position_embeddings": NUMBER,
+    "low_freq_factor": NUMBER,
+    "high_freq_factor": NUMBER,
+    "attention_factor": NUMBER,
+    "beta_fast": AMOUNT,
+    "beta_slow": AMOUNT,
+    "mscale": AMOUNT,
+    "mscale_all_dim": AMOUNT,
+    "llama_4_scaling_beta": AMOUNT,
+    "truncate": FLAG,
+    "short_factor": FACTORS,
+    "long_factor": FACTORS,
+}
+"""The parameters of rotary embeddings."""
+
+
+def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
+    """Read ``config.json``.
+
+    Raises:
+        DeploymentError: the architecture or one of its options is not supported; it names both.
+    """
+    name, text = _text_part(data)
+    architecture = ARCHITECTURES[name]
+    fields = Fields(text, architecture.defaults)
+    for option, harmless in _UNSUPPORTED.items():
+        value = fields.data.get(option)
+        if value is not None and value not in harmless and not (architecture.softcaps and option in _SOFTCAPS):
+            raise DeploymentError(f"config.json: {option} is {value}; it is not supported")
+    activation = fields.data.get("hidden_activation") or fields.data.get("hidden_act") or "silu"
+    if activation not in _ACTIVATIONS:
+        raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(_ACTIVATIONS)}")
+    hidden_size = fields.required("hidden_size")
+    return ModelConfig(
+        architecture=name,
+        vocab_size=fields.required("vocab_size"),
+        hidden_size=hidden_size,
+        layers=_layers(architecture, fields),
+        max_position_embeddings=fields.required("max_position_embeddings"),
+        rms_norm_eps=fields.given("rms_norm_eps", 1e-6, NUMBER),
+        activation=activation,
+        tie_word_embeddings=fields.given("tie_word_embeddings", False, FLAG),
+        mlp_bias=fields.given("mlp_bias", False, FLAG),
+        dtype=fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32",
+        is_text_part=text is not data,
+        norms=architecture.norms,
+        norm_kind=architecture.norm_kind,
+        embedding_scale=hidden_size**0.5 if architecture.scaled_embeddings else 1.0,
+        logit_softcap=fields.given("final_logit_softcapping", 0, AMOUNT) or None,
+        gemma4=_gemma4(fields) if architecture.gemma4 else None,
+    )
+
+
+def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the architecture of the model's text part, and the fields of that part."""
+    names = data.get("architectures")
+    name = str(names[0] if isinstance(names, list) and names else names or "none")
+    text = data.get("text_config")
+    if name.endswith(CONDITIONAL) and isinstance(text, Mapping):
+        kind = text.get("model_type")
+        for architecture, row in ARCHITECTURES.items():
+            if kind in row.text_types:
+                own = {key: value for key, value in text.items() if value is not None}
+                types = {key: data[key] for key in ("dtype", "torch_dtype") if data.get(key)}
+                tied = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
+                return architecture, own | types | tied
+        known = sorted(kind for row in ARCHITECTURES.values() for kind in row.text_types)
+        raise DeploymentError(
+            f"config.json: the text part of {name} is of model_type {kind!r}, which is not supported; supported: "
+            f"{', '.join(known)}"
+        )
+    if name not in ARCHITECTURES:
+        raise DeploymentError(
+            f"config.json: architecture {name} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"{nearest(name, list(ARCHITECTURES))}"
+        )
+    return name, data
+
+
+def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ...]:
+    kinds = _layer_kinds(architecture, fields)
+    rotated = _rotated_layers(architecture, fields, len(kinds))
+    layers = []
+    for index, kind in enumerate(kinds):
+        experts = architecture.experts(fields, index) if architecture.experts else None
+        if experts is not None:
+            _check_experts(experts)
+        has_both = experts is None or architecture.gemma4
+        size = fields.required(architecture.dense_size) if has_both else 0
+        layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
+    return gemma4_layers(fields, kinds, layers) if architecture.gemma4 else tuple(layers)
+
+
+def _gemma4(fields: Fields) -> Gemma4Config:
+    vocab = fields.given("vocab_size_per_layer_input", 262_144, COUNT)
+    return Gemma4Config(fields.given("hidden_size_per_layer_input", 256, INDEX), vocab)
+
+
+def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: bool) -> AttentionConfig:
+    if architecture.latent:
+        return _latent_attention(architecture, fields)
+    heads = fields.required("num_attention_heads")
+    kv_heads = fields.given("num_key_value_heads", heads, COUNT)
+    head_dim = fields.given("head_dim", fields.required("hidden_size") // heads, COUNT)
+    if heads % kv_heads or head_dim % 2 or not head_dim:
+        raise DeploymentError(
+            f"config.json: num_attention_heads is {heads}, num_key_value_heads {kv_heads} and head_dim {head_dim}; "
+            "the second must divide the first, and the third must be even"
+        )
+    scalar = fields.given("query_pre_attn_scalar", head_dim, NUMBER) if architecture.scalar else head_dim
+    if architecture.gemma4:
+        scalar = 1.0
+    bias = fields.given("attention_bias", False, FLAG)
+    rope = _rope(architecture, fields, kind, head_dim) if rotated else None
+    return AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=scalar**-0.5,
+        qkv_bias=bias or architecture.qkv_bias,
+        output_bias=bias and architecture.biased_output,
+        qk_norm=_qk_norm(architecture, fields, rotated),
+        window=_window(fields) if kind == _SLIDING else None,
+        chunk=fields.given("attention_chunk_size", None, COUNT) if kind == _CHUNKED else None,
+        rope=rope,
+        interleaved=architecture.interleaved,
+        query_scaling=_query_scaling(architecture, fields, rope),
+        softcap=fields.given("attn_logit_softcapping", 0, AMOUNT) or None,
+        sinks=architecture.sinks,
+    )
+
+
+def _latent_attention(architecture: Architecture, fields: Fields) -> AttentionConfig:
+    latent = LatentConfig(
+        rank=fields.required("kv_lora_rank"),
+        query_rank=fields.given("q_lora_rank", None, COUNT),
+        nope_dim=fields.required("qk_nope_head_dim"),
+        rope_dim=fields.required("qk_rope_head_dim"),
+        value_dim=fields.required("v_head_dim"),
+        eps=1e-6,  # whatever rms_norm_eps says
+    )
+    if latent.rope_dim % 2:
+        raise DeploymentError(f"config.json: qk_rope_head_dim is {latent.rope_dim}; it must be even")
+    rope = dict(_rope(architecture, fields, _FULL, latent.rope_dim))
+    scale = (latent.nope_dim + latent.rope_dim) ** -0.5
+    if rope["rope_type"] != "default" and rope.get("mscale_all_dim"):
+        scale *= yarn_sharpening(rope["factor"], rope["mscale_all_dim"]) ** 2
+    bias = fields.given("attention_bias", False, FLAG)
+    return AttentionConfig(
+        num_heads=fields.required("num_attention_heads"),
+        num_kv_heads=1,
+        head_dim=latent.rank + latent.rope_dim,
+        scale=scale,
+        qkv_bias=bias,
+        output_bias=bias,
+        rope=rope,
+        interleaved=fields.given("rope_interleave", True, FLAG),
+        query_scaling=_query_scaling(architecture, fields, rope),
+        latent=latent,
+    )
+
+
+def _qk_norm(architecture: Architecture, fields: Fields, rotated: bool) -> QkNorm:
+    option = architecture.qk_norm_option
+    if option is not None and not fields.given(option, False, FLAG):
+        return "none"
+    return architecture.qk_norm if architecture.qk_norm != "unit" or rotated else "none"
+
+
+def _query_scaling(architecture: Architecture, fields: Fields, rope: Mapping[str, Any] | None) -> QueryScaling | None:
+    if architecture.query_scaling == "no_rope" and rope is None:
+        if not fields.given("attn_temperature_tuning", True, FLAG):
+            return None
+        return QueryScaling(fields.given("attn_scale", 0.1, AMOUNT), fields.given("floor_scale", 8192, COUNT), offset=1)
+    if architecture.query_scaling == "rope" and rope is not None and rope.get("llama_4_scaling_beta"):
+        length = int(rope.get("original_max_position_embeddings") or fields.required("max_position_embeddings"))
+        return QueryScaling(rope["llama_4_scaling_beta"], length)
+    return None
+
+
+def _check_experts(experts: ExpertsConfig) -> None:
+    count, groups, kept = experts.num_experts, experts.groups, experts.groups_per_token
+    if experts.per_token > count:
+        raise DeploymentError(f"config.json: num_experts_per_tok is {experts.per_token}; there are {count} experts")
+    if (
+        count % groups
+        or kept > groups
+        or experts.per_token > count // groups * kept
+        or (groups > 1 and count < 2 * groups)
+    ):
+        raise DeploymentError(
+            f"config.json: n_group is {groups} and topk_group {kept} for {count} experts, {experts.per_token} for each "
+            "token; the groups must be of one size, two at the least, and those kept must have enough experts"
+        )
+
+
+def _window(fields: Fields) -> int | None:
+    """Return the sliding window, at most as long as any context: some files say none by the largest number they can."""
+    window = fields.given("sliding_window", None, LENGTH)
+    return window and min(window, MOST)
+
+
+def _rotated_layers(architecture: Architecture, fields: Fields, count: int) -> list[bool]:
+    """Return per layer whether it has a rotary embedding."""
+    if not architecture.no_rope:
+        return [True] * count
+    interval = fields.given("no_rope_layer_interval", 4, COUNT)
+    flags = fields.data.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(count)]
+    if not isinstance(flags, list) or len(flags) != count or not all(flag in (0, 1) for flag in flags):
+        raise DeploymentError(f"config.json: no_rope_layers is {flags!r}; it must be a list of {count}, each 0 or 1")
+    return [bool(flag) for flag in flags]
+
+
+def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
+    """Return per layer the kind of its attention; older files imply it."""
+    count = fields.required("num_hidden_layers")
+    if kinds := fields.data.get("layer_types"):
+        allowed = {_FULL, _SLIDING} | ({_CHUNKED} if architecture.chunked else set())
+        if not isinstance(kinds, list) or len(kinds) != count or not allowed.issuperset(map(str, kinds)):
+            raise DeploymentError(
+                f"config.json: layer_types is {kinds!r}; it must be a list of {count}, each of {sorted(allowed)}"
+            )
+        return kinds
+    if architecture.chunked:
+        return [_CHUNKED if rotated else _FULL for rotated in _rotated_layers(architecture, fields, count)]
+    if architecture.full_every:
+        pattern = fields.given("sliding_window_pattern", architecture.full_every, COUNT)
+        return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(count)]
+    if architecture.all_layers_slide:
+        return [_SLIDING] * count
+    if fields.data.get("use_sliding_window"):
+        return _windows_of_some(architecture, fields, count)
+    return [_FULL] * count
+
+
+def _windows_of_some(architecture: Architecture, fields: Fields, count: int) -> list[str]:
+    """Return the kinds of layers where the file says that some have a sliding window, and not which."""
+    if architecture.no_rope:
+        return [_FULL if rotated else _SLIDING for rotated in _rotated_layers(architecture, fields, count)]
+    first = fields.given("max_window_layers", count, INDEX)
+    return [_SLIDING if layer >= first else _FULL for layer in range(count)]
+
+
+def _rope(architecture: Architecture, fields: Fields, kind: str, head_dim: int) -> Mapping[str, Any]:
+    """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
+    data = fields.data
+    parameters = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise DeploymentError(f"config.json: the parameters of RoPE are {parameters!r}; an object is expected")
+    if isinstance(parameters.get(kind), Mapping):
+        parameters = parameters[kind]
+    elif kind == _SLIDING and architecture.sliding_rope == "local":
+        parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
+    elif kind == _SLIDING and architecture.sliding_rope == "plain":
+        parameters = {"rope_theta": parameters.get("rope_theta")}
+    rope = {name: value for name, value in parameters.items() if value is not None and name != "mrope_section"}
+    rope["rope_theta"] = given(rope, "rope_theta", given(data, "rope_theta", 10_000.0, NUMBER), NUMBER)
+    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    rope.pop("type", None)
+    if rope["rope_type"] in architecture.longrope_types:
+        rope["rope_type"] = "longrope"
+    if rope["rope_type"] == "mrope":  # text has the same position in each of its three parts
+        rope["rope_type"] = "default"
+    if data.get("original_max_position_embeddings"):
+        rope.setdefault("original_max_position_embeddings", data["original_max_position_embeddings"])
+    for name, kind_of in _OF_ROPE.items():
+        value = given(rope, name, None, kind_of)
+        if type(value) is int:
+            rope[name] = float(value)  # PyTorch takes no integers of more than 64 bits
+    share = given(rope, "partial_rotary_factor", given(data, "partial_rotary_factor", 1.0, NUMBER), NUMBER)
+    if architecture.latent:
+        share = 1.0  # the file's is of dimensions that are rotated and those that are not
+    if share > 1 or int(head_dim * share) % 2 or not int(head_dim * share):
+        raise DeploymentError(
+            f"config.json: partial_rotary_factor is {share} and head_dim {head_dim}; the first must be at most 1, and "
+            "their product an even number"
+        )
+    rope["partial_rotary_factor"] = share
+    rope["rope_theta"] = float(rope["rope_theta"])
+    return rope

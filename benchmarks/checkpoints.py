@@ -26,8 +26,18 @@ _TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A Mixture of Experts in place of each layer's feed-forward."""
+
+    count: int
+    per_token: int
+    size: int
+    """Intermediate size of each."""
+
+
+@dataclass(frozen=True)
 class Shape:
-    """A Llama shape, with a head of its own for the output."""
+    """A Llama shape, or with experts a Qwen3-MoE shape, with a head of its own for the output."""
 
     name: str
     parameters: float
@@ -38,6 +48,7 @@ class Shape:
     layers: int
     heads: int
     kv_heads: int
+    experts: Experts | None = None
 
 
 SMALL = Shape("6.8M", 6.8e6, VOCAB, 256, 768, 6, 4, 2)

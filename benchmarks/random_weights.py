@@ -70,10 +70,20 @@ def write_config(shape: Shape, directory: Path, fp8: bool) -> Path:
 
 
 def config_of(shape: Shape) -> dict[str, object]:
-    """Return the ``config.json`` of a Llama 3 of this shape."""
+    """Return the ``config.json`` of a Llama 3 of this shape, or where it has experts of a Qwen3-MoE."""
+    kind: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if experts := shape.experts:
+        kind = {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "head_dim": shape.hidden // shape.heads,
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+            "moe_intermediate_size": experts.size,
+            "norm_topk_prob": True,
+        }
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **kind,
         "dtype": "bfloat16",
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -99,15 +109,24 @@ def _linears(shape: Shape) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
         "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
+    feed_forwards = ["mlp"]
+    if experts := shape.experts:
+        inner, feed_forwards = experts.size, [f"mlp.experts.{number}" for number in range(experts.count)]
+        of_layer["mlp.gate"] = (experts.count, hidden)
+    for name in feed_forwards:
+        rows = dict.fromkeys((f"{name}.gate_proj", f"{name}.up_proj"), (inner, hidden))
+        of_layer |= {**rows, f"{name}.down_proj": (hidden, inner)}
     return {f"model.layers.{layer}.{name}": size for layer in range(shape.layers) for name, size in of_layer.items()}
 
 
 def _others(shape: Shape) -> dict[str, tuple[int, ...]]:
     ends = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (shape.vocab, shape.hidden))
-    norms = ("input_layernorm", "post_attention_layernorm")
-    of_layers = {f"model.layers.{layer}.{name}.weight" for layer in range(shape.layers) for name in norms}
-    return {**ends, **dict.fromkeys([*sorted(of_layers), "model.norm.weight"], (shape.hidden,))}
+    norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (shape.hidden,))
+    if shape.experts:
+        head = (shape.hidden // shape.heads,)
+        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    of_layers = {
+        f"model.layers.{layer}.{name}.weight": size for layer in range(shape.layers) for name, size in norms.items()
+    }
+    return {**ends, **of_layers, "model.norm.weight": (shape.hidden,)}

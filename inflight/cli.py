@@ -16,6 +16,10 @@ from inflight.resources import VERSION
 
 _COMMANDS = {
     "serve": "inflight.serve.command",
+    "models": "inflight.export.models",
+    "pull": "inflight.hub.commands",
+    "pack": "inflight.hub.commands",
+    "unpack": "inflight.hub.commands",
     "demo": "inflight.load.demo",
     "chat": "inflight.client.commands",
     "generate": "inflight.client.commands",

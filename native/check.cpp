@@ -15,6 +15,7 @@ bool can_pack(int from, int to) {
     case kInt8: return to == kInt8Columns || to == kInt8Sums;
     case kE4m3: return to == from || to == kE4m3Groups;
     case kInt4: return to == from || to == kInt4Zeros;
+    case kMxfp4: return to == from;
   }
   return false;
 }
@@ -35,6 +36,7 @@ bool has_groups(const InflightWeight& from) {
     case kInt4:
     case kInt4Zeros: return whole && from.outputs % 2 == 0;
     case kInt8Columns: return whole || from.group == 0;
+    case kMxfp4: return whole && from.group == kMxfp4Group;
     case kE4m3Groups: return from.group > 0;
     default: return from.group == 0;
   }

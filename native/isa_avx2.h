@@ -115,6 +115,16 @@ struct Isa {
   static void store_int(int32_t* p, I x) { _mm256_storeu_si256((I*)p, x); }
   static I shift_right(I x, int bits) { return _mm256_srli_epi32(x, bits); }
   static I and_int(I a, I b) { return _mm256_and_si256(a, b); }
+  // Words that are places among the values of E2M1 to twice these values, with kMxfp4Offset. The first of the table is
+  // zero, so that the words' upper bytes stay zero.
+  static I e2m1_words(I places) {
+    const __m128i values = _mm_setr_epi8(0, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 24);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), places);
+  }
+  // Bytes that are exponents of two plus 127 to these powers; zero becomes zero, and 255 infinity.
+  static F power_of_two(const uint8_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23));
+  }
   static I add_int(I sum, I x) {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;

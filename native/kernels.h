@@ -19,8 +19,9 @@ enum Type : int32_t {
   kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
   kInt8Columns = 5,  // weights only: a scale for each column, or for its groups too; inputs are rounded to 16 bits
   kInt8Sums = 6,     // weights only: a scale for each column; inputs are rounded to INT8; integers are added up
-  kE4m3Groups = 7,   // weights only: as kE4m3, with a scale for each column and group of inputs
-  kInt4Zeros = 8,    // weights only: as kInt4, with integers that stand for zero
+  kMxfp4 = 7,        // weights only: E2M1 with a power of two for each column and group; inputs are rounded to 16 bits
+  kE4m3Groups = 8,   // weights only: as kE4m3, with a scale for each column and group of inputs
+  kInt4Zeros = 9,    // weights only: as kInt4, with integers that stand for zero
 };
 
 constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
@@ -36,17 +37,20 @@ enum Ending : int32_t {
 
 constexpr int kNibbles = 8;           // weights of INT4 in a lane of 32 bits
 constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed
+constexpr int kMxfp4Group = 32;       // of kMxfp4: inputs that share a power of two
+constexpr int kMxfp4Offset = 12;      // is added to each weight of kMxfp4, twice its value, when it is packed
 constexpr int kShortestGroup = 16;    // of INT4: a vector's lanes
 constexpr int kLongestGroup = 128;    // of INT4; groups divide it
 constexpr int kWordGroup = 64;        // of kInt8Columns: inputs that are rounded together
 constexpr int kMostSummed = 1 << 17;  // a sum of so many products of INT8 may overflow 32 bits
 
-// What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below.
+// What a weight is packed from: `[outputs][inputs]`; INT4 as bytes `[outputs / 2][inputs]`, the even output below;
+// MXFP4 as bytes `[outputs][inputs / 2]`, the even input below.
 struct PackSource {
   Type type;
   const void* data;
-  const float* scales;  // `[outputs]`, or `[outputs][groups]`; null: none
-  const int8_t* zeros;  // the same; null: none
+  const void* scales;   // float32 `[outputs]`, or `[outputs][groups]`; MXFP4: bytes of that shape; null: none
+  const int8_t* zeros;  // the same shape; null: none
   int groups;           // of a row: how many scales it has
 };
 

@@ -171,9 +171,15 @@ inline void repeat(Body body) {
   }(std::make_integer_sequence<int, N>());
 }
 
+// The scales of a group's columns, where they are floats.
+struct FloatScales {
+  static constexpr ptrdiff_t kScaleBytes = sizeof(float);
+  static F scale(const char* scales, int vector) { return Isa::load((const float*)scales + vector * kLanes); }
+};
+
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
-struct Bytes {
+struct Bytes : FloatScales {
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
@@ -190,7 +196,7 @@ struct Bytes {
 // Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words. `Zeros`:
 // behind the scales of a group lies what is to be added to each of its integers, in 32 bits.
 template <bool Stored, bool Zeros = false>
-struct Words {
+struct Words : FloatScales {
   static constexpr bool kZeros = Zeros;
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
   static int group(const Operands& in) { return in.group; }
@@ -207,7 +213,8 @@ template <class Form>
 struct IntegerProducts {
   using Integers = Form;
   static constexpr int kTileRows = Isa::kIntegerRows;
-  static constexpr ptrdiff_t kHead = kPanel * (ptrdiff_t)sizeof(float) * (1 + Form::kZeros);  // before the integers
+  // Before the integers: scales, and what is to be added.
+  static constexpr ptrdiff_t kHead = kPanel * (Form::kScaleBytes + (Form::kZeros ? sizeof(int32_t) : 0));
   static constexpr ptrdiff_t group_bytes(int group) { return kHead + Form::bytes(group); }
 
   template <int R, int P, bool FromMemory = false>
@@ -248,8 +255,7 @@ struct IntegerProducts {
         });
       }
       for (int v = 0; v < P * kVectors; v++) {
-        const float* from = (const float*)(scales + v / kVectors * in.panel_stride) + v % kVectors * kLanes;
-        const F scale = Isa::load(from);
+        const F scale = Form::scale(scales + v / kVectors * in.panel_stride, v % kVectors);
         for (int r = 0; r < R; r++) {
           float* sum = to + r * P * kPanel + v * kLanes;
           const F by = Isa::mul(scale, Isa::set(in.scale(r, group).scale));
@@ -487,8 +493,9 @@ struct AsIntegers {
     const int size = Form::group(in);
     const char* from = in.weights;
     for (int first = 0; first < in.inputs; first += size, from += Stored::group_bytes(size)) {
-      memcpy(to, from, Stored::kHead);
-      to += Stored::kHead;
+      for (int v = 0; v < kVectors; v++, to += sizeof(F)) Isa::store((float*)to, Form::scale(from, v));
+      if (Form::kZeros) memcpy(to, from + kPanel * sizeof(float), kPanel * sizeof(int32_t));
+      if (Form::kZeros) to += kPanel * sizeof(int32_t);
       for (int k = 0; k < size; k += Form::kUnit)
         for (int v = 0; v < kVectors; v++, to += sizeof(I))
           Isa::store_int((int32_t*)to, Form::load(from + Stored::kHead, k, v));

@@ -88,6 +88,16 @@ struct Nibbles : Words<true, Zeros> {
   }
 };
 
+// MXFP4: as INT4, but that four bits are the place of a weight among all values, and scales are powers of two.
+struct Mxfp4 : Nibbles<false> {
+  static constexpr ptrdiff_t kScaleBytes = 1;
+  // Half of it, since weights are twice their values.
+  static F scale(const char* scales, int vector) {
+    return Isa::mul(Isa::power_of_two((const uint8_t*)scales + vector * kLanes), Isa::set(0.5f));
+  }
+  static I load(const char* weights, int k, int vector) { return Isa::e2m1_words(Nibbles::load(weights, k, vector)); }
+};
+
 // INT8 with inputs in INT8: `to` has sums of 32 bits, which are exact. `Stored` as of IntegerProducts.
 template <bool Stored>
 struct WholeProducts {
@@ -135,6 +145,7 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
       multiply_as<AsIntegers<Nibbles<true>, Words<false, true>>>(product, count, first, last);
       break;
     case inflight::kInt8Columns: multiply_as<Int8Columns>(product, count, first, last); break;
+    case inflight::kMxfp4: multiply_as<AsIntegers<Mxfp4, Words<false>>>(product, count, first, last); break;
     case inflight::kInt8Sums: multiply_as<Tiled<true, AsWhole>>(product, count, first, last); break;
   }
   Tiles::release();

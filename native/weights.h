@@ -4,7 +4,8 @@
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
 // Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
 // in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
-// groups, in lanes of eight inputs of a column; integers that stand for zero lie behind the scales of a group.
+// groups, in lanes of eight inputs of a column; integers that stand for zero lie behind the scales of a group. So does
+// MXFP4, whose scales are bytes.
 #pragma once
 
 #include <algorithm>
@@ -37,12 +38,13 @@ inline ptrdiff_t head_bytes(Type type) {
 
 // The bytes of a group.
 inline ptrdiff_t group_bytes(const PackedWeight& weight) {
-  const int group = group_of(weight);
-  return head_bytes(weight.type) + (ptrdiff_t)kPanel * (is_int4(weight.type) ? group / 2 : group);
+  const ptrdiff_t group = group_of(weight);
+  if (weight.type == inflight::kMxfp4) return kPanel * (1 + group / 2);
+  return head_bytes(weight.type) + kPanel * (is_int4(weight.type) ? group / 2 : group);
 }
 
 inline bool in_groups(Type type) {
-  return type == inflight::kInt8 || is_int4(type) || type == inflight::kInt8Columns;
+  return type == inflight::kInt8 || is_int4(type) || type == inflight::kInt8Columns || type == inflight::kMxfp4;
 }
 
 // The bytes from a panel's begin to an input, which is the first of a pair, of a unit, or of a group.
@@ -111,7 +113,7 @@ inline void pack_integers(const PackedWeight& to, const PackSource& source, size
 inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel,
                        float* scales) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
-  const float* given = source.scales + row * source.groups;
+  const float* given = (const float*)source.scales + row * source.groups;
   for (int group = 0; group < source.groups; group++) scales[group * kPanel] = given[group];
   for (int k = 0; k < to.inputs; k++) {
     const bool nan = is_e4m3(to.type) && (from[k] & 0x7f) == 0x7f;
@@ -123,7 +125,7 @@ inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t 
 // Packs a column of INT8 by groups, each with the column's scale if that has only one: rows have one for each group.
 inline void pack_words(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
-  const float* scales = source.scales + row * source.groups;
+  const float* scales = (const float*)source.scales + row * source.groups;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
     ((float*)panel)[column] = scales[source.groups > 1 ? first / to.group : 0];
     for (int k = first; k < std::min(first + to.group, to.inputs); k++)
@@ -131,18 +133,40 @@ inline void pack_words(const PackedWeight& to, const PackSource& source, size_t 
   }
 }
 
-// Packs a column of INT4 with an offset of 8. A lane has the first inputs of four pairs below the second ones, so that
-// each pair is masked out as two words.
+// Where the four bits of an input lie in its lane: the first inputs of four pairs below the second ones, so that each
+// pair is masked out as two words.
+inline int nibble_shift(int k) { return k % 2 * 16 + k % inflight::kNibbles / 2 * 4; }
+
+// Packs a column of INT4 with an offset of 8.
 inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row / 2 * to.inputs;
   size_t at = row * source.groups;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to), at++) {
-    ((float*)panel)[column] = source.scales[at];
+    ((float*)panel)[column] = ((const float*)source.scales)[at];
     if (source.zeros) ((int32_t*)panel)[kPanel + column] = -(source.zeros[at] + inflight::kNibbleOffset);
     uint32_t* lanes = (uint32_t*)(panel + head_bytes(to.type)) + column;
     for (int k = 0; k < to.group; k++) {
       const uint32_t nibble = (from[first + k] >> row % 2 * 4 & 15) ^ inflight::kNibbleOffset;
-      lanes[k / inflight::kNibbles * kPanel] |= nibble << (k % 2 * 16 + k % inflight::kNibbles / 2 * 4);
+      lanes[k / inflight::kNibbles * kPanel] |= nibble << nibble_shift(k);
+    }
+  }
+}
+
+// Packs a column of MXFP4: the exponents of its powers of two as bytes, and for each weight its place among all values,
+// which Isa::e2m1_words decodes. A power of two of 2^-127 counts as zero, and 2^128 as infinity.
+inline void pack_mxfp4(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
+  static constexpr uint8_t kPlaces[16] = {7, 8, 9, 10, 11, 12, 13, 14, 7, 6, 5, 4, 3, 2, 1, 0};  // of E2M1's bits
+  const uint8_t* from = (const uint8_t*)source.data + row * (to.inputs / 2);
+  const uint8_t* scales = (const uint8_t*)source.scales + row * (to.inputs / to.group);
+  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
+    ((uint8_t*)panel)[column] = *scales++;
+    char* lanes = panel + kPanel + column * sizeof(uint32_t);
+    for (int k = 0; k < to.group; k++) {
+      char* at = lanes + k / inflight::kNibbles * kPanel * sizeof(uint32_t);
+      uint32_t lane;
+      memcpy(&lane, at, sizeof lane);
+      lane |= (uint32_t)kPlaces[from[(first + k) / 2] >> k % 2 * 4 & 15] << nibble_shift(k);
+      memcpy(at, &lane, sizeof lane);
     }
   }
 }
@@ -161,6 +185,7 @@ inline void pack_column(const PackedWeight& to, const PackSource& source, size_t
     case inflight::kInt4:
     case inflight::kInt4Zeros: return pack_nibbles(to, source, row, j, out);
     case inflight::kInt8Columns: return pack_words(to, source, row, j, out);
+    case inflight::kMxfp4: return pack_mxfp4(to, source, row, j, out);
     default: return pack_bytes(to, source, row, j, out, to.scales + (size_t)panel * kPanel * scale_groups(to) + j);
   }
 }

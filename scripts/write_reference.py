@@ -1,4 +1,4 @@
-"""Writes docs/contract.md, docs/deployment.md and docs/metrics.md from the tables that the code itself uses.
+"""Writes docs/contract.md, deployment.md, metrics.md and models-served.md from the tables that the code itself uses.
 
 python scripts/write_reference.py docs
 """
@@ -17,6 +17,9 @@ from inflight.contract import STAGES as MODELS
 from inflight.metrics import BATCH, EXPORT, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
 from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.models_page import models_page
 
 _MODELS = {
     ENSEMBLE: "The client's view: text in, text out.",
@@ -127,7 +130,12 @@ _GROUPS = {
 
 def files() -> dict[str, str]:
     """Return the generated pages by name."""
-    return {"contract.md": contract_page(), "deployment.md": deployment_page(), "metrics.md": metrics_page()}
+    return {
+        "contract.md": contract_page(),
+        "deployment.md": deployment_page(),
+        "metrics.md": metrics_page(),
+        "models-served.md": models_page(),
+    }
 
 
 def contract_page() -> str:

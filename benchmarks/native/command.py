@@ -29,7 +29,8 @@ from inflight.settings.threads import cpu_threads
 if TYPE_CHECKING:  # PyTorch is loaded by what needs it, and not by the other commands
     from benchmarks.native.phases import Sampling
 
-SHAPES = SMALL_SHAPES | LARGE_SHAPES
+SHAPES = SMALL_SHAPES | {name: shape for name, shape in LARGE_SHAPES.items() if shape.experts is None}
+"""Those whose bounds are known: what a step reads of experts depends on what its tokens choose."""
 _CONTEXTS, _PARTS = (128, 1024, 4096), ("phases", "options")
 _OUTPUT_TOKENS = 32
 """Of each answer, where engines are compared."""

@@ -1,4 +1,4 @@
-"""The checkpoints that every contender gets: Llama shapes with random weights in bfloat16, and a tokenizer.
+"""The checkpoints that every contender gets: random weights in bfloat16, and a tokenizer.
 
 The tokenizer is made up: every id is a few letters, so that whatever a model with random weights says is text, and a
 word of up to three letters is one token.
@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
 
-from benchmarks.checkpoints import LARGE, Shape, written_once
+from benchmarks.checkpoints import LARGE, Experts, Shape, written_once
 
 TINYLLAMA = Shape("1.1B", 1.1e9, 32_000, 2048, 5632, 22, 32, 4)
 LLAMA3 = Shape("8B", 8.03e9, 128_256, 4096, 14_336, 32, 32, 8)
-SHAPES = {shape.name: shape for shape in (LARGE, TINYLLAMA, LLAMA3)}
+MOE = Shape("1.3B-A0.25B", 1.34e9, 32_000, 1024, 2048, 24, 16, 4, Experts(32, 4, 512))
+"""A token goes through 0.25 billion of its parameters: a quarter of a billion without the embedding."""
+SHAPES = {shape.name: shape for shape in (LARGE, TINYLLAMA, LLAMA3, MOE)}
 LONGEST = 8192
 """Tokens of a sequence, of every shape."""
 _SHARD_BYTES = 1 << 30
@@ -30,7 +32,8 @@ def checkpoint(shape: Shape, folder: Path) -> Path:
     Raises:
         InflightError: the folder cannot be written.
     """
-    return written_once(folder / f"llama-{shape.name}-bf16", lambda made: _write(shape, made))
+    kind = "qwen3moe" if shape.experts else "llama"
+    return written_once(folder / f"{kind}-{shape.name}-bf16", lambda made: _write(shape, made))
 
 
 def _write(shape: Shape, directory: Path) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
+from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
@@ -40,10 +41,11 @@ _port = partial(typer.Option, min=1, max=65535)
 
 def serve(
     directory: Annotated[
-        Path | None, typer.Argument(help="Deployment or checkpoint directory; the demo by default.")
+        str | None,
+        typer.Argument(help="Deployment or checkpoint directory, or org/name of a model; the demo by default."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
+        str | None, typer.Option(help="Serve this Hugging Face checkpoint directory, or org/name, with defaults.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; the deployment's by default.")] = None,
     http_port: Annotated[int | None, _port(help="HTTP port; the deployment's by default.")] = None,
@@ -66,11 +68,11 @@ def serve(
     signals = StopSignals()
     try:
         with temporary_directory("inflight-deployment-") as scratch:
-            directory = _choose(directory, model, Path(scratch))
-            deployment = override_server(load_deployment(directory), overrides)
+            chosen = _choose(directory, model, Path(scratch))
+            deployment = override_server(load_deployment(chosen), overrides)
             observability = deployment.observability.model_copy(update=shown)  # which the stages are told
             deployment = deployment.model_copy(update={"observability": observability})
-            _serve(directory, deployment, triton, signals)
+            _serve(chosen, deployment, triton, signals)
     except DeploymentError as error:
         _fail(str(error))
     except OSError as error:  # of what is written at start: a full disk, say
@@ -87,17 +89,20 @@ def override_server(deployment: Deployment, overrides: dict[str, Any]) -> Deploy
     return deployment.model_copy(update={"server": deployment.server.model_copy(update=overrides)})
 
 
-def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
+def _choose(directory: str | None, model: str | None, scratch: Path) -> Path:
     """Return the deployment directory to serve; one is made in ``scratch`` for a checkpoint.
+
+    Both are taken as they were typed: ``./org/name`` is a directory, ``org/name`` may be the name of a model.
 
     Raises:
         DeploymentError: there is neither a deployment nor a checkpoint where one is named.
     """
     if directory is not None and model is not None:
         raise DeploymentError("give a deployment directory or --model, not both")
-    named = model or bundled(directory or DEMO)
+    typed = next(one for one in (model, directory, str(DEMO)) if one is not None)
+    named = bundled(Path(typed)) if model is None else Path(typed)
     if not named.is_dir():
-        raise DeploymentError(f"{named} is not a directory{_download(named)}")
+        named = _find_model(named, typed)
     if model is None and (named / FILE_NAME).exists():
         return named
     if not (named / _CHECKPOINT).is_file():
@@ -107,12 +112,17 @@ def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
     return scratch
 
 
-def _download(named: Path) -> str:
-    """Return how to download a checkpoint, where ``named`` looks like its name on the Hugging Face Hub."""
-    if named.is_absolute() or len(named.parts) != 2 or named.parts[0] in (".", ".."):
-        return ""
-    hub = Path(sys.argv[0]).with_name("hf")
-    return f"; a checkpoint of that name is downloaded by: {hub} download {named} --local-dir {named.name}"
+def _find_model(named: Path, typed: str) -> Path:
+    """Return where the model of a hub is that was typed; it is pulled if it is not here yet.
+
+    Raises:
+        DeploymentError: no model is called so, or it cannot be had.
+    """
+    if named.exists() or not is_model_name(typed):
+        raise DeploymentError(f"{named} is not a directory")
+    from inflight.hub.serving import model_to_serve  # and what speaks HTTP, which a start from a directory leaves alone
+
+    return model_to_serve(typed, _console)
 
 
 class StopSignals:

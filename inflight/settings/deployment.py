@@ -39,7 +39,8 @@ ENVIRONMENT_VARIABLE = "INFLIGHT_DEPLOYMENT"
 """Names the deployment's directory to the stages; set by ``inflight serve``."""
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 """A time of at most an hour: a longer one is taken for a mistaken unit."""
-
+_SAYS_NOTHING = re.compile(r"model|[0-9a-f]{40}(-.*)?")
+"""Matches names of checkpoint directories that do not tell one model from another."""
 
 _CHOSEN_TYPE = ReadBy(("pytorch", "trtllm"), "`{key}` needs the PyTorch flow; a compiled engine has its own")
 _REPLAY_ONLY = ReadBy(
@@ -319,9 +320,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def model_name(checkpoint: Path) -> str:
-    """Return what to call the model of a checkpoint directory: its name, or the one above's where that is `model`."""
+    """Return what to call the model of a checkpoint directory: its name, or the one above's where it says nothing.
+
+    That is where it is `model`, or the commit of a model that was pulled.
+    """
     path = checkpoint.resolve()
-    return readable(path.parent.name if path.name == "model" else path.name)
+    return readable(path.parent.name if _SAYS_NOTHING.fullmatch(path.name) else path.name)
 
 
 def validate(data: dict[str, Any], source: str) -> Deployment:

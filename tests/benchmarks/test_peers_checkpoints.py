@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from benchmarks.checkpoints import Shape
 from benchmarks.peers import checkpoints
 from benchmarks.peers.checkpoints import SHAPES, checkpoint, write_tokenizer
-from benchmarks.peers.workers.gguf_file import gguf_name, in_ggufs_order, tensors
+from benchmarks.peers.workers.gguf_file import gguf_name, in_ggufs_order, stacked, tensors
 from benchmarks.peers.workers.http_load import prompts
 from benchmarks.random_weights import RandomShards
 from benchmarks.transformers_peers import load_transformers
@@ -65,6 +65,14 @@ def test_tensors_have_ggufs_names() -> None:
     assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"
     assert gguf_name("model.layers.11.self_attn.k_proj.weight") == "blk.11.attn_k.weight"
     assert gguf_name("model.layers.0.post_attention_layernorm.weight") == "blk.0.ffn_norm.weight"
+
+
+def test_the_experts_of_a_layer_are_one_tensor() -> None:
+    given = {f"model.layers.3.mlp.experts.{number}.up_proj.weight": np.full((2, 4), number) for number in (1, 0, 10)}
+    found = dict(stacked([("model.norm.weight", np.ones(4)), *given.items()]))  # type: ignore[list-item]
+    assert found.keys() == {"model.norm.weight", "model.layers.3.mlp.experts.up_proj.weight"}
+    assert gguf_name("model.layers.3.mlp.experts.up_proj.weight") == "blk.3.ffn_up_exps.weight"
+    assert found["model.layers.3.mlp.experts.up_proj.weight"][:, 0, 0].tolist() == [0, 1, 10]
 
 
 def test_rows_of_queries_and_keys_alternate_between_the_halves_of_a_head() -> None:

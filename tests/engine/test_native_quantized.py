@@ -17,7 +17,14 @@ from inflight.engine.native.bindings import NativeError, Weight, call
 from inflight.engine.native.model import NativeModel
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.convert import convert_linears
-from inflight.engine.quant.linears import Int4WeightLinear, Int8Linear, Layout, QuantizedLinear
+from inflight.engine.quant.linears import (
+    Int4WeightLinear,
+    Int8Linear,
+    Int8WeightLinear,
+    Layout,
+    LinearShape,
+    QuantizedLinear,
+)
 from tests.engine.support.native import CPU, SETS, VOCAB, by_pytorch, each_set, make_pool, random_decoder
 
 NEAR, ROUNDED = 1e-3, 0.25
@@ -37,6 +44,7 @@ SCHEMES = {
     "FP8_BLOCKS_STATIC": ROUNDED,
     "FP8_TOKENS": ROUNDED,
     "W8A8_TOKENS": ROUNDED,
+    "MXFP4": NEAR,
 }
 LAYOUTS = {
     "W4A16_GROUPS": Layout(zero_points=True),
@@ -51,7 +59,13 @@ each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 GROUP = {"llama": 16, "odd sizes": 4, "biases": 8, "gemma": 16, "long groups": 128}
 LONG = ("W4A16_AWQ", "W4A16_GROUPS", "W8A16_GROUPS", "FP8_TOKENS")
 """The schemes whose groups of less than 16 are left to PyTorch."""
-SERVED = [(name, scheme) for name in GROUP for scheme in SCHEMES if scheme not in LONG or GROUP[name] >= 16]
+SERVED = [
+    (name, scheme)
+    for name in GROUP
+    for scheme in SCHEMES
+    if (scheme not in LONG or GROUP[name] >= 16) and (scheme != "MXFP4" or name == "long groups")
+]
+"""Only one shape has sizes that MXFP4 divides."""
 
 
 def _quantized(name: str, scheme: str, smoothed: bool = False, dtype: torch.dtype = torch.float32) -> DecoderModel:
@@ -86,6 +100,8 @@ def _draw(key: str, meta: Tensor, linear: QuantizedLinear, generator: torch.Gene
         return torch.randn(size, generator=generator)
     if key == "weight_scale_2":
         return torch.tensor(1 / 512)
+    if key == "weight_scale" and meta.dtype is torch.uint8:
+        return torch.randint(121, 124, size, generator=generator, dtype=torch.uint8)
     if key == "weight_scale":
         deviation = {torch.uint8: 4.6, torch.int8: 40.0, torch.float8_e4m3fn: 100.0}[linear.weight.dtype]
         spread = torch.rand(size, generator=generator) + 0.5 if size else torch.tensor(1.0)
@@ -162,7 +178,7 @@ def test_a_token_is_the_same_bits_however_many_are_computed_with_it(
 @each_set
 @each_scheme
 def test_nan_stays_in_its_row(scheme: str, instruction_set: str) -> None:
-    model = _quantized("llama", scheme)
+    model = _quantized("long groups" if scheme == "MXFP4" else "llama", scheme)
     native, tokens = _native(model, instruction_set), np.array(_tokens(40)) % (VOCAB - 1)
     ranges = [QueryRange(0, 0, 20, range(2)), QueryRange(20, 0, 20, range(2, 4))]
     clean = native(tokens, ranges, range(40))
@@ -198,6 +214,25 @@ def test_what_the_kernels_do_not_multiply_is_named(caplog: pytest.LogCaptureFixt
         assert all(module.weight.numel() for module in model.modules() if isinstance(module, QuantizedLinear))
 
 
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+def test_experts_that_are_quantized_differently_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """And so is a router that is quantized; PyTorch computes the model, with the weights that it has kept."""
+    caplog.set_level("INFO")
+    different, router = random_decoder("experts"), random_decoder("experts")
+    for model, name in ((different, "model.layers.1.mlp.experts.5.down_proj"), (router, "model.layers.1.mlp.gate")):
+        linear = model.get_submodule(name)
+        assert isinstance(linear, torch.nn.Linear)
+        shape = LinearShape(name, linear.out_features, linear.in_features, False, torch.float32, 16, False, True)
+        model.set_submodule(name, Int8WeightLinear(shape))
+    for model, words in (
+        (different, "model.layers.1.mlp.experts.5.down_proj is quantized in another way than the same of the layer's "),
+        (router, "the router of layer 1 is quantized"),
+    ):
+        assert prepare.native_model(model, CPU, "auto", 1) is None
+        assert f"PyTorch computes the steps: {words}" in caplog.text
+        assert model.model.layers[0].mlp.gate_up_proj.weight.numel()
+
+
 @each_set
 def test_int8_rounds_what_the_checkpoint_has_not_quantized(
     instruction_set: str, caplog: pytest.LogCaptureFixture
@@ -227,14 +262,14 @@ def test_weights_that_do_not_fit_are_refused(instruction_set: str) -> None:
         ({"outputs": 63}, r"is \[63, 64\]; expected \[64, 64\]"),
         ({"scales": None}, "scales or zeros that do not suit it"),
         ({"zeros": held.data_ptr()}, "scales or zeros that do not suit it"),
-        ({"packed_type": 8}, "scales or zeros that do not suit it"),
-        ({"packed_type": 8, "zeros": held.data_ptr(), "group": 8}, "type 8 in groups of 8"),
+        ({"packed_type": 9}, "scales or zeros that do not suit it"),
+        ({"packed_type": 9, "zeros": held.data_ptr(), "group": 8}, "type 9 in groups of 8"),
         ({"input_group": 64}, "or of groups of 64"),
         ({"type": 3, "packed_type": 3, "group": 0, "input_group": 24}, "or of groups of 24"),
         ({"type": 3, "packed_type": 3, "group": 0, "input_group": -16}, "or of groups of -16"),
         ({"type": 3, "packed_type": 3, "group": 0, "input_group": 64, "input_scale": 1.0}, "scale of 1, or of groups"),
-        ({"type": 3, "packed_type": 7, "group": 0}, "type 7 in groups of 0"),
-        ({"type": 3, "packed_type": 7, "group": -4}, "type 7 in groups of -4"),
+        ({"type": 3, "packed_type": 8, "group": 0}, "type 8 in groups of 0"),
+        ({"type": 3, "packed_type": 8, "group": -4}, "type 8 in groups of -4"),
         ({"type": 2, "packed_type": 5, "group": 48}, "type 5 in groups of 48"),
         ({"type": 2, "packed_type": 6, "group": 0, "input_group": 32}, "or of groups of 32"),
         ({"group": 0}, r"of \[64, 64\] has type 4 in groups of 0"),

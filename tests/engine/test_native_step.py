@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -271,6 +272,29 @@ def test_what_does_not_exist_is_refused(instruction_set: str) -> None:
             native(*change)
     assert not pool.parts[0].any()
     assert native(*step).isfinite().all()
+
+
+@each_set
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("experts", {"per_token": 9}, "layer 0 chooses 9 of 8 experts, in 1 of 1 groups"),
+        ("groups of experts", {"groups": 3, "groups_per_token": 2}, "layer 0 chooses 3 of 8 experts, in 2 of 3 groups"),
+        ("experts", {"shared_gate": True}, "layer 0 has a gate of no feed-forward"),
+        ("experts", {"clamp": -1.0}, "layer 0 clamps what experts compute to -1"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(
+    name: str, changes: dict[str, Any], words: str, instruction_set: str
+) -> None:
+    model = random_decoder(name)
+    experts = next(layer.experts for layer in model.config.layers if layer.experts)
+    layers = [replace(layer, experts=replace(experts, **changes)) for layer in model.config.layers]
+    if name == "experts":
+        layers = [replace(layer, intermediate_size=0) for layer in layers]
+    model.config = replace(model.config, layers=tuple(layers))
+    with pytest.raises(NativeError, match=words):
+        NativeModel(model, instruction_set, THREADS)
 
 
 @each_set

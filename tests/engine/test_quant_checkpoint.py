@@ -63,7 +63,9 @@ def test_other_quantization_methods_are_refused(method: str | None) -> None:
         lambda data: data.update(quantization_config={"quant_method": method}),
         "config.json",
     )
-    _refused(directory, f"quant_method is {method!r}; it must be one of modelopt, fp8, compressed-tensors, gptq, awq, mxfp4")
+    _refused(
+        directory, f"quant_method is {method!r}; it must be one of modelopt, fp8, compressed-tensors, gptq, awq, mxfp4"
+    )
 
 
 def test_a_quantization_config_that_is_no_object_is_refused() -> None:

@@ -46,14 +46,6 @@ def test_what_is_served(words: list[str], served: list[Path], tmp_path: Path, mo
     assert served == [DEMO / "model"]
 
 
-@pytest.mark.parametrize("words", [["org/name"], ["--model", "org/name"]], ids=" ".join)
-def test_a_name_of_the_hub_gets_the_command_that_downloads_it(words: list[str], served: list[Path]) -> None:
-    said = _said(*words)
-    assert said.startswith("inflight: org/name is not a directory; ")
-    assert said.endswith("hf download org/name --local-dir name\n")
-    assert not served
-
-
 def test_a_directory_of_neither_kind(served: list[Path], tmp_path: Path) -> None:
     assert f"{tmp_path} has no deployment.yaml of a deployment and no config.json" in _said(str(tmp_path))
     assert "give a deployment directory or --model, not both" in _said(str(DEMO), "--model", str(DEMO / "model"))

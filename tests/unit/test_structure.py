@@ -41,11 +41,13 @@ LAYERS: dict[str, set[str]] = {
         "shared_counters",
         "text",
     },
+    "hub": {"engine", "errors", "report", "resources"},
     "serve": {
         "addresses",
         "compiled_engine",
         "contract",
         "errors",
+        "hub",
         "manifest",
         "metrics",
         "resources",
@@ -58,6 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "export": {
         "engine",
         "errors",
+        "hub",
         "machine",
         "manifest",
         "report",
@@ -70,7 +73,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "load": {"addresses", "client", "errors", "report", "resources", "serve", "settings"},
     "top": {"addresses", "client", "contract", "engine", "errors", "metrics", "report"},
-    "cli": {"client", "export", "load", "resources", "serve", "top"},
+    "cli": {"client", "export", "hub", "load", "resources", "serve", "top"},
     "__main__": {"cli"},
 }
 THIRD_PARTY: dict[str, set[str]] = {
@@ -78,6 +81,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "machine": {"pydantic", "pynvml"},
     "engine": {"numpy", "torch", "triton", "safetensors"},
     "triton": {"numpy", "opentelemetry", "pydantic", "triton_python_backend_utils"},
+    "hub": {"httpx", "psutil", "pydantic", "rich", "typer"},
     "serve": {"typer", "rich", "yaml", "pydantic"},
     "trtllm": {"numpy", "tensorrt_llm"},
     "report": {"jinja2", "matplotlib", "numpy", "rich", "typer"},

@@ -1,4 +1,4 @@
-"""A Llama checkpoint of Hugging Face as a GGUF file in bfloat16, with its byte-level tokenizer.
+"""A Llama or Qwen3-MoE checkpoint of Hugging Face as a GGUF file in bfloat16, with its byte-level tokenizer.
 
 llama.cpp's own conversion script knows published tokenizers only, by a hash of what they do; ours are not among them.
 """
@@ -6,7 +6,7 @@ llama.cpp's own conversion script knows published tokenizers only, by a hash of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,40 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+_KINDS = {"llama": "llama", "qwen3_moe": "qwen3moe"}
+"""llama.cpp's names of the architectures."""
+_FLOATS = ("norm.weight", "mlp.gate.weight")
+"""The ends of names of tensors that llama.cpp has in float32."""
 
 
 def write_gguf(source: Path, output: Path) -> None:
     """Write the checkpoint ``source``, whose weights are in bfloat16, to the file ``output``.
 
     Raises:
-        ValueError: it is no Llama, or not in bfloat16.
+        ValueError: it is neither a Llama nor a Qwen3-MoE, or not in bfloat16.
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text())
-    if config["model_type"] != "llama":
-        raise ValueError(f"{source}: model_type is {config['model_type']!r}; only llama is converted")
-    writer = gguf.GGUFWriter(output, "llama")
+    if (kind := config["model_type"]) not in _KINDS:
+        raise ValueError(f"{source}: model_type is {kind!r}; only {' and '.join(_KINDS)} are converted")
+    writer = gguf.GGUFWriter(output, _KINDS[kind])
     _add_config(writer, config)
     _add_tokenizer(writer, source, config["vocab_size"])
-    for name, bits in tensors(source):
-        if bits.ndim == 1:
+    for name, bits in stacked(tensors(source)):
+        if name.endswith(_FLOATS):
             writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
         else:
-            rows = in_ggufs_order(name, bits, config["num_attention_heads"], config["num_key_value_heads"])
+            rows = bits
+            if kind == "llama":
+                rows = in_ggufs_order(name, bits, config["num_attention_heads"], config["num_key_value_heads"])
             raw = np.ascontiguousarray(rows).view(np.uint8)
             writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
@@ -73,6 +85,20 @@ def tensors(source: Path) -> Iterator[tuple[str, Bits]]:
                 raise ValueError(f"{path}: {name} is {entry['dtype']}; only BF16 is converted")
             begin = 8 + size + entry["data_offsets"][0]
             yield name, np.memmap(path, np.uint16, "r", begin, tuple(entry["shape"]))
+
+
+def stacked(found: Iterable[tuple[str, Bits]]) -> Iterator[tuple[str, Bits]]:
+    """Yield tensors; those of a layer's experts as one ``[experts, rows, columns]``, under a name without a number."""
+    experts = dict[str, dict[int, Bits]]()
+    for name, bits in found:
+        layer, inside, part = name.partition(".experts.")
+        if not inside:
+            yield name, bits
+            continue
+        number, _, rest = part.partition(".")
+        experts.setdefault(f"{layer}{inside}{rest}", {})[int(number)] = bits
+    for name, parts in experts.items():
+        yield name, np.stack([parts[number] for number in sorted(parts)])
 
 
 def gguf_name(name: str) -> str:
@@ -107,6 +133,12 @@ def _add_config(writer: Any, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(32)  # mostly bfloat16

@@ -11,6 +11,7 @@ import torch
 from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.limits import unknown_to_gpu_kernels
 from inflight.engine.quant.convert import decode_weights, decoding_cost
 from inflight.errors import DeploymentError
 
@@ -102,8 +103,8 @@ def cuda_forward(
     if capability < (FP8 if kv_pool.stored == torch.float8_e4m3fn else BFLOAT16):
         log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
         return None
-    if unknown := _unknown_to_kernels(model):
-        log.warning("the kernels have no %s: %s", unknown, _WITHOUT)
+    if unknown := unknown_to_gpu_kernels(model.config):
+        log.warning("the kernels have no %s: %s", ", no ".join(unknown), _WITHOUT)
         return None
     from inflight.engine.cuda.forward import CudaForward
     from inflight.engine.cuda.layers import fuse_layers
@@ -111,27 +112,6 @@ def cuda_forward(
     fuse_layers(model)
     log.info("kernels run attention and what lies between matrix products")
     return CudaForward(model, kv_pool, block_size, max_batch_size, max_length, one_tile)
-
-
-def _unknown_to_kernels(model: DecoderModel) -> str:
-    """Return what the model has that the kernels do not have; empty: nothing."""
-    config = model.config
-    attention = [layer.attention for layer in config.layers]
-    asked = {
-        "layers of Gemma 4": config.gemma4 is not None,
-        "experts": any(layer.experts is not None for layer in config.layers),
-        "latent attention": any(one.latent is not None for one in attention),
-        "attention sinks": any(one.sinks for one in attention),
-        "soft cap of scores": any(one.softcap is not None for one in attention),
-        "attention within chunks": any(one.chunk is not None for one in attention),
-        "layers without rotary embedding": any(one.rope is None for one in attention),
-        "interleaved rotary embedding": any(one.interleaved for one in attention),
-        "scaling of queries by position": any(one.query_scaling is not None for one in attention),
-        "norm of all queries of a token as one": any(one.qk_norm in ("width", "unit") for one in attention),
-        "norms whose weight is applied before rounding": config.norm_kind == "wide",
-        "layers without a norm in front": config.norms == "behind",
-    }
-    return ", no ".join(name for name, is_asked in asked.items() if is_asked)
 
 
 def require_invariance(device: torch.device, candidates: int) -> None:

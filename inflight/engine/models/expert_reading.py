@@ -10,7 +10,7 @@ from inflight.errors import DeploymentError
 
 
 def qwen_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
-    """Qwen2-MoE, which has a shared expert, and Qwen3-MoE."""
+    """Read those of Qwen2-MoE, which has a shared expert besides, and of Qwen3-MoE."""
     step = fields.given("decoder_sparse_step", 1, COUNT)
     if layer in fields.given("mlp_only_layers", [], INDICES) or (layer + 1) % step:
         return None
@@ -27,6 +27,7 @@ def qwen_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
 
 
 def mixtral_experts(fields: Fields, layer: int) -> ExpertsConfig:
+    """Read those of Mixtral."""
     return ExpertsConfig(
         num_experts=num_experts(fields),
         per_token=fields.required("num_experts_per_tok"),
@@ -37,6 +38,7 @@ def mixtral_experts(fields: Fields, layer: int) -> ExpertsConfig:
 
 
 def olmoe_experts(fields: Fields, layer: int) -> ExpertsConfig:
+    """Read those of OLMoE."""
     return ExpertsConfig(
         num_experts=num_experts(fields),
         per_token=fields.required("num_experts_per_tok"),
@@ -47,6 +49,7 @@ def olmoe_experts(fields: Fields, layer: int) -> ExpertsConfig:
 
 
 def gpt_oss_experts(fields: Fields, layer: int) -> ExpertsConfig:
+    """Read those of gpt-oss."""
     return ExpertsConfig(
         num_experts=num_experts(fields),
         per_token=fields.required("num_experts_per_tok"),
@@ -60,7 +63,7 @@ def gpt_oss_experts(fields: Fields, layer: int) -> ExpertsConfig:
 
 
 def sigmoid_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
-    """GLM-4 MoE and DeepSeek-V3."""
+    """Read those of GLM-4 MoE and DeepSeek-V3."""
     if _is_dense(fields, layer):
         return None
     size = fields.required("moe_intermediate_size")
@@ -78,6 +81,7 @@ def sigmoid_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
 
 
 def deepseek2_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Read those of DeepSeek-V2."""
     if _is_dense(fields, layer):
         return None
     method = fields.data.get("topk_method", "greedy")
@@ -101,6 +105,7 @@ def deepseek2_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
 
 
 def mistral4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Read those of Mistral 4, which routes by softmax and is else as DeepSeek-V3."""
     experts = sigmoid_experts(fields, layer)
     return experts and replace(experts, routing="softmax")
 
@@ -119,7 +124,7 @@ def _is_dense(fields: Fields, layer: int) -> bool:
 
 
 def gemma4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
-    """Gemma 4, where they are beside the feed-forward."""
+    """Read those of Gemma 4, which are beside the feed-forward."""
     if not fields.given("enable_moe_block", False, FLAG):
         return None
     return ExpertsConfig(
@@ -132,6 +137,7 @@ def gemma4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
 
 
 def llama4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Read those of Llama 4, where a part of the layers has them."""
     step = fields.given("interleave_moe_layer_step", 1, COUNT)
     if layer not in fields.given(
         "moe_layers", [index for index in range(layer + 1) if (index + 1) % step == 0], INDICES

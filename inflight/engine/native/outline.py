@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.models.config import ExpertsConfig, LayerConfig, ModelConfig
+from inflight.engine.models.config import ExpertsConfig, LayerConfig
 from inflight.engine.models.decoder import DecoderLayer, DecoderModel
 from inflight.engine.models.experts import MoeBlock
 from inflight.engine.models.layers import GatedMlp, RmsNorm, UnitNorm
@@ -42,15 +42,6 @@ class LinearPlace(NamedTuple):
         """Return the weight of a linear that is not quantized; routers are packed in float32."""
         parts = [one.weight.detach() for one in (self.linear, self.gate) if isinstance(one, nn.Linear)]
         return torch.cat([part.float() for part in parts]) if self.which == _ROUTER else parts[0]
-
-
-def unknown_to_library(config: ModelConfig) -> str:
-    """Return what a model has that the library does not compute; empty: nothing."""
-    asked = {
-        "layers of Gemma 4": config.gemma4 is not None,
-        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
-    }
-    return ", no ".join(name for name, is_asked in asked.items() if is_asked)
 
 
 def spec_of(model: DecoderModel) -> tuple[Spec, list[object]]:
@@ -98,7 +89,7 @@ def linears_of(model: DecoderModel) -> Iterator[LinearPlace]:
     for index, layer in enumerate(model.model.layers):
         yield LinearPlace(index, _QKV, 0, layer.self_attn.qkv_proj)
         yield LinearPlace(index, _OUTPUT, 0, layer.self_attn.o_proj)
-        assert isinstance(layer.mlp, MoeBlock | GatedMlp)  # `unknown_to_library` names all others
+        assert isinstance(layer.mlp, MoeBlock | GatedMlp)  # `limits` names all others
         if isinstance(layer.mlp, MoeBlock):
             yield from _linears_of_experts(index, layer.mlp)
         else:

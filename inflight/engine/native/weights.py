@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 from inflight.engine.native.bindings import NativeError, Weight
 from inflight.engine.quant.convert import LinearParts
-from inflight.engine.quant.formats import to_e4m3
+from inflight.engine.quant.formats import MXFP4_BLOCK, to_e4m3
 from inflight.engine.quant.grouped import Fp8BlockLinear, Fp8TokenLinear, Int8TokenLinear
-from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, QuantizedLinear
+from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
 Packing = tuple[str, int, bool] | None
 """A scheme, the size of its groups, and whether they have zero points; None: not quantized."""
+_MXFP4 = 7
 _PACKED = {
     "FP8": 3,
     "FP8_BLOCKS": 3,
@@ -29,9 +30,10 @@ _PACKED = {
     "W8A16_GROUPS": 5,
     "W8A8_SQ_PER_CHANNEL": 6,
     "W8A8_TOKENS": 6,
+    "MXFP4": _MXFP4,
 }
 """The library's number for what the weights of a scheme are packed as, if rows have one scale, and no zero points."""
-_IN_GROUPS, _WITH_ZEROS = {3: 7}, {4: 8}
+_IN_GROUPS, _WITH_ZEROS = {3: 8}, {4: 9}
 """The number instead of another, for scales by groups of inputs; for integers that stand for zero."""
 _GROUPS = (16, 32, 64, 128)
 """Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel. Longer ones
@@ -50,7 +52,7 @@ class Source:
     """Outputs and inputs."""
     bias: Tensor | None
     scales: Tensor | None = None
-    """Float32, of sums ``[outputs]``; INT4: of weights ``[outputs, inputs / group]``."""
+    """Float32, of sums ``[outputs]``; INT4: of weights ``[outputs, inputs / group]``; MXFP4: uint8 of that shape."""
     smooth: Tensor | None = None
     """Float32 ``[inputs]``."""
     input_scale: float = 0.0
@@ -65,9 +67,10 @@ class Source:
         bias, scales, smooth, zeros = (
             None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth, self.zeros)
         )
+        kind = _MXFP4 if self.packed_type == _MXFP4 else TYPES[self.weight.dtype]  # both formats of 4 bits are uint8
         return Weight(
-            TYPES[self.weight.dtype], self.packed_type, self.weight.data_ptr(), *self.shape, bias,
-            scales, smooth, self.input_scale, self.group, zeros, self.input_group,
+            kind, self.packed_type, self.weight.data_ptr(), *self.shape, bias, scales, smooth, self.input_scale,
+            self.group, zeros, self.input_group,
         )  # fmt: skip
 
 
@@ -142,7 +145,7 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source
     return Source(
         weight,
         other.get(packed, packed),
-        (len(scales), weight.shape[1]),
+        (len(scales), one.weight.shape[1] * (2 if isinstance(one, Mxfp4Linear) else 1)),
         None if one.bias is None else torch.cat([part.bias for part in parts]).float(),
         scales * input_scale if one.round_input else scales,
         None if one.pre_quant_scale is None else one.pre_quant_scale.detach().float().contiguous(),
@@ -185,13 +188,15 @@ def _group(part: QuantizedLinear) -> int:
         return 0
     if isinstance(part, Fp8BlockLinear):
         return part.block[1]
+    if isinstance(part, Mxfp4Linear):
+        return MXFP4_BLOCK
     size = int(whole // scales.shape[1])
     return max((served for served in _GROUPS if size % served == 0), default=size)
 
 
 def _by_groups(part: QuantizedLinear, values: Tensor) -> Tensor:
     """Return scales or zeros ``[rows, groups]`` of integers, once for each group that the library is told of."""
-    if isinstance(part, Fp8BlockLinear):
+    if isinstance(part, Fp8BlockLinear | Mxfp4Linear):
         return values.contiguous()
     return values.repeat_interleave(part.weight.shape[1] // values.shape[1] // _group(part), 1)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.limits import unknown_to_quantization
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import Checkpoint
@@ -139,13 +140,7 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
 
 def _require_quantizable(config: ModelConfig, precision: str) -> None:
     """Refuse what quantization has not been shown to be right for."""
-    has = {
-        "experts": any(layer.experts is not None for layer in config.layers),
-        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
-        "layers of Gemma 4": config.gemma4 is not None,
-        "parts for images or sound": config.is_text_part,
-    }
-    if found := [name for name, is_there in has.items() if is_there]:
+    if found := unknown_to_quantization(config):
         raise DeploymentError(
             f"precision {precision}: `inflight build` does not quantize models with {', '.join(found)}; bf16 builds it "
             "as it is, and a checkpoint that is quantized already can be served as it is"

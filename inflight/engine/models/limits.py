@@ -1,0 +1,53 @@
+"""What of a model the other parts than plain PyTorch do not have, in words: they refuse it, or PyTorch computes it."""
+
+from __future__ import annotations
+
+from inflight.engine.models.config import ModelConfig
+
+_QUANTIZED = {
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
+    "Gemma3ForCausalLM",
+}  # fmt: skip
+"""The architectures that ``inflight build`` was tested with."""
+
+
+def unknown_to_native_step(config: ModelConfig) -> list[str]:
+    """Return what a model has that the native step on a CPU does not compute."""
+    return _found({
+        "layers of Gemma 4": config.gemma4 is not None,
+        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
+    })  # fmt: skip
+
+
+def unknown_to_gpu_kernels(config: ModelConfig) -> list[str]:
+    """Return what a model has that the kernels on a GPU do not compute."""
+    attention = [layer.attention for layer in config.layers]
+    return _found({
+        "experts": any(layer.experts is not None for layer in config.layers),
+        "layers of Gemma 4": config.gemma4 is not None,
+        "latent attention": any(one.latent is not None for one in attention),
+        "attention sinks": any(one.sinks for one in attention),
+        "soft cap of scores": any(one.softcap is not None for one in attention),
+        "attention within chunks": any(one.chunk is not None for one in attention),
+        "layers without rotary embedding": any(one.rope is None for one in attention),
+        "interleaved rotary embedding": any(one.interleaved for one in attention),
+        "scaling of queries by position": any(one.query_scaling is not None for one in attention),
+        "norm of all queries of a token as one": any(one.qk_norm in ("width", "unit") for one in attention),
+        "norms whose weight is applied before rounding": config.norm_kind == "wide",
+        "layers without a norm in front": config.norms == "behind",
+    })  # fmt: skip
+
+
+def unknown_to_quantization(config: ModelConfig) -> list[str]:
+    """Return what a model has that ``inflight build`` has not been shown to quantize rightly."""
+    return _found({
+        "experts": any(layer.experts is not None for layer in config.layers),
+        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
+        "layers of Gemma 4": config.gemma4 is not None,
+        "parts for images or sound": config.is_text_part,
+        "an architecture that it was not tested with": config.architecture not in _QUANTIZED,
+    })  # fmt: skip
+
+
+def _found(asked: dict[str, bool]) -> list[str]:
+    return [name for name, is_there in asked.items() if is_there]

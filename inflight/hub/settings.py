@@ -1,0 +1,87 @@
+"""How a hub is reached: the environment variables of huggingface_hub, with their meanings there.
+
+``HF_ENDPOINT``, ``HF_TOKEN`` or the file that ``hf auth login`` writes below ``HF_HOME``, ``HF_HUB_OFFLINE``; the
+certificates of ``SSL_CERT_FILE``, ``REQUESTS_CA_BUNDLE`` or ``CURL_CA_BUNDLE``; the proxies of ``HTTPS_PROXY``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from inflight.errors import DeploymentError
+
+_ENDPOINT = "https://huggingface.co"
+_TRUE = {"1", "ON", "YES", "TRUE"}
+_BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """Where the hub is, and who asks it."""
+
+    endpoint: str
+    token: str | None
+    offline: bool
+    """Whether nothing may be dialled."""
+
+    @classmethod
+    def from_environment(cls) -> HubSettings:
+        """Read the environment.
+
+        Raises:
+            DeploymentError: a variable has a value that cannot be meant.
+        """
+        endpoint = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
+        try:
+            parts = urlsplit(endpoint)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            known = False
+        if not known:
+            raise DeploymentError(f"HF_ENDPOINT is {endpoint!r}; it must be an address such as {_ENDPOINT}")
+        offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+        return cls(endpoint, _token(), offline.upper() in _TRUE)
+
+
+def _token() -> str | None:
+    """Return the token to send: the variable's, else the one that ``hf auth login`` stored."""
+    given = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    where = "HF_TOKEN"
+    if not given:
+        stored = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or _hf_home() / "token")).expanduser()
+        where = str(stored)
+        try:
+            given = stored.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):  # nobody has logged in
+            return None
+    token = given.strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", token):
+        raise DeploymentError(f"{where} holds characters that no token has")
+    return token or None
+
+
+def _hf_home() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface")
+
+
+def make_ssl_context() -> ssl.SSLContext | None:
+    """Return what checks the hub's certificate; None: nothing in the environment says, and the usual roots do.
+
+    Raises:
+        DeploymentError: the certificates that a variable names cannot be read.
+    """
+    for name in _BUNDLES:
+        if value := os.environ.get(name):
+            try:
+                if Path(value).is_dir():
+                    return ssl.create_default_context(capath=value)
+                return ssl.create_default_context(cafile=value)
+            except (OSError, ssl.SSLError) as error:
+                raise DeploymentError(f"{name}: {value}: no certificates can be read: {error}") from None
+    return None

@@ -1,0 +1,169 @@
+"""`inflight serve org/name`: what is pulled is served, what is not is pulled; a directory needs no hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from inflight.cli import app
+from inflight.resources import DEMO
+from inflight.serve import command
+from inflight.serve.server import free_ports
+from inflight.settings.deployment import Deployment, model_name
+from tests.fakes.hub import FakeHub
+from tests.hub.support.commands import inflight, refused
+
+CHECKPOINT = {path.name: path.read_bytes() for path in (DEMO / "model").iterdir()}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """The checkpoints of the deployments that were to be served; no server is started."""
+    found: list[Path] = []
+
+    def serve(_directory: Path, deployment: Deployment, *_others: object) -> None:
+        found.append(deployment.model)
+
+    monkeypatch.setattr(command, "_serve", serve)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+@pytest.mark.parametrize("words", [["org/demo"], ["--model", "org/demo"]], ids=" ".join)
+def test_a_model_that_is_not_here_is_pulled(words: list[str], served: list[Path], hub: FakeHub, models: Path) -> None:
+    hub.add("org/demo", CHECKPOINT)
+    said = inflight("serve", *words).stderr
+    commit = hub.repositories["org/demo"].names["main"]
+    assert "no directory and no pulled model is called org/demo: pulling it" in said
+    assert served == [models / "org/demo" / commit]
+    assert model_name(served[0]) == "demo", "and not its commit"
+
+
+def test_a_model_that_is_here_needs_no_hub(served: list[Path], hub: FakeHub, models: Path) -> None:
+    hub.add("org/demo", CHECKPOINT)
+    inflight("pull", "org/demo")
+    hub.log.clear()
+    hub.repositories["org/demo"].commit({**CHECKPOINT, "README.md": b"# Newer\n"})
+    assert "serving org/demo@" in inflight("serve", "org/demo").stderr
+    assert len(served) == 1
+    assert not hub.log
+
+
+def test_a_directory_needs_no_hub(served: list[Path], hub: FakeHub, tmp_path: Path) -> None:
+    """Also where it has the form of a model's name."""
+    directory = tmp_path / "org/demo"
+    directory.mkdir(parents=True)
+    for name, data in CHECKPOINT.items():
+        (directory / name).write_bytes(data)
+    inflight("serve", "org/demo")
+    assert served == [directory]
+    assert "is not a directory" in refused("serve", "./org/other")
+    assert not hub.log
+
+
+def test_an_architecture_that_is_not_served_is_refused_before_the_download(
+    served: list[Path], hub: FakeHub, models: Path
+) -> None:
+    config = json.loads(CHECKPOINT["config.json"]) | {"architectures": ["NobodyForCausalLM"]}
+    hub.add("org/odd", {**CHECKPOINT, "config.json": json.dumps(config).encode()})
+    said = refused("serve", "org/odd")
+    assert "NobodyForCausalLM" in said
+    assert said.endswith("`inflight pull` gets it all the same")
+    assert not hub.sent("model.safetensors")
+    inflight("pull", "org/odd")
+
+
+def test_what_cannot_be_had_is_said_in_one_line(
+    served: list[Path], hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "there is no model org/nothing at" in refused("serve", "org/nothing")
+    assert "has no revision 'v9'" in refused("serve", "org/name@v9")
+    assert "'' is not a revision" in refused("serve", "org/name@")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE is set, and there is no org/demo in" in refused("serve", "org/demo")
+    assert not served
+
+
+def test_a_damaged_model_is_not_served(served: list[Path], hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/demo", CHECKPOINT)
+    directory = Path(inflight("pull", "org/demo").stdout.strip())
+    os.truncate(directory / "model.safetensors", 1000)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "there is no org/demo in" in refused("serve", "org/demo")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    inflight("serve", "org/demo")
+    assert (directory / "model.safetensors").read_bytes() == CHECKPOINT["model.safetensors"], "it was mended"
+
+
+def test_models_are_listed_with_what_this_machine_can_do(hub: FakeHub, models: Path) -> None:
+    assert f"no model is in {models}" in inflight("models").stdout
+    hub.add("org/demo", CHECKPOINT)
+    hub.add("org/gguf", {"tiny-Q8_0.gguf": b"GGUF"})
+    directories = [Path(inflight("pull", name).stdout.strip()) for name in ("org/demo", "org/gguf:Q8_0", "org/name")]
+    rows = {line.split()[0]: line for line in inflight("models").stdout.splitlines() if "org/" in line}
+    demo, gguf, name = (f"{one.parent.parent.name}/{one.parent.name}@{one.name[:12]}" for one in directories)
+    assert "LlamaForCausalLM   safetensors   apache-2.0   fits: " in rows[demo]
+    assert "tokens/s alone" in rows[demo]
+    assert "speed is not planned (GGUF)" in rows[f"{gguf}:tiny-Q8_0"]
+    assert "not served: " in rows[name]
+    (directories[0] / "tokenizer.json").unlink()
+    (directories[2] / "model-manifest.json").write_text("{")
+    rows = {line.split()[0]: line for line in inflight("models").stdout.splitlines() if "org/" in line}
+    assert "tokenizer.json is missing" in rows[demo]
+    assert "model-manifest.json: the file: invalid JSON" in rows[name]
+
+
+def test_models_are_removed(hub: FakeHub, models: Path) -> None:
+    hub.add("org/gguf", {"tiny-Q8_0.gguf": b"GGUF", "tiny-Q4_0.gguf": b"GGUF"})
+    inflight("pull", "org/gguf:Q8_0")
+    inflight("pull", "org/gguf:Q4_0")
+    hub.faults.cut_after["model.safetensors"] = [300_000] + [0] * 9
+    refused("pull", "org/name")
+    assert "its pull was interrupted" in inflight("models").stdout
+    commit = hub.repositories["org/gguf"].names["main"][:12]
+    assert inflight("models", "rm", "org/gguf:Q8_0").stdout == f"removed org/gguf@{commit}:tiny-Q8_0\n"
+    assert "there is no model org/gguf:Q8_0 in" in refused("models", "rm", "org/gguf:Q8_0")
+    assert inflight("models", "rm", f"org/gguf@{commit}").stdout == f"removed org/gguf@{commit}:tiny-Q4_0\n"
+    inflight("models", "rm", "org/name")
+    assert not list(models.iterdir()), "folders without models go too"
+
+
+def test_one_pulled_model_answers_a_request(hub: FakeHub) -> None:
+    hub.add("org/demo", CHECKPOINT)
+    http, grpc, metrics = map(str, free_ports(3))
+    ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inflight", "serve", "org/demo", *ports],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stderr is not None
+    try:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if "Ctrl-C stops it" in line:
+                break
+        assert "pulled org/demo" in said
+        body = {"text_input": "What is in-flight batching?", "max_tokens": 8}
+        answer = httpx.post(f"http://127.0.0.1:{http}/v2/models/ensemble/generate", json=body, timeout=60)
+        assert answer.json()["text_output"], said
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert process.returncode == 0
+
+
+def test_help_names_the_commands() -> None:
+    said = CliRunner().invoke(app, ["--help"]).output
+    assert all(f" {name} " in said for name in ("pull", "models", "pack", "unpack"))

@@ -13,27 +13,45 @@ bool can_pack(int from, int to) {
     case kFloat32:
     case kBfloat16: return to == from || to == kInt8;
     case kInt8: return to == kInt8Columns || to == kInt8Sums;
-    case kE4m3:
-    case kInt4:
+    case kE4m3: return to == from || to == kE4m3Groups;
+    case kInt4: return to == from || to == kInt4Zeros;
     case kMxfp4: return to == from;
   }
   return false;
 }
 
+// Whether inputs are rounded in a way that the packed type has.
+bool rounds_inputs(const InflightWeight& from) {
+  const bool floats = from.packed_type == kE4m3 || from.packed_type == kE4m3Groups;
+  if (!floats && from.packed_type != kInt8Sums) return from.input_scale == 0.0f && from.input_group == 0;
+  if (from.input_scale != 0.0f) return from.input_scale > 0.0f && from.input_scale < INFINITY && from.input_group == 0;
+  if (from.input_group == 0) return floats;
+  return from.input_group == from.inputs || (floats && from.input_group > 0 && from.input_group % kShortestGroup == 0);
+}
+
+// Whether weights share scales in a way that the packed type has.
+bool has_groups(const InflightWeight& from) {
+  const bool whole = from.group >= kShortestGroup && kLongestGroup % from.group == 0 && from.inputs % from.group == 0;
+  switch (from.packed_type) {
+    case kInt4:
+    case kInt4Zeros: return whole && from.outputs % 2 == 0;
+    case kInt8Columns: return whole || from.group == 0;
+    case kMxfp4: return whole && from.group == kMxfp4Group;
+    case kE4m3Groups: return from.group > 0;
+    default: return from.group == 0;
+  }
+}
+
 // Checks what goes with a weight of a quantized checkpoint, or must not go with another.
 void check_quantized(const InflightWeight& from, int which) {
   const bool quantized = from.type != kFloat32 && from.type != kBfloat16;
-  const bool rounded = from.packed_type == kE4m3 || from.packed_type == kInt8Sums;
-  if (quantized != (from.scales != nullptr) || (from.smooth && !quantized))
-    fail("weight %d has type %d, and scales that do not suit it", which, from.packed_type);
-  if (rounded ? !(from.input_scale > 0.0f && from.input_scale < INFINITY) : from.input_scale != 0.0f)
-    fail("weight %d has type %d, and inputs with a scale of %g", which, from.packed_type, from.input_scale);
-  const bool in_groups = from.group >= kShortestGroup && kLongestGroup % from.group == 0;
-  const bool whole = in_groups && from.inputs % from.group == 0;
-  const bool fits = from.packed_type == kInt4    ? whole && from.outputs % 2 == 0
-                    : from.packed_type == kMxfp4 ? whole && from.group == kMxfp4Group
-                                                 : from.group == 0;
-  if (!fits)
+  if (quantized != (from.scales != nullptr) || (from.smooth && !quantized) ||
+      (from.packed_type == kInt4Zeros) != (from.zeros != nullptr))
+    fail("weight %d has type %d, and scales or zeros that do not suit it", which, from.packed_type);
+  if (!rounds_inputs(from))
+    fail("weight %d has type %d, and inputs with a scale of %g, or of groups of %d", which, from.packed_type,
+         from.input_scale, from.input_group);
+  if (!has_groups(from))
     fail("weight %d of [%d, %d] has type %d in groups of %d", which, from.outputs, from.inputs, from.packed_type,
          from.group);
   if (from.packed_type == kInt8Sums && from.inputs >= kMostSummed)

@@ -129,6 +129,7 @@ struct Isa {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;
   }
+  static I mul_int(I a, I b) { return _mm256_mullo_epi32(a, b); }
   // Sign-extends bytes to words.
   static I words(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
   // Sign-extends bytes to words: `first` gets the bytes at even places, `second` those at odd places.

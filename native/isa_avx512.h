@@ -146,6 +146,7 @@ struct Isa {
     asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));  // in place: GCC would copy each sum in each turn of a loop
     return sum;
   }
+  static I mul_int(I a, I b) { return _mm512_mullo_epi32(a, b); }
   // Sign-extends bytes to words.
   static I words(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
   // Sign-extends bytes to words: `first` gets the bytes at even places, `second` those at odd places.

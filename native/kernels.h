@@ -15,11 +15,13 @@ enum Type : int32_t {
   kFloat32 = 0,
   kBfloat16 = 1,
   kInt8 = 2,         // packed weights: rounded when they are packed, by groups of inputs
-  kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3
+  kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3, or as they are
   kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
-  kInt8Columns = 5,  // weights only: a scale for each column; inputs are rounded to 16 bits
-  kInt8Sums = 6,     // weights only: the same, and inputs are rounded to INT8; integers are added up
+  kInt8Columns = 5,  // weights only: a scale for each column, or for its groups too; inputs are rounded to 16 bits
+  kInt8Sums = 6,     // weights only: a scale for each column; inputs are rounded to INT8; integers are added up
   kMxfp4 = 7,        // weights only: E2M1 with a power of two for each column and group; inputs are rounded to 16 bits
+  kE4m3Groups = 8,   // weights only: as kE4m3, with a scale for each column and group of inputs
+  kInt4Zeros = 9,    // weights only: as kInt4, with integers that stand for zero
 };
 
 constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
@@ -47,7 +49,9 @@ constexpr int kMostSummed = 1 << 17;  // a sum of so many products of INT8 may o
 struct PackSource {
   Type type;
   const void* data;
-  const void* scales;  // float32 `[outputs]`, INT4 `[outputs][inputs / group]`, MXFP4 bytes of that shape; null: none
+  const void* scales;   // float32 `[outputs]`, or `[outputs][groups]`; MXFP4: bytes of that shape; null: none
+  const int8_t* zeros;  // the same shape; null: none
+  int groups;           // of a row: how many scales it has
 };
 
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
@@ -58,12 +62,20 @@ struct PackedWeight {
   int inputs = 0;
   int columns = 0;  // a multiple of the panel's
   // Of checkpoints that are quantized:
-  float* scales = nullptr;        // per column, in the order of the panels: what its sums are multiplied by; null: 1
+  // Per column, in the order of the panels: what its sums are multiplied by; null: 1. kE4m3Groups: panel by panel and group
+  // by group, what the weights of the group are multiplied by.
+  float* scales = nullptr;
   const float* smooth = nullptr;  // per input: what it is multiplied by before it is rounded; null: 1
   float input_scale = 0.0f;       // what inputs are rounded to multiples of; zero: they are not rounded by it
-  int group = 0;                  // kInt4, kInt8Columns and kMxfp4: inputs that share a scale
+  int input_group = 0;            // inputs of a row that are rounded by their own largest; zero: none are
+  int group = 0;                  // of types with groups: inputs that share a scale
   float limit = 0.0f, slope = 0.0f;  // of kClamped
 };
+
+// How many scales a column has; inputs are padded to pairs.
+inline int scale_groups(const PackedWeight& weight) {
+  return weight.type == kE4m3Groups ? ((weight.inputs + 1) / 2 * 2 + weight.group - 1) / weight.group : 1;
+}
 
 // The rows of inputs of a product, in the type that the product of this weight takes.
 struct InputRows {

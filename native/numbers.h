@@ -16,6 +16,7 @@ using inflight::InputRows;
 using inflight::kCut;
 using inflight::PackedWeight;
 using inflight::PackSource;
+using inflight::scale_groups;
 using inflight::Partial;
 using inflight::Type;
 

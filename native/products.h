@@ -20,7 +20,11 @@ struct Operands {
   const char* weights;
   ptrdiff_t panel_stride;
   int inputs;
-  int group;  // of words: inputs that share a scale
+  int group;  // of words and kE4m3Groups: inputs that share a scale
+  // Of kE4m3Groups:
+  const float* column_scales;  // [groups][kPanel], from the group of the first input on
+  ptrdiff_t scale_stride;      // floats from a panel's to the next one's
+  int phase;                   // inputs of that group before the first one
 
   const GroupScale& scale(int row, int number) const {
     return ((const GroupScale*)((const char*)scales + row * row_stride))[number];
@@ -179,6 +183,7 @@ struct Bytes : FloatScales {
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
+  static constexpr bool kZeros = false;
   static constexpr int group(const Operands&) { return Isa::kGroup; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : Isa::kWeightBytes); }
   static I load(const char* weights, int k, int vector) {
@@ -188,9 +193,11 @@ struct Bytes : FloatScales {
   static I add(I sums, I weights, I inputs) { return Isa::add_products(sums, weights, inputs); }
 };
 
-// Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words.
-template <bool Stored>
+// Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words. `Zeros`:
+// behind the scales of a group lies what is to be added to each of its integers, in 32 bits.
+template <bool Stored, bool Zeros = false>
 struct Words : FloatScales {
+  static constexpr bool kZeros = Zeros;
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
   static int group(const Operands& in) { return in.group; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : sizeof(int16_t)); }
@@ -206,7 +213,9 @@ template <class Form>
 struct IntegerProducts {
   using Integers = Form;
   static constexpr int kTileRows = Isa::kIntegerRows;
-  static constexpr ptrdiff_t group_bytes(int group) { return kPanel * Form::kScaleBytes + Form::bytes(group); }
+  // Before the integers: scales, and what is to be added.
+  static constexpr ptrdiff_t kHead = kPanel * (Form::kScaleBytes + (Form::kZeros ? sizeof(int32_t) : 0));
+  static constexpr ptrdiff_t group_bytes(int group) { return kHead + Form::bytes(group); }
 
   template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
@@ -232,10 +241,13 @@ struct IntegerProducts {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
     for (int group = 0; group * size < in.inputs; group++) {
-      const char* weights = scales + kPanel * Form::kScaleBytes;
+      const char* weights = scales + kHead;
       I sums[R][P * kVectors];
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
+      for (int r = 0; r < R; r++) {
+        const I start = Isa::set_int(in.scale(r, group).start);
+        for (int v = 0; v < P * kVectors; v++)
+          sums[r][v] = Form::kZeros ? Isa::mul_int(start, zeros(in, scales, v)) : start;
+      }
       for (int k = 0; k < size; k += Form::kStep) {
         before_turn(weights + Form::bytes(k));
         repeat<Form::kStep / Form::kUnit>([&](auto number) {
@@ -253,6 +265,11 @@ struct IntegerProducts {
       scales += group_bytes(size);
       rows += size * Form::kInputBytes;
     }
+  }
+
+  // What is to be added to the integers of a group, in a vector of its columns.
+  static I zeros(const Operands& in, const char* group, int v) {
+    return Isa::load_int((const int32_t*)(group + v / kVectors * in.panel_stride) + kPanel + v % kVectors * kLanes);
   }
 
   // Adds the products of the inputs of a lane from input k of `rows` and `weights` on.
@@ -307,7 +324,14 @@ struct Product {
     const ptrdiff_t bytes = panel_bytes(weight);
     return {first + input * input_bytes(weight.type), rows.stride,
             (const GroupScale*)(first + scales_offset(weight)) + input / group_of(weight),
-            (const char*)weight.panels + bytes * panel + offset_in_panel(weight, input), bytes, inputs, weight.group};
+            (const char*)weight.panels + bytes * panel + offset_in_panel(weight, input), bytes, inputs, weight.group,
+            column_scales(panel, input), (ptrdiff_t)scale_groups(weight) * kPanel,
+            weight.type == inflight::kE4m3Groups ? input % weight.group : 0};
+  }
+
+  const float* column_scales(int panel, int input) const {
+    if (weight.type != inflight::kE4m3Groups) return nullptr;
+    return weight.scales + ((ptrdiff_t)panel * scale_groups(weight) + input / weight.group) * kPanel;
   }
 
   // Whole pairs: few rows and many compute the padding alike, so that their bits are the same.
@@ -322,7 +346,7 @@ struct Product {
  private:
   // A vector of sums, of columns from `column` on, as the checkpoint's scales make it.
   F scaled(const float* sums, int row, int column) const {
-    if (!weight.scales) return Isa::load(sums);
+    if (!weight.scales || weight.type == inflight::kE4m3Groups) return Isa::load(sums);
     const F by = Isa::load(weight.scales + column);
     if (weight.type != inflight::kInt8Sums) return Isa::mul(Isa::load(sums), by);
     const char* inputs = (const char*)rows.data + rows.stride * row;
@@ -470,9 +494,11 @@ struct AsIntegers {
     const char* from = in.weights;
     for (int first = 0; first < in.inputs; first += size, from += Stored::group_bytes(size)) {
       for (int v = 0; v < kVectors; v++, to += sizeof(F)) Isa::store((float*)to, Form::scale(from, v));
+      if (Form::kZeros) memcpy(to, from + kPanel * sizeof(float), kPanel * sizeof(int32_t));
+      if (Form::kZeros) to += kPanel * sizeof(int32_t);
       for (int k = 0; k < size; k += Form::kUnit)
         for (int v = 0; v < kVectors; v++, to += sizeof(I))
-          Isa::store_int((int32_t*)to, Form::load(from + kPanel * Form::kScaleBytes, k, v));
+          Isa::store_int((int32_t*)to, Form::load(from + Stored::kHead, k, v));
     }
   }
 };

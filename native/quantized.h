@@ -34,8 +34,52 @@ struct AsE4m3 : AsFloats {
   }
 };
 
+// The same, where groups of a column's inputs have scales of their own: weights are multiplied by them first.
+struct E4m3GroupProducts {
+  static constexpr int kTileRows = kRows;
+  template <int R, int P, bool FromMemory = false>
+  static void add(const Operands& in, float* to) {
+    Sums<R, P> sums;
+    load_sums<R, P>(to, sums);
+    const char* weights = in.weights;
+    each_input(in, [&](int k, const float* scales) {
+      if (FromMemory) fetch_ahead<R, P>(weights, in.panel_stride, kPanel);
+      FloatProducts::add_input<R, P>(in, k, sums, [&](int panel, int vector) {
+        return scaled(weights + panel * in.panel_stride, scales + panel * in.scale_stride, vector);
+      });
+      weights += kPanel;
+    });
+    store_sums<R, P>(sums, to);
+  }
+
+  // Calls `body` with each input and the scales of its group, in the first panel.
+  template <class Body>
+  static void each_input(const Operands& in, Body body) {
+    const float* scales = in.column_scales;
+    for (int k = 0, left = in.group - in.phase; k < in.inputs; left = in.group, scales += kPanel)
+      for (const int last = std::min(k + left, in.inputs); k < last; k++) body(k, scales);
+  }
+
+  static F scaled(const char* weights, const float* scales, int vector) {
+    const F weight = Isa::from_finite_e4m3((const uint8_t*)weights + vector * kLanes);
+    return Isa::mul(weight, Isa::load(scales + vector * kLanes));
+  }
+};
+
+struct AsE4m3Groups : AsFloats {
+  using Stored = E4m3GroupProducts;
+  static constexpr bool kDecodes = true, kSpreadsFetches = true;
+  static void decode(const Operands& in, char* to) {
+    Stored::each_input(in, [&](int k, const float* scales) {
+      for (int v = 0; v < kVectors; v++)
+        Isa::store((float*)to + k * kPanel + v * kLanes, Stored::scaled(in.weights + (ptrdiff_t)k * kPanel, scales, v));
+    });
+  }
+};
+
 // INT4: a lane has four pairs of inputs.
-struct Nibbles : Words<true> {
+template <bool Zeros>
+struct Nibbles : Words<true, Zeros> {
   static constexpr int kStep = inflight::kNibbles;
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs / 2; }
   static I load(const char* weights, int k, int vector) {
@@ -45,7 +89,7 @@ struct Nibbles : Words<true> {
 };
 
 // MXFP4: as INT4, but that four bits are the place of a weight among all values, and scales are powers of two.
-struct Mxfp4 : Nibbles {
+struct Mxfp4 : Nibbles<false> {
   static constexpr ptrdiff_t kScaleBytes = 1;
   // Half of it, since weights are twice their values.
   static F scale(const char* scales, int vector) {
@@ -95,7 +139,11 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
     case inflight::kBfloat16: multiply_as<Tiled<false, Halves>>(product, count, first, last); break;
     case inflight::kInt8: multiply_as<Int8>(product, count, first, last); break;
     case inflight::kE4m3: multiply_as<AsE4m3>(product, count, first, last); break;
-    case inflight::kInt4: multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last); break;
+    case inflight::kE4m3Groups: multiply_as<AsE4m3Groups>(product, count, first, last); break;
+    case inflight::kInt4: multiply_as<AsIntegers<Nibbles<false>, Words<false>>>(product, count, first, last); break;
+    case inflight::kInt4Zeros:
+      multiply_as<AsIntegers<Nibbles<true>, Words<false, true>>>(product, count, first, last);
+      break;
     case inflight::kInt8Columns: multiply_as<Int8Columns>(product, count, first, last); break;
     case inflight::kMxfp4: multiply_as<AsIntegers<Mxfp4, Words<false>>>(product, count, first, last); break;
     case inflight::kInt8Sums: multiply_as<Tiled<true, AsWhole>>(product, count, first, last); break;

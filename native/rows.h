@@ -41,20 +41,34 @@ inline void round_to_integers(Input input, const PackedWeight& weight, float mos
   }
 }
 
-// Rounds a row that a quantized checkpoint has scales for to INT8: to the nearest, ties to even; saturates. The one scale
-// says whether the row has a NaN, which integers cannot.
+// The largest of some inputs, divided by `most`: what they are multiples of. Zeros are multiples of one.
+template <class Input>
+inline float scale_of(Input input, int first, int last, float most) {
+  F largest = Isa::zero();
+  for (int k = first; k < last; k += kLanes) {
+    const F x = input(k);
+    largest = Isa::max(largest, Isa::max(x, Isa::sub(Isa::zero(), x)));
+  }
+  const float scale = Isa::largest(largest) / most;
+  return scale > 0.0f ? scale : 1.0f;
+}
+
+// Rounds a row to INT8: to the nearest, ties to even; saturates. The checkpoint has a scale for it, or it is rounded by its
+// own largest. The scale that is left for sums also says whether the row has a NaN, which integers cannot.
 template <class Input>
 inline void round_to_int8(Input input, const PackedWeight& weight, Isa::Input* to, GroupScale* scale) {
   F nothing = Isa::zero();
+  const bool own = weight.input_group > 0;
+  const float by = own ? scale_of(input, 0, weight.inputs, 127.5f) : weight.input_scale;
   for (int k = 0; k < weight.inputs; k += kLanes) {
-    F steps = Isa::div(input(k), Isa::set(weight.input_scale));
+    F steps = Isa::div(input(k), Isa::set(by));
     steps = Isa::min(Isa::set(127.0f), Isa::max(Isa::set(-128.0f), steps));
     nothing = Isa::fma(steps, Isa::zero(), nothing);
     Isa::to_integers(to + k, steps);
   }
   int32_t sum = 0;
   for (int k = 0; k < round_up(weight.inputs, Isa::kUnit); k++) sum += to[k];
-  *scale = {1.0f + Isa::sum(nothing), -Isa::kOffset * sum};
+  *scale = {(own ? by : 1.0f) + Isa::sum(nothing), -Isa::kOffset * sum};
 }
 
 // Rounds to E4M3: to the nearest, ties to even; saturates, and NaN stays NaN. A sum with a number so large that its last
@@ -63,6 +77,20 @@ inline F round_to_e4m3(F x) {
   x = Isa::min(Isa::set(448.0f), Isa::max(Isa::set(-448.0f), x));
   const F power = Isa::max(Isa::set(0x1p-6f), Isa::power_below(x)), large = Isa::mul(power, Isa::set(1.5f * 0x1p20f));
   return Isa::sub(Isa::add(x, large), large);
+}
+
+// Rounds a row to E4M3: to multiples of a scale that is left for sums, or group by group to those of its own largest.
+template <class Input>
+inline void round_to_floats(Input input, const PackedWeight& weight, float* to) {
+  const int size = weight.input_group ? weight.input_group : weight.inputs;
+  for (int first = 0; first < weight.inputs; first += size) {
+    const int last = std::min(first + size, weight.inputs);
+    const F by = Isa::set(weight.input_group ? scale_of(input, first, last, 448.0f) : weight.input_scale);
+    for (int k = first; k < last; k += kLanes) {
+      const F rounded = round_to_e4m3(Isa::div(input(k), by));
+      Isa::store(to + k, weight.input_group ? Isa::mul(rounded, by) : rounded);
+    }
+  }
 }
 
 void prepare(const PackedWeight& weight, const float* row, const float* gain, float eps, float factor,
@@ -79,15 +107,16 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
   if (weight.type == inflight::kInt8) {
     round_to_integers(input, weight, Isa::kLargestInput, Isa::kOffset, (Isa::Input*)out, scales);
   } else if (in_groups(weight.type)) {
-    const int offset = weight.type == inflight::kInt4    ? inflight::kNibbleOffset
-                       : weight.type == inflight::kMxfp4 ? inflight::kMxfp4Offset
-                                                         : 0;
+    // Of what has zeros, sums start with multiples of the sum of inputs.
+    const int offset = weight.type == inflight::kInt4Zeros ? -1
+                       : weight.type == inflight::kInt4    ? inflight::kNibbleOffset
+                       : weight.type == inflight::kMxfp4   ? inflight::kMxfp4Offset
+                                                           : 0;
     round_to_integers(input, weight, 32767.0f, offset, (int16_t*)out, scales);
   } else if (weight.type == inflight::kInt8Sums) {
     round_to_int8(input, weight, (Isa::Input*)out, scales);
-  } else if (weight.type == inflight::kE4m3) {
-    const F scale = Isa::set(weight.input_scale);
-    for (int k = 0; k < size; k += kLanes) Isa::store((float*)out + k, round_to_e4m3(Isa::div(input(k), scale)));
+  } else if (is_e4m3(weight.type) && (weight.input_group || weight.input_scale > 0.0f)) {
+    round_to_floats(input, weight, (float*)out);
   } else if (weight.type == inflight::kBfloat16 && Isa::kDotsBf16) {
     for (int k = 0; k < size; k += kLanes) Isa::to_bf16((uint16_t*)out + k, input(k));
   } else {

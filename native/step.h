@@ -103,7 +103,8 @@ enum {
 typedef struct {
   int32_t type;  // 0: float32, 1: bfloat16; of quantized checkpoints 2: INT8, 3: E4M3, 4: INT4, 7: MXFP4
   // Of types 0 and 1 the same, or 2: INT8, rounded by groups of inputs. Of type 2 either 5: inputs are rounded to 16 bits,
-  // by groups; or 6: inputs are rounded to INT8. Of types 3, 4 and 7 the same.
+  // by groups; or 6: inputs are rounded to INT8. Of type 3 the same, or 8: weights have scales by groups of inputs. Of type
+  // 4 the same, or 9: they have zeros too. Of type 7 the same.
   int32_t packed_type;
   // [outputs][inputs]; INT4: bytes [outputs / 2][inputs], the even output in the lower bits; MXFP4: bytes
   // [outputs][inputs / 2], the even input in the lower bits.
@@ -111,12 +112,16 @@ typedef struct {
   int32_t outputs, inputs;
   const float* bias;  // [outputs]; null: none
   // Of quantized checkpoints, else null and zero:
-  // Float32, of the products' sums, [outputs]; INT4: of the weights, [outputs][inputs / group]; MXFP4: bytes of that
+  // Float32, of the products' sums, [outputs]; with a group: of the weights, [outputs][inputs / group]; MXFP4: bytes of that
   // shape, exponents of two plus 127.
   const void* scales;
   const float* smooth;  // [inputs]: what inputs are multiplied by first; null: by nothing
-  float input_scale;    // packed types 3 and 6: inputs are rounded to its multiples that E4M3, or INT8, has
-  int32_t group;        // INT4: 16, 32, 64 or 128; MXFP4: 32
+  float input_scale;    // packed types 3, 6, 8: inputs are rounded to its multiples that E4M3, or INT8, has; 0: not by it
+  int32_t group;        // INT4: 16, 32, 64 or 128; MXFP4: 32; packed type 5: as INT4, or 0; 8: any, the last may be shorter
+  const int8_t* zeros;  // packed type 9, [outputs][inputs / group]: the integers that stand for zero
+  // Packed types 3, 6 and 8, in place of an input_scale: so many inputs of a row are rounded by their own largest; of type 6
+  // all.
+  int32_t input_group;
 } InflightWeight;
 
 // Tokens of one sequence that lie in a row in the batch. Each attends to the keys before it and to its own.

@@ -42,10 +42,13 @@ void Model::set_weight(int layer, int which, int expert, const InflightWeight& f
   to.type = (Type)from.packed_type;
   to.inputs = from.inputs;
   to.columns = panels * panel;
-  to.group = to.type == kInt8Columns ? kWordGroup : from.group;
+  to.group = to.type == kInt8Columns && !from.group ? kWordGroup : from.group;
   to.input_scale = from.input_scale;
+  to.input_group = from.input_group;
   to.panels = panels_of(to, layer, which, expert);
-  to.scales = to.type == kE4m3 || to.type == kInt8Sums ? to.column_scales.need(to.columns) : nullptr;
+  to.scales = nullptr;
+  if (to.type == kE4m3 || to.type == kInt8Sums) to.scales = to.column_scales.need(to.columns);
+  if (to.type == kE4m3Groups) to.scales = to.column_scales.need(to.columns * (int64_t)scale_groups(to));
   to.smooth = nullptr;
   if (from.smooth)
     to.smooth = (float*)memcpy(to.smoothing.need(round_up(to.inputs, kAlign)), from.smooth, to.inputs * sizeof(float));
@@ -59,8 +62,9 @@ void Model::set_weight(int layer, int which, int expert, const InflightWeight& f
     to.limit = layers_[layer].experts.limit;
     to.slope = layers_[layer].experts.slope;
   }
+  const int groups = from.group ? (from.inputs + from.group - 1) / from.group : 1;
   pool_.run(panels, [&](int task, int) {
-    kernels_.pack(to, {(Type)from.type, from.source, from.scales}, order.data(), task, task + 1);
+    kernels_.pack(to, {(Type)from.type, from.source, from.scales, from.zeros, groups}, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
   to.tasks = std::min((panels + kernels_.panels_at_once - 1) / kernels_.panels_at_once, 8 * pool_.threads());

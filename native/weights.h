@@ -4,7 +4,8 @@
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
 // Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
 // in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
-// groups, in lanes of eight inputs of a column; so does MXFP4, whose scales are bytes.
+// groups, in lanes of eight inputs of a column; integers that stand for zero lie behind the scales of a group. So does
+// MXFP4, whose scales are bytes.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +27,24 @@ struct GroupScale {
 // The inputs that share a scale.
 inline int group_of(const PackedWeight& weight) { return weight.group ? weight.group : Isa::kGroup; }
 
-// The bytes of a group: a scale for each column, and the integers.
+inline bool is_int4(Type type) { return type == inflight::kInt4 || type == inflight::kInt4Zeros; }
+
+inline bool is_e4m3(Type type) { return type == inflight::kE4m3 || type == inflight::kE4m3Groups; }
+
+// The bytes of what a group has before its integers: a scale for each column, and what stands for zero.
+inline ptrdiff_t head_bytes(Type type) {
+  return kPanel * (ptrdiff_t)sizeof(float) * (type == inflight::kInt4Zeros ? 2 : 1);
+}
+
+// The bytes of a group.
 inline ptrdiff_t group_bytes(const PackedWeight& weight) {
   const ptrdiff_t group = group_of(weight);
   if (weight.type == inflight::kMxfp4) return kPanel * (1 + group / 2);
-  return kPanel * ((ptrdiff_t)sizeof(float) + (weight.type == inflight::kInt4 ? group / 2 : group));
+  return head_bytes(weight.type) + kPanel * (is_int4(weight.type) ? group / 2 : group);
 }
 
 inline bool in_groups(Type type) {
-  return type == inflight::kInt8 || type == inflight::kInt4 || type == inflight::kInt8Columns ||
-         type == inflight::kMxfp4;
+  return type == inflight::kInt8 || is_int4(type) || type == inflight::kInt8Columns || type == inflight::kMxfp4;
 }
 
 // The bytes from a panel's begin to an input, which is the first of a pair, of a unit, or of a group.
@@ -44,6 +53,7 @@ inline ptrdiff_t offset_in_panel(const PackedWeight& weight, int input) {
     case inflight::kFloat32: return (ptrdiff_t)input * kPanel * sizeof(float);
     case inflight::kBfloat16: return (ptrdiff_t)input * kPanel * sizeof(uint16_t);
     case inflight::kE4m3:
+    case inflight::kE4m3Groups:
     case inflight::kInt8Sums: return (ptrdiff_t)input * kPanel;
     default: return input / group_of(weight) * group_bytes(weight);
   }
@@ -99,23 +109,25 @@ inline void pack_integers(const PackedWeight& to, const PackSource& source, size
   }
 }
 
-// Packs a column of bytes. A NaN in E4M3 becomes zero, and the column's scale NaN instead.
+// Packs a column of bytes, and its scales, which are kPanel apart. NaN in E4M3 becomes zero, and its scale NaN instead.
 inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel,
-                       float& scale) {
+                       float* scales) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
-  scale = ((const float*)source.scales)[row];
+  const float* given = (const float*)source.scales + row * source.groups;
+  for (int group = 0; group < source.groups; group++) scales[group * kPanel] = given[group];
   for (int k = 0; k < to.inputs; k++) {
-    const bool nan = to.type == inflight::kE4m3 && (from[k] & 0x7f) == 0x7f;
-    if (nan) scale = std::numeric_limits<float>::quiet_NaN();
-    panel[place(k, column, to.type == inflight::kE4m3 ? 1 : Isa::kUnit)] = nan ? 0 : (char)from[k];
+    const bool nan = is_e4m3(to.type) && (from[k] & 0x7f) == 0x7f;
+    if (nan) scales[to.group ? k / to.group * kPanel : 0] = std::numeric_limits<float>::quiet_NaN();
+    panel[place(k, column, is_e4m3(to.type) ? 1 : Isa::kUnit)] = nan ? 0 : (char)from[k];
   }
 }
 
-// Packs a column of INT8 by groups, each with the column's scale: rows have one for each group.
+// Packs a column of INT8 by groups, each with the column's scale if that has only one: rows have one for each group.
 inline void pack_words(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
+  const float* scales = (const float*)source.scales + row * source.groups;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
-    ((float*)panel)[column] = ((const float*)source.scales)[row];
+    ((float*)panel)[column] = scales[source.groups > 1 ? first / to.group : 0];
     for (int k = first; k < std::min(first + to.group, to.inputs); k++)
       panel[kPanel * sizeof(float) + place(k - first, column, 2)] = (char)from[k];
   }
@@ -128,10 +140,11 @@ inline int nibble_shift(int k) { return k % 2 * 16 + k % inflight::kNibbles / 2 
 // Packs a column of INT4 with an offset of 8.
 inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row / 2 * to.inputs;
-  const float* scales = (const float*)source.scales + row * (to.inputs / to.group);
-  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
-    ((float*)panel)[column] = *scales++;
-    uint32_t* lanes = (uint32_t*)panel + kPanel + column;
+  size_t at = row * source.groups;
+  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to), at++) {
+    ((float*)panel)[column] = ((const float*)source.scales)[at];
+    if (source.zeros) ((int32_t*)panel)[kPanel + column] = -(source.zeros[at] + inflight::kNibbleOffset);
+    uint32_t* lanes = (uint32_t*)(panel + head_bytes(to.type)) + column;
     for (int k = 0; k < to.group; k++) {
       const uint32_t nibble = (from[first + k] >> row % 2 * 4 & 15) ^ inflight::kNibbleOffset;
       lanes[k / inflight::kNibbles * kPanel] |= nibble << nibble_shift(k);
@@ -169,10 +182,11 @@ inline void pack_column(const PackedWeight& to, const PackSource& source, size_t
       for (int k = 0; k < to.inputs; k++) ((uint16_t*)out)[place(k, j, 2)] = ((const uint16_t*)source.data)[first + k];
       return;
     case inflight::kInt8: return pack_integers(to, source, first, j, out);
-    case inflight::kInt4: return pack_nibbles(to, source, row, j, out);
+    case inflight::kInt4:
+    case inflight::kInt4Zeros: return pack_nibbles(to, source, row, j, out);
     case inflight::kInt8Columns: return pack_words(to, source, row, j, out);
     case inflight::kMxfp4: return pack_mxfp4(to, source, row, j, out);
-    default: return pack_bytes(to, source, row, j, out, to.scales[panel * kPanel + j]);
+    default: return pack_bytes(to, source, row, j, out, to.scales + (size_t)panel * kPanel * scale_groups(to) + j);
   }
 }
 
@@ -181,8 +195,9 @@ void pack(const PackedWeight& to, const PackSource& source, const int32_t* order
   for (int panel = first; panel < last; panel++) {
     char* out = (char*)to.panels + bytes * panel;
     memset(out, 0, bytes);
+    const size_t scales = (size_t)kPanel * scale_groups(to);
+    if (to.scales) memset(to.scales + panel * scales, 0, scales * sizeof(float));
     for (int j = 0; j < kPanel; j++) {
-      if (to.scales) to.scales[panel * kPanel + j] = 0.0f;
       if (order[panel * kPanel + j] >= 0) pack_column(to, source, order[panel * kPanel + j], panel, j, out);
     }
     if (to.type == inflight::kInt8Sums)

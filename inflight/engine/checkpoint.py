@@ -1,4 +1,4 @@
-"""Loads a Hugging Face checkpoint directory into a model, quantized by ModelOpt or not."""
+"""Loads a Hugging Face checkpoint directory into a model, quantized or not."""
 
 from __future__ import annotations
 
@@ -26,14 +26,24 @@ from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import architecture_name, is_known, read_model_config
 from inflight.engine.models.served import ServedModel
-from inflight.engine.quant.config import Quantization, load_quantization
+from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
+from inflight.engine.quant.readers.methods import load_quantization
+from inflight.engine.quant.relay import RelaidTensors, Tensors
 from inflight.errors import DeploymentError
 from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
 
-_SCALES = (".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".k_scale", ".v_scale")
+_SCALES = (
+    ".weight_scale",
+    ".weight_scale_2",
+    ".weight_divisor",
+    ".input_scale",
+    ".pre_quant_scale",
+    ".k_scale",
+    ".v_scale",
+)
 _QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
 _THREADS = min(8, len(os.sched_getaffinity(0)))
 """Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""
@@ -105,8 +115,8 @@ class LoadedModel:
     """A model with its weights, and what else its checkpoint holds."""
 
     model: ServedModel
-    shards: Shards
-    """The checkpoint's files."""
+    shards: Tensors
+    """The checkpoint's files; of other formats, laid out anew."""
     quantization: Quantization | None
     kv_dtype: torch.dtype
     """Of stored keys and values."""
@@ -237,8 +247,11 @@ def outline_model(
     Raises:
         DeploymentError: a file is missing, or says what is not supported.
     """
+    shards: Tensors = open_shards(directory)
     is_ours = config.modeling == "native"
-    shards, quantization = open_shards(directory), load_quantization(directory) if is_ours else None
+    quantization = load_quantization(directory, shards.names) if is_ours else None
+    if quantization is not None and quantization.relays:
+        shards = RelaidTensors(shards, quantization.relays)
     if kv_cache_dtype == "auto":
         kv_dtype = torch.float8_e4m3fn if quantization is not None and quantization.fp8_kv_cache else dtype
     else:
@@ -260,7 +273,7 @@ Target: TypeAlias = Tensor | ExpertStack
 """Where a tensor of the checkpoint goes."""
 
 
-def _fill(targets: dict[str, Target], shards: Shards, ignored: set[str]) -> None:
+def _fill(targets: dict[str, Target], shards: Tensors, ignored: set[str]) -> None:
     """Copy every tensor of the checkpoint to its target."""
     names = {name for name in shards.names - ignored if not name.endswith("rotary_emb.inv_freq")}
     homeless, missing = sorted(names - targets.keys()), sorted(targets.keys() - names)

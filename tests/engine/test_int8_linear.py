@@ -11,7 +11,7 @@ from inflight.engine.quant.convert import LinearParts, join_int8_parts
 from inflight.engine.quant.linears import Int8Linear, LinearShape
 
 ROWS, COLUMNS = 96, 160
-pytestmark = pytest.mark.skipif(not linears._multiplies_int8("cpu"), reason="the processor has no instructions for it")
+pytestmark = pytest.mark.skipif(not linears.multiplies_int8("cpu"), reason="the processor has no instructions for it")
 
 
 def _linear(bias: bool = False, smoothed: bool = False) -> Int8Linear:
@@ -37,7 +37,7 @@ def _inputs(count: int) -> Tensor:
 def test_it_is_the_simulation(bias: bool, smoothed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     linear, x = _linear(bias, smoothed), _inputs(40)
     made = linear(x)
-    monkeypatch.setattr(linears, "_multiplies_int8", lambda _device: False)
+    monkeypatch.setattr(linears, "multiplies_int8", lambda _device: False)
     simulated = linear(x)
     assert made.dtype == torch.float32
     largest = simulated.abs().max()
@@ -49,7 +49,7 @@ def test_it_is_the_simulation(bias: bool, smoothed: bool, monkeypatch: pytest.Mo
 def test_integers_that_saturate_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As oneDNN's do on processors before VNNI, and where ONEDNN_MAX_CPU_ISA makes it take this one for such."""
     monkeypatch.setattr(torch, "_int_mm", lambda one, other: torch.full((len(one), other.shape[1]), 64 * 32767))
-    assert not linears._multiplies_int8.__wrapped__("cpu")
+    assert not linears.multiplies_int8.__wrapped__("cpu")
 
 
 @torch.inference_mode()

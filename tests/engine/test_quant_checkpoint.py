@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight.engine.quant.config import load_quantization
 from inflight.engine.quant.linears import SCHEMES
+from inflight.engine.quant.readers.methods import load_quantization
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import TOKENS, checkpoint
@@ -56,14 +56,16 @@ def test_an_unknown_scheme_is_refused_with_the_list(algorithm: str) -> None:
         _refused(directory, "did you mean 'NVFP4'?")
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "bitsandbytes", "fp8", None])
+@pytest.mark.parametrize("method", ["bitsandbytes", "torchao", "mxfp8", "hqq", "quark", "auto-round", 3, None])
 def test_other_quantization_methods_are_refused(method: str | None) -> None:
     directory = _with(
         quantized("none").directory,
         lambda data: data.update(quantization_config={"quant_method": method}),
         "config.json",
     )
-    _refused(directory, f"quant_method is {method!r}", "modelopt", "FP8", "`inflight build`")
+    _refused(
+        directory, f"quant_method is {method!r}; it must be one of modelopt, fp8, compressed-tensors, gptq, awq, mxfp4"
+    )
 
 
 def test_a_quantization_config_that_is_no_object_is_refused() -> None:
@@ -223,7 +225,7 @@ def test_without_the_file_of_its_own_config_json_says_it(scheme: str) -> None:
     model = mixed() if scheme == "mixed" else quantized(scheme, fp8_kv_cache=scheme == "FP8")
     directory = copied(model.directory)
     (directory / "hf_quant_config.json").unlink()
-    assert load_quantization(directory) == load_quantization(model.directory)
+    assert load_quantization(directory, frozenset()) == load_quantization(model.directory, frozenset())
     logits = Scorer(directory, "float64", device="cpu").logits(TOKENS)
     torch.testing.assert_close(logits, model.logits(TOKENS), atol=1e-6, rtol=1e-6)
 
@@ -233,7 +235,8 @@ def test_wildcards_exclude() -> None:
         _with(
             quantized("FP8").directory,
             lambda data: data.update(exclude_modules=["*.k_proj", "model.layers.1.*", "lm_head"]),
-        )
+        ),
+        frozenset(),
     )
     assert quantization is not None
     named = {

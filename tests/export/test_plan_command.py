@@ -115,12 +115,21 @@ def test_this_machine_is_measured_and_planned_in_one_go(tmp_path: Path) -> None:
     assert written["precision"] == "float32"
 
 
-def test_a_quantized_checkpoint_is_not_measured_as_if_it_were_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "named"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8"),
+        ({"quant_method": "awq", "version": "gemm"}, "by another library"),
+    ],
+)
+def test_a_quantized_checkpoint_is_not_measured_as_if_it_were_none(
+    quantization: dict[str, str], named: str, tmp_path: Path
+) -> None:
     config = json.loads((DEMO / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    config["quantization_config"] = quantization
     (tmp_path / "config.json").write_text(json.dumps(config))
     result = _run(str(tmp_path), "--gpu", "cpu", "--measure", str(tmp_path / "x.json"), code=1)
-    assert "the checkpoint is quantized (FP8)" in result.stderr
+    assert f"the checkpoint is quantized ({named})" in result.stderr
     assert not (tmp_path / "x.json").exists()
 
 

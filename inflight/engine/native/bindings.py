@@ -98,6 +98,8 @@ class Weight(ctypes.Structure):
         *((name, c_void_p) for name in ("bias", "scales", "smooth")),
         ("input_scale", c_float),
         ("group", c_int32),
+        ("zeros", c_void_p),
+        ("input_group", c_int32),
     ]
 
 

@@ -9,18 +9,35 @@ from torch import Tensor, nn
 
 from inflight.engine.native.bindings import NativeError, Weight
 from inflight.engine.quant.convert import LinearParts
-from inflight.engine.quant.formats import to_e4m3
+from inflight.engine.quant.formats import MXFP4_BLOCK, to_e4m3
+from inflight.engine.quant.grouped import Fp8BlockLinear, Fp8TokenLinear, Int8TokenLinear
 from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
-Packing = tuple[str, int] | None
-"""A scheme, and the size of its groups; None: not quantized."""
+Packing = tuple[str, int, bool] | None
+"""A scheme, the size of its groups, and whether they have zero points; None: not quantized."""
 _MXFP4 = 7
-_PACKED = {"FP8": 3, "W4A16_AWQ": 4, "W8A16": 5, "W8A8_SQ_PER_CHANNEL": 6, "W4A8_AWQ": 3, "MXFP4": _MXFP4}
-"""The library's number for what the weights of a scheme are packed as."""
+_PACKED = {
+    "FP8": 3,
+    "FP8_BLOCKS": 3,
+    "FP8_BLOCKS_STATIC": 3,
+    "FP8_TOKENS": 3,
+    "W4A16_AWQ": 4,
+    "W4A16_GROUPS": 4,
+    "W4A8_AWQ": 3,
+    "W8A16": 5,
+    "W8A16_GROUPS": 5,
+    "W8A8_SQ_PER_CHANNEL": 6,
+    "W8A8_TOKENS": 6,
+    "MXFP4": _MXFP4,
+}
+"""The library's number for what the weights of a scheme are packed as, if rows have one scale, and no zero points."""
+_IN_GROUPS, _WITH_ZEROS = {3: 8}, {4: 9}
+"""The number instead of another, for scales by groups of inputs; for integers that stand for zero."""
 _GROUPS = (16, 32, 64, 128)
-"""Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel."""
+"""Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel. Longer ones
+are taken as several of these, with the same scale."""
 _MOST_SUMMED = 1 << 17
 """A sum of so many products of INT8 may overflow 32 bits."""
 
@@ -40,16 +57,20 @@ class Source:
     """Float32 ``[inputs]``."""
     input_scale: float = 0.0
     group: int = 0
+    zeros: Tensor | None = None
+    """INT8 ``[outputs, inputs / group]``."""
+    input_group: int = 0
+    """Inputs of a row that are rounded by their own largest; 0: none are."""
 
     def structure(self) -> Weight:
         """Return it for the library; it must stay in memory meanwhile."""
-        bias, scales, smooth = (
-            None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth)
+        bias, scales, smooth, zeros = (
+            None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth, self.zeros)
         )
         kind = _MXFP4 if self.packed_type == _MXFP4 else TYPES[self.weight.dtype]  # both formats of 4 bits are uint8
         return Weight(
             kind, self.packed_type, self.weight.data_ptr(), *self.shape, bias, scales, smooth, self.input_scale,
-            self.group,
+            self.group, zeros, self.input_group,
         )  # fmt: skip
 
 
@@ -66,21 +87,43 @@ def quantized_parts(name: str, linear: nn.Module) -> list[QuantizedLinear]:
     if len(parts) < len(children) or not all(parts[0].takes_inputs_as(part) for part in parts):
         raise NativeError(f"the parts of {name} are quantized differently")
     one = parts[0]
-    groups = {_group(part) for part in parts} if type(one) is Int4WeightLinear else set()
-    if len(groups) > 1:
-        raise NativeError(f"the parts of {name} have groups of {' and '.join(map(str, sorted(groups)))} inputs")
     if one.quant_algo not in _PACKED:
         raise NativeError(f"{name} is quantized in {one.quant_algo}")
-    if groups and not groups <= set(_GROUPS):
-        raise NativeError(f"{name} has groups of {_group(one)} inputs; {', '.join(map(str, _GROUPS))} are computed")
-    if one.quant_algo == "W8A8_SQ_PER_CHANNEL" and one.weight.shape[1] >= _MOST_SUMMED:
+    if type(one) is Int4Fp8Linear:
+        return parts
+    groups = {_group(part) for part in parts}
+    if len(groups) > 1:
+        raise NativeError(f"the parts of {name} have groups of {' and '.join(map(str, sorted(groups)))} inputs")
+    _check_groups(name, parts, groups.pop())
+    if _PACKED[one.quant_algo] == _PACKED["W8A8_TOKENS"] and one.weight.shape[1] >= _MOST_SUMMED:
         raise NativeError(f"{name} has {one.weight.shape[1]} inputs; fewer than {_MOST_SUMMED} are added up")
     return parts
 
 
+def _check_groups(name: str, parts: list[QuantizedLinear], group: int) -> None:
+    """Check that the library multiplies weights with such groups. Raises NativeError."""
+    one = parts[0]
+    packed = _PACKED[one.quant_algo]
+    if any(getattr(part, "group_index", None) is not None for part in parts):
+        raise NativeError(f"the groups of {name} do not lie in a row")
+    zeros = [getattr(part, "zero_point", None) is not None for part in parts]
+    if any(zeros) and (packed not in _WITH_ZEROS or not all(zeros)):
+        raise NativeError(f"{name} has zero points in {one.quant_algo}, or some of its parts have")
+    if packed == _PACKED["W8A8_TOKENS"] and group:
+        raise NativeError(f"{name} has groups of {group} inputs, and rounds inputs to INT8")
+    if packed in (_PACKED["W4A16_AWQ"], _PACKED["W8A16"]) and group and group not in _GROUPS:
+        raise NativeError(f"{name} has groups of {group} inputs; {', '.join(map(str, _GROUPS))} are computed")
+    if any(size and size % _GROUPS[0] and size != one.weight.shape[1] for size in map(_input_group, parts)):
+        raise NativeError(f"{name} rounds inputs by groups of {_input_group(one)}; {_GROUPS[0]} must divide them")
+
+
 def packing_of(parts: list[QuantizedLinear]) -> Packing:
-    """Return how a weight of these parts is packed: its scheme, and the inputs that share a scale."""
-    return (parts[0].quant_algo, _group(parts[0]) if parts[0].weight.dtype is torch.uint8 else 0) if parts else None
+    """Return how a weight of these parts is packed."""
+    if not parts:
+        return None
+    one = parts[0]
+    group = 0 if isinstance(one, Int4Fp8Linear) else _group(one)
+    return one.quant_algo, group, getattr(one, "zero_point", None) is not None
 
 
 def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | None) -> Source:
@@ -94,17 +137,22 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source
     """Return the weights of quantized linears that take one input alike, as one; ``dtype``: of the computation."""
     one = parts[0]
     weight, scales = (torch.cat(tensors) for tensors in zip(*(_weight(part, dtype) for part in parts), strict=True))
-    group = _group(one) if weight.dtype is torch.uint8 else 0
+    group = 0 if isinstance(one, Int4Fp8Linear) else _group(one)
+    has_zeros = getattr(one, "zero_point", None) is not None
+    other = _WITH_ZEROS if has_zeros else _IN_GROUPS if group else {}
+    packed = _PACKED[one.quant_algo]
     input_scale = float(one.input_scale) if one.round_input else 0.0
     return Source(
         weight,
-        _PACKED[one.quant_algo],
-        (len(scales), group * scales.shape[1] if group else weight.shape[1]),
+        other.get(packed, packed),
+        (len(scales), one.weight.shape[1] * (2 if isinstance(one, Mxfp4Linear) else 1)),
         None if one.bias is None else torch.cat([part.bias for part in parts]).float(),
         scales * input_scale if one.round_input else scales,
         None if one.pre_quant_scale is None else one.pre_quant_scale.detach().float().contiguous(),
         input_scale,
         group,
+        torch.cat([_by_groups(part, part.zero_point) for part in parts]) if has_zeros else None,
+        _input_group(one),
     )
 
 
@@ -123,9 +171,38 @@ def _weight(part: QuantizedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight = to_e4m3(Int4WeightLinear.decode(part, dtype), part.weight_scale_2)
         return weight, part.weight_scale_2.expand(len(weight))
     weight, scales = part.weight.detach(), part.weight_scale.detach()
+    if isinstance(part, Fp8BlockLinear):
+        scales = part.row_scales()
+    if scales.dim() == 2:
+        scales = _by_groups(part, scales) if _group(part) else scales[:, 0]
     return weight, scales if scales.dim() else scales.expand(len(weight))
 
 
 def _group(part: QuantizedLinear) -> int:
-    columns = int(part.weight.shape[1]) * (2 if isinstance(part, Mxfp4Linear) else 1)
-    return columns // int(part.weight_scale.shape[1])
+    """Return the size of the groups that the library is told of; 0: it is told of none, since a row has one scale.
+
+    Of integers it is the largest that the library has, or else the linear's own.
+    """
+    whole, scales = part.weight.shape[1], part.weight_scale
+    if scales.dim() < 2 or (scales.shape[1] == 1 and part.weight.dtype is not torch.uint8):
+        return 0
+    if isinstance(part, Fp8BlockLinear):
+        return part.block[1]
+    if isinstance(part, Mxfp4Linear):
+        return MXFP4_BLOCK
+    size = int(whole // scales.shape[1])
+    return max((served for served in _GROUPS if size % served == 0), default=size)
+
+
+def _by_groups(part: QuantizedLinear, values: Tensor) -> Tensor:
+    """Return scales or zeros ``[rows, groups]`` of integers, once for each group that the library is told of."""
+    if isinstance(part, Fp8BlockLinear | Mxfp4Linear):
+        return values.contiguous()
+    return values.repeat_interleave(part.weight.shape[1] // values.shape[1] // _group(part), 1)
+
+
+def _input_group(part: QuantizedLinear) -> int:
+    """Return how many inputs are rounded by their own largest; 0: none are."""
+    if isinstance(part, Int8TokenLinear):
+        return int(part.weight.shape[1])
+    return part.input_group if isinstance(part, Fp8TokenLinear) else 0

@@ -18,7 +18,8 @@ from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import each_of
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.quant.config import LayerQuantization, Quantization
-from inflight.engine.quant.linears import LINEARS, ExactLinear, Int8Linear, LinearShape, QuantizedLinear
+from inflight.engine.quant.grouped import LINEARS
+from inflight.engine.quant.linears import ExactLinear, Int8Linear, LinearShape, QuantizedLinear
 from inflight.errors import DeploymentError
 
 _Linear = TypeVar("_Linear", bound=QuantizedLinear)
@@ -143,9 +144,10 @@ def _quantized(
         columns=linear.in_features,
         bias=linear.bias is not None,
         dtype=linear.weight.dtype,
-        group_size=held.group_size,
+        group_size=held.group_size or linear.in_features,
         smoothed=smoothed,
         exact=exact,
+        layout=held.layout,
     )
     return LINEARS[held.quant_algo](shape)
 

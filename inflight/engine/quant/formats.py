@@ -10,6 +10,8 @@ E4M3 and E2M1: OCP 8-bit floating point (arXiv:2209.05433) and OCP microscaling 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,8 @@ E2M1_MAX = 6.0
 INT8_MAX = 127
 NVFP4_BLOCK = 16
 MXFP4_BLOCK = 32
+E8M0_BIAS = 127
+"""Of the exponents of powers of two in bytes."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -50,19 +54,33 @@ def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
-    """Round ``x [..., n * 16]`` to NVFP4; each block's scale is a multiple of ``scale``, by its largest value.
+    """Round ``x [..., n * 16]`` to NVFP4; each block's scale is a multiple of ``scale``, by its largest value."""
+    return _fake_e2m1(x, lambda wanted: to_e4m3(wanted, scale).float() * scale)
+
+
+def fake_nvfp4_divided(x: Tensor, divisor: Tensor) -> Tensor:
+    """Round ``x [..., n * 16]`` to NVFP4; each block's scale is E4M3 divided by ``divisor``, by its largest value."""
+    return _fake_e2m1(x, lambda wanted: to_e4m3(divisor * wanted, torch.ones_like(divisor)).float() / divisor)
+
+
+def _fake_e2m1(x: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """Round ``x [..., n * 16]`` to E2M1 by blocks; ``rounded`` returns a block's scale, of the one that would be exact.
 
     E2M1 rounds to the nearest, ties to even, saturating: steps are 1/2 below 2, 1 below 4, then 2.
     """
     blocks = x.float().unflatten(-1, (-1, NVFP4_BLOCK))
-    largest = blocks.abs().amax(-1, keepdim=True)
-    scales = to_e4m3(largest / E2M1_MAX, scale).float() * scale
+    scales = rounded(blocks.abs().amax(-1, keepdim=True) / E2M1_MAX)
     steps = blocks / scales
     step = torch.where(steps.abs() < 2, 0.5, torch.where(steps.abs() < 4, 1.0, 2.0))
     values = ((steps / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)
     # Where a block's scale rounds to zero, so does the block.
-    rounded = torch.where(scales == 0, 0.0, values * scales)
-    return rounded.flatten(-2).to(x.dtype)
+    products = torch.where(scales == 0, 0.0, values * scales)
+    return products.flatten(-2).to(x.dtype)
+
+
+def decode_e8m0(exponents: Tensor) -> Tensor:
+    """Return float32 powers of two of their exponents, uint8."""
+    return (exponents.float() - E8M0_BIAS).exp2()
 
 
 def unpack_int4(packed: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,24 @@ from inflight.engine.quant.formats import (
 )
 from inflight.errors import DeploymentError
 
+Rounding: TypeAlias = "staticmethod[[Tensor, Tensor], Tensor]"
+"""Rounds inputs by a scale."""
 _OF_INPUTS = ("pre_quant_scale", "input_scale")
 """What ``QuantizedLinear.prepared`` takes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the scheme of a linear leaves open (``quant.grouped``); the defaults are those of ModelOpt's schemes."""
+
+    block_rows: int = 1
+    """Outputs that share a scale; 0: all."""
+    zero_points: bool = False
+    """Whether each group of weights has a value that stands for zero."""
+    group_index: bool = False
+    """Whether the checkpoint says of each input which group it belongs to; else groups lie in a row."""
+    input_group: int = 0
+    """Inputs that share a scale, where each token's inputs are rounded by their own largest; 0: all of a token's."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,7 @@ class LinearShape:
     """Whether the checkpoint has a ``pre_quant_scale`` for it, by which inputs are multiplied."""
     exact: bool
     """Whether to add up in float64."""
+    layout: Layout = field(default_factory=Layout)
 
 
 class ExactLinear(nn.Linear):
@@ -73,7 +90,7 @@ class QuantizedLinear(nn.Module, ABC):
     """A linear with a quantized weight; tensors are made on the meta device, the checkpoint brings their contents."""
 
     quant_algo: ClassVar[str]
-    round_input: ClassVar[staticmethod[[Tensor, Tensor], Tensor] | None] = None
+    round_input: ClassVar[Rounding | None] = None
     """Rounds inputs by ``input_scale`` as the scheme's arithmetic does; None: the scheme quantizes weights only."""
     per_element: ClassVar[int] = 1
     """Weights that an element of ``weight`` holds."""
@@ -110,6 +127,11 @@ class QuantizedLinear(nn.Module, ABC):
             and _same(self.pre_quant_scale, other.pre_quant_scale)
             and _same(getattr(self, "input_scale", None), getattr(other, "input_scale", None))
         )
+
+    @classmethod
+    def rounds_inputs(cls) -> bool:
+        """Whether inputs are rounded."""
+        return cls.round_input is not None
 
     @property
     def weight_bytes(self) -> int:
@@ -186,7 +208,7 @@ class Int8Linear(Int8WeightLinear):
 
         Sums of integers are exact, so that they need no float64; what is left is the rounding of the result.
         """
-        if x.dtype != torch.float32 or not _multiplies_int8(x.device.type) or not len(x):
+        if x.dtype != torch.float32 or not multiplies_int8(x.device.type) or not len(x):
             return super().forward(x)
         if self.pre_quant_scale is not None:
             x = x * self.pre_quant_scale
@@ -207,8 +229,8 @@ class Int4WeightLinear(QuantizedLinear):
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
-        _check_divides("rows", shape.rows, 2, shape, self.quant_algo)
-        _check_divides("columns", shape.columns, shape.group_size, shape, self.quant_algo)
+        check_divides("rows", shape.rows, 2, shape, self.quant_algo)
+        check_divides("columns", shape.columns, shape.group_size, shape, self.quant_algo)
         self._hold("weight", (shape.rows // 2, shape.columns), torch.uint8)
         self._hold("weight_scale", (shape.rows, shape.columns // shape.group_size), torch.float32)
 
@@ -233,15 +255,15 @@ class NvFp4Linear(QuantizedLinear):
     """NVFP4 weights and inputs."""
 
     quant_algo = "NVFP4"
-    round_input = staticmethod(fake_nvfp4)
+    round_input: ClassVar[Rounding | None] = staticmethod(fake_nvfp4)
     per_element = 2
-    tensor_scales = ("weight_scale_2", "input_scale")
+    tensor_scales: ClassVar[tuple[str, ...]] = ("weight_scale_2", "input_scale")
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
         if shape.group_size != NVFP4_BLOCK:
             raise DeploymentError(f"checkpoint: {shape.name}: group_size {shape.group_size}; NVFP4 has {NVFP4_BLOCK}")
-        _check_divides("columns", shape.columns, NVFP4_BLOCK, shape, self.quant_algo)
+        check_divides("columns", shape.columns, NVFP4_BLOCK, shape, self.quant_algo)
         self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
         self._hold("weight_scale", (shape.rows, shape.columns // NVFP4_BLOCK), torch.float8_e4m3fn)
 
@@ -262,7 +284,7 @@ class Mxfp4Linear(QuantizedLinear):
 
     def __init__(self, shape: LinearShape) -> None:
         super().__init__(shape)
-        _check_divides("columns", shape.columns, MXFP4_BLOCK, shape, self.quant_algo)
+        check_divides("columns", shape.columns, MXFP4_BLOCK, shape, self.quant_algo)
         self._hold("weight", (shape.rows, shape.columns // 2), torch.uint8)
         self._hold("weight_scale", (shape.rows, shape.columns // MXFP4_BLOCK), torch.uint8)
 
@@ -277,12 +299,10 @@ SCHEMES: dict[str, type[QuantizedLinear]] = {
     for scheme in (Fp8Linear, Int8Linear, Int8WeightLinear, Int4WeightLinear, Int4Fp8Linear, NvFp4Linear)
 }
 """By ModelOpt's ``quant_algo``."""
-LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | {Mxfp4Linear.quant_algo: Mxfp4Linear}
-"""All linears by the name of their scheme."""
 
 
 @functools.cache
-def _multiplies_int8(device: str) -> bool:
+def multiplies_int8(device: str) -> bool:
     """Whether products of INT8 are fast and exact: older x86 processors add up pairs in 16 bits, which saturate.
 
     A product that would saturate is tried too: oneDNN may use less than the processor has (``ONEDNN_MAX_CPU_ISA``).
@@ -302,7 +322,8 @@ def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return wide.to(x.dtype)
 
 
-def _check_divides(what: str, size: int, divisor: int, shape: LinearShape, quant_algo: str) -> None:
+def check_divides(what: str, size: int, divisor: int, shape: LinearShape, quant_algo: str) -> None:
+    """Require that ``size`` is a multiple of ``divisor``. Raises DeploymentError."""
     if size % divisor:
         raise DeploymentError(
             f"checkpoint: {shape.name} has {size} {what}; {quant_algo} needs a multiple of {divisor} here"

@@ -145,13 +145,14 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     if CPU not in names:
         raise DeploymentError("--measure runs the portable engine on this machine's processor: add --gpu cpu")
     gpu = find_gpu(CPU)  # says what is missing where PyTorch is
-    from inflight.engine.quant.config import load_quantization
+    from inflight.engine.quant.readers.methods import load_quantization
     from inflight.export.plan.measure import measure
 
-    quantization = load_quantization(model)
+    quantization = load_quantization(model, frozenset())
     if quantization is not None:
+        schemes = ", ".join(quantization.schemes) or "by another library"
         raise DeploymentError(
-            f"--measure: the checkpoint is quantized ({', '.join(quantization.schemes)}), and no roofline describes "
+            f"--measure: the checkpoint is quantized ({schemes}), and no roofline describes "
             "how the portable engine computes with it; use `make bench ARGS=engine`, or measure the original"
         )
     config = read_json(model / "config.json")

@@ -1,0 +1,48 @@
+"""Finds the reader of a checkpoint: one for each way to quantize, by the ``quant_method`` of its configuration.
+
+A reader is a function of ``quantization_config`` and of the names of the checkpoint's tensors. It returns how each
+linear is held, and what each tensor becomes (``quant.relay``); nothing else knows of formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from inflight.engine.quant.config import Quantization
+from inflight.engine.quant.readers import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from inflight.errors import DeploymentError
+from inflight.text.checkpoint import read_json
+
+Reader = Callable[[Mapping[str, Any], frozenset[str]], Quantization]
+READERS: dict[str, Reader] = {
+    "modelopt": modelopt.read,
+    "fp8": fp8.read,
+    "compressed-tensors": compressed_tensors.read,
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "mxfp4": mxfp4.read,
+}
+
+
+def load_quantization(directory: Path, names: frozenset[str]) -> Quantization | None:
+    """Read how the checkpoint in ``directory`` is quantized; None: it is not.
+
+    Args:
+        directory: the checkpoint's.
+        names: of its tensors; none: where it is only asked whether it is quantized.
+
+    Raises:
+        DeploymentError: it is quantized in a way that is not supported, or lacks a tensor that its format needs.
+    """
+    foreign = read_json(directory / "config.json").get("quantization_config")
+    if foreign is not None and (not isinstance(foreign, dict) or foreign.get("quant_method") not in READERS):
+        method = foreign.get("quant_method") if isinstance(foreign, dict) else None
+        raise DeploymentError(
+            f"config.json: quantization_config.quant_method is {method!r}; it must be one of {', '.join(READERS)}"
+        )
+    own = read_json(directory / modelopt.FILE_NAME, optional=True)
+    if own and (foreign is None or foreign["quant_method"] == "modelopt"):
+        return modelopt.read_own(own)
+    return None if foreign is None else READERS[foreign["quant_method"]](foreign, names)

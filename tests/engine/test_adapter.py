@@ -151,7 +151,7 @@ def _edit(directory: Path, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "fields", "said"), [
-    ("phi", {"model_type": "own", "auto_map": {"AutoModel": "own.Model"}}, "auto_map asks for code of the checkpoint's"),
+    ("phi", {"model_type": "own", "auto_map": {"AutoModel": "own.Model"}}, "auto_map asks for code of the"),
     ("phi", {"quantization_config": {"quant_method": "awq"}}, "quantization_config .'awq'. is not supported"),
     ("phi", {"architectures": ["PhiForTokenClassification"]}, "PhiForTokenClassification is no causal language model"),
     ("phi", {"model_type": "phy"}, "transformers cannot read it"),

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face checkpoint directory into a model, quantized by ModelOpt or not."""
+"""Loads a Hugging Face checkpoint directory, quantized by ModelOpt or not, or a GGUF file into a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
+from inflight.engine.gguf_shards import GgufShards
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.config import ModelConfig, read_model_config
 from inflight.engine.models.decoder import DecoderModel, make_model
 from inflight.engine.quant.config import Quantization, load_quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
 from inflight.errors import DeploymentError
+from inflight.gguf.files import is_gguf
 from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
@@ -93,12 +95,21 @@ def _files(directory: Path) -> list[Path]:
     return [file]
 
 
+Weights = Shards | GgufShards
+"""What holds the weights of a checkpoint."""
+
+
+def open_weights(model: Path) -> Weights:
+    """Return what holds the weights of a checkpoint directory, or of a GGUF file. Raises DeploymentError."""
+    return GgufShards(model) if is_gguf(model) else Shards(model)
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model with its weights, and what else its checkpoint holds."""
 
     model: DecoderModel
-    shards: Shards
+    shards: Weights
     """The checkpoint's files."""
     quantization: Quantization | None
     kv_dtype: torch.dtype
@@ -196,7 +207,7 @@ def outline_model(
     served_length: int,
     kv_cache_dtype: str,
     separate: bool = False,
-    open_shards: Callable[[Path], Shards] = Shards,
+    open_shards: Callable[[Path], Weights] = open_weights,
 ) -> LoadedModel:
     """Build the model without memory for its weights: it tells how much they, and a KV cache, will take.
 
@@ -225,7 +236,7 @@ def outline_model(
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
-def _fill(targets: dict[str, Tensor], shards: Shards, ignored: set[str]) -> None:
+def _fill(targets: dict[str, Tensor], shards: Weights, ignored: set[str]) -> None:
     """Copy every tensor of the checkpoint to its target."""
     names = {name for name in shards.names - ignored if not name.endswith("rotary_emb.inv_freq")}
     homeless, missing = sorted(names - targets.keys()), sorted(targets.keys() - names)

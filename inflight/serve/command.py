@@ -21,6 +21,7 @@ from rich.console import Console
 
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
+from inflight.gguf.files import find_model, is_gguf
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
@@ -40,10 +41,11 @@ _port = partial(typer.Option, min=1, max=65535)
 
 def serve(
     directory: Annotated[
-        Path | None, typer.Argument(help="Deployment or checkpoint directory; the demo by default.")
+        Path | None,
+        typer.Argument(help="Deployment or checkpoint directory, or GGUF file; the demo by default."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory, with defaults.")
+        Path | None, typer.Option(help="Serve this Hugging Face checkpoint directory or GGUF file, with defaults.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; the deployment's by default.")] = None,
     http_port: Annotated[int | None, _port(help="HTTP port; the deployment's by default.")] = None,
@@ -96,14 +98,15 @@ def _choose(directory: Path | None, model: Path | None, scratch: Path) -> Path:
     if directory is not None and model is not None:
         raise DeploymentError("give a deployment directory or --model, not both")
     named = model or bundled(directory or DEMO)
-    if not named.is_dir():
+    if not named.is_dir() and not (is_gguf(named) and named.is_file()):
         raise DeploymentError(f"{named} is not a directory{_download(named)}")
     if model is None and (named / FILE_NAME).exists():
         return named
-    if not (named / _CHECKPOINT).is_file():
+    found = find_model(named)
+    if not is_gguf(found) and not (found / _CHECKPOINT).is_file():
         files = _CHECKPOINT if model else f"{FILE_NAME} of a deployment and no {_CHECKPOINT}"
         raise DeploymentError(f"{named} has no {files} of a Hugging Face checkpoint")
-    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(named.resolve())}))
+    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(found.resolve())}))
     return scratch
 
 

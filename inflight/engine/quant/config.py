@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from inflight.engine.quant.formats import NVFP4_BLOCK
+from inflight.engine.quant.gguf_linears import LINEARS
 from inflight.engine.quant.linears import SCHEMES
 from inflight.errors import DeploymentError, nearest
+from inflight.gguf.checkpoint import open_gguf
+from inflight.gguf.files import is_gguf
+from inflight.gguf.types import BLOCKS
 from inflight.text.checkpoint import read_json
 
 FILE_NAME = "hf_quant_config.json"
@@ -57,15 +61,19 @@ class Quantization:
     @property
     def rounds_inputs(self) -> bool:
         """Whether any scheme rounds the inputs of its linears."""
-        return any(SCHEMES[name].round_input for name in self.schemes)
+        return any(LINEARS[name].round_input for name in self.schemes)
 
 
 def load_quantization(directory: Path) -> Quantization | None:
-    """Read how the checkpoint in ``directory`` is quantized; None: it is not.
+    """Read how the checkpoint in ``directory``, or in a GGUF file, is quantized; None: it is not.
 
     Raises:
         DeploymentError: it is quantized in a way that is not supported.
     """
+    if is_gguf(directory):
+        blocks = open_gguf(directory).blocks
+        layers = {name: LayerQuantization(kind, BLOCKS[kind].block) for name, kind in blocks.items()}
+        return Quantization(None, (), layers, fp8_kv_cache=False) if layers else None
     foreign = read_json(directory / "config.json").get("quantization_config")
     method = foreign.get("quant_method") if isinstance(foreign, dict) else None
     if foreign is not None and method != "modelopt":

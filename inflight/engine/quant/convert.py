@@ -17,7 +17,8 @@ from torch.nn import functional
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import each_of
 from inflight.engine.quant.config import LayerQuantization, Quantization
-from inflight.engine.quant.linears import SCHEMES, ExactLinear, Int8Linear, LinearShape, QuantizedLinear
+from inflight.engine.quant.gguf_linears import LINEARS
+from inflight.engine.quant.linears import ExactLinear, Int8Linear, LinearShape, QuantizedLinear
 from inflight.errors import DeploymentError
 
 _Linear = TypeVar("_Linear", bound=QuantizedLinear)
@@ -114,7 +115,7 @@ class DecodedLinear(nn.Module):
 def decoding_cost(model: nn.Module, dtype: torch.dtype) -> tuple[int, int]:
     """Return how many linears of a model are quantized, and how many bytes more they take decoded to ``dtype``."""
     linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
-    decoded = sum(linear.weight.numel() * linear.per_element for linear in linears) * dtype.itemsize
+    decoded = sum(linear.elements for linear in linears) * dtype.itemsize
     return len(linears), decoded - sum(linear.weight_bytes for linear in linears)
 
 
@@ -138,7 +139,7 @@ def _quantized(
         smoothed=smoothed,
         exact=exact,
     )
-    return SCHEMES[held.quant_algo](shape)
+    return LINEARS[held.quant_algo](shape)
 
 
 def _plain(linear: nn.Linear, rows: int, exact: bool) -> nn.Linear:

@@ -1,0 +1,37 @@
+"""Linears whose weight stays in the blocks of a GGUF file, and is decoded for each call."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from inflight.engine.quant.gguf_blocks import FORMATS, decode
+from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
+from inflight.gguf.types import BLOCKS, TensorType
+
+
+class GgufLinear(QuantizedLinear):
+    """A weight in blocks: uint8 ``[rows, bytes of a row]``; a class for each type of blocks."""
+
+    type: ClassVar[TensorType]
+
+    def __init__(self, shape: LinearShape) -> None:
+        super().__init__(shape)
+        self._hold("weight", (shape.rows, self.type.bytes_of(shape.columns)), torch.uint8)
+
+    @property
+    def elements(self) -> int:
+        return self.weight.numel() // self.type.size * self.type.block
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        return decode(self.weight, self.type.name).to(dtype)
+
+
+GGUF_LINEARS: dict[str, type[GgufLinear]] = {
+    name: type(f"{name}Linear", (GgufLinear,), {"quant_algo": name, "type": BLOCKS[name]}) for name in FORMATS
+}
+"""By the type's name."""
+LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | GGUF_LINEARS
+"""By name: ModelOpt's schemes, and the types of blocks."""

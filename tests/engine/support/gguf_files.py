@@ -86,13 +86,25 @@ def wide_gguf_file(kind: str, special: tuple[tuple[str, str], ...] = (), tied: b
     )
 
 
-def write_gguf(source: Path, folder: Path, kind_of: Callable[[str], str], name: str = "model.gguf") -> GgufFile:
-    """Write the checkpoint ``source`` to a file in ``folder``, and what its weights are decoded to beside it."""
+def write_gguf(
+    source: Path,
+    folder: Path,
+    kind_of: Callable[[str], str],
+    add_tokenizer: Callable[[gguf.GGUFWriter, int], None] | None = None,
+) -> GgufFile:
+    """Write the checkpoint ``source`` to a file in ``folder``, and what its weights are decoded to beside it.
+
+    Args:
+        source, folder: see above.
+        kind_of: returns the type of a tensor of two dimensions, by its name in the checkpoint.
+        add_tokenizer: adds the tokenizer for a vocabulary of so many tokens; None: one of single characters.
+    """
     config = json.loads((source / "config.json").read_text())
+    config.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 10_000.0)})
     architecture = _ARCHITECTURE[config["architectures"][0]]
-    writer = gguf.GGUFWriter(folder / name, architecture)
+    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     _add_config(writer, config, architecture)
-    add_tokens(writer, config["vocab_size"])
+    (add_tokenizer or _add_tokens)(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(
         next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture), config["num_hidden_layers"]
     )
@@ -112,7 +124,7 @@ def write_gguf(source: Path, folder: Path, kind_of: Callable[[str], str], name: 
     if architecture == "gemma3":  # a file does not say it; in all models but one it is this
         config["query_pre_attn_scalar"] = config["head_dim"]
     (folder / "plain" / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-    return GgufFile(folder / name, folder / "plain")
+    return GgufFile(folder / "model.gguf", folder / "plain")
 
 
 def draw_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Array:
@@ -135,7 +147,7 @@ SCALES_AT = {
 """Where a block has its scale, and its minimum, in float16."""
 
 
-def add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
+def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
     """Add a tokenizer of single characters, of which the first is padding."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

@@ -12,9 +12,9 @@ bool can_pack(int from, int to) {
   switch (from) {
     case kFloat32:
     case kBfloat16: return to == from || to == kInt8;
-    case kInt8: return to == kInt8Columns || to == kInt8Sums;
-    case kE4m3:
-    case kInt4: return to == from;
+    case kInt8: return to == kInt8Columns || to == kInt8Sums || to == kInt8Minimums;
+    case kE4m3: return to == from;
+    case kInt4: return to == from || to == kInt4Minimums;
   }
   return false;
 }
@@ -28,10 +28,14 @@ void check_quantized(const InflightWeight& from, int which) {
   if (rounded ? !(from.input_scale > 0.0f && from.input_scale < INFINITY) : from.input_scale != 0.0f)
     fail("weight %d has type %d, and inputs with a scale of %g", which, from.packed_type, from.input_scale);
   const bool in_groups = from.group >= kShortestGroup && kLongestGroup % from.group == 0;
-  const bool fits = in_groups && from.inputs % from.group == 0 && from.outputs % 2 == 0;
-  if (from.packed_type == kInt4 ? !fits : from.group != 0)
+  const bool fits = in_groups && from.inputs % from.group == 0 && (from.type != kInt4 || from.outputs % 2 == 0);
+  const bool has_minimums = from.packed_type == kInt4Minimums || from.packed_type == kInt8Minimums;
+  const bool may_fit = from.packed_type == kInt8Columns && from.group;
+  if (from.type == kInt4 || has_minimums || may_fit ? !fits : from.group != 0)
     fail("weight %d of [%d, %d] has type %d in groups of %d", which, from.outputs, from.inputs, from.packed_type,
          from.group);
+  if (has_minimums != (from.minimums != nullptr))
+    fail("weight %d has type %d, and minimums that do not suit it", which, from.packed_type);
   if (from.packed_type == kInt8Sums && from.inputs >= kMostSummed)
     fail("weight %d has %d inputs; products of INT8 are added up of less than %d", which, from.inputs, kMostSummed);
 }

@@ -17,8 +17,10 @@ enum Type : int32_t {
   kInt8 = 2,         // packed weights: rounded when they are packed, by groups of inputs
   kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3
   kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
-  kInt8Columns = 5,  // weights only: a scale for each column; inputs are rounded to 16 bits
+  kInt8Columns = 5,  // weights only: a scale for each column, or as kInt4; inputs are rounded to 16 bits
   kInt8Sums = 6,     // weights only: the same, and inputs are rounded to INT8; integers are added up
+  kInt4Minimums = 7,  // kInt4, and a minimum for each column and group, which is added to the weights
+  kInt8Minimums = 8,  // the same of INT8
 };
 
 constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
@@ -32,7 +34,7 @@ enum Ending : int32_t {
 };
 
 constexpr int kNibbles = 8;           // weights of INT4 in a lane of 32 bits
-constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed
+constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed; and taken off again, times inputs
 constexpr int kShortestGroup = 16;    // of INT4: a vector's lanes
 constexpr int kLongestGroup = 128;    // of INT4; groups divide it
 constexpr int kWordGroup = 64;        // of kInt8Columns: inputs that are rounded together
@@ -42,7 +44,9 @@ constexpr int kMostSummed = 1 << 17;  // a sum of so many products of INT8 may o
 struct PackSource {
   Type type;
   const void* data;
-  const float* scales;  // `[outputs]`, INT4 `[outputs][inputs / group]`; null: none
+  const float* scales;    // `[outputs][groups]`; null: none
+  const float* minimums;  // the same
+  int groups;             // whose inputs have a scale of their own; 1: all have the column's
 };
 
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.
@@ -56,7 +60,7 @@ struct PackedWeight {
   float* scales = nullptr;        // per column, in the order of the panels: what its sums are multiplied by; null: 1
   const float* smooth = nullptr;  // per input: what it is multiplied by before it is rounded; null: 1
   float input_scale = 0.0f;       // what inputs are rounded to multiples of; zero: they are not rounded by it
-  int group = 0;                  // kInt4 and kInt8Columns: inputs that share a scale
+  int group = 0;                  // types 4, 5, 7 and 8: inputs that share a scale
 };
 
 // The rows of inputs of a product, in the type that the product of this weight takes.

@@ -170,6 +170,7 @@ inline void repeat(Body body) {
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
 struct Bytes {
+  static constexpr bool kMinimums = false;
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
@@ -185,6 +186,7 @@ struct Bytes {
 // Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words.
 template <bool Stored>
 struct Words {
+  static constexpr bool kMinimums = false;
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
   static int group(const Operands& in) { return in.group; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : sizeof(int16_t)); }
@@ -195,12 +197,19 @@ struct Words {
   static I add(I sums, I weights, I inputs) { return Isa::add_word_products(sums, weights, inputs); }
 };
 
+// The same with minimums, which are multiplied by the sum of a group's inputs; rows have that, times an offset.
+template <class Form>
+struct WithMinimums : Form {
+  static constexpr bool kMinimums = true;
+};
+
 // Integers by groups of inputs, whose products add up exactly: a panel has the scales of a group before its integers.
 template <class Form>
 struct IntegerProducts {
   using Integers = Form;
   static constexpr int kTileRows = Isa::kIntegerRows;
-  static constexpr ptrdiff_t group_bytes(int group) { return kPanel * (ptrdiff_t)sizeof(float) + Form::bytes(group); }
+  static constexpr ptrdiff_t kHeader = kPanel * (ptrdiff_t)sizeof(float) * (Form::kMinimums ? 2 : 1);
+  static constexpr ptrdiff_t group_bytes(int group) { return kHeader + Form::bytes(group); }
 
   template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
@@ -226,7 +235,7 @@ struct IntegerProducts {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
     for (int group = 0; group * size < in.inputs; group++) {
-      const char* weights = scales + kPanel * sizeof(float);
+      const char* weights = scales + kHeader;
       I sums[R][P * kVectors];
       for (int r = 0; r < R; r++)
         for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
@@ -241,8 +250,14 @@ struct IntegerProducts {
         const F scale = Isa::load(from);
         for (int r = 0; r < R; r++) {
           float* sum = to + r * P * kPanel + v * kLanes;
-          const F by = Isa::mul(scale, Isa::set(in.scale(r, group).scale));
-          Isa::store(sum, Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum)));
+          const GroupScale& of_row = in.scale(r, group);
+          const F by = Isa::mul(scale, Isa::set(of_row.scale));
+          F total = Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum));
+          if (Form::kMinimums) {
+            const float inputs = of_row.scale * ((float)of_row.start / -inflight::kNibbleOffset);
+            total = Isa::fma(Isa::load(from + kPanel), Isa::set(inputs), total);
+          }
+          Isa::store(sum, total);
         }
       }
       scales += group_bytes(size);
@@ -461,11 +476,11 @@ struct AsIntegers {
     const int size = Form::group(in);
     const char* from = in.weights;
     for (int first = 0; first < in.inputs; first += size, from += Stored::group_bytes(size)) {
-      memcpy(to, from, kPanel * sizeof(float));
-      to += kPanel * sizeof(float);
+      memcpy(to, from, Stored::kHeader);
+      to += Stored::kHeader;
       for (int k = 0; k < size; k += Form::kUnit)
         for (int v = 0; v < kVectors; v++, to += sizeof(I))
-          Isa::store_int((int32_t*)to, Form::load(from + kPanel * sizeof(float), k, v));
+          Isa::store_int((int32_t*)to, Form::load(from + Stored::kHeader, k, v));
     }
   }
 };

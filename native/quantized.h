@@ -80,6 +80,8 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
   using Halves = std::conditional_t<Isa::kDotsBf16, AsHalves, AsWidened>;
   using Int8 = AsIntegers<Bytes<true>, Bytes<Isa::kWeightBytes == 1>>;
   using Int8Columns = AsIntegers<Words<true>, Words<false>>;
+  using Int4Minimums = AsIntegers<WithMinimums<Nibbles>, WithMinimums<Words<false>>>;
+  using Int8Minimums = AsIntegers<WithMinimums<Words<true>>, WithMinimums<Words<false>>>;
   switch (weight.type) {
     case inflight::kFloat32: multiply_as<AsFloats>(product, count, first, last); break;
     case inflight::kBfloat16: multiply_as<Tiled<false, Halves>>(product, count, first, last); break;
@@ -87,6 +89,8 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
     case inflight::kE4m3: multiply_as<AsE4m3>(product, count, first, last); break;
     case inflight::kInt4: multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last); break;
     case inflight::kInt8Columns: multiply_as<Int8Columns>(product, count, first, last); break;
+    case inflight::kInt4Minimums: multiply_as<Int4Minimums>(product, count, first, last); break;
+    case inflight::kInt8Minimums: multiply_as<Int8Minimums>(product, count, first, last); break;
     case inflight::kInt8Sums: multiply_as<Tiled<true, AsWhole>>(product, count, first, last); break;
   }
   Tiles::release();

@@ -79,7 +79,7 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
   if (weight.type == inflight::kInt8) {
     round_to_integers(input, weight, Isa::kLargestInput, Isa::kOffset, (Isa::Input*)out, scales);
   } else if (in_groups(weight.type)) {
-    const int offset = weight.type == inflight::kInt4 ? inflight::kNibbleOffset : 0;
+    const int offset = weight.type == inflight::kInt8Columns ? 0 : inflight::kNibbleOffset;
     round_to_integers(input, weight, 32767.0f, offset, (int16_t*)out, scales);
   } else if (weight.type == inflight::kInt8Sums) {
     round_to_int8(input, weight, (Isa::Input*)out, scales);

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 6
+#define INFLIGHT_ABI 7
 
 typedef struct InflightModel InflightModel;
 
@@ -61,16 +61,17 @@ enum {
 typedef struct {
   int32_t type;  // 0: float32, 1: bfloat16; of quantized checkpoints 2: INT8, 3: E4M3, 4: INT4
   // Of types 0 and 1 the same, or 2: INT8, rounded by groups of inputs. Of type 2 either 5: inputs are rounded to 16 bits,
-  // by groups; or 6: inputs are rounded to INT8. Of types 3 and 4 the same.
+  // by groups; or 6: inputs are rounded to INT8. Of types 3 and 4 the same. With minimums, 7 in place of 4 and 8 of 5.
   int32_t packed_type;
   const void* source;  // [outputs][inputs]; INT4: bytes [outputs / 2][inputs], the even output in the lower bits
   int32_t outputs, inputs;
   const float* bias;  // [outputs]; null: none
   // Of quantized checkpoints, else null and zero:
-  const float* scales;  // of the products' sums, [outputs]; INT4: of the weights, [outputs][inputs / group]
+  const float* scales;  // of the products' sums, [outputs]; with a group: of the weights, [outputs][inputs / group]
   const float* smooth;  // [inputs]: what inputs are multiplied by first; null: by nothing
   float input_scale;    // packed types 3 and 6: inputs are rounded to its multiples that E4M3, or INT8, has
-  int32_t group;        // INT4: 16, 32, 64 or 128
+  int32_t group;        // packed types 4, 7 and 8: 16, 32, 64 or 128; 5: the same, or 0; else 0
+  const float* minimums;  // packed types 7 and 8: [outputs][inputs / group], added to the weights; else null
 } InflightWeight;
 
 // Tokens of one sequence that lie in a row in the batch. Each attends to the keys before it and to its own.

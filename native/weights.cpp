@@ -37,7 +37,7 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
   to.type = (Type)from.packed_type;
   to.inputs = from.inputs;
   to.columns = panels * panel;
-  to.group = to.type == kInt8Columns ? kWordGroup : from.group;
+  to.group = to.type == kInt8Columns && !from.group ? kWordGroup : from.group;
   to.input_scale = from.input_scale;
   to.panels = to.memory.need(kernels_.packed_bytes(to));
   to.scales = to.type == kE4m3 || to.type == kInt8Sums ? to.column_scales.need(to.columns) : nullptr;
@@ -51,7 +51,8 @@ void Model::set_weight(int layer, int which, const InflightWeight& from) {
     to.bias = bias;
   }
   pool_.run(panels, [&](int task, int) {
-    kernels_.pack(to, {(Type)from.type, from.source, from.scales}, order.data(), task, task + 1);
+    const int groups = from.group ? from.inputs / from.group : 1;
+    kernels_.pack(to, {(Type)from.type, from.source, from.scales, from.minimums, groups}, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
   to.tasks = std::min((panels + kernels_.panels_at_once - 1) / kernels_.panels_at_once, 8 * pool_.threads());

@@ -4,7 +4,7 @@
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
 // Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
 // in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
-// groups, in lanes of eight inputs of a column.
+// groups, in lanes of eight inputs of a column. Where there are minimums, a group has them behind its scales.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +26,21 @@ struct GroupScale {
 // The inputs that share a scale.
 inline int group_of(const PackedWeight& weight) { return weight.group ? weight.group : Isa::kGroup; }
 
-// The bytes of a group: a scale for each column, and the integers.
+inline bool has_minimums(Type type) { return type == inflight::kInt4Minimums || type == inflight::kInt8Minimums; }
+
+inline bool is_int4(Type type) { return type == inflight::kInt4 || type == inflight::kInt4Minimums; }
+
+// The bytes in front of a group's integers: a scale for each column, and maybe a minimum.
+inline ptrdiff_t header_bytes(Type type) { return kPanel * (ptrdiff_t)sizeof(float) * (has_minimums(type) ? 2 : 1); }
+
+// The bytes of a group.
 inline ptrdiff_t group_bytes(const PackedWeight& weight) {
   const int group = group_of(weight);
-  return kPanel * ((ptrdiff_t)sizeof(float) + (weight.type == inflight::kInt4 ? group / 2 : group));
+  return header_bytes(weight.type) + (ptrdiff_t)kPanel * (is_int4(weight.type) ? group / 2 : group);
 }
 
 inline bool in_groups(Type type) {
-  return type == inflight::kInt8 || type == inflight::kInt4 || type == inflight::kInt8Columns;
+  return type == inflight::kInt8 || type == inflight::kInt8Columns || is_int4(type) || has_minimums(type);
 }
 
 // The bytes from a panel's begin to an input, which is the first of a pair, of a unit, or of a group.
@@ -109,13 +116,17 @@ inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t 
   }
 }
 
-// Packs a column of INT8 by groups, each with the column's scale: rows have one for each group.
+// Packs a column of INT8 by groups, each with its own scale or the column's: rows have one for each group. Minimums have
+// what the offset of inputs takes off added to them.
 inline void pack_words(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
-    ((float*)panel)[column] = source.scales[row];
+    const size_t group = row * source.groups + (source.groups > 1 ? first / to.group : 0);
+    const float scale = ((float*)panel)[column] = source.scales[group];
+    if (source.minimums)
+      ((float*)panel)[kPanel + column] = std::fma(scale, (float)inflight::kNibbleOffset, source.minimums[group]);
     for (int k = first; k < std::min(first + to.group, to.inputs); k++)
-      panel[kPanel * sizeof(float) + place(k - first, column, 2)] = (char)from[k];
+      panel[header_bytes(to.type) + place(k - first, column, 2)] = (char)from[k];
   }
 }
 
@@ -123,10 +134,11 @@ inline void pack_words(const PackedWeight& to, const PackSource& source, size_t 
 // each pair is masked out as two words.
 inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row / 2 * to.inputs;
-  const float* scales = source.scales + row * (to.inputs / to.group);
-  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
-    ((float*)panel)[column] = *scales++;
-    uint32_t* lanes = (uint32_t*)panel + kPanel + column;
+  size_t group = row * (to.inputs / to.group);
+  for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to), group++) {
+    ((float*)panel)[column] = source.scales[group];
+    if (source.minimums) ((float*)panel)[kPanel + column] = source.minimums[group];
+    uint32_t* lanes = (uint32_t*)(panel + header_bytes(to.type)) + column;
     for (int k = 0; k < to.group; k++) {
       const uint32_t nibble = (from[first + k] >> row % 2 * 4 & 15) ^ inflight::kNibbleOffset;
       lanes[k / inflight::kNibbles * kPanel] |= nibble << (k % 2 * 16 + k % inflight::kNibbles / 2 * 4);
@@ -145,8 +157,10 @@ inline void pack_column(const PackedWeight& to, const PackSource& source, size_t
       for (int k = 0; k < to.inputs; k++) ((uint16_t*)out)[place(k, j, 2)] = ((const uint16_t*)source.data)[first + k];
       return;
     case inflight::kInt8: return pack_integers(to, source, first, j, out);
-    case inflight::kInt4: return pack_nibbles(to, source, row, j, out);
-    case inflight::kInt8Columns: return pack_words(to, source, row, j, out);
+    case inflight::kInt4:
+    case inflight::kInt4Minimums: return pack_nibbles(to, source, row, j, out);
+    case inflight::kInt8Columns:
+    case inflight::kInt8Minimums: return pack_words(to, source, row, j, out);
     default: return pack_bytes(to, source, row, j, out, to.scales[panel * kPanel + j]);
   }
 }

@@ -30,9 +30,10 @@ def test_architectures(name: str, cpu_step: str) -> None:
     _check(gguf_file(name), cpu_step=cpu_step)
 
 
+@each_step
 @pytest.mark.parametrize("kind", ["F16", "BF16", *FORMATS])
-def test_types(kind: str) -> None:
-    _check(wide_gguf_file(kind), cpu_step="pytorch")
+def test_types(kind: str, cpu_step: str) -> None:
+    _check(wide_gguf_file(kind), cpu_step=cpu_step)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -42,6 +43,7 @@ def test_logits_are_those_of_the_decoded_weights(kind: str) -> None:
     assert torch.equal(made, expected)
 
 
+@each_step
 @pytest.mark.parametrize("tied", [False, True])
-def test_types_are_mixed(tied: bool) -> None:
-    _check(wide_gguf_file("Q4_K", MIXED, tied), cpu_step="pytorch")
+def test_types_are_mixed(tied: bool, cpu_step: str) -> None:
+    _check(wide_gguf_file("Q4_K", MIXED, tied), cpu_step=cpu_step)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 6
+ABI = 7
 INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "amx")
 """Best first, but for AMX: it must be asked for by name, since no processor has run its kernels."""
 _LEAST_GAIN = 0.75
@@ -72,6 +72,7 @@ class Weight(ctypes.Structure):
         *((name, c_void_p) for name in ("bias", "scales", "smooth")),
         ("input_scale", c_float),
         ("group", c_int32),
+        ("minimums", c_void_p),
     ]
 
 

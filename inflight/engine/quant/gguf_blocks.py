@@ -6,7 +6,7 @@ https://github.com/ggml-org/ggml; what is decoded equals ``gguf.quants.dequantiz
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -34,17 +34,31 @@ class Groups(NamedTuple):
 
 def decode(weight: Tensor, kind: str) -> Tensor:
     """Return float32 ``[rows, values]`` of a tensor in blocks, uint8 ``[rows, bytes]``, of the type called ``kind``."""
-    block, size = BLOCKS[kind].block, BLOCKS[kind].size
-    rows, values = len(weight), weight.shape[1] // size * block
-    out = torch.empty(rows, values, device=weight.device)
-    for source, target in zip(weight.view(-1, size).split(_VALUES_AT_ONCE // block),
-                              out.view(-1, block).split(_VALUES_AT_ONCE // block), strict=True):  # fmt: skip
-        integers, scales, minimums = FORMATS[kind](source)
+    out = torch.empty(len(weight), weight.shape[1] // BLOCKS[kind].size * BLOCKS[kind].block, device=weight.device)
+    blocks = out.view(-1, BLOCKS[kind].block).split(_VALUES_AT_ONCE // BLOCKS[kind].block)
+    for (integers, scales, minimums), target in zip(_unpacked(weight, kind), blocks, strict=True):
         groups = target.view(integers.shape)
         groups.copy_(integers).mul_(scales[..., None])
         if minimums is not None:
             groups.sub_(minimums[..., None])
     return out
+
+
+def unpack(weight: Tensor, kind: str) -> Groups:
+    """Return the same as integers ``[rows, groups, size of a group]``, scales and minimums ``[rows, groups]``."""
+    integers, scales, minimums = zip(*_unpacked(weight, kind), strict=True)
+    rows, size = len(weight), integers[0].shape[-1]
+    return Groups(
+        torch.cat(integers).view(rows, -1, size),
+        torch.cat(scales).view(rows, -1),
+        None if minimums[0] is None else torch.cat(minimums).view(rows, -1),
+    )
+
+
+def _unpacked(weight: Tensor, kind: str) -> Iterator[Groups]:
+    """Yield what the blocks of a tensor hold, a few at a time."""
+    for blocks in weight.view(-1, BLOCKS[kind].size).split(_VALUES_AT_ONCE // BLOCKS[kind].block):
+        yield FORMATS[kind](blocks)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from inflight.engine.quant.gguf_blocks import FORMATS, decode
+from inflight.engine.quant.gguf_blocks import FORMATS, Groups, decode, unpack
 from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
 from inflight.gguf.types import BLOCKS, TensorType
 
@@ -25,8 +25,15 @@ class GgufLinear(QuantizedLinear):
     def elements(self) -> int:
         return self.weight.numel() // self.type.size * self.type.block
 
+    def takes_inputs_as(self, other: QuantizedLinear) -> bool:
+        return isinstance(other, GgufLinear) and (self.bias is None) == (other.bias is None)
+
     def decode(self, dtype: torch.dtype) -> Tensor:
         return decode(self.weight, self.type.name).to(dtype)
+
+    def groups(self) -> Groups:
+        """Return the weight as integers, scales and minimums."""
+        return unpack(self.weight.detach(), self.type.name)
 
 
 GGUF_LINEARS: dict[str, type[GgufLinear]] = {

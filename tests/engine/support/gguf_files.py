@@ -31,8 +31,8 @@ _ARCHITECTURE = {
 }
 _WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 320, "num_hidden_layers": 2}
 """Rows of whole blocks of 256."""
-_LARGEST = 0.02
-"""Of the scales of blocks that are drawn."""
+_LARGEST = 0.2
+"""Of weights whose blocks are drawn."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ def write_gguf(
 
 
 def draw_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Array:
-    """Return blocks with any bits, and scales that are small numbers."""
+    """Return blocks with any bits, and scales by which weights are small numbers."""
     generator, type = np.random.default_rng(seed), GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[type]
     drawn = generator.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
     for at in SCALES_AT[kind]:
-        scales = generator.uniform(-_LARGEST, _LARGEST, len(drawn)) / (30 if block == 256 else 1)
+        scales = generator.uniform(-_LARGEST, _LARGEST, len(drawn)) / _STEPS[kind]
         drawn[:, at : at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
     if kind == "MXFP4":
         drawn[:, 0] = generator.integers(118, 122, len(drawn))
@@ -145,6 +145,11 @@ SCALES_AT = {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
 """Where a block has its scale, and its minimum, in float16."""
+_STEPS = {
+    "Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127, "Q2_K": 15 * 3, "Q3_K": 32 * 4, "Q4_K": 63 * 15,
+    "Q5_K": 63 * 31, "Q6_K": 127 * 32, "IQ4_NL": 127, "IQ4_XS": 32 * 127,
+}  # fmt: skip
+"""How many times its block's scale a weight is at the most."""
 
 
 def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:

@@ -46,6 +46,19 @@ def test_what_is_served(words: list[str], served: list[Path], tmp_path: Path, mo
     assert served == [DEMO / "model"]
 
 
+@pytest.mark.parametrize(
+    "words", [["{}/one.gguf"], ["{}"], ["--model", "{}"]], ids=["a file", "its directory", "--model"]
+)
+def test_a_gguf_file_is_served(words: list[str], served: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "one.gguf"
+    file.write_bytes(b"GGUF")
+    assert CliRunner().invoke(app, ["serve", *(word.format(tmp_path) for word in words)]).exit_code == 0
+    assert served == [file]
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    assert "it has several models, one.gguf, other.gguf; name the one to serve" in _said(str(tmp_path))
+    assert "x.gguf is not a directory" in _said(str(tmp_path / "x.gguf"))
+
+
 @pytest.mark.parametrize("words", [["org/name"], ["--model", "org/name"]], ids=" ".join)
 def test_a_name_of_the_hub_gets_the_command_that_downloads_it(words: list[str], served: list[Path]) -> None:
     said = _said(*words)

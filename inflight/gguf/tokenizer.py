@@ -36,7 +36,7 @@ class _Vocabulary:
 
     def __init__(self, model: GgufModel) -> None:
         self._data, self.path = model.metadata, model.path
-        self.architecture: str = model.metadata["general.architecture"]
+        self.architecture = model.metadata.get("general.architecture")
         self.model = self.find("model", str, "none")
         self.tokens: list[str] = self.find("tokens", list, [])
         if not all(type(token) is str for token in self.tokens) or not self.tokens:

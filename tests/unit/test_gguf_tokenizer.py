@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,20 @@ def test_a_tokenizer_beside_the_file_is_taken(folder: Path, tmp_path: Path, capl
     assert f"{tmp_path / 'tokenizer.json'} is taken in place of what the model's file says" in caplog.text
     assert tokenizer.config.end_ids == ORIGINAL.config.end_ids
     _same(tokenizer, ORIGINAL, HARD[4])
+
+
+@given(data=st.data())
+def test_whatever_a_files_metadata_say(folder: Path, data: st.DataObject) -> None:
+    """They give a tokenizer, or one error."""
+    original = folder / "whole.gguf"
+    if not original.exists():
+        write_vocabulary(original, lambda writer: add_sentencepiece(writer, read_original("byte fallback, Llama 2")))
+    content = bytearray(original.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = int(data.draw(st.floats(0, 1, exclude_max=True)) * len(content))
+        numbers = [bytes(4), b"\xff" * 4, b"\0\0\xc0\x7f", b"\0\0\0\xbf", b"\1\0\0\0"]
+        content[at : at + 4] = data.draw(st.sampled_from(numbers))
+    path = folder / "changed.gguf"
+    path.write_bytes(content)
+    with suppress(DeploymentError):
+        Tokenizer.from_checkpoint(path).encode_batch(["a text"], add_special_tokens=True)

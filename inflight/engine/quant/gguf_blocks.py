@@ -6,6 +6,7 @@ https://github.com/ggml-org/ggml; what is decoded equals ``gguf.quants.dequantiz
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -78,8 +79,14 @@ def _bits(packed: Tensor) -> Tensor:
     return ((packed[..., None] >> shifts) & 1).flatten(1)
 
 
-def _look_up(table: tuple[int, ...], places: Tensor) -> Tensor:
-    return torch.tensor(table, dtype=torch.int8, device=places.device)[places.int()]
+def _look_up(values: tuple[int, ...], places: Tensor) -> Tensor:
+    return _table(values, places.device)[places.int()]
+
+
+@functools.cache
+def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return values on a device; once, since a CUDA graph cannot copy them there."""
+    return torch.tensor(values, dtype=torch.int8, device=device)
 
 
 def _q4_0(blocks: Tensor) -> Groups:

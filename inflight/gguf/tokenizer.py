@@ -7,6 +7,7 @@ the Rust library, the second as transformers converts SentencePiece's (``convert
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ class _Vocabulary:
         self.tokens: list[str] = self.find("tokens", list, [])
         if not all(type(token) is str for token in self.tokens) or not self.tokens:
             raise self.wrong("tokens", len(self.tokens), "a list of strings")
-        if len(set(self.tokens)) < len(self.tokens):
-            twice = next(token for token in self.tokens if self.tokens.count(token) > 1)
+        twice, count = Counter(self.tokens).most_common(1)[0]
+        if count > 1:
             raise self.wrong("tokens", twice, "there once")
         types = self._numbers("token_type")
         self.types: list[int] = [_NORMAL] * len(self.tokens) if types is None else types.tolist()

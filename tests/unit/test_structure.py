@@ -60,6 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "export": {
         "engine",
         "errors",
+        "gguf",
         "machine",
         "manifest",
         "report",

@@ -32,7 +32,8 @@ class GgufShards:
         Raises:
             DeploymentError: a file is missing or not what it should be, or a tensor is of a type that is not decoded.
         """
-        self._path, self._tensors = path, open_gguf(path).tensors
+        self._path, self._checkpoint = path, open_gguf(path)  # held, so that others need not read it again
+        self._tensors = self._checkpoint.tensors
         for name, source in self._tensors.items():
             if (kind := source.tensor.type.name) not in _KINDS:
                 raise DeploymentError(

@@ -113,7 +113,7 @@ def write_gguf(
         theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
         linear = tensor.dim() == 2
         data, kind = tensor.float().numpy(), kind_of(ours) if linear else "F32"
-        stored, decoded = _blocks(data, kind)
+        stored, decoded = _blocks(data, kind, seed=len(plain))
         plain[ours] = torch.from_numpy(decoded.copy())
         _add_tensor(writer, str(theirs), _as_llama_cpp(ours, stored, config, architecture), kind)
     _add_factors(writer, config, architecture)
@@ -132,8 +132,8 @@ def draw_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Array:
     generator, type = np.random.default_rng(seed), GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[type]
     drawn = generator.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
-    for at in SCALES_AT[kind]:
-        scales = generator.uniform(-_LARGEST, _LARGEST, len(drawn)) / _STEPS[kind]
+    steps = generator.uniform(-_LARGEST, _LARGEST, len(drawn)) / _STEPS.get(kind, 1)
+    for at, scales in zip(SCALES_AT[kind], (steps, steps * _MIDDLE.get(kind, 0)), strict=False):
         drawn[:, at : at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
     if kind == "MXFP4":
         drawn[:, 0] = generator.integers(118, 122, len(drawn))
@@ -150,6 +150,8 @@ _STEPS = {
     "Q5_K": 63 * 31, "Q6_K": 127 * 32, "IQ4_NL": 127, "IQ4_XS": 32 * 127,
 }  # fmt: skip
 """How many times its block's scale a weight is at the most."""
+_MIDDLE = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
+"""How many times its scale a block's minimum is, so that weights are about zero."""
 
 
 def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
@@ -162,13 +164,13 @@ def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
     writer.add_pad_token_id(0)
 
 
-def _blocks(data: Array, kind: str) -> tuple[Array, Array]:
+def _blocks(data: Array, kind: str, seed: int) -> tuple[Array, Array]:
     """Return a weight as it is stored, and decoded: what the package cannot quantize is drawn."""
     type = GGMLQuantizationType[kind]
     try:
         stored = quants.quantize(data, type)
     except NotImplementedError:
-        stored = draw_blocks(kind, *data.shape, seed=data.size)
+        stored = draw_blocks(kind, *data.shape, seed=seed)
     return stored, quants.dequantize(stored, type) if kind != "F32" else data
 
 

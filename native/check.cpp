@@ -12,9 +12,9 @@ bool can_pack(int from, int to) {
   switch (from) {
     case kFloat32:
     case kBfloat16: return to == from || to == kInt8;
-    case kInt8: return to == kInt8Columns || to == kInt8Sums;
+    case kInt8: return to == kInt8Columns || to == kInt8Sums || to == kInt8Minimums;
     case kE4m3: return to == from || to == kE4m3Groups;
-    case kInt4: return to == from || to == kInt4Zeros;
+    case kInt4: return to == from || to == kInt4Minimums;
     case kMxfp4: return to == from;
   }
   return false;
@@ -31,12 +31,14 @@ bool rounds_inputs(const InflightWeight& from) {
 
 // Whether weights share scales in a way that the packed type has.
 bool has_groups(const InflightWeight& from) {
-  const bool whole = from.group >= kShortestGroup && kLongestGroup % from.group == 0 && from.inputs % from.group == 0;
+  const bool in_groups = from.group >= kShortestGroup && kLongestGroup % from.group == 0;
+  const bool fits = in_groups && from.inputs % from.group == 0 && (from.type != kInt4 || from.outputs % 2 == 0);
   switch (from.packed_type) {
     case kInt4:
-    case kInt4Zeros: return whole && from.outputs % 2 == 0;
-    case kInt8Columns: return whole || from.group == 0;
-    case kMxfp4: return whole && from.group == kMxfp4Group;
+    case kInt4Minimums:
+    case kInt8Minimums: return fits;
+    case kInt8Columns: return fits || from.group == 0;
+    case kMxfp4: return fits && from.group == kMxfp4Group;
     case kE4m3Groups: return from.group > 0;
     default: return from.group == 0;
   }
@@ -45,15 +47,16 @@ bool has_groups(const InflightWeight& from) {
 // Checks what goes with a weight of a quantized checkpoint, or must not go with another.
 void check_quantized(const InflightWeight& from, int which) {
   const bool quantized = from.type != kFloat32 && from.type != kBfloat16;
-  if (quantized != (from.scales != nullptr) || (from.smooth && !quantized) ||
-      (from.packed_type == kInt4Zeros) != (from.zeros != nullptr))
-    fail("weight %d has type %d, and scales or zeros that do not suit it", which, from.packed_type);
+  if (quantized != (from.scales != nullptr) || (from.smooth && !quantized))
+    fail("weight %d has type %d, and scales that do not suit it", which, from.packed_type);
   if (!rounds_inputs(from))
     fail("weight %d has type %d, and inputs with a scale of %g, or of groups of %d", which, from.packed_type,
          from.input_scale, from.input_group);
   if (!has_groups(from))
     fail("weight %d of [%d, %d] has type %d in groups of %d", which, from.outputs, from.inputs, from.packed_type,
          from.group);
+  if ((from.packed_type == kInt4Minimums || from.packed_type == kInt8Minimums) != (from.minimums != nullptr))
+    fail("weight %d has type %d, and minimums that do not suit it", which, from.packed_type);
   if (from.packed_type == kInt8Sums && from.inputs >= kMostSummed)
     fail("weight %d has %d inputs; products of INT8 are added up of less than %d", which, from.inputs, kMostSummed);
 }

@@ -17,11 +17,12 @@ enum Type : int32_t {
   kInt8 = 2,         // packed weights: rounded when they are packed, by groups of inputs
   kE4m3 = 3,         // of weights: a scale for each column; inputs are rounded to E4M3, or as they are
   kInt4 = 4,         // weights only: a scale for each column and group of inputs; inputs are rounded to 16 bits
-  kInt8Columns = 5,  // weights only: a scale for each column, or for its groups too; inputs are rounded to 16 bits
+  kInt8Columns = 5,  // weights only: a scale for each column, or as kInt4; inputs are rounded to 16 bits
   kInt8Sums = 6,     // weights only: a scale for each column; inputs are rounded to INT8; integers are added up
   kMxfp4 = 7,        // weights only: E2M1 with a power of two for each column and group; inputs are rounded to 16 bits
   kE4m3Groups = 8,   // weights only: as kE4m3, with a scale for each column and group of inputs
-  kInt4Zeros = 9,    // weights only: as kInt4, with integers that stand for zero
+  kInt4Minimums = 9,  // weights only: as kInt4, with a minimum for each column and group, which is added to the weights
+  kInt8Minimums = 10,  // weights only: the same of INT8
 };
 
 constexpr int bytes_of(Type type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
@@ -36,7 +37,7 @@ enum Ending : int32_t {
 };
 
 constexpr int kNibbles = 8;           // weights of INT4 in a lane of 32 bits
-constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed
+constexpr int kNibbleOffset = 8;      // is added to each weight of INT4 when it is packed; and taken off again, times inputs
 constexpr int kMxfp4Group = 32;       // of kMxfp4: inputs that share a power of two
 constexpr int kMxfp4Offset = 12;      // is added to each weight of kMxfp4, twice its value, when it is packed
 constexpr int kShortestGroup = 16;    // of INT4: a vector's lanes
@@ -49,9 +50,9 @@ constexpr int kMostSummed = 1 << 17;  // a sum of so many products of INT8 may o
 struct PackSource {
   Type type;
   const void* data;
-  const void* scales;   // float32 `[outputs]`, or `[outputs][groups]`; MXFP4: bytes of that shape; null: none
-  const int8_t* zeros;  // the same shape; null: none
-  int groups;           // of a row: how many scales it has
+  const void* scales;     // float32 `[outputs]`, or `[outputs][groups]`; MXFP4: bytes of that shape; null: none
+  const float* minimums;  // `[outputs][groups]`; null: none
+  int groups;             // of a row: how many scales it has
 };
 
 // A weight, packed: panels of columns, each with all inputs of its columns in the order in which a product reads them.

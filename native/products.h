@@ -180,10 +180,10 @@ struct FloatScales {
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
 struct Bytes : FloatScales {
+  static constexpr bool kMinimums = false;
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
   static constexpr int kInputBytes = sizeof(Isa::Input);
-  static constexpr bool kZeros = false;
   static constexpr int group(const Operands&) { return Isa::kGroup; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : Isa::kWeightBytes); }
   static I load(const char* weights, int k, int vector) {
@@ -193,11 +193,10 @@ struct Bytes : FloatScales {
   static I add(I sums, I weights, I inputs) { return Isa::add_products(sums, weights, inputs); }
 };
 
-// Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words. `Zeros`:
-// behind the scales of a group lies what is to be added to each of its integers, in 32 bits.
-template <bool Stored, bool Zeros = false>
+// Integers that are multiplied by inputs of 16 bits, in pairs of inputs. `Stored`: they are bytes, else words.
+template <bool Stored>
 struct Words : FloatScales {
-  static constexpr bool kZeros = Zeros;
+  static constexpr bool kMinimums = false;
   static constexpr int kUnit = 2, kStep = kUnit, kInputBytes = sizeof(int16_t);
   static int group(const Operands& in) { return in.group; }
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs * (Stored ? 1 : sizeof(int16_t)); }
@@ -208,14 +207,20 @@ struct Words : FloatScales {
   static I add(I sums, I weights, I inputs) { return Isa::add_word_products(sums, weights, inputs); }
 };
 
+// The same with minimums, which are multiplied by the sum of a group's inputs; rows have that, times an offset.
+template <class Form>
+struct WithMinimums : Form {
+  static constexpr bool kMinimums = true;
+};
+
 // Integers by groups of inputs, whose products add up exactly: a panel has the scales of a group before its integers.
 template <class Form>
 struct IntegerProducts {
   using Integers = Form;
   static constexpr int kTileRows = Isa::kIntegerRows;
-  // Before the integers: scales, and what is to be added.
-  static constexpr ptrdiff_t kHead = kPanel * (Form::kScaleBytes + (Form::kZeros ? sizeof(int32_t) : 0));
-  static constexpr ptrdiff_t group_bytes(int group) { return kHead + Form::bytes(group); }
+  // Before the integers: scales, and maybe minimums.
+  static constexpr ptrdiff_t kHeader = kPanel * (Form::kScaleBytes + (Form::kMinimums ? sizeof(float) : 0));
+  static constexpr ptrdiff_t group_bytes(int group) { return kHeader + Form::bytes(group); }
 
   template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
@@ -241,13 +246,10 @@ struct IntegerProducts {
     const int size = Form::group(in);
     const char *scales = in.weights, *rows = in.rows;
     for (int group = 0; group * size < in.inputs; group++) {
-      const char* weights = scales + kHead;
+      const char* weights = scales + kHeader;
       I sums[R][P * kVectors];
-      for (int r = 0; r < R; r++) {
-        const I start = Isa::set_int(in.scale(r, group).start);
-        for (int v = 0; v < P * kVectors; v++)
-          sums[r][v] = Form::kZeros ? Isa::mul_int(start, zeros(in, scales, v)) : start;
-      }
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < P * kVectors; v++) sums[r][v] = Isa::set_int(in.scale(r, group).start);
       for (int k = 0; k < size; k += Form::kStep) {
         before_turn(weights + Form::bytes(k));
         repeat<Form::kStep / Form::kUnit>([&](auto number) {
@@ -255,21 +257,23 @@ struct IntegerProducts {
         });
       }
       for (int v = 0; v < P * kVectors; v++) {
-        const F scale = Form::scale(scales + v / kVectors * in.panel_stride, v % kVectors);
+        const char* from = scales + v / kVectors * in.panel_stride;
+        const F scale = Form::scale(from, v % kVectors);
         for (int r = 0; r < R; r++) {
           float* sum = to + r * P * kPanel + v * kLanes;
-          const F by = Isa::mul(scale, Isa::set(in.scale(r, group).scale));
-          Isa::store(sum, Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum)));
+          const GroupScale& of_row = in.scale(r, group);
+          const F by = Isa::mul(scale, Isa::set(of_row.scale));
+          F total = Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum));
+          if (Form::kMinimums) {
+            const float inputs = of_row.scale * ((float)of_row.start / -inflight::kNibbleOffset);
+            total = Isa::fma(Isa::load((const float*)from + kPanel + v % kVectors * kLanes), Isa::set(inputs), total);
+          }
+          Isa::store(sum, total);
         }
       }
       scales += group_bytes(size);
       rows += size * Form::kInputBytes;
     }
-  }
-
-  // What is to be added to the integers of a group, in a vector of its columns.
-  static I zeros(const Operands& in, const char* group, int v) {
-    return Isa::load_int((const int32_t*)(group + v / kVectors * in.panel_stride) + kPanel + v % kVectors * kLanes);
   }
 
   // Adds the products of the inputs of a lane from input k of `rows` and `weights` on.
@@ -494,11 +498,11 @@ struct AsIntegers {
     const char* from = in.weights;
     for (int first = 0; first < in.inputs; first += size, from += Stored::group_bytes(size)) {
       for (int v = 0; v < kVectors; v++, to += sizeof(F)) Isa::store((float*)to, Form::scale(from, v));
-      if (Form::kZeros) memcpy(to, from + kPanel * sizeof(float), kPanel * sizeof(int32_t));
-      if (Form::kZeros) to += kPanel * sizeof(int32_t);
+      if (Form::kMinimums) memcpy(to, from + kPanel * sizeof(float), kPanel * sizeof(float));
+      if (Form::kMinimums) to += kPanel * sizeof(float);
       for (int k = 0; k < size; k += Form::kUnit)
         for (int v = 0; v < kVectors; v++, to += sizeof(I))
-          Isa::store_int((int32_t*)to, Form::load(from + Stored::kHead, k, v));
+          Isa::store_int((int32_t*)to, Form::load(from + Stored::kHeader, k, v));
     }
   }
 };

@@ -78,8 +78,7 @@ struct AsE4m3Groups : AsFloats {
 };
 
 // INT4: a lane has four pairs of inputs.
-template <bool Zeros>
-struct Nibbles : Words<true, Zeros> {
+struct Nibbles : Words<true> {
   static constexpr int kStep = inflight::kNibbles;
   static constexpr ptrdiff_t bytes(int inputs) { return (ptrdiff_t)kPanel * inputs / 2; }
   static I load(const char* weights, int k, int vector) {
@@ -89,7 +88,7 @@ struct Nibbles : Words<true, Zeros> {
 };
 
 // MXFP4: as INT4, but that four bits are the place of a weight among all values, and scales are powers of two.
-struct Mxfp4 : Nibbles<false> {
+struct Mxfp4 : Nibbles {
   static constexpr ptrdiff_t kScaleBytes = 1;
   // Half of it, since weights are twice their values.
   static F scale(const char* scales, int vector) {
@@ -134,18 +133,19 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
   using Halves = std::conditional_t<Isa::kDotsBf16, AsHalves, AsWidened>;
   using Int8 = AsIntegers<Bytes<true>, Bytes<Isa::kWeightBytes == 1>>;
   using Int8Columns = AsIntegers<Words<true>, Words<false>>;
+  using Int4Minimums = AsIntegers<WithMinimums<Nibbles>, WithMinimums<Words<false>>>;
+  using Int8Minimums = AsIntegers<WithMinimums<Words<true>>, WithMinimums<Words<false>>>;
   switch (weight.type) {
     case inflight::kFloat32: multiply_as<AsFloats>(product, count, first, last); break;
     case inflight::kBfloat16: multiply_as<Tiled<false, Halves>>(product, count, first, last); break;
     case inflight::kInt8: multiply_as<Int8>(product, count, first, last); break;
     case inflight::kE4m3: multiply_as<AsE4m3>(product, count, first, last); break;
     case inflight::kE4m3Groups: multiply_as<AsE4m3Groups>(product, count, first, last); break;
-    case inflight::kInt4: multiply_as<AsIntegers<Nibbles<false>, Words<false>>>(product, count, first, last); break;
-    case inflight::kInt4Zeros:
-      multiply_as<AsIntegers<Nibbles<true>, Words<false, true>>>(product, count, first, last);
-      break;
+    case inflight::kInt4: multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last); break;
     case inflight::kInt8Columns: multiply_as<Int8Columns>(product, count, first, last); break;
     case inflight::kMxfp4: multiply_as<AsIntegers<Mxfp4, Words<false>>>(product, count, first, last); break;
+    case inflight::kInt4Minimums: multiply_as<Int4Minimums>(product, count, first, last); break;
+    case inflight::kInt8Minimums: multiply_as<Int8Minimums>(product, count, first, last); break;
     case inflight::kInt8Sums: multiply_as<Tiled<true, AsWhole>>(product, count, first, last); break;
   }
   Tiles::release();

@@ -107,11 +107,9 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
   if (weight.type == inflight::kInt8) {
     round_to_integers(input, weight, Isa::kLargestInput, Isa::kOffset, (Isa::Input*)out, scales);
   } else if (in_groups(weight.type)) {
-    // Of what has zeros, sums start with multiples of the sum of inputs.
-    const int offset = weight.type == inflight::kInt4Zeros ? -1
-                       : weight.type == inflight::kInt4    ? inflight::kNibbleOffset
-                       : weight.type == inflight::kMxfp4   ? inflight::kMxfp4Offset
-                                                           : 0;
+    const int offset = weight.type == inflight::kInt8Columns ? 0
+                       : weight.type == inflight::kMxfp4     ? inflight::kMxfp4Offset
+                                                             : inflight::kNibbleOffset;
     round_to_integers(input, weight, 32767.0f, offset, (int16_t*)out, scales);
   } else if (weight.type == inflight::kInt8Sums) {
     round_to_int8(input, weight, (Isa::Input*)out, scales);

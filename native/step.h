@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 7
+#define INFLIGHT_ABI 8
 
 typedef struct InflightModel InflightModel;
 
@@ -103,8 +103,8 @@ enum {
 typedef struct {
   int32_t type;  // 0: float32, 1: bfloat16; of quantized checkpoints 2: INT8, 3: E4M3, 4: INT4, 7: MXFP4
   // Of types 0 and 1 the same, or 2: INT8, rounded by groups of inputs. Of type 2 either 5: inputs are rounded to 16 bits,
-  // by groups; or 6: inputs are rounded to INT8. Of type 3 the same, or 8: weights have scales by groups of inputs. Of type
-  // 4 the same, or 9: they have zeros too. Of type 7 the same.
+  // by groups; or 6: inputs are rounded to INT8. Of type 3 the same, or 8: weights have scales by groups of inputs. Of types
+  // 4 and 7 the same. With minimums, 9 in place of 4 and 10 of 5.
   int32_t packed_type;
   // [outputs][inputs]; INT4: bytes [outputs / 2][inputs], the even output in the lower bits; MXFP4: bytes
   // [outputs][inputs / 2], the even input in the lower bits.
@@ -117,8 +117,9 @@ typedef struct {
   const void* scales;
   const float* smooth;  // [inputs]: what inputs are multiplied by first; null: by nothing
   float input_scale;    // packed types 3, 6, 8: inputs are rounded to its multiples that E4M3, or INT8, has; 0: not by it
-  int32_t group;        // INT4: 16, 32, 64 or 128; MXFP4: 32; packed type 5: as INT4, or 0; 8: any, the last may be shorter
-  const int8_t* zeros;  // packed type 9, [outputs][inputs / group]: the integers that stand for zero
+  // Packed types 4, 9 and 10: 16, 32, 64 or 128; 5: the same, or 0; 7: 32; 8: any, the last may be shorter; else 0.
+  int32_t group;
+  const float* minimums;  // packed types 9 and 10: [outputs][inputs / group], added to the weights; else null
   // Packed types 3, 6 and 8, in place of an input_scale: so many inputs of a row are rounded by their own largest; of type 6
   // all.
   int32_t input_group;

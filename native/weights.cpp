@@ -62,9 +62,9 @@ void Model::set_weight(int layer, int which, int expert, const InflightWeight& f
     to.limit = layers_[layer].experts.limit;
     to.slope = layers_[layer].experts.slope;
   }
-  const int groups = from.group ? (from.inputs + from.group - 1) / from.group : 1;
   pool_.run(panels, [&](int task, int) {
-    kernels_.pack(to, {(Type)from.type, from.source, from.scales, from.zeros, groups}, order.data(), task, task + 1);
+    const int groups = from.group ? (from.inputs + from.group - 1) / from.group : 1;
+    kernels_.pack(to, {(Type)from.type, from.source, from.scales, from.minimums, groups}, order.data(), task, task + 1);
   });
   // Some tasks for each thread, of whole groups of panels that few rows take at once.
   to.tasks = std::min((panels + kernels_.panels_at_once - 1) / kernels_.panels_at_once, 8 * pool_.threads());

@@ -4,8 +4,8 @@
 // column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
 // Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
 // in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
-// groups, in lanes of eight inputs of a column; integers that stand for zero lie behind the scales of a group. So does
-// MXFP4, whose scales are bytes.
+// groups, in lanes of eight inputs of a column. So does MXFP4, whose scales are bytes. Where there are minimums, a group has
+// them behind its scales.
 #pragma once
 
 #include <algorithm>
@@ -27,24 +27,25 @@ struct GroupScale {
 // The inputs that share a scale.
 inline int group_of(const PackedWeight& weight) { return weight.group ? weight.group : Isa::kGroup; }
 
-inline bool is_int4(Type type) { return type == inflight::kInt4 || type == inflight::kInt4Zeros; }
+inline bool has_minimums(Type type) { return type == inflight::kInt4Minimums || type == inflight::kInt8Minimums; }
+
+inline bool is_int4(Type type) { return type == inflight::kInt4 || type == inflight::kInt4Minimums; }
 
 inline bool is_e4m3(Type type) { return type == inflight::kE4m3 || type == inflight::kE4m3Groups; }
 
-// The bytes of what a group has before its integers: a scale for each column, and what stands for zero.
-inline ptrdiff_t head_bytes(Type type) {
-  return kPanel * (ptrdiff_t)sizeof(float) * (type == inflight::kInt4Zeros ? 2 : 1);
-}
+// The bytes in front of a group's integers: a scale for each column, and maybe a minimum.
+inline ptrdiff_t header_bytes(Type type) { return kPanel * (ptrdiff_t)sizeof(float) * (has_minimums(type) ? 2 : 1); }
 
 // The bytes of a group.
 inline ptrdiff_t group_bytes(const PackedWeight& weight) {
   const ptrdiff_t group = group_of(weight);
   if (weight.type == inflight::kMxfp4) return kPanel * (1 + group / 2);
-  return head_bytes(weight.type) + kPanel * (is_int4(weight.type) ? group / 2 : group);
+  return header_bytes(weight.type) + kPanel * (is_int4(weight.type) ? group / 2 : group);
 }
 
 inline bool in_groups(Type type) {
-  return type == inflight::kInt8 || is_int4(type) || type == inflight::kInt8Columns || type == inflight::kMxfp4;
+  return type == inflight::kInt8 || is_int4(type) || type == inflight::kInt8Columns || has_minimums(type) ||
+         type == inflight::kMxfp4;
 }
 
 // The bytes from a panel's begin to an input, which is the first of a pair, of a unit, or of a group.
@@ -122,14 +123,19 @@ inline void pack_bytes(const PackedWeight& to, const PackSource& source, size_t 
   }
 }
 
-// Packs a column of INT8 by groups, each with the column's scale if that has only one: rows have one for each group.
+// Packs a column of INT8 by groups, each with its own scale or the column's: rows have one for each group. Minimums have
+// what the offset of inputs takes off added to them.
 inline void pack_words(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const uint8_t* from = (const uint8_t*)source.data + row * to.inputs;
   const float* scales = (const float*)source.scales + row * source.groups;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to)) {
-    ((float*)panel)[column] = scales[source.groups > 1 ? first / to.group : 0];
+    const int group = source.groups > 1 ? first / to.group : 0;
+    const float scale = ((float*)panel)[column] = scales[group];
+    if (source.minimums)
+      ((float*)panel)[kPanel + column] =
+          std::fma(scale, (float)inflight::kNibbleOffset, source.minimums[row * source.groups + group]);
     for (int k = first; k < std::min(first + to.group, to.inputs); k++)
-      panel[kPanel * sizeof(float) + place(k - first, column, 2)] = (char)from[k];
+      panel[header_bytes(to.type) + place(k - first, column, 2)] = (char)from[k];
   }
 }
 
@@ -143,8 +149,8 @@ inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_
   size_t at = row * source.groups;
   for (int first = 0; first < to.inputs; first += to.group, panel += group_bytes(to), at++) {
     ((float*)panel)[column] = ((const float*)source.scales)[at];
-    if (source.zeros) ((int32_t*)panel)[kPanel + column] = -(source.zeros[at] + inflight::kNibbleOffset);
-    uint32_t* lanes = (uint32_t*)(panel + head_bytes(to.type)) + column;
+    if (source.minimums) ((float*)panel)[kPanel + column] = source.minimums[at];
+    uint32_t* lanes = (uint32_t*)(panel + header_bytes(to.type)) + column;
     for (int k = 0; k < to.group; k++) {
       const uint32_t nibble = (from[first + k] >> row % 2 * 4 & 15) ^ inflight::kNibbleOffset;
       lanes[k / inflight::kNibbles * kPanel] |= nibble << nibble_shift(k);
@@ -183,8 +189,9 @@ inline void pack_column(const PackedWeight& to, const PackSource& source, size_t
       return;
     case inflight::kInt8: return pack_integers(to, source, first, j, out);
     case inflight::kInt4:
-    case inflight::kInt4Zeros: return pack_nibbles(to, source, row, j, out);
-    case inflight::kInt8Columns: return pack_words(to, source, row, j, out);
+    case inflight::kInt4Minimums: return pack_nibbles(to, source, row, j, out);
+    case inflight::kInt8Columns:
+    case inflight::kInt8Minimums: return pack_words(to, source, row, j, out);
     case inflight::kMxfp4: return pack_mxfp4(to, source, row, j, out);
     default: return pack_bytes(to, source, row, j, out, to.scales + (size_t)panel * kPanel * scale_groups(to) + j);
   }

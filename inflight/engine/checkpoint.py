@@ -1,4 +1,4 @@
-"""Loads a Hugging Face checkpoint directory into a model, quantized or not."""
+"""Loads a Hugging Face checkpoint directory, quantized or not, or a GGUF file into a model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
 from inflight.engine.expert_stacks import ExpertStack, expert_stacks
+from inflight.engine.gguf_shards import GgufShards
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
 from inflight.engine.models.build import build_model
@@ -31,6 +32,7 @@ from inflight.engine.quant.convert import LinearParts, convert_linears
 from inflight.engine.quant.readers.methods import load_quantization
 from inflight.engine.quant.relay import RelaidTensors, Tensors
 from inflight.errors import DeploymentError
+from inflight.gguf.files import is_gguf
 from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
@@ -108,6 +110,15 @@ def _files(directory: Path) -> list[Path]:
     if not file.is_file():
         raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
     return [file]
+
+
+Weights = Shards | GgufShards
+"""What holds the weights of a checkpoint."""
+
+
+def open_weights(model: Path) -> Weights:
+    """Return what holds the weights of a checkpoint directory, or of a GGUF file. Raises DeploymentError."""
+    return GgufShards(model) if is_gguf(model) else Shards(model)
 
 
 @dataclass(frozen=True)
@@ -231,7 +242,7 @@ def outline_model(
     served_length: int,
     kv_cache_dtype: str,
     separate: bool = False,
-    open_shards: Callable[[Path], Shards] = Shards,
+    open_shards: Callable[[Path], Weights] = open_weights,
 ) -> LoadedModel:
     """Build the model without memory for its weights: it tells how much they, and a KV cache, will take.
 

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
-from inflight.engine.checkpoint import LoadedModel, Shards, load_config, load_model, outline_model, resolve_dtype
+from inflight.engine.checkpoint import (
+    LoadedModel,
+    Weights,
+    load_config,
+    load_model,
+    open_weights,
+    outline_model,
+    resolve_dtype,
+)
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_invariance
 from inflight.engine.device import DeviceMemory, device_memory, resolve_device
@@ -61,7 +69,7 @@ def _log_threads(given: int | None, threads: int, native: bool) -> None:
 class ModelRunner:
     """Runs the model on one device."""
 
-    def __init__(self, config: EngineConfig, open_shards: Callable[[Path], Shards] = Shards) -> None:
+    def __init__(self, config: EngineConfig, open_shards: Callable[[Path], Weights] = open_weights) -> None:
         """``open_shards`` opens a checkpoint's files; a benchmark makes random weights in their place.
 
         Raises:

@@ -12,6 +12,7 @@ from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.stages import Progress, tracked
+from inflight.gguf.files import is_gguf
 from inflight.manifest import hash_file
 from inflight.settings.deployment import model_name
 from inflight.text.checkpoint import read_json
@@ -50,6 +51,8 @@ def inspect(directory: Path) -> Checkpoint:
     Raises:
         DeploymentError: no checkpoint, an unsupported one, one that is quantized already, or a shard is missing.
     """
+    if is_gguf(directory):
+        raise DeploymentError(f"{directory} is a GGUF file; build from the original checkpoint, or serve it as it is")
     data = read_json(directory / "config.json")
     if "quantization_config" in data or (directory / "hf_quant_config.json").is_file():
         raise DeploymentError(f"{directory} is quantized already; build from the original, or serve it as it is")

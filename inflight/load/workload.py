@@ -16,6 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from inflight.client import GenerateOptions, Prompt
+from inflight.gguf.checkpoint import open_gguf
+from inflight.gguf.files import is_gguf
 from inflight.load.arrivals import arrival_times, starts
 from inflight.load.lengths import Lengths, rank_weights
 from inflight.load.recordings import TraceRow, read_conversations, read_trace
@@ -57,10 +59,11 @@ class PromptWriter:
 
     @classmethod
     def of_checkpoint(cls, model: Path) -> PromptWriter:
-        """Return the writer for a checkpoint directory. Raises ScenarioError: its tokenizer cannot be read."""
+        """Return the writer for a checkpoint, or a GGUF file. Raises ScenarioError: its tokenizer cannot be read."""
         path = model / "tokenizer.json"
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            content = open_gguf(model).read(path.name) if is_gguf(model) else path.read_bytes()
+            tokenizer = Tokenizer.from_buffer(content or b"")
         except Exception as error:  # the library raises nothing narrower
             raise ScenarioError(f"{path}: cannot be read: {error}") from None
         return cls(tokenizer)

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
+from inflight.gguf.files import find_model, is_gguf
 from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
@@ -42,10 +43,11 @@ _port = partial(typer.Option, min=1, max=65535)
 def serve(
     directory: Annotated[
         str | None,
-        typer.Argument(help="Deployment or checkpoint directory, or org/name of a model; the demo by default."),
+        typer.Argument(help="Deployment or checkpoint directory, GGUF file, or org/name; the demo by default."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Serve this Hugging Face checkpoint directory, or org/name, with defaults.")
+        str | None,
+        typer.Option(help="Serve this Hugging Face checkpoint directory, GGUF file, or org/name, with defaults."),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; the deployment's by default.")] = None,
     http_port: Annotated[int | None, _port(help="HTTP port; the deployment's by default.")] = None,
@@ -101,14 +103,15 @@ def _choose(directory: str | None, model: str | None, scratch: Path) -> Path:
         raise DeploymentError("give a deployment directory or --model, not both")
     typed = next(one for one in (model, directory, str(DEMO)) if one is not None)
     named = bundled(Path(typed)) if model is None else Path(typed)
-    if not named.is_dir():
+    if not named.is_dir() and not (is_gguf(named) and named.is_file()):
         named = _find_model(named, typed)
     if model is None and (named / FILE_NAME).exists():
         return named
-    if not (named / _CHECKPOINT).is_file():
+    found = find_model(named)
+    if not is_gguf(found) and not (found / _CHECKPOINT).is_file():
         files = _CHECKPOINT if model else f"{FILE_NAME} of a deployment and no {_CHECKPOINT}"
         raise DeploymentError(f"{named} has no {files} of a Hugging Face checkpoint")
-    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(named.resolve())}))
+    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(found.resolve())}))
     return scratch
 
 

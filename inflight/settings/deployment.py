@@ -19,6 +19,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from inflight.errors import DeploymentError, readable
+from inflight.gguf.files import find_model, is_gguf
 from inflight.settings.batching import BatchingSettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
@@ -250,9 +251,9 @@ class ServerSettings(Section):
 
 
 class Deployment(Section):
-    """One deployment, resolved: ``model`` is an existing directory."""
+    """One deployment, resolved: ``model`` is an existing directory, or a GGUF file."""
 
-    model: Path = Field(description="checkpoint directory, relative to the deployment's own")
+    model: Path = Field(description="checkpoint directory, or GGUF file, relative to the deployment's own")
     decoupled: bool = Field(True, description="true: streaming; false: each request is answered exactly once (unary)")
     engine: EngineSettings = EngineSettings()
     kv_cache: KvCacheSettings = KvCacheSettings()
@@ -326,12 +327,13 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def model_name(checkpoint: Path) -> str:
-    """Return what to call the model of a checkpoint directory: its name, or the one above's where it says nothing.
+    """Return what to call the model of a checkpoint: its name, or the one above's where it says nothing.
 
     That is where it is `model`, or the commit of a model that was pulled.
     """
     path = checkpoint.resolve()
-    return readable(path.parent.name if _SAYS_NOTHING.fullmatch(path.name) else path.name)
+    name = path.stem if is_gguf(path) else path.name
+    return readable(path.parent.name if _SAYS_NOTHING.fullmatch(name) else name)
 
 
 def validate(data: dict[str, Any], source: str) -> Deployment:
@@ -349,12 +351,20 @@ def validate(data: dict[str, Any], source: str) -> Deployment:
 def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
     """Validate settings and resolve their paths against ``directory``; ``source`` is named in errors."""
     deployment = validate(data, source)
-    model = _located(directory, deployment.model)
-    if not (model / "config.json").is_file():
-        raise DeploymentError(f"{source}: model: {model} is not a checkpoint directory (no config.json in it)")
+    model = find_model(_located(directory, deployment.model))
+    if not (model.is_file() if is_gguf(model) else (model / "config.json").is_file()):
+        raise DeploymentError(
+            f"{source}: model: {model} is not a checkpoint directory (no config.json in it) and no GGUF file"
+        )
+    if is_gguf(model) and deployment.engine.kind in ("trtllm", "tensorrtllm"):
+        raise DeploymentError(
+            f"{source}: model: {model} is a GGUF file, which engine.kind {deployment.engine.kind} does not read; "
+            "engine.kind pytorch does"
+        )
     settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     # Whoever uses what else is relative to the deployment checks that it exists.
-    engine_dir, draft = settings.engine_dir, speculation.draft_model
+    engine_dir = settings.engine_dir
+    draft = speculation.draft_model and find_model(_located(directory, speculation.draft_model))
     update: dict[str, Any] = {
         "engine_dir": engine_dir and _located(directory, engine_dir),
         "lora": {name: _located(directory, path) for name, path in settings.lora.items()},
@@ -365,7 +375,7 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
             "model": model,
             "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
             "tensorrt_llm": settings.model_copy(update=update),
-            "speculation": speculation.model_copy(update={"draft_model": draft and _located(directory, draft)}),
+            "speculation": speculation.model_copy(update={"draft_model": draft}),
         }
     )
 

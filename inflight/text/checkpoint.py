@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint directory says about its text: end ids, special tokens, chat template."""
+"""What a checkpoint directory or a GGUF file says about its text: end ids, special tokens, chat template."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import DeploymentError
+from inflight.gguf.checkpoint import open_gguf
+from inflight.gguf.files import is_gguf
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -67,13 +69,30 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
     vocab_size = model.get("vocab_size")
     if not isinstance(vocab_size, int):
         vocab_size = max(token_ids.values(), default=-1) + 1
-    file = directory / "chat_template.jinja"
-    template = file.read_text(encoding="utf-8") if file.is_file() else tokenizer.get("chat_template")
+    template = tokenizer.get("chat_template")
+    if (source := read_file(directory / "chat_template.jinja")) is not None:
+        template = source.decode("utf-8")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not isinstance(template, str | None):
         raise TypeError(f"chat_template is {template!r}")
     return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, model.get("max_position_embeddings"))
+
+
+def read_file(path: Path) -> bytes | None:
+    """Return a checkpoint's file, or what a GGUF file, in place of its directory, says instead; None: there is none.
+
+    Raises:
+        DeploymentError: it cannot be read, or the GGUF file says what is not supported.
+    """
+    if is_gguf(path.parent):
+        return open_gguf(path.parent).read(path.name)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -82,14 +101,13 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     Raises:
         DeploymentError: in one line, naming the file.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    content = read_file(path)
+    if content is None:
         if optional:
             return {}
-        raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory") from None
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory")
+    try:
+        value = json.loads(content.decode("utf-8"))
     except ValueError as error:
         raise DeploymentError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -18,7 +18,9 @@ from typing import Any
 import tokenizers
 
 from inflight.errors import DeploymentError
-from inflight.text.checkpoint import TextConfig, load_text_config
+from inflight.gguf.checkpoint import open_gguf
+from inflight.gguf.files import is_gguf
+from inflight.text.checkpoint import TextConfig, load_text_config, read_file
 
 
 class DecoderKind(Enum):
@@ -57,21 +59,21 @@ class Tokenizer:
 
     @classmethod
     def from_checkpoint(cls, directory: Path) -> Tokenizer:
-        """Load ``tokenizer.json`` and what goes with it.
+        """Load ``tokenizer.json`` and what goes with it, of a checkpoint directory or of a GGUF file.
 
         Raises:
             DeploymentError: a file is missing, broken, or of a kind that is not supported; named in one line.
         """
+        _held = open_gguf(directory) if is_gguf(directory) else None  # so that it is read once
         path = directory / "tokenizer.json"
-        try:
-            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-        except FileNotFoundError:
+        content = read_file(path)
+        if content is None:
             raise DeploymentError(
                 f"{path}: missing; save the checkpoint's tokenizer in the fast format "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes it)"
-            ) from None
-        except OSError as error:
-            raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception
             raise DeploymentError(f"{path}: not a tokenizer: {error}") from None
         tokenizer = cls(backend, load_text_config(directory, backend.get_vocab()))

@@ -48,6 +48,7 @@ SCHEMES = {
 }
 LAYOUTS = {
     "W4A16_GROUPS": Layout(zero_points=True),
+    "W8A16_GROUPS": Layout(zero_points=True),
     "FP8_BLOCKS": Layout(block_rows=24),
     "FP8_TOKENS": Layout(input_group=16),
 }
@@ -260,10 +261,10 @@ def test_weights_that_do_not_fit_are_refused(instruction_set: str) -> None:
         ({"type": 1}, "type 1, to be packed as type 4"),
         ({"packed_type": 3}, "type 4, to be packed as type 3"),
         ({"outputs": 63}, r"is \[63, 64\]; expected \[64, 64\]"),
-        ({"scales": None}, "scales or zeros that do not suit it"),
-        ({"zeros": held.data_ptr()}, "scales or zeros that do not suit it"),
-        ({"packed_type": 9}, "scales or zeros that do not suit it"),
-        ({"packed_type": 9, "zeros": held.data_ptr(), "group": 8}, "type 9 in groups of 8"),
+        ({"scales": None}, "scales that do not suit it"),
+        ({"minimums": held.data_ptr()}, "minimums that do not suit it"),
+        ({"packed_type": 9}, "minimums that do not suit it"),
+        ({"packed_type": 9, "minimums": held.data_ptr(), "group": 8}, "type 9 in groups of 8"),
         ({"input_group": 64}, "or of groups of 64"),
         ({"type": 3, "packed_type": 3, "group": 0, "input_group": 24}, "or of groups of 24"),
         ({"type": 3, "packed_type": 3, "group": 0, "input_group": -16}, "or of groups of -16"),
@@ -280,7 +281,7 @@ def test_weights_that_do_not_fit_are_refused(instruction_set: str) -> None:
         ({"type": 2, "packed_type": 6, "group": 0}, "inputs with a scale of 0"),
         ({"type": 3, "packed_type": 3, "group": 0, "input_scale": float("nan")}, "inputs with a scale of nan"),
         ({"type": 2, "packed_type": 6, "input_scale": 1.0}, "in groups of 16"),
-        ({"type": 0, "packed_type": 0, "group": 0}, "scales or zeros that do not suit it"),
+        ({"type": 0, "packed_type": 0, "group": 0}, "scales that do not suit it"),
     ):
         weight = Weight(*(changes.get(name, getattr(fits, name)) for name, _ in Weight._fields_))
         with pytest.raises(NativeError, match=words):

@@ -116,6 +116,11 @@ def test_a_quantized_checkpoint_is_not_quantized_again(built: Built, request_of:
         run(request_of(model=built.directory / "model"))
 
 
+def test_a_gguf_file_is_not_quantized(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match=r"m\.gguf is a GGUF file; build from the original checkpoint"):
+        inspect(tmp_path / "m.gguf")
+
+
 @pytest.mark.proof
 def test_sensitive_layers_stay_in_16_bit(request_of: Callable[..., BuildRequest], tmp_path: Path) -> None:
     with pytest.raises(DeploymentError, match="every layer loses more; nothing is left to quantize"):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from inflight.errors import DeploymentError
-from inflight.settings.deployment import Deployment, load_deployment, validate
+from inflight.settings.deployment import Deployment, load_deployment, model_name, validate
 from inflight.settings.section import EngineKind, ReadBy, Section
 
 DEMO_MODEL = Path(__file__).parents[2] / "deployments/demo/model"
@@ -99,6 +99,26 @@ def test_a_refusal_says_what_the_key_needs(kind: str, section: dict[str, dict[st
     with pytest.raises(DeploymentError) as error:
         validate(data, "deployment.yaml")
     assert refusal in str(error.value)
+
+
+def test_a_model_may_be_a_gguf_file(tmp_path: Path) -> None:
+    def load(model: str, **settings: object) -> Deployment:
+        (tmp_path / "deployment.yaml").write_text(yaml.safe_dump({"model": model, **settings}))
+        return load_deployment(tmp_path)
+
+    file = tmp_path.resolve() / "models" / "Tiny-Q4_K_M.gguf"
+    file.parent.mkdir()
+    with pytest.raises(DeploymentError, match="models is not a checkpoint directory .* and no GGUF file"):
+        load("models")
+    file.write_bytes(b"GGUF")
+    assert load("models").model == load("models/Tiny-Q4_K_M.gguf").model == file
+    assert model_name(file) == "Tiny-Q4_K_M"
+    drafts = {"method": "draft_target", "draft_model": "models"}
+    assert load("models", speculation=drafts).speculation.draft_model == file
+    with pytest.raises(DeploymentError, match=r"is a GGUF file, which engine\.kind trtllm does not read; engine\.kind"):
+        load("models", engine={"kind": "trtllm"})
+    with pytest.raises(DeploymentError, match=r"none\.gguf is not a checkpoint directory"):
+        load("none.gguf")
 
 
 def test_relative_paths_begin_at_the_deployment(tmp_path: Path) -> None:

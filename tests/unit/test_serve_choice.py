@@ -46,6 +46,19 @@ def test_what_is_served(words: list[str], served: list[Path], tmp_path: Path, mo
     assert served == [DEMO / "model"]
 
 
+@pytest.mark.parametrize(
+    "words", [["{}/one.gguf"], ["{}"], ["--model", "{}"]], ids=["a file", "its directory", "--model"]
+)
+def test_a_gguf_file_is_served(words: list[str], served: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "one.gguf"
+    file.write_bytes(b"GGUF")
+    assert CliRunner().invoke(app, ["serve", *(word.format(tmp_path) for word in words)]).exit_code == 0
+    assert served == [file]
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    assert "it has several models, one.gguf, other.gguf; name the one to serve" in _said(str(tmp_path))
+    assert "x.gguf is not a directory" in _said(str(tmp_path / "x.gguf"))
+
+
 def test_a_directory_of_neither_kind(served: list[Path], tmp_path: Path) -> None:
     assert f"{tmp_path} has no deployment.yaml of a deployment and no config.json" in _said(str(tmp_path))
     assert "give a deployment directory or --model, not both" in _said(str(DEMO), "--model", str(DEMO / "model"))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 7
+ABI = 8
 INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "amx")
 """Best first, but for AMX: it must be asked for by name, since no processor has run its kernels."""
 _LEAST_GAIN = 0.75
@@ -98,7 +98,7 @@ class Weight(ctypes.Structure):
         *((name, c_void_p) for name in ("bias", "scales", "smooth")),
         ("input_scale", c_float),
         ("group", c_int32),
-        ("zeros", c_void_p),
+        ("minimums", c_void_p),
         ("input_group", c_int32),
     ]
 

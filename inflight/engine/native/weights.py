@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from inflight.engine.native.bindings import NativeError, Weight
 from inflight.engine.quant.convert import LinearParts
-from inflight.engine.quant.formats import MXFP4_BLOCK, to_e4m3
+from inflight.engine.quant.formats import MXFP4_BLOCK, pack_int4, to_e4m3
+from inflight.engine.quant.gguf_blocks import FOUR_BITS, Groups
+from inflight.engine.quant.gguf_linears import GgufLinear
 from inflight.engine.quant.grouped import Fp8BlockLinear, Fp8TokenLinear, Int8TokenLinear
 from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
 
@@ -33,8 +35,11 @@ _PACKED = {
     "MXFP4": _MXFP4,
 }
 """The library's number for what the weights of a scheme are packed as, if rows have one scale, and no zero points."""
-_IN_GROUPS, _WITH_ZEROS = {3: 8}, {4: 9}
-"""The number instead of another, for scales by groups of inputs; for integers that stand for zero."""
+_INT4, _INT8, _INT4_MINIMUMS, _INT8_MINIMUMS = 4, 5, 9, 10
+"""The library's numbers for what integers by groups are packed as."""
+_WITH_MINIMUMS = {_INT4: _INT4_MINIMUMS, _INT8: _INT8_MINIMUMS}
+_IN_GROUPS = {3: 8}
+"""The number instead of another, for scales by groups of inputs."""
 _GROUPS = (16, 32, 64, 128)
 """Sizes of groups of INT4: no shorter than a vector has lanes, and dividing a chunk of a panel. Longer ones
 are taken as several of these, with the same scale."""
@@ -52,25 +57,25 @@ class Source:
     """Outputs and inputs."""
     bias: Tensor | None
     scales: Tensor | None = None
-    """Float32, of sums ``[outputs]``; INT4: of weights ``[outputs, inputs / group]``; MXFP4: uint8 of that shape."""
+    """Float32, of sums ``[outputs]``; with a group: of weights ``[outputs, inputs / group]``; MXFP4: uint8 of that."""
     smooth: Tensor | None = None
     """Float32 ``[inputs]``."""
     input_scale: float = 0.0
     group: int = 0
-    zeros: Tensor | None = None
-    """INT8 ``[outputs, inputs / group]``."""
+    minimums: Tensor | None = None
+    """Float32 ``[outputs, inputs / group]``, added to weights."""
     input_group: int = 0
     """Inputs of a row that are rounded by their own largest; 0: none are."""
 
     def structure(self) -> Weight:
         """Return it for the library; it must stay in memory meanwhile."""
-        bias, scales, smooth, zeros = (
-            None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth, self.zeros)
+        bias, scales, smooth, minimums = (
+            None if one is None else one.data_ptr() for one in (self.bias, self.scales, self.smooth, self.minimums)
         )
         kind = _MXFP4 if self.packed_type == _MXFP4 else TYPES[self.weight.dtype]  # both formats of 4 bits are uint8
         return Weight(
             kind, self.packed_type, self.weight.data_ptr(), *self.shape, bias, scales, smooth, self.input_scale,
-            self.group, zeros, self.input_group,
+            self.group, minimums, self.input_group,
         )  # fmt: skip
 
 
@@ -87,6 +92,8 @@ def quantized_parts(name: str, linear: nn.Module) -> list[QuantizedLinear]:
     if len(parts) < len(children) or not all(parts[0].takes_inputs_as(part) for part in parts):
         raise NativeError(f"the parts of {name} are quantized differently")
     one = parts[0]
+    if isinstance(one, GgufLinear):
+        return parts
     if one.quant_algo not in _PACKED:
         raise NativeError(f"{name} is quantized in {one.quant_algo}")
     if type(one) is Int4Fp8Linear:
@@ -107,7 +114,7 @@ def _check_groups(name: str, parts: list[QuantizedLinear], group: int) -> None:
     if any(getattr(part, "group_index", None) is not None for part in parts):
         raise NativeError(f"the groups of {name} do not lie in a row")
     zeros = [getattr(part, "zero_point", None) is not None for part in parts]
-    if any(zeros) and (packed not in _WITH_ZEROS or not all(zeros)):
+    if any(zeros) and (packed not in _WITH_MINIMUMS or not all(zeros)):
         raise NativeError(f"{name} has zero points in {one.quant_algo}, or some of its parts have")
     if packed == _PACKED["W8A8_TOKENS"] and group:
         raise NativeError(f"{name} has groups of {group} inputs, and rounds inputs to INT8")
@@ -122,6 +129,8 @@ def packing_of(parts: list[QuantizedLinear]) -> Packing:
     if not parts:
         return None
     one = parts[0]
+    if isinstance(one, GgufLinear):
+        return ", ".join(part.quant_algo for part in parts), 0, False
     group = 0 if isinstance(one, Int4Fp8Linear) else _group(one)
     return one.quant_algo, group, getattr(one, "zero_point", None) is not None
 
@@ -136,24 +145,60 @@ def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | N
 def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source:
     """Return the weights of quantized linears that take one input alike, as one; ``dtype``: of the computation."""
     one = parts[0]
+    if isinstance(one, GgufLinear):
+        return _source_of_blocks([part for part in parts if isinstance(part, GgufLinear)])
     weight, scales = (torch.cat(tensors) for tensors in zip(*(_weight(part, dtype) for part in parts), strict=True))
     group = 0 if isinstance(one, Int4Fp8Linear) else _group(one)
-    has_zeros = getattr(one, "zero_point", None) is not None
-    other = _WITH_ZEROS if has_zeros else _IN_GROUPS if group else {}
+    minimums = None
+    if getattr(one, "zero_point", None) is not None:
+        minimums = -scales * torch.cat([_repeated(part, part.zero_point) for part in parts])
     packed = _PACKED[one.quant_algo]
+    packed = (_IN_GROUPS if minimums is None else _WITH_MINIMUMS).get(packed, packed) if group else packed
     input_scale = float(one.input_scale) if one.round_input else 0.0
     return Source(
         weight,
-        other.get(packed, packed),
+        packed,
         (len(scales), one.weight.shape[1] * (2 if isinstance(one, Mxfp4Linear) else 1)),
         None if one.bias is None else torch.cat([part.bias for part in parts]).float(),
         scales * input_scale if one.round_input else scales,
         None if one.pre_quant_scale is None else one.pre_quant_scale.detach().float().contiguous(),
         input_scale,
         group,
-        torch.cat([_by_groups(part, part.zero_point) for part in parts]) if has_zeros else None,
+        minimums,
         _input_group(one),
     )
+
+
+def _source_of_blocks(parts: list[GgufLinear]) -> Source:
+    """Return weights in blocks, of maybe several types, as integers of the fewest bits and the shortest groups.
+
+    A weight is its group's scale times its integer, and the group's minimum, if any part has minimums.
+    """
+    groups = [part.groups() for part in parts]
+    size = min(one.integers.shape[-1] for one in groups)
+    integers = torch.cat([one.integers.flatten(1) for one in groups])
+    scales = torch.cat([_by_groups(one.scales, one, size) for one in groups])
+    minimums = None
+    if any(one.minimums is not None for one in groups):
+        minimums = -torch.cat([
+            torch.zeros_like(_by_groups(one.scales, one, size)) if one.minimums is None
+            else _by_groups(one.minimums, one, size) for one in groups
+        ])  # fmt: skip
+    shape, weight = (len(integers), integers.shape[1]), integers.to(torch.int8)
+    packed = _INT8 if minimums is None else _INT8_MINIMUMS
+    # By the types and not by what the integers are, since all experts of a layer are packed as one type.
+    alike = len({one.minimums is None for one in groups}) == 1
+    if alike and all(part.quant_algo in FOUR_BITS for part in parts) and not shape[0] % 2:
+        if minimums is not None:
+            weight, minimums = weight - 8, minimums + 8 * scales
+        packed, weight = _INT4 if minimums is None else _INT4_MINIMUMS, pack_int4(weight)
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts]).float()
+    return Source(weight, packed, shape, bias, scales, group=size, minimums=minimums)
+
+
+def _by_groups(values: Tensor, groups: Groups, size: int) -> Tensor:
+    """Return values of groups ``[rows, columns / size]``, each as often as it has groups of ``size``."""
+    return values.repeat_interleave(groups.integers.shape[-1] // size, dim=1)
 
 
 def give_up(linear: nn.Module, kept: Tensor) -> None:
@@ -174,7 +219,7 @@ def _weight(part: QuantizedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if isinstance(part, Fp8BlockLinear):
         scales = part.row_scales()
     if scales.dim() == 2:
-        scales = _by_groups(part, scales) if _group(part) else scales[:, 0]
+        scales = _repeated(part, scales) if _group(part) else scales[:, 0]
     return weight, scales if scales.dim() else scales.expand(len(weight))
 
 
@@ -184,7 +229,8 @@ def _group(part: QuantizedLinear) -> int:
     Of integers it is the largest that the library has, or else the linear's own.
     """
     whole, scales = part.weight.shape[1], part.weight_scale
-    if scales.dim() < 2 or (scales.shape[1] == 1 and part.weight.dtype is not torch.uint8):
+    has_zeros = getattr(part, "zero_point", None) is not None
+    if scales.dim() < 2 or (scales.shape[1] == 1 and part.weight.dtype is not torch.uint8 and not has_zeros):
         return 0
     if isinstance(part, Fp8BlockLinear):
         return part.block[1]
@@ -194,8 +240,8 @@ def _group(part: QuantizedLinear) -> int:
     return max((served for served in _GROUPS if size % served == 0), default=size)
 
 
-def _by_groups(part: QuantizedLinear, values: Tensor) -> Tensor:
-    """Return scales or zeros ``[rows, groups]`` of integers, once for each group that the library is told of."""
+def _repeated(part: QuantizedLinear, values: Tensor) -> Tensor:
+    """Return scales or zero points ``[rows, groups]``, once for each group that the library is told of."""
     if isinstance(part, Fp8BlockLinear | Mxfp4Linear):
         return values.contiguous()
     return values.repeat_interleave(part.weight.shape[1] // values.shape[1] // _group(part), 1)

@@ -124,7 +124,7 @@ class DecodedLinear(nn.Module):
 def decoding_cost(model: nn.Module, dtype: torch.dtype) -> tuple[int, int]:
     """Return how many linears of a model are quantized, and how many bytes more they take decoded to ``dtype``."""
     linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
-    decoded = sum(linear.weight.numel() * linear.per_element for linear in linears) * dtype.itemsize
+    decoded = sum(linear.elements for linear in linears) * dtype.itemsize
     return len(linears), decoded - sum(linear.weight_bytes for linear in linears)
 
 

@@ -93,6 +93,12 @@ def unpack_int4(packed: Tensor) -> Tensor:
     return torch.stack((lower, upper), dim=1).flatten(0, 1)
 
 
+def pack_int4(weight: Tensor) -> Tensor:
+    """Return uint8 ``[rows / 2, columns]`` of int8 ``[rows, columns]`` in -8...7, as ``unpack_int4`` takes it."""
+    lower, upper = weight.view(torch.uint8).unflatten(0, (-1, 2)).unbind(1)
+    return lower & 15 | upper << 4
+
+
 def unpack_e2m1(packed: Tensor) -> Tensor:
     """Return float32 ``[rows, columns]`` of uint8 ``[rows, columns / 2]``.
 

@@ -23,6 +23,7 @@ from inflight.engine.quant.formats import (
     unpack_e2m1,
     unpack_int4,
 )
+from inflight.engine.quant.gguf_linears import GGUF_LINEARS
 from inflight.engine.quant.linears import (
     SCHEMES,
     Int4WeightLinear,
@@ -172,21 +173,25 @@ class NvFp4DividedLinear(NvFp4WeightLinear):
     tensor_scales = ("weight_divisor", "input_scale")
 
 
-LINEARS: dict[str, type[QuantizedLinear]] = SCHEMES | {
-    linear.quant_algo: linear
-    for linear in (
-        Int4GroupLinear,
-        Int8GroupLinear,
-        Int8TokenLinear,
-        Fp8BlockLinear,
-        Fp8ScaledLinear,
-        Fp8TokenLinear,
-        NvFp4WeightLinear,
-        NvFp4DividedLinear,
-        Mxfp4Linear,
-    )
+LINEARS: dict[str, type[QuantizedLinear]] = {
+    **SCHEMES,
+    **GGUF_LINEARS,
+    **{
+        linear.quant_algo: linear
+        for linear in (
+            Int4GroupLinear,
+            Int8GroupLinear,
+            Int8TokenLinear,
+            Fp8BlockLinear,
+            Fp8ScaledLinear,
+            Fp8TokenLinear,
+            NvFp4WeightLinear,
+            NvFp4DividedLinear,
+            Mxfp4Linear,
+        )
+    },
 }
-"""By name: ModelOpt's schemes, and those of other formats."""
+"""By name: ModelOpt's schemes, the types of blocks of GGUF files, and those of other formats."""
 
 
 def int8_scales(x: Tensor) -> Tensor:

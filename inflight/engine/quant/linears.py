@@ -134,6 +134,11 @@ class QuantizedLinear(nn.Module, ABC):
         return cls.round_input is not None
 
     @property
+    def elements(self) -> int:
+        """How many weights there are."""
+        return self.weight.numel() * self.per_element
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights and their scales."""
         return sum(parameter.nbytes for name, parameter in self.named_parameters() if name not in (*_OF_INPUTS, "bias"))

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from inflight.engine.quant.config import Quantization
-from inflight.engine.quant.readers import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from inflight.engine.quant.readers import awq, compressed_tensors, fp8, gguf, gptq, modelopt, mxfp4
 from inflight.errors import DeploymentError
+from inflight.gguf.files import is_gguf
 from inflight.text.checkpoint import read_json
 
 Reader = Callable[[Mapping[str, Any], frozenset[str]], Quantization]
@@ -27,15 +28,17 @@ READERS: dict[str, Reader] = {
 
 
 def load_quantization(directory: Path, names: frozenset[str]) -> Quantization | None:
-    """Read how the checkpoint in ``directory`` is quantized; None: it is not.
+    """Read how the checkpoint in ``directory``, or in a GGUF file, is quantized; None: it is not.
 
     Args:
-        directory: the checkpoint's.
+        directory: the checkpoint's, or the file.
         names: of its tensors; none: where it is only asked whether it is quantized.
 
     Raises:
         DeploymentError: it is quantized in a way that is not supported, or lacks a tensor that its format needs.
     """
+    if is_gguf(directory):
+        return gguf.read(directory)
     foreign = read_json(directory / "config.json").get("quantization_config")
     if foreign is not None and (not isinstance(foreign, dict) or foreign.get("quant_method") not in READERS):
         method = foreign.get("quant_method") if isinstance(foreign, dict) else None

@@ -1,0 +1,63 @@
+"""The weights of a GGUF model, as the files of a checkpoint hold them: ``checkpoint.Shards`` of a GGUF file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inflight.engine.quant.gguf_blocks import FORMATS, decode
+from inflight.errors import DeploymentError
+from inflight.gguf.checkpoint import in_blocks, open_gguf
+from inflight.gguf.names import Source
+from inflight.gguf.types import FLOATS
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_KINDS = (*FLOATS, *FORMATS)
+_THREADS = min(8, len(os.sched_getaffinity(0)))
+
+
+class GgufShards:
+    """The tensors of a model in a GGUF file, by their names in a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            DeploymentError: a file is missing or not what it should be, or a tensor is of a type that is not decoded.
+        """
+        self._path, self._checkpoint = path, open_gguf(path)  # held, so that others need not read it again
+        self._tensors = self._checkpoint.tensors
+        for name, source in self._tensors.items():
+            if (kind := source.tensor.type.name) not in _KINDS:
+                raise DeploymentError(
+                    f"{path}: tensor {source.tensor.name} ({name}) is in {kind}; supported: {', '.join(_KINDS)}"
+                )
+        self.names = frozenset(self._tensors)
+
+    def load(self, names: Collection[str], take: Callable[[str, Tensor], None]) -> None:
+        """Call ``take`` with each of the tensors ``names``, in several threads at once.
+
+        Raises:
+            DeploymentError: what ``take`` raises, of the first tensor that it does for.
+        """
+        log.info("loading %s", self._path.name)
+        wanted = [name for name in self._tensors if name in names]
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
+            list(pool.map(lambda name: take(name, _tensor(name, self._tensors[name])), wanted))
+
+
+def _tensor(name: str, source: Source) -> Tensor:
+    """Return a tensor as the model holds it: in blocks, uint8 ``[rows, bytes of a row]``, or decoded."""
+    rows, kind = torch.from_numpy(source.rows()), source.tensor.type.name
+    if in_blocks(name, source):
+        return rows
+    values = rows.view(_DTYPES[kind]) if kind in FLOATS else decode(rows, kind)
+    values = values.reshape(source.shape)
+    return values + source.offset if source.offset else values

@@ -1,0 +1,108 @@
+"""A GGUF model as the files that a Hugging Face checkpoint has, and its tensors by their names there.
+
+The path of the model's file stands for the checkpoint's directory: what ``model.gguf/config.json`` would say is made of
+the file's metadata. So whoever reads a checkpoint's files by their paths reads a GGUF model too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from inflight.errors import DeploymentError
+from inflight.gguf.config import read_config
+from inflight.gguf.names import Source, checkpoint_tensors
+from inflight.gguf.reader import GgufModel
+from inflight.gguf.tokenizer import tokenizer_files
+from inflight.gguf.types import FLOATS
+
+log = logging.getLogger(__name__)
+
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+_OF_TEXT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+"""What goes with ``tokenizer.json``."""
+
+
+class GgufCheckpoint:
+    """What one model says, in the words of a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            DeploymentError: a file is missing or is not what it should be; it is named.
+        """
+        self._model = GgufModel(path)
+        directory = self._model.path.parent
+        self._text_directory = directory if (directory / _TOKENIZER).is_file() else None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """``config.json``. Raises DeploymentError: its architecture is not served, or its metadata are wrong."""
+        return read_config(self._model)
+
+    @cached_property
+    def tensors(self) -> dict[str, Source]:
+        """By their names in a checkpoint. Raises DeploymentError."""
+        return checkpoint_tensors(self._model, self.config)
+
+    @property
+    def blocks(self) -> dict[str, str]:
+        """The linears whose weights are in blocks, by their names in a checkpoint, with the blocks' type."""
+        return {
+            name.removesuffix(".weight"): source.tensor.type.name
+            for name, source in self.tensors.items()
+            if in_blocks(name, source)
+        }
+
+    def read(self, name: str) -> bytes | None:
+        """Return what a file of the checkpoint would hold; None: it has no such file.
+
+        If a ``tokenizer.json`` lies beside the model's file, it is taken with the files that go with it.
+
+        Raises:
+            DeploymentError: what it would be made of is not supported, or missing, or wrong.
+        """
+        if name == _CONFIG:
+            return json.dumps(self.config).encode()
+        if name != _TOKENIZER and name not in _OF_TEXT:
+            return None
+        if self._text_directory is not None:
+            file = self._text_directory / name
+            if name == _TOKENIZER:
+                log.info("%s is taken in place of what the model's file says of its tokenizer", file)
+            try:
+                return file.read_bytes()
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise DeploymentError(f"{file}: cannot be read: {error.strerror}") from None
+        return json.dumps(self._text[name]).encode() if name in self._text else None
+
+    @cached_property
+    def _text(self) -> dict[str, dict[str, Any]]:
+        return tokenizer_files(self._model)
+
+
+_opened: WeakValueDictionary[Path, GgufCheckpoint] = WeakValueDictionary()
+
+
+def open_gguf(model: Path) -> GgufCheckpoint:
+    """Return the model of a file, which is read once as long as somebody holds it.
+
+    Raises:
+        DeploymentError: a file is missing or is not what it should be; it is named.
+    """
+    held = _opened.get(model)
+    if held is None:
+        held = _opened[model] = GgufCheckpoint(model)
+    return held
+
+
+def in_blocks(name: str, source: Source) -> bool:
+    """Whether a tensor stays in blocks: a linear's weight. An embedding's rows are looked up, and decoded before."""
+    linear = len(source.shape) == 2 and name.endswith(".weight") and not name.endswith("embed_tokens.weight")
+    return linear and source.tensor.type.name not in FLOATS

@@ -1,0 +1,50 @@
+"""Where GGUF models are: in a file, in the parts of one that was split, or alone in a directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from inflight.errors import DeploymentError
+
+SUFFIX = ".gguf"
+_SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def is_gguf(model: Path) -> bool:
+    """Whether a model's path is that of a GGUF file."""
+    return model.suffix == SUFFIX and not model.is_dir()
+
+
+def find_model(path: Path) -> Path:
+    """Return where a model is: ``path``, or the only GGUF model of a directory that has no ``config.json``.
+
+    Raises:
+        DeploymentError: the directory has several GGUF models, or lacks a part of one.
+    """
+    if not path.is_dir() or (path / "config.json").is_file():
+        return path
+    models = {parts_of(file)[0] for file in sorted(path.glob(f"*{SUFFIX}"))}
+    if len(models) > 1:
+        names = ", ".join(sorted(model.name for model in models))
+        raise DeploymentError(f"{path}: it has several models, {names}; name the one to serve")
+    return models.pop() if models else path
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of the model that ``path`` is a file of, the first one first.
+
+    Raises:
+        DeploymentError: one is missing.
+    """
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, count = match[1], int(match[3])
+    paths = [path.with_name(f"{stem}-{number:05}-of-{match[3]}{SUFFIX}") for number in range(1, count + 1)]
+    for one in paths:
+        if not one.is_file():
+            raise DeploymentError(f"{one}: missing; the model is in {count} files")
+    if path not in paths:
+        raise DeploymentError(f"{path}: the name counts the parts of a model, and it is none of {count}")
+    return paths

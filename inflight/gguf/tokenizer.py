@@ -1,0 +1,241 @@
+"""A GGUF model's tokenizer as the files of a Hugging Face checkpoint: ``tokenizer.json`` and what goes with it.
+
+``tokenizer.ggml.model`` is ``gpt2``, a byte-level BPE with its merges, or ``llama``, SentencePiece's BPE: there a
+token's score says which merge comes first, and bytes that no token has are tokens of their own. Both become a BPE of
+the Rust library, the second as transformers converts SentencePiece's (``convert_slow_tokenizer.generate_merges``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from inflight.errors import DeploymentError, nearest
+from inflight.gguf.reader import GgufModel
+from inflight.gguf.words import WORDS, Words
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+"""``tokenizer.ggml.token_type``; 6 is a byte's."""
+_LONGEST_PIECE = 1024
+"""Characters; a piece's splits are tried one by one."""
+_MARK = "▁"
+"""SentencePiece's space."""
+_ENDS = (
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<|return|>", "<|call|>",
+    "<end_of_turn>",
+)  # fmt: skip
+"""Control tokens that end an answer, of published models; files name only one or two of a model's by number."""
+_HARMONY = {"<|return|>", "<|call|>"}
+"""Where both are there, ``<|end|>`` ends a message within an answer."""
+_PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+
+
+class _Vocabulary:
+    """``tokenizer.ggml``: tokens, their types, and the special ones."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self._data, self.path = model.metadata, model.path
+        self.architecture = model.metadata.get("general.architecture")
+        self.model = self.find("model", str, "none")
+        self.tokens: list[str] = self.find("tokens", list, [])
+        if not all(type(token) is str for token in self.tokens) or not self.tokens:
+            raise self.wrong("tokens", len(self.tokens), "a list of strings")
+        twice, count = Counter(self.tokens).most_common(1)[0]
+        if count > 1:
+            raise self.wrong("tokens", twice, "there once")
+        types = self._numbers("token_type")
+        self.types: list[int] = [_NORMAL] * len(self.tokens) if types is None else types.tolist()
+        self.special = {
+            name: self.tokens[number]
+            for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+            if (number := self._token(key)) is not None
+        }
+        """Texts, by transformers' names."""
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The vocabulary, without what only fills gaps between numbers."""
+        return {
+            token: number
+            for number, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind != _UNUSED or token != f"[PAD{number}]"
+        }
+
+    @property
+    def added(self) -> list[dict[str, Any]]:
+        """The tokens that are found in text before all else."""
+        strips = self.architecture == "phi3" and self.model == "llama"  # as Phi-3's tokenizer.json has it
+        return [
+            {
+                "id": number, "content": token, "special": kind == _CONTROL, "normalized": False, "single_word": False,
+                "lstrip": False, "rstrip": strips and kind == _CONTROL and token not in _PHI3_KEEPS_SPACE,
+            }
+            for number, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED) or (kind == _UNKNOWN and token == self.special.get("unk"))
+        ]  # fmt: skip
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end an answer."""
+        ends = {number for key in ("eos", "eot", "eom") if (number := self._token(key)) is not None}
+        control = {token: at for at, token in enumerate(self.tokens) if self.types[at] in (_CONTROL, _USER_DEFINED)}
+        ends |= {control[token] for token in _ENDS if token in control}
+        return sorted(ends - ({control["<|end|>"]} if control.keys() >= {*_HARMONY, "<|end|>"} else set()))
+
+    @property
+    def scores(self) -> list[float]:
+        """Of the tokens: the merge into the one with the highest comes first."""
+        scores = self._numbers("scores")
+        if scores is None or not np.isfinite(scores).all():
+            raise self.wrong("scores", None if scores is None else "not finite", f"{len(self.tokens)} finite numbers")
+        return [float(score) for score in scores]
+
+    def find(self, name: str, kind: type, default: Any) -> Any:
+        """Return a value, or ``default`` where there is none."""
+        value = self._data.get(f"tokenizer.ggml.{name}", default)
+        if type(value) is not kind and value is not default:
+            raise self.wrong(name, value, f"a {kind.__name__}")
+        return value
+
+    def wrong(self, name: str, value: Any, allowed: str) -> DeploymentError:
+        """Return the error of a value."""
+        return DeploymentError(f"{self.path}: tokenizer.ggml.{name} is {value!r:.200}; it must be {allowed}")
+
+    def _numbers(self, name: str) -> np.ndarray | None:
+        """Return a list with a number for each token."""
+        values = self._data.get(f"tokenizer.ggml.{name}")
+        if values is not None and (not isinstance(values, np.ndarray) or len(values) != len(self.tokens)):
+            raise self.wrong(name, values, f"a list of {len(self.tokens)} numbers")
+        return values
+
+    def _token(self, name: str) -> int | None:
+        """Return the number of a special token."""
+        number = self.find(f"{name}_token_id", int, None)
+        if number is not None and not 0 <= number < len(self.tokens):
+            raise self.wrong(f"{name}_token_id", number, f"the number of one of {len(self.tokens)} tokens")
+        return number
+
+
+def tokenizer_files(model: GgufModel) -> dict[str, dict[str, Any]]:
+    """Return a model's ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``.
+
+    Raises:
+        DeploymentError: the kind of tokenizer is not supported, or what must be there is missing or wrong.
+    """
+    vocabulary = _Vocabulary(model)
+    template = model.metadata.get("tokenizer.chat_template")
+    config: dict[str, Any] = {f"{name}_token": token for name, token in vocabulary.special.items()}
+    generation: dict[str, Any] = {"eos_token_id": vocabulary.end_ids}
+    if (pad := vocabulary.special.get("pad")) is not None:
+        generation["pad_token_id"] = vocabulary.tokens.index(pad)
+    return {
+        "tokenizer.json": _tokenizer(vocabulary),
+        "tokenizer_config.json": config | ({"chat_template": template} if isinstance(template, str) else {}),
+        "generation_config.json": generation,
+    }
+
+
+def _tokenizer(vocabulary: _Vocabulary) -> dict[str, Any]:
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if vocabulary.model not in makers:
+        raise vocabulary.wrong("model", vocabulary.model, f"{' or '.join(makers)}; {_BESIDE}")
+    return {"version": "1.0", "added_tokens": vocabulary.added, **makers[vocabulary.model](vocabulary)}
+
+
+_BESIDE = "of another kind, put the model's tokenizer.json and tokenizer_config.json beside the file"
+
+
+def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
+    """Return what ``tokenizer.json`` says of a byte-level BPE."""
+    name = vocabulary.find("pre", str, "none")
+    if name not in WORDS:
+        raise vocabulary.wrong("pre", name, f"one of {', '.join(WORDS)}{nearest(name, WORDS)}; {_BESIDE}")
+    words: Words = WORDS[name]
+    # A token may itself begin with a space.
+    merges = [
+        (merge[: at + 1], merge[at + 2 :])
+        for merge in vocabulary.find("merges", list, [])
+        if (at := _space(merge)) >= 0
+    ]
+    model = {"type": "BPE", "vocab": vocabulary.ids, "merges": merges, "ignore_merges": words.whole}
+    return {
+        "normalizer": words.normalizer and {"type": words.normalizer},
+        "pre_tokenizer": words.rules(),
+        "post_processor": _ends(vocabulary, words.begins),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": model,
+    }
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
+    """Return what ``tokenizer.json`` says of a SentencePiece BPE."""
+    if vocabulary.find("remove_extra_whitespaces", bool, False):
+        raise vocabulary.wrong("remove_extra_whitespaces", True, f"false; {_BESIDE}")
+    prefixed = vocabulary.find("add_space_prefix", bool, True)
+    marks = {"type": "Replace", "pattern": {"String": " "}, "content": _MARK}
+    rules: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _MARK}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    prepend = {"type": "Prepend", "prepend": _MARK}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [prepend, marks] if prefixed else [marks]},
+        "pre_tokenizer": None,
+        "post_processor": _ends(vocabulary, True),
+        "decoder": {"type": "Sequence", "decoders": [*rules, strip] if prefixed else rules},
+        "model": {
+            "type": "BPE", "vocab": vocabulary.ids, "merges": _merges(vocabulary),
+            "unk_token": vocabulary.special.get("unk"), "fuse_unk": True, "byte_fallback": True,
+        },
+    }  # fmt: skip
+
+
+def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Return the merges that SentencePiece would make, by the scores of what they make."""
+    normal = {
+        token: number
+        for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind == _NORMAL
+    }
+    longest = max(normal, key=len, default="")
+    if len(longest) > _LONGEST_PIECE:
+        raise vocabulary.wrong("tokens", longest[:20], f"of at most {_LONGEST_PIECE} characters")
+    scores, merges = vocabulary.scores, list[tuple[float, str, str]]()
+    for token, number in normal.items():
+        halves = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [(left, right) for left, right in halves if left in normal and right in normal]
+        known.sort(key=lambda pair: (normal[pair[0]], normal[pair[1]]))
+        merges += [(scores[number], *pair) for pair in known]
+    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [(left, right) for _, left, right in merges]
+
+
+def _ends(vocabulary: _Vocabulary, begins: bool) -> dict[str, Any] | None:
+    """Return the ``post_processor``: which special tokens text begins and ends with, where it is asked for them."""
+    names = {
+        "bos": vocabulary.find("add_bos_token", bool, begins),
+        "eos": vocabulary.find("add_eos_token", bool, False),
+    }
+    wanted = {name: vocabulary.special[name] for name, wants in names.items() if wants and name in vocabulary.special}
+    if not wanted:
+        return None
+    before, after = ([{"SpecialToken": {"id": wanted[name], "type_id": 0}}] if name in wanted else [] for name in names)
+    single = [*before, {"Sequence": {"id": "A", "type_id": 0}}, *after]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {
+            token: {"id": token, "ids": [vocabulary.tokens.index(token)], "tokens": [token]}
+            for token in wanted.values()
+        },
+    }
+
+
+def _space(merge: Any) -> int:
+    """Return where a merge's left token ends; -1: it is none."""
+    return merge.find(" ", 1) - 1 if isinstance(merge, str) and " " in merge[1:] else -1

@@ -1,0 +1,177 @@
+"""What a GGUF model's metadata say of its shape, and which tensors its tensors are, in the words of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from inflight.errors import DeploymentError
+from inflight.gguf.checkpoint import GgufCheckpoint, open_gguf
+from inflight.text.checkpoint import read_json
+
+SHAPE: dict[str, Any] = {
+    "context_length": 64,
+    "embedding_length": 8,
+    "block_count": 1,
+    "feed_forward_length": 12,
+    "attention.head_count": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+_EMBEDDING = {"token_embd.weight": np.zeros((7, 8), np.float32)}
+
+
+def _write(path: Path, architecture: str, tensors: dict[str, np.ndarray] | None = None, **metadata: Any) -> Path:
+    """Write a file; in ``metadata``, names have two underlines for a dot, and None leaves a key of SHAPE out."""
+    writer = gguf.GGUFWriter(path, architecture)
+    given = {name.replace("__", "."): value for name, value in metadata.items()}
+    for name, value in (SHAPE | given).items():
+        key = f"{architecture}.{name}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif value is not None:
+            kinds = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32, str: gguf.GGUFValueType.STRING}
+            writer.add_key_value(key, value, kinds.get(type(value), gguf.GGUFValueType.FLOAT32))
+    for name, tensor in (_EMBEDDING | (tensors or {})).items():
+        writer.add_tensor(name, tensor)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return path
+
+
+def test_a_llama(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m.gguf", "llama", rope__freq_base=5e5, attention__head_count_kv=1)
+    assert read_json(path / "config.json") == {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 7,
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "dtype": "float32",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    }
+    assert read_json(path / "hf_quant_config.json", optional=True) == {}
+    with pytest.raises(DeploymentError, match=r"m\.gguf/adapter_config\.json: missing"):
+        read_json(path / "adapter_config.json")
+
+
+def test_a_model_is_read_once_while_it_is_held(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m.gguf", "llama")
+    held = open_gguf(path)
+    assert open_gguf(path) is held
+
+
+def test_a_mixture_of_experts(tmp_path: Path) -> None:
+    experts = np.arange(3 * 12 * 8, dtype=np.float32).reshape(3, 12, 8)
+    path = _write(
+        tmp_path / "m.gguf", "qwen3moe", {"blk.0.ffn_up_exps.weight": experts, "blk.0.ffn_gate_inp.weight": experts[0]},
+        expert_count=3, expert_used_count=2, expert_feed_forward_length=12,
+    )  # fmt: skip
+    checkpoint = GgufCheckpoint(path)
+    wanted = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
+    assert wanted.items() <= checkpoint.config.items()
+    assert "model.layers.0.mlp.gate.weight" in checkpoint.tensors
+    for number, expert in enumerate(experts):
+        source = checkpoint.tensors[f"model.layers.0.mlp.experts.{number}.up_proj.weight"]
+        assert source.shape == (12, 8)
+        assert (source.rows().view(np.float32) == expert).all()
+
+
+def test_gemmas_layers(tmp_path: Path) -> None:
+    tensors = {f"t{number}": np.zeros(1, np.float32) for number in range(61)}
+    short = GgufCheckpoint(_write(tmp_path / "a.gguf", "gemma3", tensors, block_count=7, attention__sliding_window=4))
+    assert short.config["layer_types"] == [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+    assert short.config["query_pre_attn_scalar"] == 4
+    large = _write(
+        tmp_path / "b.gguf", "gemma3", tensors, block_count=62, attention__sliding_window=4,
+        attention__sliding_window_pattern=2, attention__key_length=16,
+    )  # fmt: skip
+    config = GgufCheckpoint(large).config
+    assert config["layer_types"] == ["sliding_attention", "full_attention"] * 31
+    assert (config["head_dim"], config["query_pre_attn_scalar"]) == (16, 4)  # the 27B's scale is not its heads' size
+
+
+def test_a_mistral_has_a_window(tmp_path: Path) -> None:
+    config = GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", attention__sliding_window=9)).config
+    assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 9)
+
+
+def test_the_older_name_of_linear_scaling(tmp_path: Path) -> None:
+    rope = GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", rope__scale_linear=2.0)).config["rope_parameters"]
+    assert rope == {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+
+
+def test_values_by_layer_that_are_all_the_same(tmp_path: Path) -> None:
+    config = GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", feed_forward_length=[9, 9], block_count=1)).config
+    assert config["intermediate_size"] == 9
+
+
+_FACTORS = {"rope_freqs.weight": np.ones(2, np.float32)}
+_LONG = {"rope_factors_long.weight": np.ones(2, np.float32)}
+_Case = tuple[Callable[[Path], Path], str]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: _write(path, "bloom"), "general.architecture 'bloom' is not supported; supported: llama, qwen2"),
+        (lambda path: _write(path, "qwen"), "did you mean 'qwen"),
+        (lambda path: _write(path, "llama", {"token_embd.weight": np.zeros((7, 9), np.float32)}), "with rows of 8"),
+        (lambda path: _write(path, "llama", block_count=1 << 31), "block_count is 2147483648; it must be at most 1"),
+        (lambda path: _write(path, "llama", context_length=None), "llama.context_length is None; it must be a pos"),
+        (lambda path: _write(path, "llama", embedding_length="8"), "embedding_length is '8'; it must be a number"),
+        (lambda path: _write(path, "llama", attention__head_count=[2, 4]), r"is \[2, 4\]; it must be the same for all"),
+        (lambda path: _write(path, "llama", attention__head_count=16), "key_length and value_length is '0 and None'"),
+        (lambda path: _write(path, "llama", attention__value_length=6), "key_length and value_length is '4 and 6'"),
+        (lambda path: _write(path, "llama", attention__layer_norm_rms_epsilon=None), "it must be there"),
+        (lambda path: _write(path, "llama", expert_count=8), "llama.expert_count is 8; Mixtral is not served"),
+        (lambda path: _write(path, "llama", rope__dimension_count=2), "rope.dimension_count is 2; it must be the size"),
+        (lambda path: _write(path, "llama", rope__scaling__type="su"), "rope.scaling.type is 'su'; it must be none, l"),
+        (lambda path: _write(path, "llama", rope__scaling__attn_factor=1.5), "attn_factor is 1.5; it must be 1.0 with"),
+        (
+            lambda path: _write(path, "llama", rope__scaling__type="yarn", rope__scaling__yarn_ext_factor=0.5),
+            "yarn_ext_factor is 0.5; it must be left out",
+        ),
+        (
+            lambda path: _write(path, "llama", _FACTORS, rope__scaling__type="linear", rope__scaling__factor=2.0),
+            "it has rope_freqs.weight and rope.scaling.type linear",
+        ),
+        (lambda path: _write(path, "phi3", _LONG), "rope_factors_short.weight is 'missing'; it must be a row of F32"),
+        (
+            lambda path: _write(
+                path, "gemma3", attention__sliding_window=4, attention__sliding_window_pattern=[True, False]
+            ),
+            "sliding_window_pattern is .*; it must be a positive integer, or a list of 1",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:
+    path = write(tmp_path / "m.gguf")
+    with pytest.raises(DeploymentError, match=message) as error:
+        read_json(path / "config.json")
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_heads_that_rows_do_not_fit(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m.gguf", "llama", {"blk.0.attn_q.weight": np.zeros((6, 8), np.float32)})
+    with pytest.raises(DeploymentError, match="tensor 'blk.0.attn_q.weight' has 6 rows; 2 heads have 4 each"):
+        _ = GgufCheckpoint(path).tensors
+
+
+def test_a_tensor_that_is_not_known_keeps_its_name(tmp_path: Path) -> None:
+    """So the engine refuses the model by it: nothing is left out."""
+    extra = {name: np.zeros(4, np.float32) for name in ("blk.0.attn_sinks.weight", "blk.0.ffn_up.3.weight", "cls.bias")}
+    assert GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", extra)).tensors.keys() >= extra.keys()

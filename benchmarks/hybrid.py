@@ -28,14 +28,14 @@ _MODEL: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
     "dtype": "float32",
     "vocab_size": 32_000,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 16,
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_hidden_layers": 12,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
-    "linear_num_key_heads": 8,
-    "linear_num_value_heads": 16,
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 12,
     "tie_word_embeddings": True,
 }
 _TINY = _MODEL | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
@@ -74,10 +74,10 @@ def hybrid_reuse(setting: Setting) -> Result:
             engine.warm_up()
             kind = "reuse" if reuse else "no reuse"
             setting.say(f"hybrid: {_SHARED} shared tokens, {kind}")
-            for number, stream in enumerate(_questions(Driver(engine), setting.pick(6, 3)), 1):
+            for number, stream in enumerate(_questions(Driver(engine), setting.pick(4, 3)), 1):
                 rows.append({"scenario": "shared prompt", "kind": kind, "request": number, **_figures([stream])})
             setting.say(f"hybrid: a conversation, {kind}")
-            for number, stream in enumerate(_conversation(Driver(engine), setting.pick(5, 2)), 1):
+            for number, stream in enumerate(_conversation(Driver(engine), setting.pick(4, 2)), 1):
                 rows.append({"scenario": "conversation", "kind": kind, "request": number, **_figures([stream])})
             state = engine._runner._state_pool.nbytes // engine._runner._state_pool.slots
     return _result(rows, sum(map(_numel, _RandomShards(model)._shapes.values())), state)

@@ -52,9 +52,12 @@ class CheckpointNames:
         """Return whether a tensor of the checkpoint belongs to a part of the model that is not served."""
         if self._config.is_text_part and _OTHER_PARTS.match(name):
             return True
+        if self._architecture.predicts_ahead and name.startswith("mtp."):
+            return True
         layer = re.match(r"layers\.(\d+)\.(self_attn\.[kv]_(proj|norm)\.)?", name.removeprefix(self._backbone))
         if layer is None:
             return False
         if int(layer[1]) >= self._config.num_layers:
             return self._architecture.predicts_ahead
-        return layer[2] is not None and self._config.layers[int(layer[1])].attention.kv_donor is not None
+        attention = self._config.layers[int(layer[1])].attention
+        return layer[2] is not None and attention is not None and attention.kv_donor is not None

@@ -55,7 +55,7 @@ _HEADLINES_PAGE = Page(
 
 _HYBRID_PAGE = Page(
     "Prefix reuse of hybrids",
-    "The portable engine in one process, without a server, on a Qwen3.5 of 0.15 billion parameters with random weights. "
+    "The portable engine in one process, without a server, on a Qwen3.5 of 0.15 billion random parameters. "
     'Written by `make bench ARGS="hybrid --output docs/results/hybrid"`.',
     ("hybrid-reuse",),
 )

@@ -35,8 +35,8 @@ def require_known(data: Mapping[str, Any]) -> None:
                 f"config.json: auto_map asks for code of the checkpoint's own ({architecture}); it is never run"
             )
         raise DeploymentError(
-            f"config.json: architecture {architecture} is not supported: neither Inflight nor transformers has code for "
-            f"the model_type {kind!r}"
+            f"config.json: architecture {architecture} is not supported: neither Inflight nor transformers has code "
+            f"for the model_type {kind!r}"
         )
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, "none")
     # Some files write the name otherwise than transformers does, or name the class that it had before.

@@ -30,7 +30,7 @@ from inflight.engine.models.fields import (
     given,
 )
 from inflight.engine.models.gemma4_reading import gemma4_layers
-from inflight.engine.models.rope import yarn_sharpening
+from inflight.engine.models.yarn import yarn_sharpening
 from inflight.errors import DeploymentError, nearest
 
 CONDITIONAL = "ForConditionalGeneration"

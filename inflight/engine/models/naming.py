@@ -45,8 +45,10 @@ class CheckpointNames:
         ``ours``: a linear of an expert. The tensors' names are that, or that with what they hold (``_bias``, and for
         MXFP4 ``_blocks`` and ``_scales``). None: the checkpoint has a tensor for each expert.
         """
+        if ".experts." not in ours:
+            return None
         stack = self.of(re.sub(r"\.experts\.\d+\.", ".experts.", ours))
-        return stack if ".experts." in ours and {stack, f"{stack}_blocks"} & set(self._names) else None
+        return stack if stack in self._names or f"{stack}_blocks" in self._names else None
 
     def is_other_part(self, name: str) -> bool:
         """Return whether a tensor of the checkpoint belongs to a part of the model that is not served."""

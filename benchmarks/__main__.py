@@ -16,6 +16,7 @@ bench = typer.Typer(help="Measure Inflight.", add_completion=False, pretty_excep
 for _command in (
     engine_commands.engine,
     engine_commands.headlines,
+    engine_commands.hybrid,
     engine_commands.scheduler,
     engine_commands.soak,
     native,

@@ -53,6 +53,14 @@ _HEADLINES_PAGE = Page(
 )
 
 
+_HYBRID_PAGE = Page(
+    "Prefix reuse of hybrids",
+    "The portable engine in one process, without a server, on a Qwen3.5 of 0.15 billion random parameters. "
+    'Written by `make bench ARGS="hybrid --output docs/results/hybrid"`.',
+    ("hybrid-reuse",),
+)
+
+
 @dataclass(frozen=True)
 class _Place:
     """What commands run on, as it is given."""
@@ -130,6 +138,21 @@ def headlines(
     for name in names or HEADLINE_NAMES:
         command = place.command("headlines", name, *options)
         report_results(partial(results, name), command, output, _HEADLINES_PAGE)
+
+
+def hybrid(
+    quick: Annotated[bool, typer.Option(help="A short run on a tiny model, to check that it works.")] = False,
+    device: Device = "cpu",
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Measure what prefix reuse saves of a model with recurrent layers, which reuse needs snapshots of states for."""
+    with one_line_errors(console):
+        from benchmarks.hybrid import hybrid_reuse
+
+    place = _Place(FOLDER, device, threads)
+    setting, command = place.setting(quick), place.command("hybrid", *(["--quick"] if quick else []))
+    report_results(lambda: [hybrid_reuse(setting)], command, output, _HYBRID_PAGE)
 
 
 def scheduler(

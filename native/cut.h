@@ -320,14 +320,14 @@ struct Cut {
   // Turns a row's scores of the keys that its token attends to into weights; all others from `begin` to `end` are zero.
   Partial weigh(int row, int token, int begin, int end) {
     const int start = begin / kCut * kCut, first = task.first[token] - start, last = task.last[token] - start;
-    begin -= start;
-    end -= start;
+    begin -= start, end -= start;
     float* score = scores + (size_t)row * kCut;
     T* weight = weights + (size_t)row * kCut;
+    for (int at = begin; at < end && task.softcap > 0.0f; at += kLanes)
+      Isa::store(score + at, squeezed(Isa::load(score + at), Isa::set(task.softcap)));
     F largest = Isa::set(kNegative);
     for (int at = begin; at < end; at += kLanes) {
       F x = Isa::load(score + at);
-      if (task.softcap > 0.0f) x = squeezed(x, Isa::set(task.softcap));
       if (first > at || last < at + kLanes) x = Isa::select(first - at, last - at, x, Isa::set(kNegative));
       largest = Isa::max(largest, x);
       Isa::store(score + at, x);

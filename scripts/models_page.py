@@ -96,7 +96,7 @@ def _json(path: str) -> dict[str, Any]:
 
 
 def _attention(config: ModelConfig) -> str:
-    layers = [layer.attention for layer in config.layers]
+    layers = list(config.attention.values())
     parts = ["latent" if layers[0].latent else "grouped"]
     windows = {one.window or one.chunk for one in layers} - {None}
     full = sum(one.window is None and one.chunk is None for one in layers)
@@ -106,6 +106,8 @@ def _attention(config: ModelConfig) -> str:
     unrotated = sum(one.rope is None for one in layers)
     if unrotated:
         parts.append(f"{unrotated} layers without rotary embedding")
+    if config.recurrent:
+        parts.append(f"{len(config.recurrent)} of {config.num_layers} layers have a recurrent state (Gated DeltaNet)")
     return ", ".join(parts)
 
 

@@ -78,7 +78,7 @@ class AttentionStep:
         widest = max(len(query_range.blocks) for query_range in ranges)
         tables = BlockTables(len(ranges), widest, BLOCK_SIZE, self.query.device)
         _, layout = StepLayout.of(TokenIds([0] * len(parts[0])), ranges, tables)
-        attend = TritonAttention(self.tensors.layers, layout, BLOCK_SIZE)
+        attend = TritonAttention([self.tensors.layers[0]], layout, BLOCK_SIZE)
         return functools.partial(attend, 0, *parts, AttentionOptions(self.config.attention_scale))
 
     def error(self, seen: Tensor) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,10 +20,12 @@ from inflight.engine.device import BFLOAT16
 from inflight.engine.expert_stacks import ExpertStack, expert_stacks
 from inflight.engine.gguf_shards import GgufShards
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
+from inflight.engine.kvcache.state_pool import StatePool
 from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
 from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.gated_delta_net import GatedDeltaNet, rows_by_kind
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import architecture_name, is_known, read_model_config
 from inflight.engine.models.served import ServedModel
@@ -166,6 +168,10 @@ class LoadedModel:
             return Int8KvPool(config, num_blocks, block_size, dtype, device)
         return KvPool(config, num_blocks, block_size, dtype, device, stored, self.exact)
 
+    def make_state_pool(self, slots: int) -> StatePool:
+        """Return the memory of recurrent layers' states."""
+        return StatePool(self.model.config, slots, self.model.dtype, self.model.device)
+
 
 def load_config(directory: Path, modeling: str = "native") -> ModelConfig:
     """Read the model's shape; ``modeling``: ``engine.modeling`` of the deployment.
@@ -220,9 +226,10 @@ def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
         model.lm_head.weight = model.model.embed_tokens.weight
     naming = outline.naming
     targets = _targets(model, shards.names, naming)
-    # A cache meant for FP8 has scales for all layers, or none, and then they are one.
+    # A cache meant for FP8 has scales for all layers with attention, or none, and then they are one.
     scales = kv_scales or KvScales.ones(model.config.num_layers, device)
-    of_scales: dict[str, Target] = {naming.of(name): scale for name, scale in scales.named().items()}
+    named = scales.named(model.config.attention)
+    of_scales: dict[str, Target] = {naming.of(name): scale for name, scale in named.items()}
     if outline.calibrated and kv_scales is not None and shards.names & of_scales.keys():
         targets |= of_scales
     ignored = {naming.of("lm_head.weight")} if tied else set()
@@ -280,7 +287,29 @@ def outline_model(
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
-Target: TypeAlias = Tensor | ExpertStack
+class OrderedRows(NamedTuple):
+    """A tensor whose rows the checkpoint has in another order."""
+
+    tensor: Tensor
+    order: Tensor
+    """Where each of its rows is there."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the checkpoint's tensor."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the checkpoint's tensor."""
+        return self.tensor.dtype
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        """Copy the checkpoint's tensor, which is called ``name``."""
+        self.tensor.copy_(tensor[self.order])
+
+
+Target: TypeAlias = Tensor | ExpertStack | OrderedRows
 """Where a tensor of the checkpoint goes."""
 
 
@@ -298,13 +327,14 @@ def _fill(targets: dict[str, Target], shards: Tensors, ignored: set[str]) -> Non
 def _copy(name: str, tensor: Tensor, target: Target) -> None:
     if isinstance(target, ExpertStack):
         tensor = target.oriented(tensor)
-    if tensor.shape != target.shape and (isinstance(target, ExpertStack) or not tensor.numel() == target.numel() == 1):
+    is_number = isinstance(target, Tensor) and tensor.numel() == target.numel() == 1
+    if tensor.shape != target.shape and not is_number:
         raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
     if tensor.dtype != target.dtype and {tensor.dtype, target.dtype} & _QUANTIZED_TYPES:
         raise DeploymentError(
             f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
         )
-    if isinstance(target, ExpertStack):
+    if isinstance(target, ExpertStack | OrderedRows):
         target.fill(name, tensor)
         return
     if name.endswith(_SCALES):
@@ -338,7 +368,21 @@ def _targets(model: DecoderModel, names: frozenset[str], naming: CheckpointNames
             above = module.rpartition(".")[0]
             views = parameter.data.split(list(rows.values()))
             targets |= {naming.of(f"{above}.{part}.{kind}"): view for part, view in zip(rows, views, strict=True)}
-    return targets
+    return targets | _ordered_rows(model, naming, targets)
+
+
+def _ordered_rows(model: DecoderModel, naming: CheckpointNames, targets: dict[str, Target]) -> dict[str, Target]:
+    """Return, of the ``targets``, those whose rows the checkpoint has in another order."""
+    ordered = dict[str, Target]()
+    for layer, one in ((name, one) for name, one in model.named_modules() if isinstance(one, GatedDeltaNet)):
+        if not one.config.interleaved:
+            continue
+        for module, order in zip(("in_proj_qkvz", "in_proj_ba"), rows_by_kind(one.config), strict=True):
+            above = naming.of(f"{layer}.{module}") + "."
+            for name, target in targets.items():
+                if name.startswith(above) and isinstance(target, Tensor) and target.shape[:1] == order.shape:
+                    ordered[name] = OrderedRows(target, order)
+    return ordered
 
 
 def plain_name(model: nn.Module, module_name: str) -> str:

@@ -38,6 +38,9 @@ class EngineConfig:
     """The cache's share of the memory that the weights leave, in place of ``num_blocks``."""
     kv_cache_dtype: Literal["auto", "fp8", "int8", "bfloat16", "float32"] = "auto"
     prefix_reuse: bool = True
+    state_snapshots: int | None = None
+    """Of the states of recurrent layers; None: the engine chooses, where there are such layers."""
+    state_snapshot_tokens: int | None = None
     eviction: Literal["lru", "lfu", "prefix"] = "lru"
     offload_to: Literal["none", "host", "file"] = "none"
     offload_bytes: int = 1 << 30
@@ -87,6 +90,7 @@ class EngineConfig:
             batch_invariant=engine.batch_invariant,
             block_size=cache.block_size, num_blocks=num_blocks, kv_cache_bytes=cache.bytes, kv_cache_fraction=fraction,
             kv_cache_dtype=cache.dtype, prefix_reuse=cache.prefix_reuse, eviction=cache.eviction,
+            state_snapshots=cache.state_snapshots, state_snapshot_tokens=cache.state_snapshot_tokens,
             offload_to=cache.offload.to, offload_bytes=cache.offload.bytes, offload_directory=cache.offload.directory,
             offload_min_tokens=cache.offload.min_tokens,
             max_batch_size=size.sequences, max_tokens_per_step=size.tokens, prefill_chunk_tokens=chunk,

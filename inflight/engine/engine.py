@@ -13,9 +13,10 @@ from torch import Tensor
 from inflight.engine.beam_search.group import BeamGroup, check_beams
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import device_memory
-from inflight.engine.kvcache.blocks import BlockCopy, CacheCounts
+from inflight.engine.kvcache.blocks import BlockCopy, CacheCounts, StateCopy
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.kvcache.offload_pool import OffloadPoolLost
+from inflight.engine.kvcache.states import StateSlots
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.overlap import LaunchedStep, OverlapScheduler
 from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
@@ -26,7 +27,7 @@ from inflight.engine.snapshot import Snapshot, portable_snapshot
 from inflight.engine.speculate.speculator import Speculator
 from inflight.engine.speculate.verification import accepted_and_bonus_tokens, sampling_rows
 from inflight.engine.stats import NO_STEP, EngineState, EngineStats, StepCounts, Stopwatch
-from inflight.errors import EngineFailure, InflightError
+from inflight.errors import EngineFailure, InflightError, UnsupportedFeature
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 
@@ -77,8 +78,13 @@ class Engine:
 
     def _new_cache(self, counts: CacheCounts | None = None) -> KvCacheManager:
         config = self._config
-        sizes = config.num_blocks, config.block_size
-        return KvCacheManager(*sizes, config.prefix_reuse, config.eviction, self._runner.offload_pool, counts)
+        sizes, states = (config.num_blocks, config.block_size), None
+        if self._runner.is_recurrent:
+            snapshots, interval = config.state_snapshots or 0, config.state_snapshot_tokens
+            states = StateSlots(config.max_batch_size, snapshots, config.block_size, interval)
+        return KvCacheManager(
+            *sizes, config.prefix_reuse, config.eviction, self._runner.offload_pool, counts, states=states
+        )
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
@@ -141,6 +147,8 @@ class Engine:
         check_request(request, vocab_size, max_length, config.fairness == "client")
         check_beams(request, config, vocab_size, max_length)
         check_portable(request, self._tokenizer is not None, config.prefix_reuse)
+        if request.sampling.beam_width > 1 and self._runner.is_recurrent:
+            raise UnsupportedFeature("beam_width above 1 is not supported for a model with recurrent layers")
 
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""
@@ -201,11 +209,12 @@ class Engine:
 
         Both steps fail together: a fault while the next one is launched ends this one's sequences too.
         """
-        started, copies = time.perf_counter(), list[BlockCopy]()
+        started, copies = time.perf_counter(), list[BlockCopy | StateCopy]()
         try:
             if launched is None:
-                copies = self._cache.take_copies()
-                logits, context = self._runner.run(chunks, copies)
+                of_blocks, of_states = self._cache.take_copies(), self._cache.take_state_copies()
+                copies = [*of_blocks, *of_states]
+                logits, context = self._runner.run(chunks, of_blocks, state_copies=of_states)
                 own = [chunk.sequence for chunk in chunks if chunk.samples]
                 rows = own if self._speculator is None else sampling_rows(chunks)
                 launched = LaunchedStep(chunks, self._runner.sample(logits, rows), context)
@@ -276,7 +285,7 @@ class Engine:
         if step.fault is None:
             self._scheduler.preempt_all()
             return
-        self._cache.offloaded.clear()  # the blocks that the step was to copy there may be missing
+        self._cache.forget_copied()
         error = EngineFailure("the engine failed on a step; the server's log says why", step.fault)
         failed = [chunk.sequence for chunk in chunks] + (self._scheduler.running if step.copied else [])
         for leader in dict.fromkeys(sequence.leader for sequence in failed):
@@ -354,5 +363,7 @@ class Engine:
         cache.check_counts()
         if self._speculator is not None:
             self._speculator.check_idle()
+        if cache.states is not None and cache.states.num_running:
+            log.error("idle, yet %d recurrent states are of sequences", cache.states.num_running)
         if cache.num_used_blocks or cache.num_reserved_blocks:
             log.error("idle, yet %d blocks are used and %d reserved", cache.num_used_blocks, cache.num_reserved_blocks)

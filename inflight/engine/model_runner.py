@@ -6,7 +6,6 @@ import logging
 import time
 from collections import abc
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
+from inflight.engine.attention.torch_recurrence import StateRange, TorchRecurrence
 from inflight.engine.checkpoint import (
     LoadedModel,
     Weights,
@@ -28,17 +28,19 @@ from inflight.engine.checkpoint import (
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_invariance
 from inflight.engine.device import DeviceMemory, device_memory, resolve_device
-from inflight.engine.kvcache.blocks import BlockCopy, BlockTable
+from inflight.engine.kvcache.blocks import BlockCopy, BlockTable, StateCopy
 from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.kvcache.state_pool import StatePool
 from inflight.engine.models.adapted.check import check
 from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
 from inflight.engine.quant.convert import join_int8_parts
+from inflight.engine.recurrent import check_recurrent
 from inflight.engine.sampler import PendingSample, sample_async
 from inflight.engine.sequence import Chunk, SamplingRow
-from inflight.engine.sizing import allocate_kv_memory, choose_chunk, full_step, reserved_bytes, size_step
+from inflight.engine.sizing import allocate_cache_memory, choose_chunk, full_step, reserved_bytes, size_step
 from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory
 from inflight.engine.transfer import TokenIds, to_device
@@ -81,6 +83,7 @@ class ModelRunner:
         threads, of_torch = (config.threads or cpu_threads(native) for native in (True, False))
         torch.set_num_threads(of_torch)
         model = load_config(config.model, config.modeling)
+        check_recurrent(config, model)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = config.max_sequence_length or model.max_position_embeddings
         if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
@@ -109,13 +112,13 @@ class ModelRunner:
         step_bytes = 0
         if memory is not None and (config.automatic or config.kv_cache_fraction is not None):
             config, step_bytes = self._size_step(config, loaded, memory)
-        kv_pool, num_blocks, self.offload_pool = allocate_kv_memory(config, loaded, self.max_length, step_bytes)
-        self.config = replace(config, num_blocks=num_blocks)
-        """The settings, with the sizes of the step and of the cache that were chosen here."""
-        self.max_length = min(self.max_length, num_blocks * config.block_size)
-        self._use(kv_pool, config.max_batch_size)
+        cache = allocate_cache_memory(config, loaded, self.max_length, step_bytes)
+        self.offload_pool, self.config = cache.offload_pool, cache.config
+        """The settings have the sizes of the step and of the cache that were chosen here."""
+        self.max_length = min(self.max_length, self.config.num_blocks * config.block_size)
+        self._use(cache.kv_pool, cache.state_pool, config.max_batch_size)
         if "prefill_chunk_tokens" in config.automatic:
-            self.config = choose_chunk(self.config, self._compute)
+            self.config = choose_chunk(self.config, self._compute, self.is_recurrent)
         self.start_phases = {"weights": weights_loaded - started, "kv_cache": time.perf_counter() - weights_loaded}
         """Seconds that each phase of the start took."""
         log.info(
@@ -123,14 +126,15 @@ class ModelRunner:
             model.architecture, self.device, dtype, model.num_layers, loaded.scheme, nbytes / 2**20, self.max_length,
         )  # fmt: skip
 
-    def _use(self, kv_pool: KvPool, max_batch_size: int) -> None:
-        """Use this memory for keys and values, with at most ``max_batch_size`` sequences, from now on."""
+    def _use(self, kv_pool: KvPool, state_pool: StatePool, max_batch_size: int) -> None:
+        """Use this memory of sequences, of which a step has at most ``max_batch_size``, from now on."""
         if self._native is not None:
             try:
                 self._native.use(kv_pool, self._block_size)
             except NativeError as error:
                 raise DeploymentError(f"{error}; engine.cpu_step: pytorch can") from None
-        self._kv_pool, sizes = kv_pool, (self._block_size, max_batch_size, self.max_length, self._one_tile)
+        self._kv_pool, self._state_pool = kv_pool, state_pool
+        sizes = (self._block_size, max_batch_size, self.max_length, self._one_tile)
         forward = cuda_forward if self._kernels is None else type(self._kernels)
         self._kernels = forward(self._model, kv_pool, *sizes)
 
@@ -141,10 +145,11 @@ class ModelRunner:
         do, as the result is not used; without kernels the cache must be large enough for it.
         """
         longest, blocks = min(self.max_length, config.max_tokens_per_step), 1
-        self._use(loaded.make_kv_pool(blocks, self._block_size), config.max_batch_size)
+        state = loaded.make_state_pool(1)
+        self._use(loaded.make_kv_pool(blocks, self._block_size), state, config.max_batch_size)
         if self._kernels is None:
             blocks = -(-longest // self._block_size)
-            self._use(loaded.make_kv_pool(blocks, self._block_size), config.max_batch_size)
+            self._use(loaded.make_kv_pool(blocks, self._block_size), state, config.max_batch_size)
 
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
@@ -152,7 +157,7 @@ class ModelRunner:
             self.sample(self.run(chunks, ())[0], sampling_rows(chunks)).wait()
 
         sized = size_step(config, memory, compute)
-        del self._kv_pool
+        del self._kv_pool, self._state_pool
         return sized
 
     def _compute(self, count: int) -> int:
@@ -164,9 +169,14 @@ class ModelRunner:
         return sum(chunk.size for chunk in chunks)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether the model has layers with recurrent state."""
+        return bool(self._model.config.recurrent)
+
+    @property
     def overlaps(self) -> bool:
-        """Whether the host can go on while a step is computed."""
-        return self.device.type == "cuda"
+        """Whether the host can go on while a step is computed; snapshots of states are copied between two steps."""
+        return self.device.type == "cuda" and not self.is_recurrent
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that this process has in memory, reserved on the device, and pinned for the cache."""
@@ -183,14 +193,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy], chosen: Tensor | None = None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+        self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy], chosen: Tensor | None = None,
+        state_copies: abc.Sequence[StateCopy] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """Compute a step.
 
         Args:
             chunks: what to compute; the sequences' tables have room for it.
             copies: blocks to copy before.
             chosen: on the device, the tokens ``[n]`` of the ``n`` chunks that await theirs, in their order.
+            state_copies: recurrent states to copy before.
 
         Returns:
             Float32 logits ``[n, vocab]`` of the last token of each chunk that samples and of its drafts, in their
@@ -198,6 +210,8 @@ class ModelRunner:
             context logits; those are on the host.
         """
         (self.offload_pool or self._kv_pool).copy(copies)
+        if state_copies:
+            self._state_pool.copy(state_copies)
         ranges = self._ranges(chunks)
         places = [query_range.first for chunk, query_range in zip(chunks, ranges, strict=True) if chunk.awaits]
         token_ids = TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places)
@@ -218,7 +232,7 @@ class ModelRunner:
                 [len(last), *map(len, wanted.values())]
             )
             return logits, dict(zip(wanted, parts, strict=True))
-        hidden = self._forward(token_ids, ranges)
+        hidden = self._forward(token_ids, ranges, self._recurrence(chunks, ranges))
         context = {index: self._context_logits(hidden[rows.start : rows.stop]) for index, rows in wanted.items()}
         if len(last) < len(hidden):
             hidden = hidden[to_device(np.array(last, np.int64), self.device)]
@@ -231,13 +245,24 @@ class ModelRunner:
             self._kernels.capture()
             self.start_phases["graphs"] = time.perf_counter() - started
 
-    def _forward(self, token_ids: TokenIds, ranges: list[QueryRange]) -> Tensor:
+    def _recurrence(self, chunks: abc.Sequence[Chunk], ranges: list[QueryRange]) -> TorchRecurrence | None:
+        """Return what the step's recurrent layers take; None: the model has none."""
+        if not self.is_recurrent:
+            return None
+        states = [chunk.sequence.table.state for chunk in chunks if chunk.sequence.table is not None]
+        return TorchRecurrence(self._state_pool, [
+            StateRange(one.first, one.start, one.count, state.prompt, state.slot)
+            for one, state in zip(ranges, states, strict=True) if state is not None
+        ])  # fmt: skip
+
+    def _forward(self, token_ids: TokenIds, ranges: list[QueryRange], recur: TorchRecurrence | None) -> Tensor:
         """Return hidden states ``[tokens, hidden]``."""
         if self._kernels is not None and not any(one.paths for one in ranges):  # the kernels know no trees
             return self._kernels(token_ids, ranges)
         attend = TorchAttention(self._kv_pool, ranges, self._block_size)
         tokens = token_ids.on(self.device)
-        return self._model(pad_rows(tokens), pad_rows(attend.positions), attend)[: len(tokens)]
+        states = () if recur is None else (recur,)
+        return self._model(pad_rows(tokens), pad_rows(attend.positions), attend, *states)[: len(tokens)]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return float32 ``[tokens, vocab]`` of ``hidden [tokens, hidden]``."""

@@ -147,6 +147,10 @@ class Scheduler:
         table = sequence.table
         if table is None:  # preempted in this very step
             return
+        count = self._cache.chunk_size(table, start, count)
+        if not count:  # it waits for a step with more room, and so does whoever is behind it
+            plan.budget = 0
+            return
         while not self._cache.grow(table, start + count):
             if plan.launched:
                 plan.abandon()
@@ -187,7 +191,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Have the first sequence of the queue run, or let it expire; return whether there was room."""
-        match = self._cache.match(sequence.tokens, reuse=not sequence.request.sampling.context_logits)
+        request = sequence.request
+        match = self._cache.match(sequence.tokens, not request.sampling.context_logits, len(request.prompt))
         if plan.will_cache_prefix_of(sequence, match.num_tokens):
             plan.abandon()
             return False
@@ -198,13 +203,13 @@ class Scheduler:
             self._full_step_s *= _AFTER_REFUSAL
             self._queue.expire_first()
             return True
-        sequence.admit(self._cache.admit(match, capacity, sequence.request.retention))
+        sequence.admit(self._cache.admit(match, capacity, request.retention))
         self._queue.pop()
         bisect.insort(self.running, sequence, key=_BY_SORT_KEY)
         count = min(sequence.remaining, plan.budget)
         if count:
             self._continue(sequence, sequence.computed, count, plan)
-            self.charge([plan.chunks[sequence]])
+            self.charge([plan.chunks[sequence]] if sequence in plan.chunks else [])
         return True
 
     def _capacity(self, sequence: Sequence, num_cached: int, plan: StepPlan) -> int:

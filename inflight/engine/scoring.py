@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
+from inflight.engine.attention.torch_recurrence import StateRange, TorchRecurrence
 from inflight.engine.checkpoint import load_config, load_model, outline_model, plain_name, resolve_dtype
 from inflight.engine.device import resolve_device
 from inflight.engine.models.layers import Attend, AttentionOptions
@@ -82,19 +83,22 @@ class Scorer:
 
     @torch.inference_mode()
     def kv_ranges(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the largest absolute key and value of each layer, float32 ``[layers]`` both; raises as ``logits``."""
-        attend, keys, values = self._attend(tokens), list[Tensor](), list[Tensor]()
+        """Return the largest absolute key and value of each layer, float32 ``[layers]`` both.
+
+        They are 0 where a layer has no attention. Raises as ``logits``.
+        """
+        attend = self._attend(tokens)
+        keys, values = torch.zeros(2, self.model.config.num_layers, device=self._device)
 
         def observe(
             layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, options: AttentionOptions
         ) -> Tensor:
             if key is not None and value is not None:
-                keys.append(key.float().abs().max())
-                values.append(value.float().abs().max())
+                keys[layer], values[layer] = key.float().abs().max(), value.float().abs().max()
             return attend(layer, query, key, value, options)
 
         self._hidden(tokens, observe)
-        return torch.stack(keys), torch.stack(values)
+        return keys, values
 
     @contextmanager
     def rescaled(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> Iterator[None]:
@@ -119,8 +123,12 @@ class Scorer:
         return TorchAttention(kv, [QueryRange(0, 0, len(tokens), blocks)], _BLOCK_SIZE)
 
     def _hidden(self, tokens: Sequence[int], attend: Attend) -> Tensor:
-        device = self._device
-        return self.model(torch.tensor(tokens, device=device), torch.arange(len(tokens), device=device), attend)
+        device, count = self._device, len(tokens)
+        ids, positions = torch.tensor(tokens, device=device), torch.arange(count, device=device)
+        if not self.model.config.recurrent:
+            return self.model(ids, positions, attend)
+        recur = TorchRecurrence(self._loaded.make_state_pool(1), [StateRange(0, 0, count, count, slot=0)])
+        return self.model(ids, positions, attend, recur)
 
     @contextmanager
     def replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:

@@ -13,15 +13,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from inflight.engine.checkpoint import LoadedModel, load_config, outline_model, resolve_dtype
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import DeviceMemory, free_memory
-from inflight.engine.kvcache.blocks import Blocks, BlockTable
+from inflight.engine.kvcache.blocks import Blocks, BlockTable, SequenceState
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
+from inflight.engine.kvcache.state_pool import StatePool
+from inflight.engine.models.config import STATE_CHUNK
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.request import Request
 from inflight.engine.sequence import Chunk, Sequence
@@ -38,6 +41,8 @@ _CHUNK_S = 0.5
 """The prefill of a step in which others decode takes about so long at the most, if the engine chooses its size."""
 _SMALLEST_CHUNK = 32
 """Fewer tokens take hardly less time, as weights are read all the same."""
+_SNAPSHOTS_SHARE = 4
+"""Snapshots of states take at most one part in so many of the cache's memory, if the engine chooses their number."""
 _TIMED_TOKENS = 64
 """Tokens of a prompt that are timed: enough to be computed as those of a chunk are."""
 _GRAPHS_BYTES = 768 << 20
@@ -117,17 +122,19 @@ def _smaller(config: EngineConfig, size: StepSize) -> StepSize:
     ))  # fmt: skip
 
 
-def choose_chunk(config: EngineConfig, compute: Callable[[int], int]) -> EngineConfig:
+def choose_chunk(config: EngineConfig, compute: Callable[[int], int], recurrent: bool = False) -> EngineConfig:
     """Return the settings with the prefill chunk that suits a CPU's speed, as a short prompt shows it.
 
-    ``compute`` computes about so many tokens of a prompt, and returns how many they were.
+    ``compute`` computes about so many tokens of a prompt, and returns how many they were. ``recurrent``: whether there
+    are layers that take ``STATE_CHUNK`` tokens at once.
     """
+    smallest = STATE_CHUNK if recurrent else _SMALLEST_CHUNK
     log.info("timing a prompt of %d tokens, which may take some seconds", _TIMED_TOKENS)
     compute(_TIMED_TOKENS)  # memory is allocated once
     started = time.perf_counter()
     tokens = compute(_TIMED_TOKENS)
     seconds = (time.perf_counter() - started) / tokens
-    chunk = affordable_chunk(seconds, config.max_tokens_per_step)
+    chunk = affordable_chunk(seconds, config.max_tokens_per_step, smallest)
     log.info(
         "batching.prefill_chunk_tokens is %d: the deployment does not say, and a token of a prompt takes %.2f ms here; "
         "those that decode wait for up to %.1f s of it",
@@ -136,9 +143,9 @@ def choose_chunk(config: EngineConfig, compute: Callable[[int], int]) -> EngineC
     return replace(config, prefill_chunk_tokens=chunk, automatic=frozenset())
 
 
-def affordable_chunk(seconds: float, most: int) -> int:
+def affordable_chunk(seconds: float, most: int, smallest: int = _SMALLEST_CHUNK) -> int:
     """Return the prefill tokens of a step beside decodes, ``most`` at most, where each takes so many seconds."""
-    return min(most, max(_SMALLEST_CHUNK, int(_CHUNK_S / seconds) // _SMALLEST_CHUNK * _SMALLEST_CHUNK))
+    return min(most, max(smallest, int(_CHUNK_S / seconds) // smallest * smallest))
 
 
 def full_step(
@@ -151,7 +158,8 @@ def full_step(
     Args:
         size, block_size: of the step, and of a block of the KV cache.
         longest: tokens that a sequence may have.
-        blocks: all sequences share this many blocks and overwrite each other's, as the result is not used.
+        blocks: all sequences share this many blocks, and one recurrent state, and overwrite each other's, as the
+            result is not used.
         context_rows: tokens whose context logits are on the device at a time; the first prompt has so many.
         drafts: the most drafts of a sequence.
     """
@@ -164,32 +172,53 @@ def full_step(
         request = Request([0] * (1 + more), everything(1, context_logits=index == 0))
         sequence = Sequence(request, index, index, longest + 1, None)
         tokens = 1 + more + drafts
-        sequence.admit(BlockTable(Blocks(index % blocks for index in range(-(-tokens // block_size))), 0, 0))
+        own = Blocks(index % blocks for index in range(-(-tokens // block_size)))
+        sequence.admit(BlockTable(own, 0, 0, state=SequenceState(0, len(request.prompt), ())))
         chunks.append(Chunk(sequence, 0, tokens, (0,) * drafts, tuple(range(-1, drafts - 1))))
     return chunks
 
 
-def allocate_kv_memory(
+class CacheMemory(NamedTuple):
+    """What a model runner keeps of sequences."""
+
+    kv_pool: KvPool
+    state_pool: StatePool
+    offload_pool: OffloadPool | None
+    config: EngineConfig
+    """The settings, with the numbers of blocks and snapshots that were chosen."""
+
+
+def allocate_cache_memory(
     config: EngineConfig, loaded: LoadedModel, served_length: int, step_bytes: int
-) -> tuple[KvPool, int, OffloadPool | None]:
-    """Allocate the KV cache's memory and its offload pool, and log the arithmetic; return them and the blocks' number.
+) -> CacheMemory:
+    """Allocate the KV cache's memory, that of recurrent states, and the offload pool, and log the arithmetic.
 
     The model's weights are in memory; ``step_bytes`` are those that the largest step takes.
 
     Raises:
         DeploymentError: there is not enough memory, or an offload pool cannot be made.
     """
-    block = loaded.make_kv_pool(1, config.block_size)
-    num_blocks = _num_blocks(config, block, step_bytes)
+    block, state = loaded.make_kv_pool(1, config.block_size), loaded.make_state_pool(1)
+    num_blocks, snapshots = _divide(config, block, state.nbytes, step_bytes)
+    slots = config.max_batch_size + snapshots if state.layers else 0
     try:
-        kv_pool = loaded.make_kv_pool(num_blocks, config.block_size)
+        kv_pool, state_pool = loaded.make_kv_pool(num_blocks, config.block_size), loaded.make_state_pool(slots)
     except RuntimeError as error:  # of memory, whatever the device
         reason = str(error).splitlines()[0]
+        states = f" and {slots} recurrent states of {state.nbytes}" if slots else ""
         raise DeploymentError(
-            f"kv_cache: no memory for {num_blocks} blocks of {block.nbytes} bytes: {reason}"
+            f"kv_cache: no memory for {num_blocks} blocks of {block.nbytes} bytes{states}: {reason}"
         ) from None
     offload_pool = _make_offload_pool(config, kv_pool, num_blocks) if config.offload_to != "none" else None
     log.info(_arithmetic(config, block, num_blocks, served_length))
+    if slots:
+        log.info(
+            "recurrent state: %d layers x %d bytes = %d bytes per sequence, as much as keys and values of %d tokens; "
+            "%d sequences at once and %d snapshots: %.1f MiB",
+            len(state.layers), state.nbytes // len(state.layers), state.nbytes,
+            state.nbytes * config.block_size // block.nbytes, config.max_batch_size, snapshots,
+            state_pool.nbytes / 2**20,
+        )  # fmt: skip
     if offload_pool is not None:
         log.info(
             "KV cache, second tier in %s: %d blocks, %d tokens, %.1f MiB",
@@ -197,7 +226,8 @@ def allocate_kv_memory(
             offload_pool.capacity, offload_pool.capacity * config.block_size,
             offload_pool.capacity * block.nbytes / 2**20,
         )  # fmt: skip
-    return kv_pool, num_blocks, offload_pool
+    chosen = replace(config, num_blocks=num_blocks, state_snapshots=snapshots if slots else None)
+    return CacheMemory(kv_pool, state_pool, offload_pool, chosen)
 
 
 def reserved_bytes(config: EngineConfig, loaded: LoadedModel, free: int) -> int:
@@ -209,13 +239,25 @@ def reserved_bytes(config: EngineConfig, loaded: LoadedModel, free: int) -> int:
     weights, drafts_block = _draft_model_bytes(config, block.device)
     if config.kv_cache_fraction is not None:
         return weights + max(0, free - weights) // 4
-    num_blocks = config.num_blocks if config.kv_cache_bytes is None else config.kv_cache_bytes // block.nbytes
-    return weights + num_blocks * (block.nbytes + drafts_block)
+    if config.kv_cache_bytes is not None:
+        return weights + config.kv_cache_bytes // block.nbytes * (block.nbytes + drafts_block)
+    states = loaded.make_state_pool(1).nbytes * (config.max_batch_size + _wanted_snapshots(config))
+    return weights + config.num_blocks * (block.nbytes + drafts_block) + states
 
 
-def _num_blocks(config: EngineConfig, block: KvPool, step_bytes: int) -> int:
-    """Return how many blocks like ``block`` there are, beside steps that take ``step_bytes``."""
-    block_bytes = block.nbytes
+def _wanted_snapshots(config: EngineConfig) -> int:
+    """Return how many snapshots of states there are where memory sets no limit."""
+    if not config.prefix_reuse:
+        return 0
+    return config.max_batch_size if config.state_snapshots is None else config.state_snapshots
+
+
+def _divide(config: EngineConfig, block: KvPool, state_bytes: int, step_bytes: int) -> tuple[int, int]:
+    """Return how many blocks like ``block`` there are, and how many snapshots, each of ``state_bytes``.
+
+    ``step_bytes``: what the largest step takes. Every sequence that runs has a state; ``state_bytes`` may be 0.
+    """
+    block_bytes, snapshots = block.nbytes, _wanted_snapshots(config) if state_bytes else 0
     if config.kv_cache_bytes is not None:
         name, budget = "bytes", config.kv_cache_bytes
     elif config.kv_cache_fraction is not None:
@@ -231,13 +273,18 @@ def _num_blocks(config: EngineConfig, block: KvPool, step_bytes: int) -> int:
         name, budget = "memory_fraction", max(0, min(int(config.kv_cache_fraction * rest), rest - graphs))
         block_bytes += drafts_block
     else:
-        return config.num_blocks
-    if budget < 2 * block_bytes:
+        return config.num_blocks, snapshots
+    rest = budget - config.max_batch_size * state_bytes
+    if config.state_snapshots is None and state_bytes:
+        snapshots = max(0, min(snapshots, rest // _SNAPSHOTS_SHARE // state_bytes))
+    rest -= snapshots * state_bytes
+    if rest < 2 * block_bytes:
+        states = f", {config.max_batch_size} states of sequences and {snapshots} snapshots {state_bytes} each"
         raise DeploymentError(
-            f"kv_cache.{name} gives {budget} bytes; a block of {config.block_size} tokens takes {block_bytes}, "
-            "and there must be two"
+            f"kv_cache.{name} gives {budget} bytes; a block of {config.block_size} tokens takes {block_bytes}"
+            f"{states if state_bytes else ''}, and there must be two blocks"
         )
-    return budget // block_bytes
+    return rest // block_bytes, snapshots
 
 
 def _draft_model_bytes(config: EngineConfig, device: torch.device) -> tuple[int, int]:
@@ -272,7 +319,7 @@ def _make_offload_pool(config: EngineConfig, kv_pool: KvPool, num_blocks: int) -
 
 def _arithmetic(config: EngineConfig, block: KvPool, num_blocks: int, served_length: int) -> str:
     block_size = config.block_size
-    shapes = Counter((len(layer.keys), layer.keys.shape[-1]) for layer in block.layers)
+    shapes = Counter((len(layer.keys), layer.keys.shape[-1]) for layer in block.layers.values())
     per_token = block.nbytes // block_size
     plain = sum(2 * count * heads * dim for (heads, dim), count in shapes.items()) * block.stored.itemsize
     heads_of_all = sum(2 * count * heads for (heads, _), count in shapes.items())

@@ -132,7 +132,8 @@ def _special(data: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     match data.architecture:
         case "llama" if data.find("expert_count"):
             raise DeploymentError(
-                f"{data.model.path}: llama.expert_count is {data.find('expert_count')}; Mixtral is not served as a GGUF file"
+                f"{data.model.path}: llama.expert_count is {data.find('expert_count')}; "
+                "Mixtral is not served as a GGUF file"
             )
         case "llama" if window:
             return {"architectures": ["MistralForCausalLM"], "sliding_window": window}

@@ -11,6 +11,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
 from inflight.hub.model_manifest import decode_object, is_weights
@@ -58,10 +59,11 @@ def why_not_served(config: bytes) -> str | None:
     What transformers' code makes of an architecture that Inflight has no code for is found when it is loaded.
     """
     data = decode_object(config, "config.json")
-    if not is_known(data):
-        return None
     try:
-        read_model_config(data)
+        if is_known(data):
+            read_model_config(data)
+        else:
+            require_known(data)
     except DeploymentError as error:
         return str(error)
     return None
@@ -70,10 +72,10 @@ def why_not_served(config: bytes) -> str | None:
 def _judgement(config: bytes | None) -> str:
     if config is None:
         return ""
-    if not is_known(decode_object(config, "config.json")):
-        return "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
-    problem = why_not_served(config)
-    return f"; the portable engine does not serve it: {problem}" if problem else ""
+    if (problem := why_not_served(config)) is not None:
+        return f"; the portable engine does not serve it: {problem}"
+    own = is_known(decode_object(config, "config.json"))
+    return "" if own else "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
 
 
 class Transfer:

@@ -76,6 +76,18 @@ class KvCacheSettings(Section):
         description="which block is forgotten first: lru: the least recently used; lfu: the least often used; prefix: "
         "the one whose prefix the fewest sequences shared, with age",
     )
+    state_snapshots: Annotated[int | None, PORTABLE_ONLY] = Field(
+        None,
+        ge=0,
+        description="of a model with recurrent layers: how many cached prefixes keep their state; null: as many as "
+        "sequences run at once, where `bytes` or `memory_fraction` says the size at most a quarter of it",
+    )
+    state_snapshot_tokens: Annotated[int | None, PORTABLE_ONLY] = Field(
+        None,
+        ge=64,
+        description="a long prompt leaves a snapshot of its state after each so many tokens, besides where it ends and "
+        "where it departs from what is cached; a multiple of 64 and of `block_size`; null: about 1,024",
+    )
     offload: Annotated[OffloadSettings, PORTABLE_ONLY] = OffloadSettings()
 
     @model_validator(mode="after")
@@ -83,7 +95,7 @@ class KvCacheSettings(Section):
         given = [name for name in _CAPACITIES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"`{given[0]}` and `{given[1]}` both say how much it holds; give one")
-        for name in ("eviction", "offload"):
+        for name in ("eviction", "offload", "state_snapshots", "state_snapshot_tokens"):
             if name in self.model_fields_set and not self.prefix_reuse:
                 raise ValueError(f"`{name}` needs `prefix_reuse: true`: without it no block is kept")
         return self

@@ -151,10 +151,11 @@ def _edit(directory: Path, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "fields", "said"), [
-    ("phi", {"model_type": "own", "auto_map": {"AutoModel": "own.Model"}}, "auto_map asks for code of the"),
+    ("phi", {"model_type": "own", "auto_map": {"AutoModel": "own.M"}}, "auto_map asks for code of the checkpoint"),
     ("phi", {"quantization_config": {"quant_method": "awq"}}, "quantization_config .'awq'. is not supported"),
     ("phi", {"architectures": ["PhiForTokenClassification"]}, "PhiForTokenClassification is no causal language model"),
-    ("phi", {"model_type": "phy"}, "transformers cannot read it"),
+    ("phi", {"model_type": "phy"}, "neither Inflight nor transformers has code for the model_type 'phy'"),
+    ("phi", {"hidden_size": "wide"}, "transformers cannot read it"),
     ("phi", {"max_position_embeddings": 0}, "max_position_embeddings of its config.json is 0"),
     ("phi", {"is_encoder_decoder": True}, "is_encoder_decoder is true"),
     ("phi", {"num_hidden_layers": 4}, r"no tensor for model.layers.3"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def _linear(
 class _Model(nn.Module):
     def __init__(self, **linears: nn.Module) -> None:
         super().__init__()
-        self.model = SimpleNamespace(norm=SimpleNamespace(weight=torch.ones(1)))
+        self.dtype, self.device = torch.float32, torch.device("cpu")
         for name, linear in linears.items():
             self.add_module(name, linear)
 

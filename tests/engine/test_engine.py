@@ -249,7 +249,7 @@ def _copy(tmp_path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM is not supported; supported: LlamaForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is no causal language model"),
         ({"hidden_act": "relu"}, "activation 'relu'"),
         ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1.0}}, "rope_type 'axial' is not supported"),
         ({"num_hidden_layers": 4}, "no tensor for model.layers.3"),

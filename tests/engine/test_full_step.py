@@ -311,4 +311,4 @@ def test_the_kernels_serve_the_cache_that_is_made_after_the_largest_step(monkeyp
     assert run(served, [request])[request.key].tokens == greedy("llama", (5, 6, 7, 8, 9, 10, 11, 12), 4)
     assert len(caches) == 1
     assert served._runner._kv_pool is not caches[0]
-    assert len(caches[0].keys[0][0]) == 4, "one block: it must be as good as none"
+    assert len(caches[0].layers[0].keys[0]) == 4, "one block: it must be as good as none"

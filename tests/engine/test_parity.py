@@ -13,6 +13,7 @@ from tests.engine.support.checkpoints import (
     ARCHITECTURES,
     NOT_NATIVE,
     PROMPTS,
+    RECURRENT,
     checkpoint,
     greedy,
     likeliest,
@@ -26,6 +27,16 @@ each = pytest.mark.parametrize(
     ("name", "cpu_step"),
     [(name, step) for name in ARCHITECTURES for step in CPU_STEPS if step == "pytorch" or name not in NOT_NATIVE],
 )
+each_with_attention_alone = pytest.mark.parametrize(
+    ("name", "cpu_step"),
+    [
+        (name, step)
+        for name in sorted(ARCHITECTURES.keys() - RECURRENT)
+        for step in CPU_STEPS
+        if step == "pytorch" or name not in NOT_NATIVE
+    ],
+)
+"""``test_hybrid`` has the others, whose prompts cannot be cut anywhere."""
 
 
 def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:
@@ -51,7 +62,7 @@ def test_what_the_native_step_does_not_compute_is_refused_by_name(name: str) -> 
 
 
 @pytest.mark.sweep
-@each
+@each_with_attention_alone
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
 def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str, cpu_step: str) -> None:
     """Twice: the second time most prefixes are cached."""
@@ -82,7 +93,8 @@ def test_without_reuse_and_with_one_token_per_step(name: str, cpu_step: str) -> 
 @each
 def test_scores(name: str, cpu_step: str) -> None:
     """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""
-    engine = load(checkpoint(name), cpu_step=cpu_step, max_tokens_per_step=7)
+    tokens = 96 if name in RECURRENT else 7
+    engine = load(checkpoint(name), cpu_step=cpu_step, max_tokens_per_step=tokens)
     prompt = PROMPTS[-1]
     run(engine, [ask(prompt, 2)])
     request = ask(

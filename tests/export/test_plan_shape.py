@@ -13,6 +13,8 @@ from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
+from inflight.export.plan.gpus import find_gpu
+from inflight.export.plan.memory import MemoryPlanner
 from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.shape import Parallel, Shape, count_parameters, linears, split_excluded
 from tests.engine.support.published import FAMILIES, config_of, is_served
@@ -24,7 +26,7 @@ MODELS = sorted(path.name for path in SHAPES.iterdir())
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_model_itself(name: str) -> None:
     config = shape(name)
-    model = DecoderModel(config, served_length=128)
+    model = build_model(config, served_length=128)
     tensors = {key: tensor for key, tensor in model.named_parameters() if key.startswith(("model.", "lm_head"))}
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
@@ -62,6 +64,7 @@ def _checkpoint_linears(model: DecoderModel) -> Iterator[str]:
         ("mistral-7b-v0.1", 7.24),
         ("qwen3-8b", 8.19),
         ("gemma-3-1b", 1.00),
+        ("qwen3.6-27b", 26.90),  # without the images' part and the prediction of several tokens
     ],
 )
 def test_parameters_are_the_published_ones(name: str, billions: float) -> None:
@@ -82,6 +85,35 @@ def _kv_bytes(name: str, length: int, number_bytes: int = 2, free_windows: bool 
     model = Shape(shape(name), PRECISIONS["bf16"], "bf16", number_bytes, free_windows=free_windows)
     (stage,) = model.stages(Parallel())
     return stage.kv_bytes(length)
+
+
+def test_a_hybrid_has_keys_and_values_in_its_layers_with_attention_and_a_state_in_the_others() -> None:
+    model = Shape(shape("qwen3.6-27b"), PRECISIONS["bf16"], "bf16", 2)
+    (stage,) = model.stages(Parallel())
+    assert stage.kv_token_bytes == 64 * 2**10
+    assert stage.state_bytes == 144 * 2**20 + 48 * 2 * 10_240 * 3
+    assert stage.attended_bytes(1000) == 1000 * stage.kv_token_bytes + 2 * stage.state_bytes
+    two, _ = model.stages(Parallel(tensor=4, pipeline=2))
+    assert 8 * two.state_bytes == stage.state_bytes
+    assert model.tensor_parallel_sizes(8) == [1, 2, 4]
+
+
+def test_room_for_states_is_kept_beside_keys_and_values() -> None:
+    """A sequence's own, and a snapshot for each."""
+    model = Shape(shape("qwen3.6-27b"), PRECISIONS["bf16"], "bf16", 2)
+    planner = MemoryPlanner(model, find_gpu("h200"), Parallel(), block_size=16)
+    (stage,) = planner.stages
+    alone, many = planner.layout(2048, None, 1), planner.layout(2048, None, 65)
+    lost = (alone.kv_tokens - many.kv_tokens) * stage.kv_token_bytes
+    assert abs(lost - 64 * 2 * stage.state_bytes) <= 16 * stage.kv_token_bytes
+    assert planner.sequences(1024, 2048) == int(alone.kv_cache // (1024 * stage.kv_token_bytes + 2 * stage.state_bytes))
+
+
+def test_a_stage_may_have_recurrent_layers_alone() -> None:
+    model = Shape(shape("qwen3.6-27b"), PRECISIONS["bf16"], "bf16", 2)
+    planner = MemoryPlanner(model, find_gpu("h200"), Parallel(pipeline=64), block_size=16)
+    assert planner.layout(2048, None, 8).kv_tokens > 0
+    assert planner.sequences(1024, 2048) > 8
 
 
 def test_kv_cache_of_known_models_at_4096_tokens() -> None:

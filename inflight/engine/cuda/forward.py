@@ -115,7 +115,7 @@ class CudaForward:
         self._device = kv_pool.device
         # Which device is current is each thread's own affair, and Triton launches on the current one.
         self._here = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-        self._layers = kv_pool.layers
+        self._layers = list(kv_pool.layers.values())  # all layers have attention
         self.tables = BlockTables(max_batch_size, -(-max_length // block_size), block_size, self._device)
         self.graphs: DecodeGraphs | None = None
         """The captured decode steps; None until ``capture``."""

@@ -21,6 +21,36 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class StateCopy(NamedTuple):
+    """The state in slot ``source`` is to be copied into slot ``target`` before the next step runs; None: it is cleared.
+
+    Copies take effect in their order.
+    """
+
+    source: int | None
+    target: int
+
+
+class StatePlan(NamedTuple):
+    """What a sequence is to do with its recurrent state."""
+
+    prompt: int
+    """Tokens of its prompt: these are computed chunk by chunk, and can be reused; those behind them are not."""
+    snapshot: int | None
+    """The slot with the state that it begins with; None: it begins with nothing."""
+    leaves: tuple[int, ...]
+    """After how many tokens it leaves snapshots, in their order."""
+
+
+class SequenceState(NamedTuple):
+    """A running sequence's recurrent state."""
+
+    slot: int
+    prompt: int
+    """As in ``StatePlan``; so is ``leaves``."""
+    leaves: tuple[int, ...]
+
+
 class PrefixMatch(NamedTuple):
     """A sequence's longest cached prefix."""
 
@@ -34,6 +64,8 @@ class PrefixMatch(NamedTuple):
     """Tokens that it has in common with the sequence."""
     num_tokens: int
     """Tokens that need not be computed, if restoring the offloaded ones pays."""
+    states: StatePlan | None = None
+    """None: the model has no recurrent layers."""
 
 
 class Blocks(list[int]):
@@ -80,6 +112,8 @@ class BlockTable:
     retention: Retention = ()
     shared_tail: int | None = None
     """The index of a block that is not full and that a fork of this table may share."""
+    state: SequenceState | None = None
+    """None: the model has no recurrent layers."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,9 @@ outside of the device's cache, and are restored when a sequence begins with them
 until one of them writes into a block (copy-on-write).
 
 Every block is in exactly one of three states: free (no content), used (referenced by a sequence), cached (indexed, not
-referenced). free + cached + used == total, always. Offloaded blocks are none of these: they are counted apart.
+referenced). free + cached + used == total, always. Offloaded blocks are none of these: they are counted apart. Of a
+model with recurrent layers a sequence has a slot for its state besides, and reuses a prefix only as far as there is a
+snapshot of that state (``states``).
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from collections import abc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inflight.engine.kvcache.blocks import BlockCopy, Blocks, BlockTable, CacheCounts, PrefixMatch
+from inflight.engine.kvcache.blocks import BlockCopy, Blocks, BlockTable, CacheCounts, PrefixMatch, StateCopy, StatePlan
 from inflight.engine.kvcache.eviction import POLICIES, EvictionQueue
 from inflight.engine.kvcache.offload import OffloadedBlocks
 from inflight.engine.kvcache.prefix_tree import Node, PrefixTree
 from inflight.engine.kvcache.retention import Retention, apply_retention
+from inflight.engine.kvcache.states import StateSlots, chunk_size
 
 if TYPE_CHECKING:  # it needs PyTorch
     from inflight.engine.kvcache.offload_pool import OffloadPool
@@ -33,11 +36,13 @@ class KvCacheManager:
     def __init__(
         self, num_blocks: int, block_size: int, prefix_reuse: bool = True, eviction: str = "lru",
         offload_pool: OffloadPool | None = None, counts: CacheCounts | None = None,
-        now_ns: abc.Callable[[], int] = time.monotonic_ns,
+        now_ns: abc.Callable[[], int] = time.monotonic_ns, states: StateSlots | None = None,
     ) -> None:  # fmt: skip
         """``eviction``: a name in ``POLICIES``; ``offload_pool``: where evicted blocks go; None: they are forgotten.
 
         ``counts``: the counts to go on with; None: they begin at 0. ``now_ns``: the clock by which retention expires.
+        ``states``: the slots of recurrent layers' states, with which nothing is offloaded; None: there are no such
+        layers.
         """
         self.num_blocks, self.block_size, self._prefix_reuse = num_blocks, block_size, prefix_reuse
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -51,7 +56,7 @@ class KvCacheManager:
         evictable_there = EvictionQueue(POLICIES[eviction], now_ns)
         self.offloaded = OffloadedBlocks(self._tree, offload_pool, num_blocks, evictable_there, self.counts)
         """Which blocks are offloaded, and where."""
-        self._now_ns = now_ns
+        self._now_ns, self.states = now_ns, states
         self.num_cached_blocks = 0
         """Blocks that only the prefix index refers to."""
         self.num_used_blocks = 0
@@ -76,12 +81,21 @@ class KvCacheManager:
         match = self.match(tokens, reuse)
         return self.admit(match, capacity, retention) if self.has_room(match, capacity) else None
 
-    def match(self, tokens: abc.Sequence[int], reuse: bool = True) -> PrefixMatch:
-        """Return a sequence's longest cached prefix, valid until the cache changes; it is empty if not ``reuse``."""
+    def match(self, tokens: abc.Sequence[int], reuse: bool = True, prompt: int | None = None) -> PrefixMatch:
+        """Return a sequence's longest cached prefix, valid until the cache changes; it is empty if not ``reuse``.
+
+        ``prompt``: how many of the tokens are the prompt; None: all. Of a model with recurrent layers, nothing behind
+        them is reused, since states round otherwise there.
+        """
+        prompt = len(tokens) if prompt is None else prompt
         if not (reuse and self._prefix_reuse):
-            return PrefixMatch([], 0, None, 0, 0)
+            return PrefixMatch([], 0, None, 0, 0, None if self.states is None else StatePlan(prompt, None, ()))
         self.offloaded.drop_lost_pool()
         path, partial, partial_tokens = self._tree.longest_prefix(tokens, self.block_size)
+        if self.states is not None:
+            common = len(path) * self.block_size + partial_tokens
+            shared, states = self.states.plan(path, common, prompt)
+            return PrefixMatch(path[:shared], shared, None, 0, shared * self.block_size, states)
         on_device = next((index for index, node in enumerate(path) if self.offloaded.has(node)), len(path))
         return PrefixMatch(path, on_device, partial, partial_tokens, len(path) * self.block_size + partial_tokens)
 
@@ -103,6 +117,8 @@ class KvCacheManager:
             Blocks(node.block_id for node in shared), cached_tokens, reused_blocks=len(shared), reserved=reserved,
             num_computed=cached_tokens, indexed=len(shared), node=shared[-1] if shared else None, retention=retention,
         )  # fmt: skip
+        if self.states is not None and match.states is not None:
+            table.state = self.states.admit(match.states, table.node)
         self.num_reserved_blocks += reserved
         self._copy_unshared_prefix(table, match)
         return table
@@ -115,6 +131,10 @@ class KvCacheManager:
         if table.shared_tail is not None and not self._unshare(table, table.shared_tail):
             return False
         return len(table.blocks) * self.block_size >= num_tokens or self._extend(table, self.blocks_for(num_tokens))
+
+    def chunk_size(self, table: BlockTable, start: int, count: int) -> int:
+        """Return how many of a sequence's next ``count`` tokens, from ``start`` on, a step may compute; 0: too few."""
+        return count if table.state is None else chunk_size(table.state, start, count)
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Return a second table of the same blocks; no further blocks are reserved for it.
@@ -139,10 +159,14 @@ class KvCacheManager:
     def commit(self, table: BlockTable, tokens: abc.Sequence[int], computed: int) -> None:
         """Note that ``computed`` tokens are computed, and enter the blocks that they fill into the prefix index."""
         table.num_computed = computed
-        if self._prefix_reuse:
-            size = self.block_size
-            for position in range(table.indexed, computed // size):
-                self._index_next_block(table, tuple(tokens[position * size : (position + 1) * size]))
+        if not self._prefix_reuse:
+            return
+        size, state = self.block_size, table.state
+        end = computed if state is None else min(computed, state.prompt)
+        for position in range(table.indexed, end // size):
+            self._index_next_block(table, tuple(tokens[position * size : (position + 1) * size]))
+        if self.states is not None and state is not None and computed in state.leaves and table.node is not None:
+            self.states.leave(state, table.node)
 
     def mark_computed(self, table: BlockTable, num_tokens: int) -> None:
         """Note that the blocks hold the keys and values of ``num_tokens``, without entering blocks into the index."""
@@ -162,6 +186,9 @@ class KvCacheManager:
         table.blocks = Blocks()
         self.num_reserved_blocks -= table.reserved
         table.reserved = 0
+        if self.states is not None and table.state is not None:
+            self.states.release(table.state)
+            table.state = None
 
     def state(self, block: int) -> str:
         """Return which of the three states a block is in: ``used``, ``cached`` or ``free``."""
@@ -171,6 +198,16 @@ class KvCacheManager:
         """Return the copies to make before the next step runs, and forget them."""
         copies, self._copies = self._copies, []
         return copies
+
+    def take_state_copies(self) -> list[StateCopy]:
+        """Return the copies of recurrent states to make before the next step runs, and forget them."""
+        return [] if self.states is None else self.states.take_copies()
+
+    def forget_copied(self) -> None:
+        """Forget what was kept by copies, because those of the last step may be missing."""
+        self.offloaded.clear()
+        if self.states is not None:
+            self.states.drop_all()
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold this many tokens."""
@@ -183,6 +220,8 @@ class KvCacheManager:
         assert not lost, f"{lost} blocks are lost"
         assert 0 <= self.num_reserved_blocks <= available, "more blocks are reserved than there are"
         self.offloaded.check_counts()
+        if self.states is not None:
+            self.states.check_counts()
 
     def check(self) -> None:
         """Assert that references, free blocks and the index agree, block by block."""
@@ -192,6 +231,8 @@ class KvCacheManager:
         assert len(set(self._free)) == len(self._free), "a block is free twice"
         assert not any(self._references[block] for block in self._free), "a free block is referenced"
         self.offloaded.check()
+        if self.states is not None:
+            self.states.check()
 
     def _blocks_to_reserve(self, match: PrefixMatch, capacity: int) -> int:
         """Return how many blocks a sequence needs beside those that it shares."""
@@ -306,6 +347,8 @@ class KvCacheManager:
         if offload_block is None:
             self._tree.remove(node)
             self.counts.evictions += 1
+            if self.states is not None:
+                self.states.drop(node)
         else:
             self._copies.append(BlockCopy(block, offload_block))
             self.counts.offloaded_tokens += self.block_size

@@ -63,18 +63,18 @@ class KvPool:
         """The type of what is stored, and how many slots there are."""
         self.parts: list[Tensor] = []
         """All that is stored, each ``[layers, kv_heads, slots, ...]``: keys, values, and the scales of single slots."""
-        attention = [layer.attention for layer in config.layers]
+        attention = config.attention
         shapes = {
             layer: (one.num_kv_heads, one.head_dim, one.value_dim)
-            for layer, one in enumerate(attention)
+            for layer, one in attention.items()
             if one.kv_donor is None
         }
         made: dict[int, StoredKv] = {}
         for shape in dict.fromkeys(shapes.values()):
             layers = [layer for layer, other in shapes.items() if other == shape]
             made |= zip(layers, self._make(layers, *shape), strict=True)
-        self.layers = [made[layer if one.kv_donor is None else one.kv_donor] for layer, one in enumerate(attention)]
-        """What each layer has stored, or the one whose keys and values it attends to."""
+        self.layers = {layer: made[layer if one.kv_donor is None else one.kv_donor] for layer, one in attention.items()}
+        """What each layer with attention has stored, or the one whose keys and values it attends to, by its index."""
 
     def _make(self, layers: list[int], kv_heads: int, head_dim: int, value_dim: int) -> list[StoredKv]:
         """Allocate what some layers store, whose heads are of one number and size."""
@@ -144,12 +144,12 @@ class KvScales:
         """Return the scales of a cache that was not calibrated."""
         return cls(torch.ones(layers, device=device), torch.ones(layers, device=device))
 
-    def named(self) -> dict[str, Tensor]:
-        """Return each scale, a view, by its name in checkpoints."""
+    def named(self, layers: Iterable[int]) -> dict[str, Tensor]:
+        """Return each scale of these layers, a view, by its name in checkpoints."""
         return {
             f"model.layers.{layer}.self_attn.{name}": scales[layer]
             for name, scales in (("k_proj.k_scale", self.keys), ("v_proj.v_scale", self.values))
-            for layer in range(len(scales))
+            for layer in layers
         }
 
 

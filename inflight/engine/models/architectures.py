@@ -115,8 +115,13 @@ class Architecture(NamedTuple):
     either: plain or transposed, by the shape."""
     dense_size: str = "intermediate_size"
     """The name of the intermediate size of layers without experts."""
+    recurrent_every: int = 0
+    """All layers but one of so many are Gated DeltaNet, unless the file gives layer types; 0: all have attention."""
+    interleaved_projection: bool = False
+    """``GatedDeltaNetConfig.interleaved``."""
+    output_gate: bool = False
     predicts_ahead: bool = False
-    """Behind its last layer a checkpoint has more, which predict several tokens at once."""
+    """Behind its last layer, or beside all, a checkpoint has more, which predict several tokens at once."""
     text_types: tuple[str, ...] = ()
     """``model_type`` of the text parts of ``...ForConditionalGeneration`` that this is."""
 
@@ -150,6 +155,23 @@ _GPT_OSS_ROPE = {
 }
 _GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "head_dim": 128, "attention_bias": True, "rms_norm_eps": 1.5625e-07}
 
+_QWEN_HYBRID = Architecture(
+    qk_norm="head",
+    norm_kind="offset",
+    recurrent_every=4,
+    output_gate=True,
+    predicts_ahead=True,
+    defaults={
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(),
     "MistralForCausalLM": Architecture(all_layers_slide=True, text_types=("mistral",)),
@@ -167,6 +189,31 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts=expert_reading.qwen_experts,
         stacked="either",
         text_types=("qwen3_moe", "qwen3_vl_moe_text"),
+    ),
+    "Qwen3NextForCausalLM": _QWEN_HYBRID._replace(
+        interleaved_projection=True,
+        experts=expert_reading.qwen_experts,
+        defaults={
+            **_QWEN_HYBRID.defaults,
+            "norm_topk_prob": True,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
+    "Qwen3_5ForCausalLM": _QWEN_HYBRID._replace(text_types=("qwen3_5_text",)),
+    "Qwen3_5MoeForCausalLM": _QWEN_HYBRID._replace(
+        experts=expert_reading.qwen_experts,
+        defaults={
+            **_QWEN_HYBRID.defaults,
+            "norm_topk_prob": True,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        text_types=("qwen3_5_moe_text",),
     ),
     "MixtralForCausalLM": Architecture(
         all_layers_slide=True,

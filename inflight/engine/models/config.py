@@ -19,6 +19,9 @@ Routing = Literal["softmax", "chosen_softmax", "sigmoid", "input_sigmoid"]
 are chosen, then over those; sigmoid: of each expert, a bias helps to choose; input_sigmoid: the same without a bias,
 and the expert's input is multiplied."""
 
+STATE_CHUNK = 64
+"""Tokens of a prompt that a recurrent layer takes at once. Chunks lie at multiples of it, however a prompt is cut."""
+
 
 @dataclass(frozen=True)
 class QueryScaling:
@@ -74,6 +77,8 @@ class AttentionConfig:
     """Scores are squeezed between plus and minus this, by its multiple of a hyperbolic tangent; None: they are not."""
     sinks: bool = False
     """Whether each head has a further score, learned, that takes a share of attention and gives nothing."""
+    output_gate: bool = False
+    """Whether what each head gives is multiplied by a gate, which the projection of queries gives beside them."""
     latent: LatentConfig | None = None
     unit_values: bool = False
     """Whether values are normalized, each head, without a weight."""
@@ -91,6 +96,37 @@ class AttentionConfig:
     def rope_dim(self) -> int:
         """Of what ``rope`` is the embedding of."""
         return self.latent.rope_dim if self.latent else self.head_dim
+
+
+@dataclass(frozen=True)
+class GatedDeltaNetConfig:
+    """Gated DeltaNet of one layer, in place of attention (arXiv:2412.06464): a short convolution and a matrix state."""
+
+    key_heads: int
+    """Of queries and keys; each serves ``value_heads / key_heads`` adjacent heads of values."""
+    value_heads: int
+    key_dim: int
+    """Of a head."""
+    value_dim: int
+    taps: int
+    """Tokens that the convolution of a token takes, its own included."""
+    interleaved: bool = False
+    """Whether in the checkpoint the rows of the input projection lie by heads of keys, all kinds of a head together."""
+
+    @property
+    def channels(self) -> int:
+        """What the convolution takes of a token: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Of the state of the convolution: the inputs of the tokens before."""
+        return self.channels, self.taps - 1
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Of the matrix state."""
+        return self.value_heads, self.key_dim, self.value_dim
 
 
 @dataclass(frozen=True)
@@ -128,10 +164,13 @@ class ExpertsConfig:
 class LayerConfig:
     """One layer."""
 
-    attention: AttentionConfig
+    attention: AttentionConfig | None
+    """None: the layer is recurrent."""
     intermediate_size: int
     """Of the feed-forward, where there are no experts."""
     experts: ExpertsConfig | None = None
+    recurrent: GatedDeltaNetConfig | None = None
+    """What the layer has in place of attention."""
 
 
 @dataclass(frozen=True)
@@ -176,39 +215,51 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def attention(self) -> dict[int, AttentionConfig]:
+        """The attention of each layer that has some, by the index of the layer."""
+        return {index: layer.attention for index, layer in enumerate(self.layers) if layer.attention is not None}
+
+    @property
+    def recurrent(self) -> dict[int, GatedDeltaNetConfig]:
+        """What each layer without attention has, by the index of the layer."""
+        return {index: layer.recurrent for index, layer in enumerate(self.layers) if layer.recurrent is not None}
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """``AttentionConfig.window`` of each layer."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """``AttentionConfig.window`` of each layer with attention."""
+        return tuple(one.window for one in self.attention.values())
 
     @property
     def ropes(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """``AttentionConfig.rope`` of each layer."""
-        return tuple(layer.attention.rope for layer in self.layers)
+        """``AttentionConfig.rope`` of each layer; None where there is no attention."""
+        return tuple(layer.attention.rope if layer.attention else None for layer in self.layers)
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers have attention of one shape, and feed-forwards of one size without experts."""
-        return len({_shape(layer) for layer in self.layers}) == 1 and self.layers[0].experts is None
+        return (
+            len({_shape(layer) for layer in self.layers}) == 1 and self.layers[0].experts is None and not self.recurrent
+        )
 
     @property
     def num_heads(self) -> int:
-        """Of each layer. Raises ValueError: they differ; so do the properties below."""
-        return self._common(self.layers[0].attention.num_heads, "num_heads")
+        """Of each layer. Raises ValueError: they differ, or have none; so do the properties below."""
+        return int(self._common("num_heads"))
 
     @property
     def num_kv_heads(self) -> int:
         """Of each layer."""
-        return self._common(self.layers[0].attention.num_kv_heads, "num_kv_heads")
+        return int(self._common("num_kv_heads"))
 
     @property
     def head_dim(self) -> int:
         """Of each layer."""
-        return self._common(self.layers[0].attention.head_dim, "head_dim")
+        return int(self._common("head_dim"))
 
     @property
     def attention_scale(self) -> float:
         """Of each layer."""
-        return self._common(self.layers[0].attention.scale, "scale")
+        return float(self._common("scale"))
 
     @property
     def intermediate_size(self) -> int:
@@ -218,16 +269,19 @@ class ModelConfig:
             raise ValueError(f"{self.architecture}: layers differ in intermediate_size, or have experts")
         return sizes.pop()
 
-    def _common(self, value: Any, name: str) -> Any:
-        if any(getattr(layer.attention, name) != value for layer in self.layers):
+    def _common(self, name: str) -> Any:
+        values = {getattr(one, name) for one in self.attention.values()}
+        if len(values) != 1 or self.recurrent:
             raise ValueError(f"{self.architecture}: layers differ in {name}")
-        return value
+        return values.pop()
 
 
 def _shape(layer: LayerConfig) -> tuple[Any, ...]:
     one = layer.attention
+    if one is None:
+        return (layer.recurrent, layer.intermediate_size)
     return (
         one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.qkv_bias, one.output_bias, one.qk_norm, one.sinks,
-        one.softcap, one.latent, one.unit_values, one.values_are_keys, one.kv_donor, layer.intermediate_size,
-        layer.experts is None,
+        one.softcap, one.latent, one.unit_values, one.values_are_keys, one.kv_donor, one.output_gate,
+        layer.intermediate_size, layer.experts is None,
     )  # fmt: skip

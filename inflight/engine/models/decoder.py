@@ -21,7 +21,8 @@ class DecoderLayer(nn.Module):
         one = config.layers[layer]
         in_front, behind = config.norms != "behind", config.norms != "before"
         self.attention_norm = norm_of(config) if in_front else nn.Identity()
-        self.self_attn = (LatentAttention if one.attention.latent else Attention)(config, layer)
+        if one.attention is not None:  # else a subclass has something in its place
+            self.self_attn = (LatentAttention if one.attention.latent else Attention)(config, layer)
         self.attention_output_norm = norm_of(config) if behind else nn.Identity()
         self.mlp_norm = norm_of(config) if in_front else nn.Identity()
         self.mlp = self.make_mlp(config, layer)
@@ -71,12 +72,10 @@ class DecoderModel(ServedModel):
         self.rope_of_layer = [places[repr(sorted(rope.items()))] if rope else None for rope in config.ropes]
         """Per layer, which of ``ropes`` it has; None: none."""
         self.ropes = [
-            RotaryEmbedding(
-                rope, config.layers[index].attention.rope_dim, config.max_position_embeddings, served_length
-            )
+            RotaryEmbedding(rope, config.attention[index].rope_dim, config.max_position_embeddings, served_length)
             for rope, index in distinct.values()
         ]
-        self._scalings = {layer.attention.query_scaling for layer in config.layers} - {None}
+        self._scalings = [layer.attention.query_scaling if layer.attention else None for layer in config.layers]
 
     def make_backbone(self, config: ModelConfig) -> Backbone:
         """Return embeddings, layers and last norm."""
@@ -102,13 +101,10 @@ class DecoderModel(ServedModel):
     def positions(self, positions: Tensor, dtype: torch.dtype) -> list[Positions]:
         """Return what ``positions [tokens]`` do in each layer."""
         rotations = [rope(positions, dtype) for rope in self.ropes]
-        scales = {scaling: query_scale(scaling, positions) for scaling in self._scalings if scaling}
+        scales = {scaling: query_scale(scaling, positions) for scaling in set(self._scalings) if scaling}
         return [
-            Positions(
-                None if rope is None else rotations[rope],
-                scales[layer.attention.query_scaling] if layer.attention.query_scaling else None,
-            )
-            for layer, rope in zip(self.config.layers, self.rope_of_layer, strict=True)
+            Positions(None if rope is None else rotations[rope], scales[scaling] if scaling else None)
+            for scaling, rope in zip(self._scalings, self.rope_of_layer, strict=True)
         ]
 
     def logits(self, hidden: Tensor) -> Tensor:

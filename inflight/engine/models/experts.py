@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from inflight.engine.models.config import ExpertsConfig, ModelConfig
 from inflight.engine.models.layers import Activation, GatedMlp
@@ -91,4 +90,7 @@ class MoeBlock(nn.Module):
 
     def _shared(self, x: Tensor) -> Tensor:
         out = self.shared_expert(x)
-        return functional.sigmoid(self.shared_expert_gate(x)) * out if self.config.shared_gate else out
+        if not self.config.shared_gate:
+            return out
+        # A number for each token: of float32 ones PyTorch computes the last few otherwise than those before them.
+        return self.shared_expert_gate(x).double().sigmoid().to(x.dtype) * out

@@ -19,6 +19,7 @@ def gemma4_layers(fields: Fields, kinds: Sequence[str], layers: Sequence[LayerCo
     found = []
     for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         donor = _donor(kinds, first_shared, index)
+        assert layer.attention is not None
         size = layer.intermediate_size * (2 if wide and donor is not None else 1)
         attention = _attention(fields, kind, index, replace(layer.attention, kv_donor=donor))
         found.append(replace(layer, attention=attention, intermediate_size=size))

@@ -22,7 +22,7 @@ class LatentAttention(nn.Module):
 
     def __init__(self, model: ModelConfig, layer: int) -> None:
         super().__init__()
-        config = model.layers[layer].attention
+        config = model.attention[layer]
         assert config.latent is not None
         self.layer, self.config, self.latent, hidden = layer, config, config.latent, model.hidden_size
         latent, bias, heads = config.latent, config.qkv_bias, config.num_heads

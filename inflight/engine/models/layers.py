@@ -140,12 +140,13 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelConfig, layer: int) -> None:
         super().__init__()
-        config = model.layers[layer].attention
+        config = model.attention[layer]
         self.layer, self.config = layer, config
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         own = [name for name in ("k_proj", "v_proj") if config.kv_donor is None]
-        rows = {"q_proj": width} | dict.fromkeys(own[:1] if config.values_are_keys else own, kv_width)
+        rows = {"q_proj": width * (1 + config.output_gate)}
+        rows |= dict.fromkeys(own[:1] if config.values_are_keys else own, kv_width)
         self.qkv_proj = FusedLinear(model.hidden_size, rows, config.qkv_bias)
         self.o_proj = nn.Linear(width, model.hidden_size, bias=config.output_bias)
         self.q_norm = _head_norm(model, config, width)
@@ -164,6 +165,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Positions, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        heads, gate = self._split_gate(heads)
         query = self._rotated(self._normalized(heads[:, : self.heads], self.q_norm), positions)
         if positions.query_scale is not None:
             query = (query * positions.query_scale).to(x.dtype)
@@ -171,7 +173,15 @@ class Attention(nn.Module):
         if self.config.kv_donor is None:
             key, value = heads[:, self.heads :][:, : self.kv_heads], self.v_norm(heads[:, -self.kv_heads :])
             key = self._rotated(self._normalized(key, self.k_norm), positions)
-        return self.o_proj(attend(self.layer, query, key, value, self.options).reshape(len(x), -1))
+        out = attend(self.layer, query, key, value, self.options)
+        return self.o_proj((out if gate is None else out * torch.sigmoid(gate)).reshape(len(x), -1))
+
+    def _split_gate(self, heads: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the heads without the gates, each of which lies behind its query, and the gates; None: none."""
+        if not self.config.output_gate:
+            return heads, None
+        query, gate = heads[:, : 2 * self.heads].unflatten(1, (self.heads, 2)).unbind(2)
+        return torch.cat((query, heads[:, 2 * self.heads :]), dim=1), gate
 
     def _rotated(self, heads: Tensor, positions: Positions) -> Tensor:
         if positions.rotation is None:

@@ -15,16 +15,20 @@ def unknown_to_native_step(config: ModelConfig) -> list[str]:
     """Return what a model has that the native step on a CPU does not compute."""
     return _found({
         "layers of Gemma 4": config.gemma4 is not None,
-        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
+        "recurrent layers": bool(config.recurrent),
+        "gate behind attention": any(one.output_gate for one in config.attention.values()),
+        "latent attention": any(one.latent is not None for one in config.attention.values()),
     })  # fmt: skip
 
 
 def unknown_to_gpu_kernels(config: ModelConfig) -> list[str]:
     """Return what a model has that the kernels on a GPU do not compute."""
-    attention = [layer.attention for layer in config.layers]
+    attention = config.attention.values()
     return _found({
         "experts": any(layer.experts is not None for layer in config.layers),
         "layers of Gemma 4": config.gemma4 is not None,
+        "recurrent layers": bool(config.recurrent),
+        "gate behind attention": any(one.output_gate for one in config.attention.values()),
         "latent attention": any(one.latent is not None for one in attention),
         "attention sinks": any(one.sinks for one in attention),
         "soft cap of scores": any(one.softcap is not None for one in attention),
@@ -42,7 +46,8 @@ def unknown_to_quantization(config: ModelConfig) -> list[str]:
     """Return what a model has that ``inflight build`` has not been shown to quantize rightly."""
     return _found({
         "experts": any(layer.experts is not None for layer in config.layers),
-        "latent attention": any(layer.attention.latent is not None for layer in config.layers),
+        "recurrent layers": bool(config.recurrent),
+        "latent attention": any(one.latent is not None for one in config.attention.values()),
         "layers of Gemma 4": config.gemma4 is not None,
         "parts for images or sound": config.is_text_part,
         "an architecture that it was not tested with": config.architecture not in _QUANTIZED,

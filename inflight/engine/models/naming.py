@@ -45,16 +45,21 @@ class CheckpointNames:
         ``ours``: a linear of an expert. The tensors' names are that, or that with what they hold (``_bias``, and for
         MXFP4 ``_blocks`` and ``_scales``). None: the checkpoint has a tensor for each expert.
         """
+        if ".experts." not in ours:
+            return None
         stack = self.of(re.sub(r"\.experts\.\d+\.", ".experts.", ours))
-        return stack if ".experts." in ours and {stack, f"{stack}_blocks"} & set(self._names) else None
+        return stack if stack in self._names or f"{stack}_blocks" in self._names else None
 
     def is_other_part(self, name: str) -> bool:
         """Return whether a tensor of the checkpoint belongs to a part of the model that is not served."""
         if self._config.is_text_part and _OTHER_PARTS.match(name):
+            return True
+        if self._architecture.predicts_ahead and name.startswith("mtp."):
             return True
         layer = re.match(r"layers\.(\d+)\.(self_attn\.[kv]_(proj|norm)\.)?", name.removeprefix(self._backbone))
         if layer is None:
             return False
         if int(layer[1]) >= self._config.num_layers:
             return self._architecture.predicts_ahead
-        return layer[2] is not None and self._config.layers[int(layer[1])].attention.kv_donor is not None
+        attention = self._config.layers[int(layer[1])].attention
+        return layer[2] is not None and attention is not None and attention.kv_donor is not None

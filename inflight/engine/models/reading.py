@@ -9,6 +9,7 @@ from inflight.engine.models.architectures import ARCHITECTURES, Architecture
 from inflight.engine.models.config import (
     AttentionConfig,
     ExpertsConfig,
+    GatedDeltaNetConfig,
     Gemma4Config,
     LatentConfig,
     LayerConfig,
@@ -29,7 +30,7 @@ from inflight.engine.models.fields import (
     given,
 )
 from inflight.engine.models.gemma4_reading import gemma4_layers
-from inflight.engine.models.rope import yarn_sharpening
+from inflight.engine.models.yarn import yarn_sharpening
 from inflight.errors import DeploymentError, nearest
 
 CONDITIONAL = "ForConditionalGeneration"
@@ -40,10 +41,13 @@ _UNSUPPORTED = {
     "is_causal": (True,),
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
+    "attn_output_gate": (True,),  # an option of published files that the reference does not read: it has the gate
+    "mamba_ssm_dtype": ("float32",),
 }
 """Options, each with the values, beside null, that say that it is not used."""
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _SLIDING, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
+_RECURRENT = "linear_attention"
 _OF_ROPE = {
     "factor": NUMBER,
     "original_max_position_embeddings": NUMBER,
@@ -147,13 +151,36 @@ def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ..
             _check_experts(experts)
         has_both = experts is None or architecture.gemma4
         size = fields.required(architecture.dense_size) if has_both else 0
-        layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
+        if kind == _RECURRENT:
+            layers.append(LayerConfig(None, size, experts, _gated_delta_net(architecture, fields)))
+        else:
+            layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
+    if all(layer.attention is None for layer in layers):
+        raise DeploymentError("config.json: no layer has attention; that is not supported")
     return gemma4_layers(fields, kinds, layers) if architecture.gemma4 else tuple(layers)
 
 
 def _gemma4(fields: Fields) -> Gemma4Config:
     vocab = fields.given("vocab_size_per_layer_input", 262_144, COUNT)
     return Gemma4Config(fields.given("hidden_size_per_layer_input", 256, INDEX), vocab)
+
+
+def _gated_delta_net(architecture: Architecture, fields: Fields) -> GatedDeltaNetConfig:
+    key_heads, value_heads = (fields.required(f"linear_num_{kind}_heads") for kind in ("key", "value"))
+    taps = fields.required("linear_conv_kernel_dim")
+    if value_heads % key_heads or taps < 2:
+        raise DeploymentError(
+            f"config.json: linear_num_key_heads is {key_heads}, linear_num_value_heads {value_heads} and "
+            f"linear_conv_kernel_dim {taps}; the first must divide the second, and the third must be at least 2"
+        )
+    return GatedDeltaNetConfig(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=fields.required("linear_key_head_dim"),
+        value_dim=fields.required("linear_value_head_dim"),
+        taps=taps,
+        interleaved=architecture.interleaved_projection,
+    )
 
 
 def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: bool) -> AttentionConfig:
@@ -187,6 +214,7 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
         query_scaling=_query_scaling(architecture, fields, rope),
         softcap=fields.given("attn_logit_softcapping", 0, AMOUNT) or None,
         sinks=architecture.sinks,
+        output_gate=architecture.output_gate,
     )
 
 
@@ -276,6 +304,8 @@ def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
     count = fields.required("num_hidden_layers")
     if kinds := fields.data.get("layer_types"):
         allowed = {_FULL, _SLIDING} | ({_CHUNKED} if architecture.chunked else set())
+        if architecture.recurrent_every:
+            allowed = {_FULL, _RECURRENT}
         if not isinstance(kinds, list) or len(kinds) != count or not allowed.issuperset(map(str, kinds)):
             raise DeploymentError(
                 f"config.json: layer_types is {kinds!r}; it must be a list of {count}, each of {sorted(allowed)}"
@@ -283,6 +313,9 @@ def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
         return kinds
     if architecture.chunked:
         return [_CHUNKED if rotated else _FULL for rotated in _rotated_layers(architecture, fields, count)]
+    if architecture.recurrent_every:
+        interval = fields.given("full_attention_interval", architecture.recurrent_every, COUNT)
+        return [_RECURRENT if (layer + 1) % interval else _FULL for layer in range(count)]
     if architecture.full_every:
         pattern = fields.given("sliding_window_pattern", architecture.full_every, COUNT)
         return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(count)]
@@ -313,7 +346,7 @@ def _rope(architecture: Architecture, fields: Fields, kind: str, head_dim: int) 
         parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
     elif kind == _SLIDING and architecture.sliding_rope == "plain":
         parameters = {"rope_theta": parameters.get("rope_theta")}
-    rope = {name: value for name, value in parameters.items() if value is not None and name != "mrope_section"}
+    rope = {name: value for name, value in parameters.items() if value is not None and not name.startswith("mrope_")}
     rope["rope_theta"] = given(rope, "rope_theta", given(data, "rope_theta", 10_000.0, NUMBER), NUMBER)
     rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
     rope.pop("type", None)

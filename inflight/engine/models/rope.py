@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from inflight.engine.models.config import QueryScaling
+from inflight.engine.models.yarn import yarn_sharpening
 from inflight.errors import DeploymentError
 
 Rotation = tuple[Tensor, Tensor]
@@ -153,11 +154,6 @@ def _yarn(frequencies: Tensor, rope: Mapping[str, Any], model_length: int) -> tu
         sharpening, of_all = (yarn_sharpening(factor, rope[name]) for name in ("mscale", "mscale_all_dim"))
         return scaled, sharpening / of_all
     return scaled, yarn_sharpening(factor, 1.0)
-
-
-def yarn_sharpening(factor: float, weight: float) -> float:
-    """Return what yarn multiplies queries and keys by, which sharpens attention over a context that is longer."""
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(

@@ -65,7 +65,7 @@ class NativeModel:
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""
         self._cache = kv_pool
-        layers = [LayerCache(*(part.data_ptr() for part in _parts(stored))) for stored in kv_pool.layers]
+        layers = [LayerCache(*(part.data_ptr() for part in _parts(stored))) for stored in kv_pool.layers.values()]
         cache = Cache(TYPES[kv_pool.stored], block_size, kv_pool.slots, (LayerCache * len(layers))(*layers))
         call("inflight_set_cache", self._handle, cache)
 

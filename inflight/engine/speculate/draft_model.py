@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from inflight.engine.checkpoint import load_config
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
@@ -43,6 +44,11 @@ class DraftModel:
             kv_cache_bytes=None, kv_cache_fraction=None, kv_cache_dtype="auto", offload_to="none",
             speculation=SpeculationSettings(), weights="checkpoint",
         )  # fmt: skip
+        if load_config(checkpoint).recurrent:
+            raise DeploymentError(
+                f"speculation.draft_model: {checkpoint} has recurrent layers, whose states cannot go back to before "
+                "drafts that are refused; choose a model without"
+            )
         self._config, self._candidates = settings, min(config.speculation.candidates, target.vocab_size)
         try:
             self._runner = ModelRunner(settings)

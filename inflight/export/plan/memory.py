@@ -17,6 +17,8 @@ RUNTIME_BYTES = 1 << 30
 """Assumed: CUDA context and libraries (about 0.5 GiB), cuBLAS and attention workspaces, captured CUDA graphs."""
 COMMUNICATION_BYTES = 256 << 20
 """Assumed: buffers of NCCL and of the all-reduce kernels, on each GPU of a group."""
+_STATES = 2
+"""Recurrent states for each sequence that runs: its own, and the snapshot of a cached prefix (the default)."""
 CPU_RUNTIME_BYTES = 512 << 20
 """Assumed: Python, PyTorch, and the server's stages."""
 
@@ -30,6 +32,7 @@ class Memory:
     activations: int
     runtime: int
     kv_cache: int
+    """With the recurrent states of sequences, and of as many cached prefixes."""
     reserve: int
     """What ``free_gpu_memory_fraction`` leaves alone."""
     free: int
@@ -46,7 +49,8 @@ def activation_bytes(config: ModelConfig, tensor: int, tokens: int, samples: int
     Layers reuse one another's memory, so it is the largest of three moments; the residual stream and its normalized
     copy, ``2 x hidden`` per token, live through all of them:
 
-    - attention: query, key and value, and the output before ``o_proj``,
+    - attention: query, with its gate, key and value, and the output before ``o_proj``; of a recurrent layer query, key,
+      value and gate, and the output,
     - the feed-forward layer: gate and up projection, and their product,
     - the logits of the tokens that sample: in the type of the computation, in float32, and a float32 copy to sort.
 
@@ -54,13 +58,19 @@ def activation_bytes(config: ModelConfig, tensor: int, tokens: int, samples: int
     ``samples`` are sampled for.
     """
     residual = 2 * config.hidden_size * tokens
-    heads = max(
-        (one.attention.num_heads + one.attention.num_kv_heads) * one.attention.head_dim for one in config.layers
-    )
-    attention = 2 * heads * tokens / tensor
+    heads = max(_mixing_values(layer) for layer in config.layers)
+    attention = heads * tokens / tensor
     mlp = max(_inner_values(layer, config.hidden_size) for layer in config.layers) * tokens / tensor
     logits = samples * config.vocab_size * (number_bytes + 8)
     return round(max((residual + max(attention, mlp)) * number_bytes, residual * number_bytes + logits))
+
+
+def _mixing_values(layer: LayerConfig) -> int:
+    """Return how many values a token has within attention, or within what is in its place."""
+    if (one := layer.attention) is not None:
+        return (one.num_heads * (2 + one.output_gate) + 2 * one.num_kv_heads) * one.head_dim
+    delta_net = layer.recurrent
+    return delta_net.channels + 2 * delta_net.value_heads * delta_net.value_dim if delta_net is not None else 0
 
 
 def _inner_values(layer: LayerConfig, hidden: int) -> int:
@@ -79,25 +89,33 @@ class MemoryPlanner:
         self.stages = shape.stages(parallel)
 
     def sequences(self, length: int, tokens: int) -> int:
-        """Return how many sequences of ``length`` tokens fit beside steps of ``tokens``, each in whole blocks."""
+        """Return how many sequences of ``length`` tokens fit beside steps of ``tokens``, each in whole blocks.
+
+        Each has its recurrent state besides, and so has a cached prefix for each.
+        """
+        blocks = self._whole_blocks(length)
         return min(
-            int(self._pool(stage, tokens)[0] // stage.kv_bytes(self._whole_blocks(length))) for stage in self.stages
+            int(self._pool(stage, tokens)[0] // (stage.kv_bytes(blocks) + _STATES * stage.state_bytes))
+            for stage in self.stages
         )
 
-    def layout(self, tokens: int, wanted_tokens: int | None) -> Memory:
+    def layout(self, tokens: int, wanted_tokens: int | None, sequences: int) -> Memory:
         """Return the memory of the GPU that holds the fewest tokens, with steps of ``tokens``.
 
-        The KV cache is given ``wanted_tokens``; None: all that fit.
+        The KV cache is given ``wanted_tokens``; None: all that fit. ``sequences`` run at once.
         """
         layouts = []
         for stage in self.stages:
             pool, activations, runtime = self._pool(stage, tokens)
             per_token = stage.kv_token_bytes
-            kv_tokens = int(pool // (per_token * self._block_size)) * self._block_size
+            states = sequences * _STATES * stage.state_bytes
+            kv_tokens = self._whole_blocks(sequences * self._shape.config.max_position_embeddings)
+            if per_token:  # else the stage has recurrent layers alone
+                kv_tokens = int((pool - states) // (per_token * self._block_size)) * self._block_size
             kv_cache = pool
             if wanted_tokens is not None:
                 kv_tokens = min(kv_tokens, self._whole_blocks(wanted_tokens))
-                kv_cache = math.ceil(kv_tokens * per_token)
+                kv_cache = math.ceil(kv_tokens * per_token + states)
             memory = Memory(
                 total=self._gpu.memory_bytes,
                 weights=stage.weight_bytes,

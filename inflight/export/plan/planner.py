@@ -161,7 +161,7 @@ class Candidate:
         steady = steady_batch(batch)
         capacity = serving.point(steady)
         wanted = batch * request.longest if self._gpu.is_cpu else None
-        memory = self._memory.layout(self._step_tokens, wanted)
+        memory = self._memory.layout(self._step_tokens, wanted, batch)
         fleet, load = self._fleet(capacity, steady)
         sizes = [*(2**power for power in range((self._most - 1).bit_length())), self._most]
         config = self._shape.config

@@ -16,6 +16,7 @@ from inflight.engine.models.architectures import ARCHITECTURES
 from inflight.engine.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 from inflight.engine.models.naming import CheckpointNames
 from inflight.errors import DeploymentError
+from inflight.export.plan import attention, delta_net
 from inflight.export.plan.gpus import Arithmetic
 from inflight.export.plan.precision import Precision
 
@@ -83,17 +84,19 @@ def linears(config: ModelConfig) -> tuple[Linear, ...]:
 def _layer(config: ModelConfig, layer: int) -> list[Linear]:
     hidden, one = config.hidden_size, config.layers[layer]
     fused = ARCHITECTURES[config.architecture].fused_in_checkpoint
-    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+    above, mlp = f"model.layers.{layer}", f"model.layers.{layer}.mlp"
+    projections = {"self_attn": attention.projections(one.attention, hidden, fused) if one.attention else []}
+    projections["linear_attn"] = delta_net.projections(one.recurrent, hidden) if one.recurrent else []
     found = [
-        Linear(f"{attention}.{name}", layer, inputs, rows, bias, "attention")
-        for name, inputs, rows, bias in _projections(one.attention, hidden, fused)
+        Linear(f"{above}.{part}.{name}", layer, inputs, rows, bias, "attention")
+        for part, own in projections.items()
+        for name, inputs, rows, bias in own
     ]
     if one.intermediate_size:
         found += _feed_forward(mlp, layer, hidden, one.intermediate_size, config.mlp_bias, fused)
     if one.experts is not None:
         found += _experts(f"model.layers.{layer}.moe" if config.gemma4 else mlp, layer, config, one.experts)
     if config.gemma4 and (size := config.gemma4.per_layer_size):
-        above = f"model.layers.{layer}"
         found.append(Linear(f"{above}.per_layer_input_gate", layer, hidden, size, False, "mlp"))
         found.append(Linear(f"{above}.per_layer_projection", layer, size, hidden, False, "mlp"))
     naming = CheckpointNames(config, ())
@@ -113,28 +116,6 @@ def _experts(above: str, layer: int, config: ModelConfig, experts: ExpertsConfig
     return found
 
 
-def _projections(config: AttentionConfig, hidden: int, fused: bool) -> list[tuple[str, int, int, bool]]:
-    """Return the linears of attention: name, inputs, outputs, and whether there is a bias."""
-    heads, bias, latent = config.num_heads, config.qkv_bias, config.latent
-    if latent is None:
-        query, key = heads * config.head_dim, config.num_kv_heads * config.head_dim
-        own = [] if config.kv_donor is not None else ["k_proj"] if config.values_are_keys else ["k_proj", "v_proj"]
-        rows = {"qkv_proj": query + 2 * key} if fused else {"q_proj": query} | dict.fromkeys(own, key)
-        found = [(name, hidden, size, bias) for name, size in rows.items()]
-        return [*found, ("o_proj", query, hidden, config.output_bias)]
-    query = heads * (latent.nope_dim + latent.rope_dim)
-    if latent.query_rank is None:
-        found = [("q_proj", hidden, query, False)]
-    else:
-        found = [("q_a_proj", hidden, latent.query_rank, bias), ("q_b_proj", latent.query_rank, query, False)]
-    return [
-        *found,
-        ("kv_a_proj_with_mqa", hidden, latent.rank + latent.rope_dim, bias),
-        ("kv_b_proj", latent.rank, heads * (latent.nope_dim + latent.value_dim), False),
-        ("o_proj", heads * latent.value_dim, hidden, config.output_bias),
-    ]
-
-
 def _feed_forward(
     above: str, layer: int, hidden: int, inner: int, bias: bool, fused: bool, share: float = 1.0
 ) -> list[Linear]:
@@ -145,21 +126,17 @@ def _feed_forward(
 
 def norm_parameters(config: ModelConfig, layer: int) -> int:
     """Return the parameters of a layer's norms, of the hidden size and of query and key, and its other vectors."""
-    one = config.layers[layer].attention
+    one, recurrent = config.layers[layer].attention, config.layers[layer].recurrent
     norms = {"before": 2, "around": 4, "behind": 2}[config.norms] * config.hidden_size
-    if one.qk_norm == "head":
-        norms += (2 if one.kv_donor is None else 1) * one.head_dim
-    elif one.qk_norm == "width":
-        norms += (one.num_heads + one.num_kv_heads) * one.head_dim
-    if one.latent is not None:
-        norms += one.latent.rank + (one.latent.query_rank or 0)
     experts, extra = config.layers[layer].experts, config.gemma4
+    norms += attention.vectors(one) if one is not None else 0
+    norms += delta_net.vectors(recurrent) if recurrent is not None else 0
     if experts is not None and experts.routing == "sigmoid":
         norms += experts.num_experts
     if extra is not None:
         norms += 1 + (config.hidden_size if extra.per_layer_size else 0)
         norms += 4 * config.hidden_size + experts.num_experts if experts is not None else 0
-    return norms + one.sinks * one.num_heads
+    return norms
 
 
 def count_parameters(config: ModelConfig) -> Parameters:
@@ -262,7 +239,8 @@ class Shape:
         table = config.vocab_size * config.hidden_size * base / tensor
         norms = (sum(norm_parameters(config, layer) for layer in layers) + last * config.hidden_size) * base
         sizes[1.0] += norms * tensor  # each GPU has them all
-        own = [config.layers[layer].attention for layer in layers]
+        own = [one for layer, one in config.attention.items() if layer in layers]
+        states = [one for layer, one in config.recurrent.items() if layer in layers]
         extra = sum(_per_layer_embedding(config)) * base
         copies = first + last - (first and last and config.tie_word_embeddings)
         return Stage(
@@ -274,6 +252,8 @@ class Shape:
                 )
                 for one in own
             ),
+            state_bytes=sum(delta_net.state_bytes(one, base) for one in states) / tensor,
+            state_flops=sum(delta_net.state_flops(one) for one in states) / tensor,
             weight_bytes=round(sum(sizes.values()) / tensor + copies * table + first * extra),
             linear_bytes={share: size / tensor for share, size in sizes.items()},
             head_bytes=table * last,
@@ -291,8 +271,11 @@ class Shape:
         """
         config, group = self.config, self.precision.group or 1
         # The inputs of o_proj and down_proj are split, and scales run along inputs.
-        heads = {size for one in (layer.attention for layer in config.layers) for size in _split_heads(one)}
-        split_inputs = {one.inputs for one in linears(config) if one.name.endswith(("o_proj", "down_proj", "w2"))}
+        heads = {size for one in config.attention.values() for size in _split_heads(one)}
+        heads |= {size for one in config.recurrent.values() for size in (one.key_heads, one.value_heads)}
+        split_inputs = {
+            one.inputs for one in linears(config) if one.name.endswith(("o_proj", "out_proj", "down_proj", "w2"))
+        }
 
         def divides(tensor: int) -> bool:
             return all(size % tensor == 0 for size in heads) and all(
@@ -319,6 +302,11 @@ class Stage:
     """One GPU's part of the model; sizes in bytes, work in floating-point operations."""
 
     layers: tuple[AttentionWork, ...]
+    """Of those that have attention."""
+    state_bytes: float
+    """The bytes of a sequence's recurrent state."""
+    state_flops: float
+    """The work of recurrent layers per token, without their linear layers."""
     weight_bytes: int
     """The bytes of the weights that stay in the GPU's memory."""
     linear_bytes: Mapping[float, float]
@@ -353,16 +341,20 @@ class Stage:
         return sum(size * (1 - (1 - share) ** tokens) for share, size in self.linear_bytes.items())
 
     def attention_flops(self, context: float) -> float:
-        """Return the work of attention of one token at ``context``, in all layers."""
-        return sum(layers * work.flops * _reach(work, context) for work, layers in self._kinds.items())
+        """Return the work of attention, or of what is in its place, of one token at ``context``, in all layers."""
+        attention = sum(layers * work.flops * _reach(work, context) for work, layers in self._kinds.items())
+        return attention + self.state_flops
 
     def attended_bytes(self, context: float) -> float:
-        """Return the bytes of the keys and values that a token at ``context`` attends to, in all layers."""
-        return sum(layers * work.kv_bytes * _reach(work, context) for work, layers in self._kinds.items())
+        """Return the bytes that a decoded token at ``context`` reads of its sequence, and of its state writes too."""
+        return self._kv_within_reach(context) + 2 * self.state_bytes
 
     def kv_bytes(self, length: float) -> float:
-        """Return the bytes that a sequence of ``length`` tokens keeps in the cache."""
-        return self.attended_bytes(length) if self.free_windows else length * self.kv_token_bytes
+        """Return the bytes of keys and values that a sequence of ``length`` tokens keeps in the cache."""
+        return self._kv_within_reach(length) if self.free_windows else length * self.kv_token_bytes
+
+    def _kv_within_reach(self, context: float) -> float:
+        return sum(layers * work.kv_bytes * _reach(work, context) for work, layers in self._kinds.items())
 
 
 def _split_heads(config: AttentionConfig) -> tuple[int, ...]:

@@ -198,7 +198,7 @@ def layer_costs(
             saved = whole - divergence()
         worst = max((name for name in errors if name.startswith(f"{layer}.")), key=errors.__getitem__)
         own = {name: value for name, value in ranges.items() if name.startswith(f"{layer}.")}
-        if (scales := quantized.kv_scales) is not None:
+        if (scales := quantized.kv_scales) is not None and keys[index]:  # 0: the layer has no attention
             kept = min(scales.keys[index] / keys[index], scales.values[index] / values[index])
             own[KV_CACHE] = E4M3_MAX * float(kept)
         narrowest = min(own, key=own.__getitem__, default="")

@@ -57,6 +57,20 @@ _LATENT = {
     "num_key_value_heads": 4,
 }  # fmt: skip
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, biases, tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -185,16 +199,31 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_scale": 0.4,
         },
     ),
+    "qwen3.5": ("Qwen3_5Text", _DELTA_NET),
+    "qwen3.5, with images": ("Qwen3_5", _DELTA_NET | {"num_hidden_layers": 3, "full_attention_interval": 3}),
+    "qwen3.5moe": ("Qwen3_5MoeText", _DELTA_NET | _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen3next": (
+        "Qwen3Next",
+        _DELTA_NET | _EXPERTS | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
     "phi3": ("Phi3", {}),
     "phi3, partial, windows": ("Phi3", {"sliding_window": 8, "partial_rotary_factor": 0.5}),
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
 }
 NOT_NATIVE = {
     "deepseek2", "deepseek2, greedy", "deepseek3", "deepseek3, halves", "glm4moelite", "mistral4", "gemma4",
-    "gemma4, shared", "gemma4, experts",
+    "gemma4, shared", "gemma4, experts", "qwen3.5", "qwen3.5, with images", "qwen3.5moe", "qwen3next",
 }  # fmt: skip
 """What only PyTorch computes; the native step refuses it by name."""
-_MODEL_CLASS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "Gemma4Text": "Gemma4ForCausalLM"}
+RECURRENT = {"qwen3.5", "qwen3.5, with images", "qwen3.5moe", "qwen3next"}
+"""What has layers with recurrent state."""
+_MODEL_CLASS = {
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "Llama4Text": "Llama4ForCausalLM",
+    "Gemma4Text": "Gemma4ForCausalLM",
+    "Qwen3_5Text": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM",
+}
 _TINY_VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -203,7 +232,7 @@ _TINY_VISION: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 8,
 }
-_WITH_IMAGES = ("Gemma3", "Mistral3")
+_WITH_IMAGES = ("Gemma3", "Mistral3", "Qwen3_5")
 """Models whose text part is served."""
 
 

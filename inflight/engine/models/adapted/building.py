@@ -5,7 +5,6 @@ transformers is an optional package, and imported only where a deployment needs 
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,35 +14,24 @@ import torch
 from torch import nn
 
 from inflight.engine.models.adapted import attention, experts
+from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.reading import CONDITIONAL, architecture_name
 from inflight.errors import DeploymentError
 
-VERSION = "5.23"
-"""The version of transformers whose models are known to do what this package takes for granted."""
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 """Kinds of layers that attend as the engine does; others have a state, or choose what they attend to."""
 _MIXING = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.modules.batchnorm._BatchNorm)
 """Layers whose result for a token depends on tokens beside it, or on all of a batch."""
 
 
-def require_transformers(architecture: str) -> None:
-    """Require the package, and prepare it to serve a model.
+def prepare_transformers(data: Mapping[str, Any]) -> None:
+    """Prepare the package to serve the model of a ``config.json``.
 
     Raises:
-        DeploymentError: it is not there, or of another version; it says what to install.
+        DeploymentError: it is not there, or has no code for the model.
     """
-    try:
-        found = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        raise DeploymentError(
-            f"{architecture} needs transformers {VERSION}, which is not installed; it comes with the extra `adapter`"
-        ) from None
-    if found.split(".")[:2] != VERSION.split("."):
-        raise DeploymentError(
-            f"transformers is of version {found}; {architecture} is served with version {VERSION}, which comes with "
-            "the extra `adapter`"
-        )
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever fetched: neither models nor kernels
+    require_known(data)
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -61,8 +49,6 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     import transformers
 
     name = architecture_name(data)
-    if data.get("auto_map") and data.get("model_type") not in transformers.CONFIG_MAPPING:
-        raise DeploymentError(f"config.json: auto_map asks for code of the checkpoint's own ({name}); it is never run")
     if data.get("quantization_config"):
         method = data["quantization_config"].get("quant_method")
         raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
@@ -72,7 +58,9 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
         raise DeploymentError(f"config.json: transformers cannot read it: {_line(error)}") from None
     if config.is_encoder_decoder:
         raise DeploymentError(f"config.json: is_encoder_decoder is true ({name}); only decoders are served")
-    config = config.get_text_config(decoder=True)
+    whole, config = config, config.get_text_config(decoder=True)
+    if whole is not config and not name.endswith(CONDITIONAL):
+        raise DeploymentError(f"config.json: architecture {name} is no causal language model of transformers'")
     if data.get("text_config") and data.get("tie_word_embeddings") is not None:
         config.tie_word_embeddings = data["tie_word_embeddings"]  # where a model takes images, it stands outside
     kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
@@ -84,8 +72,8 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     return config
 
 
-def build(config: Any, architecture: str, dtype: torch.dtype) -> Any:
-    """Return the model on the meta device; ``architecture``: of the checkpoint, which the model may be a part of.
+def build(config: Any, dtype: torch.dtype) -> Any:
+    """Return the model on the meta device.
 
     Raises:
         DeploymentError: transformers has no language model for it, or it has layers that are not supported.
@@ -95,8 +83,6 @@ def build(config: Any, architecture: str, dtype: torch.dtype) -> Any:
     kind = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None:
         raise DeploymentError(f"config.json: transformers has no causal language model for {type(config).__name__}")
-    if not _may_be(architecture, kind.__name__):
-        raise DeploymentError(f"config.json: architecture {architecture} is no causal language model of transformers'")
     config._experts_implementation = experts.NAME
     try:
         with torch.device("meta"):
@@ -111,18 +97,6 @@ def build(config: Any, architecture: str, dtype: torch.dtype) -> Any:
         if isinstance(module, _MIXING):
             raise DeploymentError(f"{kind.__name__}: {name} is a {type(module).__name__}; it is not supported")
     return model.eval().requires_grad_(False)
-
-
-def _may_be(architecture: str, kind: str) -> bool:
-    """Return whether a checkpoint of an architecture may hold the weights of a class of transformers.
-
-    Some files name it otherwise than transformers does; a name that transformers has is that of another class.
-    """
-    import transformers
-
-    if architecture in (kind, "none") or architecture.endswith(CONDITIONAL):
-        return True
-    return architecture.endswith(("ForCausalLM", "LMHeadModel")) and not hasattr(transformers, architecture)
 
 
 def _line(error: Exception) -> str:

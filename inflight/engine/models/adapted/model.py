@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.engine.models.adapted import attention, experts
-from inflight.engine.models.adapted.building import build, read_config, require_transformers
+from inflight.engine.models.adapted.building import build, prepare_transformers, read_config
 from inflight.engine.models.adapted.loading import load_weights
 from inflight.engine.models.adapted.outline import outline
 from inflight.engine.models.adapted.products import pack_parameters, replace_conv1d
@@ -49,9 +49,9 @@ class AdaptedModel(ServedModel):
             DeploymentError: transformers is not there, or the model asks for what is not supported.
         """
         super().__init__()
-        require_transformers(architecture_name(data))
+        prepare_transformers(data)
         hugging = read_config(directory, data)
-        model = build(hugging, architecture_name(data), dtype)
+        model = build(hugging, dtype)
         settle_frequencies(model, served_length)
         given = data.get("text_config") or {}
         types = [one[name] for one in (given, data) for name in ("dtype", "torch_dtype") if one.get(name)]

@@ -1,0 +1,66 @@
+"""Which models transformers has code for, by the ``config.json`` alone; nothing here imports PyTorch by itself.
+
+transformers is an optional package, and imported only where a deployment needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from inflight.engine.models.reading import CONDITIONAL, architecture_name
+from inflight.errors import DeploymentError
+
+VERSION = "5.23"
+"""The version of transformers whose models are known to do what this package takes for granted."""
+
+
+def require_known(data: Mapping[str, Any]) -> None:
+    """Require that transformers is there, and has code for the model of a ``config.json``.
+
+    Raises:
+        DeploymentError: it is not, or has not; it says what is missing.
+    """
+    architecture = architecture_name(data)
+    _require_version(architecture)
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = data.get("model_type")
+    if kind not in CONFIG_MAPPING_NAMES:
+        if data.get("auto_map"):
+            raise DeploymentError(
+                f"config.json: auto_map asks for code of the checkpoint's own ({architecture}); it is never run"
+            )
+        raise DeploymentError(
+            f"config.json: architecture {architecture} is not supported: neither Inflight nor transformers has code "
+            f"for the model_type {kind!r}"
+        )
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, "none")
+    # Some files write the name otherwise than transformers does, or name the class that it had before.
+    names = {_letters(known), _letters(f"{kind}ForCausalLM"), "none"}
+    if not architecture.endswith(CONDITIONAL) and _letters(architecture) not in names:
+        raise DeploymentError(
+            f"config.json: architecture {architecture} is no causal language model of transformers' for the model_type "
+            f"{kind!r}"
+        )
+
+
+def _require_version(architecture: str) -> None:
+    try:
+        found = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise DeploymentError(
+            f"{architecture} needs transformers {VERSION}, which is not installed; it comes with the extra `adapter`"
+        ) from None
+    if found.split(".")[:2] != VERSION.split("."):
+        raise DeploymentError(
+            f"transformers is of version {found}; {architecture} is served with version {VERSION}, which comes with "
+            "the extra `adapter`"
+        )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -212,9 +212,8 @@ class Engine:
         started, copies = time.perf_counter(), list[BlockCopy | StateCopy]()
         try:
             if launched is None:
-                of_blocks, of_states = self._cache.take_copies(), self._cache.take_state_copies()
-                copies = [*of_blocks, *of_states]
-                logits, context = self._runner.run(chunks, of_blocks, state_copies=of_states)
+                copies = [*self._cache.take_copies(), *self._cache.take_state_copies()]
+                logits, context = self._runner.run(chunks, copies)
                 own = [chunk.sequence for chunk in chunks if chunk.samples]
                 rows = own if self._speculator is None else sampling_rows(chunks)
                 launched = LaunchedStep(chunks, self._runner.sample(logits, rows), context)

@@ -193,25 +193,23 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy], chosen: Tensor | None = None,
-        state_copies: abc.Sequence[StateCopy] = (),
-    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy | StateCopy], chosen: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Compute a step.
 
         Args:
             chunks: what to compute; the sequences' tables have room for it.
-            copies: blocks to copy before.
+            copies: blocks and recurrent states to copy before.
             chosen: on the device, the tokens ``[n]`` of the ``n`` chunks that await theirs, in their order.
-            state_copies: recurrent states to copy before.
 
         Returns:
             Float32 logits ``[n, vocab]`` of the last token of each chunk that samples and of its drafts, in their
             order; and by index of chunk the logits ``[size, vocab]`` of all its tokens, where its request wants
             context logits; those are on the host.
         """
-        (self.offload_pool or self._kv_pool).copy(copies)
-        if state_copies:
-            self._state_pool.copy(state_copies)
+        (self.offload_pool or self._kv_pool).copy([copy for copy in copies if isinstance(copy, BlockCopy)])
+        if states := [copy for copy in copies if isinstance(copy, StateCopy)]:
+            self._state_pool.copy(states)
         ranges = self._ranges(chunks)
         places = [query_range.first for chunk, query_range in zip(chunks, ranges, strict=True) if chunk.awaits]
         token_ids = TokenIds([token for chunk in chunks for token in chunk.tokens], chosen, places)

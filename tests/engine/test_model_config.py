@@ -58,7 +58,7 @@ def _old(data: Json) -> Json:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [one for one in ARCHITECTURES if "gemma4" not in one and "images" not in one])
 def test_the_old_spelling_means_the_same(name: str, tmp_path: Path) -> None:
     new = read_model_config(_read(name))
     old = read_model_config(_old(_read(name)))

@@ -44,7 +44,7 @@ class DraftModel:
             kv_cache_bytes=None, kv_cache_fraction=None, kv_cache_dtype="auto", offload_to="none",
             speculation=SpeculationSettings(), weights="checkpoint",
         )  # fmt: skip
-        if load_config(checkpoint).recurrent:
+        if load_config(checkpoint, config.modeling).recurrent:
             raise DeploymentError(
                 f"speculation.draft_model: {checkpoint} has recurrent layers, whose states cannot go back to before "
                 "drafts that are refused; choose a model without"

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from inflight.errors import DeploymentError
+from inflight.gguf.families import Family, family_of
+from inflight.gguf.header import TensorInfo
+from inflight.gguf.metadata import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, Metadata
 from inflight.gguf.reader import Bytes, GgufModel, GgufTensor
+from inflight.gguf.types import FLOATS
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-"""What frequencies are divided by; no weights of the checkpoint, and read with its configuration."""
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_INNER = {
+INNER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -35,18 +36,14 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_OTHERWISE = {
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
-}
-"""What other architectures call them."""
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_OF_EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
+"""What the tensors of a layer are; braces stand for an expert's number: the tensor has those of all experts."""
+_LAYER = re.compile(r"blk\.(\d{1,6})\.([\w.]+)\.(weight|bias)")
+_MOST_TENSORS = 1 << 18
+"""Of a checkpoint, with each expert's."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,14 @@ class Source:
     """What is added to the values."""
     expert: int | None = None
     """The one whose tensor it is, of a tensor that has all experts'; None: it is the whole."""
+    one_row: bool = False
+    """Whether the checkpoint has a matrix of one row where the file has that row."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the checkpoint's tensor."""
+        if self.one_row:
+            return 1, self.tensor.shape[-1]
         return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
 
     def rows(self) -> Bytes:
@@ -89,38 +90,62 @@ def checkpoint_tensors(model: GgufModel, config: dict[str, Any]) -> dict[str, So
         config: its ``config.json``.
 
     Raises:
-        DeploymentError: one has rows that are not those of its heads.
+        DeploymentError: one has rows that are not those of its heads, or there are too many.
     """
-    architecture = model.metadata["general.architecture"]
+    family = family_of(Metadata(model))
     tensors = dict[str, Source]()
     for name, tensor in model.tensors.items():
-        if name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT):
+        match = _LAYER.fullmatch(name)
+        if name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) or (
+            family.predicts_ahead and match is not None and int(match[1]) >= config["num_hidden_layers"]
+        ):
             continue
-        for ours, expert in _names(name, architecture, tensor):
+        for ours, expert in _names(name, match, family, tensor):
             heads = 0
-            if architecture == "llama" and ours.rpartition(".")[0].endswith(("q_proj", "k_proj")):
-                heads = config["num_attention_heads" if ".q_proj." in ours else "num_key_value_heads"]
-                size, rows = config["head_dim"], tensor.shape[0]
-                if rows != heads * size or size % 2:
-                    raise DeploymentError(
-                        f"{model.path}: tensor {name!r} has {rows} rows; {heads} heads have {size} each"
-                    )
-            offset = -1.0 if architecture == "gemma3" and ours.endswith("norm.weight") else 0.0
-            tensors[ours] = Source(tensor, heads, offset, expert)
+            if family.paired_rows and ours.rpartition(".")[0].endswith((".q_proj", ".k_proj")):
+                heads = _heads(model, tensor, config, ours)
+            offset = family.norm_offset if ours.endswith("norm.weight") else 0.0
+            tensors[ours] = Source(tensor, heads, offset, expert, ours.endswith("shared_expert_gate.weight"))
+        if len(tensors) > _MOST_TENSORS:
+            raise DeploymentError(f"{model.path}: it has more than {_MOST_TENSORS} tensors, with each expert's")
+    if shares_blocks(model):
+        tensors["lm_head.weight"] = Source(model.tensors[EMBEDDING])
     return tensors
 
 
-def _names(name: str, architecture: str, tensor: GgufTensor) -> Iterator[tuple[str, int | None]]:
+def shares_blocks(model: GgufModel) -> bool:
+    """Return whether head and embedding are one tensor in blocks: the head multiplies them, the embedding is decoded."""
+    return HEAD not in model.tensors and model.tensors[EMBEDDING].type.name not in FLOATS
+
+
+def _heads(model: GgufModel, tensor: TensorInfo, config: dict[str, Any], ours: str) -> int:
+    """Return how many heads a tensor's rows are of."""
+    heads = config["num_attention_heads" if ".q_proj." in ours else "num_key_value_heads"]
+    size, rows = config["head_dim"], tensor.shape[0]
+    if rows != heads * size or size % 2:
+        raise DeploymentError(
+            f"{model.path}: tensor {tensor.name!r:.200} has {rows} rows; {heads} heads have {size} each"
+        )
+    return int(heads)
+
+
+def _names(
+    name: str, match: re.Match[str] | None, family: Family, tensor: TensorInfo
+) -> Iterator[tuple[str, int | None]]:
     """Yield the names in a checkpoint of what a tensor holds; of each expert, with its number."""
-    match = _LAYER.fullmatch(name)
     if match is None:
         module, _, kind = name.rpartition(".")
         yield f"{_OUTER[module]}.{kind}" if module in _OUTER else name, None
         return
     layer, module, kind = match.groups()
-    if (experts := _OF_EXPERTS.fullmatch(module)) and len(tensor.shape) == 3:
+    known = INNER | family.names
+    ours = known.get(f"{module}.{kind}") or (f"{known[module]}.{kind}" if module in known else None)
+    if ours is None:
+        yield name, None
+    elif "{}" not in ours:
+        yield f"model.layers.{layer}.{ours}", None
+    elif len(tensor.shape) == (3 if kind == "weight" else 2) and tensor.shape[0] <= _MOST_TENSORS:
         for expert in range(tensor.shape[0]):
-            yield f"model.layers.{layer}.mlp.experts.{expert}.{experts[1]}_proj.{kind}", expert
-        return
-    ours = (_INNER | _OTHERWISE.get(architecture, {})).get(module)
-    yield f"model.layers.{layer}.{ours}.{kind}" if ours else name, None
+            yield f"model.layers.{layer}.{ours.format(expert)}", expert
+    else:
+        yield name, None

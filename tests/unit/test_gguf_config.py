@@ -119,6 +119,7 @@ def test_values_by_layer_that_are_all_the_same(tmp_path: Path) -> None:
 
 
 _FACTORS = {"rope_freqs.weight": np.ones(2, np.float32)}
+_FOUR = {"blk.0.ffn_up_exps.weight": np.zeros((4, 1, 1), np.float32)}
 _LONG = {"rope_factors_long.weight": np.ones(2, np.float32)}
 _Case = tuple[Callable[[Path], Path], str]
 
@@ -126,17 +127,24 @@ _Case = tuple[Callable[[Path], Path], str]
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: _write(path, "bloom"), "general.architecture 'bloom' is not supported; supported: llama, qwen2"),
+        (lambda path: _write(path, "bloom"), "general.architecture 'bloom' is not supported; supported: llama, mistral3"),
         (lambda path: _write(path, "qwen"), "did you mean 'qwen"),
         (lambda path: _write(path, "llama", {"token_embd.weight": np.zeros((7, 9), np.float32)}), "with rows of 8"),
         (lambda path: _write(path, "llama", block_count=1 << 31), "block_count is 2147483648; it must be at most 1"),
         (lambda path: _write(path, "llama", context_length=None), "llama.context_length is None; it must be a pos"),
-        (lambda path: _write(path, "llama", embedding_length="8"), "embedding_length is '8'; it must be a number"),
+        (lambda path: _write(path, "llama", embedding_length="8"), "embedding_length is '8'; it must be a finite number"),
         (lambda path: _write(path, "llama", attention__head_count=[2, 4]), r"is \[2, 4\]; it must be the same for all"),
         (lambda path: _write(path, "llama", attention__head_count=16), "key_length and value_length is '0 and None'"),
         (lambda path: _write(path, "llama", attention__value_length=6), "key_length and value_length is '4 and 6'"),
         (lambda path: _write(path, "llama", attention__layer_norm_rms_epsilon=None), "it must be there"),
-        (lambda path: _write(path, "llama", expert_count=8), "llama.expert_count is 8; Mixtral is not served"),
+        (lambda path: _write(path, "llama", expert_count=8, expert_used_count=2), "as its tensors have: those of"),
+        (lambda path: _write(path, "llama", _FOUR, expert_count=3, expert_used_count=2), "as its tensors have: 4"),
+        (
+            lambda path: _write(path, "glm4moe", _FOUR, expert_count=4, expert_used_count=2, expert_gating_func=1),
+            "expert_gating_func is 1; it must be 2, a sigmoid",
+        ),
+        (lambda path: _write(path, "glm4moe", nextn_predict_layers=1), "nextn_predict_layers is 1; it must be a number b"),
+        (lambda path: _write(path, "qwen3", attention__key_length=1 << 20), "one positive integer, at most 4096"),
         (lambda path: _write(path, "llama", rope__dimension_count=2), "rope.dimension_count is 2; it must be the size"),
         (lambda path: _write(path, "llama", rope__scaling__type="su"), "rope.scaling.type is 'su'; it must be none, l"),
         (lambda path: _write(path, "llama", rope__scaling__attn_factor=1.5), "attn_factor is 1.5; it must be 1.0 with"),

@@ -239,7 +239,11 @@ _WITH_IMAGES = ("Gemma3", "Mistral3", "Qwen3_5")
 @functools.cache
 def checkpoint(name: str) -> Path:
     """Return the directory of a checkpoint; made once per session."""
-    kind, special = ARCHITECTURES[name]
+    return make_checkpoint(name, *ARCHITECTURES[name])
+
+
+def make_checkpoint(name: str, kind: str, special: dict[str, Any]) -> Path:
+    """Write a checkpoint, and return its directory; ``kind`` and ``special`` are as in ``ARCHITECTURES``."""
     torch.manual_seed(sum(map(ord, name)))
     configuration = getattr(transformers, f"{kind}Config")
     if kind in _WITH_IMAGES:

@@ -20,7 +20,7 @@ import transformers
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 
-from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint
+from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, make_checkpoint
 
 Array = npt.NDArray[Any]
 _ARCHITECTURE = {
@@ -31,7 +31,27 @@ _ARCHITECTURE = {
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
+    "MixtralForCausalLM": "llama",
+    "Ministral3ForCausalLM": "mistral3",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Gemma2ForCausalLM": "gemma2",
+    "GptOssForCausalLM": "gpt-oss",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
 }
+_SAYABLE: dict[str, dict[str, Any]] = {
+    "qwen3moe": {"mlp_only_layers": []},
+    "qwen2moe": {"decoder_sparse_step": 1},
+    "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4, "use_sliding_window": False, "sliding_window": None},
+    "gemma2": {"tie_word_embeddings": True},
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "glm4moe": {"first_k_dense_replace": 1},
+}
+"""What checkpoints have in place of what a GGUF file cannot say."""
 _WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 320, "num_hidden_layers": 2}
 """Rows of whole blocks of 256."""
 _EXPERTS = {
@@ -70,8 +90,14 @@ def gguf_file(name: str, kind: str = "F32", special: tuple[tuple[str, str], ...]
         special: see there.
     """
     folder = Path(tempfile.mkdtemp(dir=_folder().name))
-    source = checkpoint(name)
+    source = checkpoint(name) if name not in _SAYABLE else _sayable(name)
     return write_gguf(source, folder, lambda tensor: next((type for part, type in special if part in tensor), kind))
+
+
+@functools.cache
+def _sayable(name: str) -> Path:
+    architecture, special = ARCHITECTURES[name]
+    return make_checkpoint(f"{name}, gguf", architecture, special | _SAYABLE[name])
 
 
 @functools.cache
@@ -118,11 +144,11 @@ def write_gguf(
     )
     tensors, plain = load_file(source / "model.safetensors"), dict[str, torch.Tensor]()
     experts = defaultdict[tuple[str, str], dict[int, Array]](dict)
-    for ours, tensor in tensors.items():
+    for ours, tensor in _by_experts(tensors).items():
         expert = re.search(r"\.experts\.(\d+)(?=\.)", ours)
-        module = ours.replace(expert[0], ".experts") if expert else ours
-        theirs = str(names.get_name(module, try_suffixes=(".weight", ".bias")))
-        linear = tensor.dim() == 2 and not ours.endswith("mlp.gate.weight")
+        module = ours.replace(expert[0], ".experts") if expert else ours.replace("correction_bias", "correction.bias")
+        theirs = str(names.get_name(module, try_suffixes=(".weight", ".bias"))) + ".weight" * module.endswith("sinks")
+        linear = tensor.dim() == 2 and not _ROUTER.search(ours)
         data, kind = tensor.float().numpy(), kind_of(ours) if linear else "F32"
         stored, decoded = _blocks(data, kind, seed=len(plain))
         plain[ours] = torch.from_numpy(decoded.copy())
@@ -136,11 +162,47 @@ def write_gguf(
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     (folder / "plain").mkdir()
-    save_file(plain, folder / "plain" / "model.safetensors", {"format": "pt"})
-    if architecture == "gemma3":  # a file does not say it; in all models but one it is this
+    save_file(_stacked(plain) if architecture == "gpt-oss" else plain, folder / "plain/model.safetensors", {"format": "pt"})
+    if architecture in ("gemma2", "gemma3"):  # a file does not say it; in all models but one it is this
         config["query_pre_attn_scalar"] = config["head_dim"]
     (folder / "plain" / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     return GgufFile(folder / "model.gguf", folder / "plain")
+
+
+_ROUTER = re.compile(r"(mlp|block_sparse_moe)\.(gate|router|shared_expert_gate)\.weight")
+
+
+def _by_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return gpt-oss' tensors with those of each expert, and with gate and up, for themselves; others as they are."""
+    apart = dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?", name)
+        if match is None:
+            apart[name] = tensor
+            continue
+        kind = "bias" if match[3] else "weight"
+        for number, values in enumerate(tensor):
+            rows = values if match[3] else values.t()
+            parts = {"gate": rows[::2], "up": rows[1::2]} if match[2] == "gate_up" else {"down": rows}
+            for part, held in parts.items():
+                apart[f"{match[1]}.{number}.{part}_proj.{kind}"] = held.contiguous()
+    return apart
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of ``_by_experts`` as gpt-oss' checkpoint has them."""
+    held, experts = dict[str, torch.Tensor](), defaultdict[str, list[torch.Tensor]](list)
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.\d+\.(up|down)_proj\.(weight|bias)", name)
+        if match:
+            gate = tensors[name.replace("up_proj", "gate_proj")]
+            rows = tensor if match[2] == "down" else torch.stack((gate, tensor), 1).flatten(0, 1)
+            part = "gate_up" if match[2] == "up" else "down"
+            ours = f"{match[1]}.{part}_proj" + ("_bias" if match[3] == "bias" else "")
+            experts[ours].append(rows if match[3] == "bias" else rows.t())
+        elif ".experts." not in name:
+            held[name] = tensor
+    return held | {name: torch.stack(parts).contiguous() for name, parts in experts.items()}
 
 
 def draw_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Array:
@@ -198,9 +260,11 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, stored: Array, kind: str) ->
 def _as_llama_cpp(name: str, stored: Array, config: dict[str, Any], architecture: str) -> Array:
     """Change a tensor as llama.cpp's conversion does."""
     module = name.rpartition(".")[0]
-    if architecture == "gemma3" and name.endswith("norm.weight"):
+    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return stored + np.float32(1)
-    if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
+    if module.endswith("shared_expert_gate"):
+        return stored.squeeze(0)
+    if architecture in ("llama", "mistral3", "smollm3") and module.endswith(("q_proj", "k_proj")):
         heads = config["num_attention_heads" if module.endswith("q_proj") else "num_key_value_heads"]
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return halves.swapaxes(1, 2).reshape(stored.shape)
@@ -222,20 +286,43 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if architecture == "qwen3moe":
-        writer.add_expert_count(config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    _add_experts(writer, config, architecture)
+    if caps := config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(caps)
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if architecture == "gemma3":
+    if architecture == "gemma3" or "Olmo3ForCausalLM" in config["architectures"]:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if architecture == "gemma3":
         writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
+    count = next((config[name] for name in ("num_local_experts", "n_routed_experts", "num_experts") if name in config), 0)
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if architecture != "olmoe" and "MixtralForCausalLM" not in config["architectures"]:
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if architecture == "glm4moe":
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
 
 
 def _add_factors(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
@@ -265,7 +352,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="inflight-gguf-")
 
 
-_KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3Text", "Phi3")
+_KINDS = (
+    "Llama", "Mistral", "Ministral3", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3Text",
+    "Phi3", "GptOss", "Olmo2", "Olmo3", "Olmoe", "SmolLM3", "Glm4", "Glm4Moe",
+)  # fmt: skip
 _UNSAID = ("qwen2, windows", "llama, yarn, all", "qwen3, biases")
 NAMES = [name for name, (kind, _) in ARCHITECTURES.items() if kind in _KINDS and name not in _UNSAID]
 """The checkpoints that a GGUF file can say all of."""

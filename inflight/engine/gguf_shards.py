@@ -11,16 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inflight.engine.quant.gguf_blocks import FORMATS, decode
-from inflight.errors import DeploymentError
-from inflight.gguf.checkpoint import in_blocks, open_gguf
+from inflight.engine.quant.gguf_blocks import MXFP4, decode, mxfp4_parts
+from inflight.gguf.checkpoint import in_blocks, open_gguf, require_types
 from inflight.gguf.names import Source
 from inflight.gguf.types import FLOATS
 
 log = logging.getLogger(__name__)
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_KINDS = (*FLOATS, *FORMATS)
 _THREADS = min(8, len(os.sched_getaffinity(0)))
 
 
@@ -33,13 +31,10 @@ class GgufShards:
             DeploymentError: a file is missing or not what it should be, or a tensor is of a type that is not decoded.
         """
         self._path, self._checkpoint = path, open_gguf(path)  # held, so that others need not read it again
+        require_types(self._checkpoint.model)
         self._tensors = self._checkpoint.tensors
-        for name, source in self._tensors.items():
-            if (kind := source.tensor.type.name) not in _KINDS:
-                raise DeploymentError(
-                    f"{path}: tensor {source.tensor.name} ({name}) is in {kind}; supported: {', '.join(_KINDS)}"
-                )
-        self.names = frozenset(self._tensors)
+        scales = [f"{name}_scale" for name, source in self._tensors.items() if _has_scales(name, source)]
+        self.names = frozenset(self._tensors) | set(scales)
 
     def load(self, names: Collection[str], take: Callable[[str, Tensor], None]) -> None:
         """Call ``take`` with each of the tensors ``names``, in several threads at once.
@@ -50,14 +45,24 @@ class GgufShards:
         log.info("loading %s", self._path.name)
         wanted = [name for name in self._tensors if name in names]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
-            list(pool.map(lambda name: take(name, _tensor(name, self._tensors[name])), wanted))
+            list(pool.map(lambda name: _take(name, self._tensors[name], take), wanted))
 
 
-def _tensor(name: str, source: Source) -> Tensor:
-    """Return a tensor as the model holds it: in blocks, uint8 ``[rows, bytes of a row]``, or decoded."""
+def _has_scales(name: str, source: Source) -> bool:
+    return source.tensor.type.name == MXFP4 and in_blocks(name, source)
+
+
+def _take(name: str, source: Source, take: Callable[[str, Tensor], None]) -> None:
+    """Call ``take`` with a tensor as the model holds it: uint8 in blocks ``[rows, bytes of a row]``, or decoded."""
     rows, kind = torch.from_numpy(source.rows()), source.tensor.type.name
+    if _has_scales(name, source):
+        weight, scales = mxfp4_parts(rows)
+        take(name, weight)
+        take(f"{name}_scale", scales)
+        return
     if in_blocks(name, source):
-        return rows
+        take(name, rows)
+        return
     values = rows.view(_DTYPES[kind]) if kind in FLOATS else decode(rows, kind)
     values = values.reshape(source.shape)
-    return values + source.offset if source.offset else values
+    take(name, values + source.offset if source.offset else values)

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from inflight.errors import DeploymentError
 from inflight.gguf.config import read_config
 from inflight.gguf.names import Source, checkpoint_tensors
-from inflight.gguf.reader import GgufModel
+from inflight.gguf.reader import GgufHeader, GgufModel
 from inflight.gguf.tokenizer import tokenizer_files
-from inflight.gguf.types import FLOATS
+from inflight.gguf.types import FLOATS, SERVED
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +35,19 @@ class GgufCheckpoint:
         Raises:
             DeploymentError: a file is missing or is not what it should be; it is named.
         """
-        self._model = GgufModel(path)
-        directory = self._model.path.parent
+        self.model = GgufModel(path)
+        directory = self.model.path.parent
         self._text_directory = directory if (directory / _TOKENIZER).is_file() else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """``config.json``. Raises DeploymentError: its architecture is not served, or its metadata are wrong."""
-        return read_config(self._model)
+        return read_config(self.model)
 
     @cached_property
     def tensors(self) -> dict[str, Source]:
         """By their names in a checkpoint. Raises DeploymentError."""
-        return checkpoint_tensors(self._model, self.config)
+        return checkpoint_tensors(self.model, self.config)
 
     @property
     def blocks(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class GgufCheckpoint:
 
     @cached_property
     def _text(self) -> dict[str, dict[str, Any]]:
-        return tokenizer_files(self._model)
+        return tokenizer_files(self.model)
 
 
 _opened: WeakValueDictionary[Path, GgufCheckpoint] = WeakValueDictionary()
@@ -106,3 +106,12 @@ def in_blocks(name: str, source: Source) -> bool:
     """Whether a tensor stays in blocks: a linear's weight. An embedding's rows are looked up, and decoded before."""
     linear = len(source.shape) == 2 and name.endswith(".weight") and not name.endswith("embed_tokens.weight")
     return linear and source.tensor.type.name not in FLOATS
+
+
+def require_types(model: GgufHeader) -> None:
+    """Require that all tensors are of types that are served. Raises DeploymentError, which names the first other."""
+    for tensor in model.tensors.values():
+        if tensor.type.name not in SERVED:
+            raise DeploymentError(
+                f"{model.path}: tensor {tensor.name!r:.200} is in {tensor.type.name}; supported: {', '.join(SERVED)}"
+            )

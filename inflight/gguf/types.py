@@ -63,5 +63,42 @@ TENSOR_TYPES: dict[int, TensorType] = {
 
 FLOATS = ("F32", "F16", "BF16")
 """The types that are not quantized."""
+
+
+class PackedType(NamedTuple):
+    """What a CPU's native step makes of blocks: integers, in groups with a scale, and maybe a minimum."""
+
+    bits: int
+    """Of an integer."""
+    group: int
+    """Integers of a group."""
+    minimums: bool = False
+    scale_bits: int = 32
+    """Of a scale, and of a minimum."""
+
+    @property
+    def bits_of_weight(self) -> float:
+        """Bits that a weight takes, with its share of the group's scale and minimum."""
+        return self.bits + self.scale_bits * (1 + self.minimums) / self.group
+
+
+QUANTIZED: dict[str, PackedType] = {
+    "Q4_0": PackedType(4, 32),
+    "Q4_1": PackedType(4, 32, minimums=True),
+    "Q5_0": PackedType(8, 32),
+    "Q5_1": PackedType(8, 32, minimums=True),
+    "Q8_0": PackedType(8, 32),
+    "Q2_K": PackedType(4, 16, minimums=True),
+    "Q3_K": PackedType(4, 16),
+    "Q4_K": PackedType(4, 32, minimums=True),
+    "Q5_K": PackedType(8, 32, minimums=True),
+    "Q6_K": PackedType(8, 16),
+    "IQ4_NL": PackedType(8, 32),
+    "IQ4_XS": PackedType(8, 32),
+    "MXFP4": PackedType(4, 32, scale_bits=8),
+}
+"""The quantized types that are decoded, by name."""
+SERVED = (*FLOATS, *QUANTIZED)
+"""The types of tensors that are served, by name."""
 BLOCKS = {kind.name: kind for kind in TENSOR_TYPES.values()}
 """By name."""

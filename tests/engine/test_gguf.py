@@ -17,9 +17,11 @@ from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import PROMPTS, TOKENS
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.gguf_files import NAMES, GgufFile, draw_blocks, gguf_file, wide_gguf_file
-from tests.engine.support.native import CPU, each_step
+from tests.engine.support.native import CPU, SETS
 
 COUNT = 12
+steps = pytest.mark.parametrize("cpu_step", ["pytorch", *SETS[:1]])
+"""PyTorch, and one set of kernels: ``test_native_gguf`` has the others."""
 MIXED = (("v_proj", "Q6_K"), ("down_proj", "Q6_K"), ("embed_tokens", "Q6_K"), ("lm_head", "Q6_K"))
 """What llama.cpp stores otherwise in a file that it calls Q4_K_M."""
 
@@ -31,19 +33,25 @@ def _check(file: GgufFile, **settings: object) -> None:
     assert [tokens for _, tokens in made] == file.likeliest(made)
 
 
-@each_step
+@steps
 @pytest.mark.parametrize("name", NAMES)
 def test_architectures(name: str, cpu_step: str) -> None:
     _check(gguf_file(name), cpu_step=cpu_step)
 
 
-@each_step
+@steps
+def test_experts_in_mxfp4(cpu_step: str) -> None:
+    """As gpt-oss is published."""
+    _check(gguf_file("gpt-oss", "F32", ((".experts.", "MXFP4"),)), cpu_step=cpu_step)
+
+
+@steps
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
 def test_experts(kind: str, cpu_step: str) -> None:
     _check(wide_gguf_file(kind, experts=True), cpu_step=cpu_step)
 
 
-@each_step
+@steps
 @pytest.mark.parametrize("kind", ["F16", "BF16", *FORMATS])
 def test_types(kind: str, cpu_step: str) -> None:
     _check(wide_gguf_file(kind), cpu_step=cpu_step)
@@ -56,7 +64,7 @@ def test_logits_are_those_of_the_decoded_weights(kind: str) -> None:
     assert torch.equal(made, expected)
 
 
-@each_step
+@steps
 @pytest.mark.parametrize("tied", [False, True])
 def test_types_are_mixed(tied: bool, cpu_step: str) -> None:
     _check(wide_gguf_file("Q4_K", MIXED, tied), cpu_step=cpu_step)
@@ -114,7 +122,7 @@ def _with(path: Path, tensor: str, kind: str) -> Path:
         (
             "blk.0.attn_q.weight",
             "IQ2_XXS",
-            r"attn_q\.weight \(model.*q_proj\.weight\) is in IQ2_XXS; supported: F32, ",
+            r"tensor 'blk\.0\.attn_q\.weight' is in IQ2_XXS; supported: F32, ",
         ),
         ("blk.0.attn_sinks.weight", "F32", "tensor blk.0.attn_sinks.weight has no place in this architecture"),
         ("blk.0.attn_k.weight", "Q4_K", r"no tensor for .*input_layernorm"),

@@ -17,8 +17,9 @@ from inflight.engine.native.bindings import NativeError, Weight, call
 from inflight.engine.native.model import NativeModel
 from inflight.engine.native.weights import quantized_source
 from inflight.engine.quant.gguf_blocks import FORMATS
-from inflight.engine.quant.gguf_linears import GGUF_LINEARS, scheme_of
+from inflight.engine.quant.gguf_linears import GGUF_LINEARS
 from inflight.engine.quant.linears import LinearShape
+from inflight.gguf.types import QUANTIZED
 from tests.engine.support.gguf_files import draw_blocks, wide_gguf_file
 from tests.engine.support.native import CPU, SETS, by_pytorch, each_set, make_pool
 
@@ -38,7 +39,7 @@ MIXTURES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 """Types of weights: of most, and of some."""
 PACKED = {
     "Q4_0": 4, "Q4_1": 9, "Q5_0": 5, "Q5_1": 10, "Q8_0": 5, "Q2_K": 9, "Q3_K": 4, "Q4_K": 9, "Q5_K": 10, "Q6_K": 5,
-    "IQ4_NL": 5, "IQ4_XS": 5, "MXFP4": 5,
+    "IQ4_NL": 5, "IQ4_XS": 5,
 }  # fmt: skip
 OUTPUT = 1
 """The library's number for the projection of attention's outputs."""
@@ -75,14 +76,17 @@ def test_logits_are_those_of_pytorch_whatever_the_batch(name: str, instruction_s
         assert torch.equal(part, made[start : start + count])
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", GGUF_LINEARS)
 def test_integers_scales_and_minimums_are_the_weight(kind: str) -> None:
     """As the library is given them; an offset of eight may cost a last bit."""
-    linear = GGUF_LINEARS[scheme_of(kind)](LinearShape("x", 6, 512, False, torch.float32, 0, False, False))
+    linear = GGUF_LINEARS[kind](LinearShape("x", 6, 512, False, torch.float32, 0, False, False))
     blocks = torch.from_numpy(draw_blocks(kind, 6, 512))
     linear.weight = torch.nn.Parameter(blocks, requires_grad=False)
     source = quantized_source([linear], torch.float32)
     assert source.packed_type == PACKED[kind]
+    held = QUANTIZED[kind]
+    assert (source.group, source.minimums is not None) == (held.group, held.minimums)
+    assert source.weight.nbytes * 8 == 6 * 512 * held.bits
     integers = source.weight
     if integers.dtype is torch.uint8:
         lower, upper = (integers << 4).view(torch.int8) >> 4, integers.view(torch.int8) >> 4

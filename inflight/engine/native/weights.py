@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from inflight.engine.native.bindings import NativeError, Weight
 from inflight.engine.quant.convert import LinearParts
 from inflight.engine.quant.formats import MXFP4_BLOCK, pack_int4, to_e4m3
-from inflight.engine.quant.gguf_blocks import FOUR_BITS, Groups
+from inflight.engine.quant.gguf_blocks import Groups
 from inflight.engine.quant.gguf_linears import GgufLinear
 from inflight.engine.quant.grouped import Fp8BlockLinear, Fp8TokenLinear, Int8TokenLinear
 from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
+from inflight.gguf.types import QUANTIZED
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
@@ -188,7 +189,7 @@ def _source_of_blocks(parts: list[GgufLinear]) -> Source:
     packed = _INT8 if minimums is None else _INT8_MINIMUMS
     # By the types and not by what the integers are, since all experts of a layer are packed as one type.
     alike = len({one.minimums is None for one in groups}) == 1
-    if alike and all(part.quant_algo in FOUR_BITS for part in parts) and not shape[0] % 2:
+    if alike and all(QUANTIZED[part.type.name].bits == 4 for part in parts) and not shape[0] % 2:
         if minimums is not None:
             weight, minimums = weight - 8, minimums + 8 * scales
         packed, weight = _INT4 if minimums is None else _INT4_MINIMUMS, pack_int4(weight)

@@ -178,6 +178,17 @@ def _mxfp4(blocks: Tensor) -> Groups:
     return Groups(_look_up(_E2M1_DOUBLED, _shifted(blocks[:, None, 1:], 4).flatten(2)), powers)
 
 
+def mxfp4_parts(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights and the scales of MXFP4 blocks as ``linears.Mxfp4Linear`` has them.
+
+    A block's bytes hold its first sixteen values below its last ones; there they hold neighbours.
+    """
+    blocks = weight.view(len(weight), -1, BLOCKS[MXFP4].size)
+    values = _shifted(blocks[..., None, 1:], 4).flatten(2)
+    return (values[..., ::2] | values[..., 1::2] << 4).flatten(1), blocks[..., 0].contiguous()
+
+
+MXFP4 = "MXFP4"
 FORMATS: dict[str, Callable[[Tensor], Groups]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -191,8 +202,6 @@ FORMATS: dict[str, Callable[[Tensor], Groups]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
+    MXFP4: _mxfp4,
 }
 """What is decoded, by the type's name: each takes uint8 ``[blocks, bytes of a block]``."""
-FOUR_BITS = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K")
-"""The types whose integers are 0 to 15 if they have minimums, else -8 to 7."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from inflight.engine.quant.gguf_blocks import FORMATS, Groups, decode, unpack
+from inflight.engine.quant.gguf_blocks import FORMATS, MXFP4, Groups, decode, unpack
 from inflight.engine.quant.linears import LinearShape, QuantizedLinear
 from inflight.gguf.types import BLOCKS, TensorType
 
@@ -36,13 +36,9 @@ class GgufLinear(QuantizedLinear):
         return unpack(self.weight.detach(), self.type.name)
 
 
-def scheme_of(kind: str) -> str:
-    """Return the scheme of a type of blocks: its name, but that MXFP4 is laid out otherwise than in other files."""
-    return "MXFP4_GGUF" if kind == "MXFP4" else kind
-
-
 GGUF_LINEARS: dict[str, type[GgufLinear]] = {
-    scheme_of(kind): type(f"{kind}BlockLinear", (GgufLinear,), {"quant_algo": scheme_of(kind), "type": BLOCKS[kind]})
+    kind: type(f"{kind}BlockLinear", (GgufLinear,), {"quant_algo": kind, "type": BLOCKS[kind]})
     for kind in FORMATS
+    if kind != MXFP4  # which becomes what other checkpoints have, see ``gguf_blocks.mxfp4_parts``
 }
-"""By the scheme's name."""
+"""By the scheme's name, which is that of the blocks."""

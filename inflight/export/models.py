@@ -9,13 +9,14 @@ import psutil
 import typer
 from rich.console import Console
 
-from inflight.engine.models.reading import read_model_config
+from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import make_plan
 from inflight.hub.model_manifest import ModelManifest
 from inflight.hub.names import parse_model_name
+from inflight.hub.screen import why_not_served
 from inflight.hub.staging import in_units
 from inflight.hub.store import StoredModel, find_entries, models_folder, remove_entry, stored_models
 from inflight.report.failures import one_line_errors
@@ -93,12 +94,16 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
     A machine that is not known is the reason why.
     """
     if manifest.format == "gguf":
-        return _by_size(manifest, "GGUF")
-    config = read_json(directory / "config.json")
+        return f"not served yet; {_by_size(manifest, 'GGUF')}"
     try:
-        shape = read_model_config(config)
+        config = read_json(directory / "config.json")
     except DeploymentError as error:
         return f"not served: {error}"
+    if (problem := why_not_served(config)) is not None:
+        return f"not served: {problem}"
+    if not is_known(config):
+        return _by_size(manifest, "transformers' code")
+    shape = read_model_config(config)
     if "quantization_config" in config or (directory / "hf_quant_config.json").exists():
         return _by_size(manifest, "quantized")
     if isinstance(machine, str):

@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -72,12 +72,12 @@ def pull_model(
         KeyboardInterrupt: of the user; the same holds.
     """
     settings = HubSettings.from_environment()
-    here = find_model(name) if to is None else None
-    if here is not None and (name.is_pinned or settings.offline):
+    here = find_model(name)
+    if to is None and here is not None and (name.is_pinned or settings.offline):
         tell(console, f"{name} is here already: {here.directory}")
         return here.directory
     if settings.offline:
-        raise DeploymentError(f"HF_HUB_OFFLINE is set, and {_nothing_of(name)}")
+        raise DeploymentError(f"HF_HUB_OFFLINE is set, and {_found_offline(name, here)}")
     stop = threading.Event()
     with Hub(settings, stop.wait) as hub:
         try:
@@ -194,16 +194,12 @@ def _tell_of_others(name: ModelName, staging: Path, console: Console) -> None:
         if other != staging and other.name.partition("-")[2] == variant and is_commit(commit):
             tell(
                 console,
-                f"an interrupted pull of another commit is kept: `inflight pull {name.repo}@{commit}` goes on with it, "
-                f"`inflight models rm {name.repo}@{commit[:12]}` removes it",
+                f"an interrupted pull of another commit is kept: `inflight pull {replace(name, revision=commit)}` goes "
+                f"on with it, `inflight models rm {replace(name, revision=commit[:12])}` removes it",
             )
-
-
-def _nothing_of(name: ModelName) -> str:
-    return f"there is no {name} in {models_folder()}"
 
 
 def _found_offline(name: ModelName, here: StoredModel | None) -> str:
     if here is None:
-        return _nothing_of(name)
+        return f"there is no {name} in {models_folder()}"
     return f"a pulled {name} is in {here.directory}"

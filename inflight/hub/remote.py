@@ -70,19 +70,22 @@ class Hub:
         """``wait`` passes seconds between two tries.
 
         Raises:
-            DeploymentError: the environment's certificates cannot be read.
+            DeploymentError: the environment's certificates cannot be read, or its proxies not be used.
         """
         self.endpoint = settings.endpoint
         self._has_token, self._wait = settings.token is not None, wait
         headers = {"User-Agent": f"inflight/{VERSION}", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         context = make_ssl_context()
-        self._client = httpx.Client(
-            headers=headers,
-            follow_redirects=True,
-            timeout=_TIMEOUT,
-            verify=True if context is None else context,
-        )
+        try:
+            self._client = httpx.Client(
+                headers=headers,
+                follow_redirects=True,
+                timeout=_TIMEOUT,
+                verify=True if context is None else context,
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise DeploymentError(f"the environment's variables for proxies cannot be used: {error}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -53,29 +54,33 @@ def show_model(
         console.print(f"  {label:<14}{text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def why_not_served(config: bytes) -> str | None:
-    """Return why the engine does not serve a model, by the bytes of its config.json; None: it does, or may.
+def why_not_served(config: Mapping[str, Any]) -> str | None:
+    """Return why the engine does not serve a model, by its config.json; None: it does, or may.
 
-    What transformers' code makes of an architecture that Inflight has no code for is found when it is loaded.
+    What transformers' code makes of an architecture that Inflight has no code for is found when it is loaded. The
+    reason quotes the file: what a terminal might obey in it becomes a question mark.
     """
-    data = decode_object(config, "config.json")
     try:
-        if is_known(data):
-            read_model_config(data)
+        if is_known(config):
+            read_model_config(config)
         else:
-            require_known(data)
+            require_known(config)
     except DeploymentError as error:
-        return str(error)
+        return "".join(character if character.isprintable() else "?" for character in str(error))
     return None
 
 
 def _judgement(config: bytes | None) -> str:
     if config is None:
         return ""
-    if (problem := why_not_served(config)) is not None:
+    data = decode_object(config, "config.json")
+    if (problem := why_not_served(data)) is not None:
         return f"; the portable engine does not serve it: {problem}"
-    own = is_known(decode_object(config, "config.json"))
-    return "" if own else "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
+    return (
+        ""
+        if is_known(data)
+        else "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
+    )
 
 
 class Transfer:

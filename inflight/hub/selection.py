@@ -84,6 +84,7 @@ def select_gguf(name: ModelName, paths: Iterable[str]) -> tuple[str, list[str]]:
         for variant, parts in variants.items()
         if is_variant(variant, wanted) or any(wanted in (path, path.rpartition("/")[2]) for path in parts)
     )
+    found = [variant for variant in found if _same(variant, wanted)] or found
     if len(found) != 1:
         problem = f"{len(found)} GGUF files match" if found else "no GGUF file matches"
         known = found or sorted(variants)
@@ -110,9 +111,14 @@ def is_variant(variant: str, wanted: str) -> bool:
     """Return whether ``wanted`` is the name of a GGUF file, with its suffix or without, or a word of it."""
     if wanted.endswith(".gguf"):
         return wanted.removesuffix(".gguf") in (variant, variant.rpartition("/")[2])
-    if wanted.lower() == variant.lower():
+    if _same(variant, wanted):
         return True
     return bool(re.search(rf"(?:^|[-./]){re.escape(wanted)}(?:$|[-./])", variant, re.IGNORECASE))
+
+
+def _same(variant: str, wanted: str) -> bool:
+    """Return whether a name is meant whole; in the models folder's names dashes stand for slashes."""
+    return variant.lower().replace("/", "-") == wanted.lower().replace("/", "-")
 
 
 def variant_of(manifest: ModelManifest) -> str | None:

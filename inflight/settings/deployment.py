@@ -328,10 +328,15 @@ def read_settings(path: Path) -> dict[str, Any]:
 def model_name(checkpoint: Path) -> str:
     """Return what to call the model of a checkpoint directory: its name, or the one above's where it says nothing.
 
-    That is where it is `model`, or the commit of a model that was pulled.
+    That is where it is `model`, or the commit of a model that was pulled; in the Hub's own cache commits lie in
+    `models--org--name/snapshots`.
     """
     path = checkpoint.resolve()
-    return readable(path.parent.name if _SAYS_NOTHING.fullmatch(path.name) else path.name)
+    if not _SAYS_NOTHING.fullmatch(path.name):
+        return readable(path.name)
+    if path.parent.name == "snapshots":
+        return readable(path.parent.parent.name.split("--", 2)[-1])
+    return readable(path.parent.name)
 
 
 def validate(data: dict[str, Any], source: str) -> Deployment:

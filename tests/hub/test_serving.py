@@ -48,6 +48,10 @@ def test_a_model_that_is_not_here_is_pulled(words: list[str], served: list[Path]
     assert model_name(served[0]) == "demo", "and not its commit"
 
 
+def test_a_model_of_the_hubs_own_cache_has_its_name(tmp_path: Path) -> None:
+    assert model_name(tmp_path / "models--org--a-name--b" / "snapshots" / ("0" * 40)) == "a-name--b"
+
+
 def test_a_model_that_is_here_needs_no_hub(served: list[Path], hub: FakeHub, models: Path) -> None:
     hub.add("org/demo", CHECKPOINT)
     inflight("pull", "org/demo")
@@ -80,6 +84,12 @@ def test_an_architecture_that_is_not_served_is_refused_before_the_download(
     assert said.endswith("`inflight pull` gets it all the same")
     assert not hub.sent("model.safetensors")
     inflight("pull", "org/odd")
+
+
+def test_a_gguf_file_is_refused_before_the_download(served: list[Path], hub: FakeHub, models: Path) -> None:
+    hub.add("org/gguf", {"tiny-Q8_0.gguf": b"GGUF"})
+    assert "GGUF files are not served yet" in refused("serve", "org/gguf:Q8_0")
+    assert not hub.sent("tiny-Q8_0.gguf")
 
 
 def test_what_cannot_be_had_is_said_in_one_line(
@@ -115,6 +125,11 @@ def test_models_are_listed_with_what_this_machine_can_do(hub: FakeHub, models: P
     assert "tokens/s alone" in rows[demo]
     assert "speed is not planned (GGUF)" in rows[f"{gguf}:tiny-Q8_0"]
     assert "not served: " in rows[name]
+    config = json.loads(CHECKPOINT["config.json"]) | {"architectures": ["PhiForCausalLM"], "model_type": "phi"}
+    hub.add("org/phi", {**CHECKPOINT, "config.json": json.dumps(config).encode()})
+    inflight("pull", "org/phi")
+    [phi] = [line for line in inflight("models").stdout.splitlines() if "org/phi" in line]
+    assert "speed is not planned (transformers' code)" in phi
     (directories[0] / "tokenizer.json").unlink()
     (directories[2] / "model-manifest.json").write_text("{")
     rows = {line.split()[0]: line for line in inflight("models").stdout.splitlines() if "org/" in line}

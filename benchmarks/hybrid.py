@@ -80,11 +80,7 @@ def hybrid_reuse(setting: Setting) -> Result:
             for number, stream in enumerate(_conversation(Driver(engine), setting.pick(4, 2)), 1):
                 rows.append({"scenario": "conversation", "kind": kind, "request": number, **_figures([stream])})
             state = engine._runner._state_pool.nbytes // engine._runner._state_pool.slots
-    return _result(rows, sum(map(_numel, _RandomShards(model)._shapes.values())), state)
-
-
-def _numel(shape: torch.Size) -> int:
-    return shape.numel()
+    return _result(rows, sum(map(torch.Size.numel, _RandomShards(model)._shapes.values())), state)
 
 
 def _questions(driver: Driver, count: int) -> list[Stream]:

@@ -5,7 +5,6 @@
 #include "model.h"
 
 #include <cmath>
-#include <limits>
 
 namespace inflight {
 

@@ -11,12 +11,10 @@ from inflight.engine.models.architectures import ARCHITECTURES
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.experts import MoeBlock
 from inflight.engine.models.naming import CheckpointNames
-from inflight.engine.quant.formats import MXFP4_BLOCK
+from inflight.engine.quant.formats import E8M0_NAN, MXFP4_BLOCK
 from inflight.engine.quant.linears import QuantizedLinear
 from inflight.errors import DeploymentError
 
-_NO_EXPONENT = 255
-"""What E8M0 has for a scale that is not a number."""
 _SUFFIXES = {"weight_scale": "_scales", "bias": "_bias"}
 """What the name of a tensor ends with, by what it holds; weights in blocks end with ``_blocks``."""
 
@@ -59,7 +57,7 @@ class ExpertStack(NamedTuple):
         Raises:
             DeploymentError: a scale is not a number.
         """
-        if name.endswith("_scales") and (tensor == _NO_EXPONENT).any():
+        if name.endswith("_scales") and (tensor == E8M0_NAN).any():
             raise DeploymentError(f"checkpoint: tensor {name} has a scale that is not a number")
         for part, source in zip(self.parts, tensor, strict=True):
             rows = source.t() if self.columns_first else source.flatten(1) if self.blocks else source

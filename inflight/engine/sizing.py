@@ -319,14 +319,16 @@ def _make_offload_pool(config: EngineConfig, kv_pool: KvPool, num_blocks: int) -
 
 def _arithmetic(config: EngineConfig, block: KvPool, num_blocks: int, served_length: int) -> str:
     block_size = config.block_size
-    shapes = Counter((len(layer.keys), layer.keys.shape[-1]) for layer in block.layers.values())
+    own = {id(layer): layer for layer in block.layers.values()}.values()  # some layers share those of another
+    shapes = Counter((2 - layer.is_latent, len(layer.keys), layer.keys.shape[-1]) for layer in own)
     per_token = block.nbytes // block_size
-    plain = sum(2 * count * heads * dim for (heads, dim), count in shapes.items()) * block.stored.itemsize
-    heads_of_all = sum(2 * count * heads for (heads, _), count in shapes.items())
+    plain = sum(parts * count * heads * dim for (parts, heads, dim), count in shapes.items()) * block.stored.itemsize
+    heads_of_all = sum(parts * count * heads for (parts, heads, _), count in shapes.items())
     scales = (per_token - plain) // heads_of_all
+    behind = f" + {scales})" if scales else ")"
     terms = " + ".join(
-        f"2 x {count} layers x {heads} heads x ({dim} x {block.stored.itemsize}" + (f" + {scales})" if scales else ")")
-        for (heads, dim), count in shapes.items()
+        f"{parts} x {count} layers x {heads} heads x ({dim} x {block.stored.itemsize}{behind}"
+        for (parts, heads, dim), count in shapes.items()
     )
     tokens = num_blocks * block_size
     longest = min(served_length, tokens)

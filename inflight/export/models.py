@@ -9,13 +9,16 @@ import psutil
 import typer
 from rich.console import Console
 
-from inflight.engine.models.reading import read_model_config
+from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import make_plan
+from inflight.gguf.checkpoint import open_gguf, require_types
+from inflight.gguf.files import is_gguf
 from inflight.hub.model_manifest import ModelManifest
 from inflight.hub.names import parse_model_name
+from inflight.hub.screen import printable, why_not_served
 from inflight.hub.staging import in_units
 from inflight.hub.store import StoredModel, find_entries, models_folder, remove_entry, stored_models
 from inflight.report.failures import one_line_errors
@@ -92,15 +95,21 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
 
     A machine that is not known is the reason why.
     """
-    if manifest.format == "gguf":
-        return _by_size(manifest, "GGUF")
-    config = read_json(directory / "config.json")
+    model = manifest.weights_path(directory)
     try:
-        shape = read_model_config(config)
+        config = read_json(model / "config.json")
+        blocks = is_gguf(model) and _blocks(model, machine)
     except DeploymentError as error:
-        return f"not served: {error}"
+        return f"not served: {printable(error)}".replace(f"{directory}/", "")
+    if (problem := why_not_served(config)) is not None:
+        return f"not served: {problem}"
+    if not is_known(config):
+        return _by_size(manifest.weight_bytes, "transformers' code")
+    if blocks:
+        return _by_size(blocks, "GGUF")
+    shape = read_model_config(config)
     if "quantization_config" in config or (directory / "hf_quant_config.json").exists():
-        return _by_size(manifest, "quantized")
+        return _by_size(manifest.weight_bytes, "quantized")
     if isinstance(machine, str):
         return f"not planned: {machine}"
     longest = shape.max_position_embeddings
@@ -122,8 +131,22 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
     )
 
 
-def _by_size(manifest: ModelManifest, kind: str) -> str:
+def _blocks(model: Path, machine: Gpu | str) -> int:
+    """Return the memory that a GGUF model's weights take; 0: none are in blocks.
+
+    Raises:
+        DeploymentError: the file is not what it should be, or not served.
+    """
+    checkpoint = open_gguf(model)
+    require_types(checkpoint.model)
+    if not checkpoint.blocks:
+        return 0
+    on_gpu = isinstance(machine, Gpu) and not machine.is_cpu
+    return sum(tensor.nbytes for tensor in checkpoint.model.tensors.values()) if on_gpu else checkpoint.cpu_bytes
+
+
+def _by_size(needed: int, kind: str) -> str:
     """Return what is known of a model whose speed is not planned: the memory of its weights."""
-    free, needed = psutil.virtual_memory().available, manifest.weight_bytes
+    free = psutil.virtual_memory().available
     fits = "fits" if needed < free else "too large"
     return f"{fits}: {in_units(needed)} of weights, {in_units(free)} of memory free; speed is not planned ({kind})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from weakref import WeakValueDictionary
 
 from inflight.errors import DeploymentError
 from inflight.gguf.config import read_config
+from inflight.gguf.metadata import Described
 from inflight.gguf.names import Source, checkpoint_tensors
-from inflight.gguf.reader import GgufHeader, GgufModel
+from inflight.gguf.reader import GgufModel
 from inflight.gguf.tokenizer import tokenizer_files
-from inflight.gguf.types import FLOATS, SERVED
+from inflight.gguf.types import FLOATS, QUANTIZED, SERVED
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,15 @@ class GgufCheckpoint:
             for name, source in self.tensors.items()
             if in_blocks(name, source)
         }
+
+    @property
+    def cpu_bytes(self) -> int:
+        """Memory of the weights on a CPU: blocks as the native step packs them, all else in the type of computation."""
+        whole, total = 16 if self.config["dtype"] == "bfloat16" else 32, 0.0
+        for name, source in self.tensors.items():
+            kind = QUANTIZED[source.tensor.type.name].bits_of_weight if in_blocks(name, source) else whole
+            total += math.prod(source.shape) * kind / 8
+        return int(total)
 
     def read(self, name: str) -> bytes | None:
         """Return what a file of the checkpoint would hold; None: it has no such file.
@@ -108,7 +119,7 @@ def in_blocks(name: str, source: Source) -> bool:
     return linear and source.tensor.type.name not in FLOATS
 
 
-def require_types(model: GgufHeader) -> None:
+def require_types(model: Described) -> None:
     """Require that all tensors are of types that are served. Raises DeploymentError, which names the first other."""
     for tensor in model.tensors.values():
         if tensor.type.name not in SERVED:

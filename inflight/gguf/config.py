@@ -131,9 +131,7 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
     if ROPE_FACTORS not in tensors:
         return rope | scaled
     if scaled:
-        raise DeploymentError(
-            f"{model.path}: it has {ROPE_FACTORS} and rope.scaling.type {scaled['rope_type']}, too"
-        )
+        raise DeploymentError(f"{model.path}: it has {ROPE_FACTORS} and rope.scaling.type {scaled['rope_type']}, too")
     # Llama 3.1's scaling is in the file as what each frequency is divided by, which is longrope with one list.
     factors = _factors(model, data, ROPE_FACTORS)
     return rope | {

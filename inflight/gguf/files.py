@@ -8,7 +8,11 @@ from pathlib import Path
 from inflight.errors import DeploymentError
 
 SUFFIX = ".gguf"
-_SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""Matches the name of a part of a model: its title, the part's number from 1 on, and how many there are."""
+OF_IMAGES = "mmproj"
+"""What names of files begin with that hold projections for images, and no models."""
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def is_gguf(model: Path) -> bool:
@@ -16,19 +20,26 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == SUFFIX and not model.is_dir()
 
 
-def find_model(path: Path) -> Path:
-    """Return where a model is: ``path``, or the only GGUF model of a directory that has no ``config.json``.
+def locate_model(path: Path) -> Path:
+    """Return where a model is: ``path``, or the only GGUF model of a directory that has no other weights.
 
     Raises:
         DeploymentError: the directory has several GGUF models, or lacks a part of one.
     """
-    if not path.is_dir() or (path / "config.json").is_file():
+    if not path.is_dir() or any((path / name).is_file() for name in _WEIGHTS):
         return path
-    models = {parts_of(file)[0] for file in sorted(path.glob(f"*{SUFFIX}"))}
+    found = [file for file in sorted(path.glob(f"*{SUFFIX}")) if not file.name.lower().startswith(OF_IMAGES)]
+    models = {parts_of(file)[0] for file in found}
     if len(models) > 1:
         names = ", ".join(sorted(model.name for model in models))
         raise DeploymentError(f"{path}: it has several models, {names}; name the one to serve")
     return models.pop() if models else path
+
+
+def title_of(path: Path) -> str:
+    """Return what a model is called by the name of one of its files."""
+    match = SPLIT_NAME.fullmatch(path.name)
+    return match[1] if match else path.stem
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -37,7 +48,7 @@ def parts_of(path: Path) -> list[Path]:
     Raises:
         DeploymentError: one is missing.
     """
-    match = _SPLIT_NAME.fullmatch(path.name)
+    match = SPLIT_NAME.fullmatch(path.name)
     if match is None:
         return [path]
     stem, count = match[1], int(match[3])

@@ -1,23 +1,41 @@
-"""A GGUF model's metadata, read by the names that its architecture has, and what is served of that architecture."""
+"""A GGUF model's metadata, read by the names that its architecture has."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from inflight.errors import DeploymentError
-from inflight.gguf.reader import GgufHeader
+from inflight.gguf.header import TensorInfo
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """What frequencies are divided by; no weights of the checkpoint, and read with its configuration."""
 
 
+class Described(Protocol):
+    """A model's files, or the first of them, without the tensors' values."""
+
+    @property
+    def path(self) -> Path:
+        """What the first file is called in errors."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """By key."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """By name."""
+
+
 class Metadata:
     """A model's metadata, read by the names that its architecture has."""
 
-    def __init__(self, model: GgufHeader) -> None:
+    def __init__(self, model: Described) -> None:
         """
         Raises:
             DeploymentError: the file does not say its architecture.

@@ -138,7 +138,7 @@ def _names(
         yield f"{_OUTER[module]}.{kind}" if module in _OUTER else name, None
         return
     layer, module, kind = match.groups()
-    known = INNER | family.names
+    known = {**INNER, **family.names}
     ours = known.get(f"{module}.{kind}") or (f"{known[module]}.{kind}" if module in known else None)
     if ours is None:
         yield name, None

@@ -26,27 +26,28 @@ class GgufTensor(TensorInfo):
     """A view of the mapped file, ``[rows, bytes of a row]``."""
 
 
-class GgufHeader:
-    """What the files of a model say of it: its metadata, and tensors without their values."""
+class GgufModel:
+    """The metadata and tensors of a model."""
 
-    tensors: Mapping[str, TensorInfo]
-    """By name, of all files."""
-
-    def __init__(self, files: Sequence[FileHeader]) -> None:
-        """``files``: the model's, in their order.
+    def __init__(self, path: Path) -> None:
+        """Read the file ``path``, and what it is split into where its name says so.
 
         Raises:
-            DeploymentError: they do not belong together.
+            DeploymentError: a file is missing or is not what it should be; it is named.
         """
-        self.path = files[0].path
+        paths = parts_of(path)
+        maps = [_mapped(one) for one in paths]
+        files = [FileHeader(one, data, len(data), lambda _: data) for one, data in zip(paths, maps, strict=True)]
+        self.path = paths[0]
         self.metadata: Mapping[str, Any] = files[0].metadata
         """The first file's, which has all of the model's."""
-        found = dict[str, TensorInfo]()
-        for file in files:
-            if twice := found.keys() & file.tensors.keys():
+        self.tensors: dict[str, GgufTensor] = {}
+        """By name, of all files."""
+        for file, data in zip(files, maps, strict=True):
+            if twice := self.tensors.keys() & file.tensors.keys():
                 raise DeploymentError(f"{file.path}: tensor {min(twice)!r:.200} is in another part of the model too")
-            found |= file.tensors
-        self.tensors = found
+            for name, tensor in file.tensors.items():
+                self.tensors[name] = GgufTensor(**vars(tensor), data=_values(tensor, data))
         self._check_parts(files)
 
     def _check_parts(self, files: Sequence[FileHeader]) -> None:
@@ -67,28 +68,6 @@ class GgufHeader:
             raise DeploymentError(
                 f"{self.path}: its parts have {len(self.tensors)} tensors; split.tensors.count is {total}"
             )
-
-
-class GgufModel(GgufHeader):
-    """A model with its values."""
-
-    tensors: Mapping[str, GgufTensor]
-
-    def __init__(self, path: Path) -> None:
-        """Read the file ``path``, and what it is split into where its name says so.
-
-        Raises:
-            DeploymentError: a file is missing or is not what it should be; it is named.
-        """
-        paths = parts_of(path)
-        maps = [_mapped(one) for one in paths]
-        files = [FileHeader(one, data, len(data), lambda _: data) for one, data in zip(paths, maps, strict=True)]
-        super().__init__(files)
-        self.tensors = {
-            name: GgufTensor(**vars(tensor), data=_values(tensor, data))
-            for file, data in zip(files, maps, strict=True)
-            for name, tensor in file.tensors.items()
-        }
 
 
 def _mapped(path: Path) -> memoryview:

@@ -157,6 +157,18 @@ def _chunks(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
             yield chunk
 
 
+def require_new(archive: Path) -> None:
+    """Require that an archive can be written: a model may be read for minutes before.
+
+    Raises:
+        DeploymentError: it exists, or its directory does not.
+    """
+    if archive.exists() or archive.is_symlink():
+        raise DeploymentError(f"{archive} exists; name another file, or remove it")
+    if not archive.parent.is_dir():
+        raise DeploymentError(f"{archive.parent} is not a directory")
+
+
 def pack_model(directory: Path, manifest: ModelManifest, archive: Path, kind: ArchiveFormat, console: Console) -> None:
     """Write a model as an archive; each file is checked while it is read.
 
@@ -165,10 +177,7 @@ def pack_model(directory: Path, manifest: ModelManifest, archive: Path, kind: Ar
             is left then.
     """
     require_sizes(manifest, directory)
-    if archive.exists() or archive.is_symlink():
-        raise DeploymentError(f"{archive} exists; name another file, or remove it")
-    if not archive.parent.is_dir():
-        raise DeploymentError(f"{archive.parent} is not a directory")
+    require_new(archive)
     require_disk(archive, manifest.nbytes)
     with closing(Transfer(console, manifest.nbytes, 0)) as transfer, _new_tar(archive) as tar:
 

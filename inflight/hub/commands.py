@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from inflight.errors import DeploymentError
-from inflight.hub.archive import ArchiveFormat, pack_model, unpack_archive
+from inflight.hub.archive import ArchiveFormat, pack_model, require_new, unpack_archive
 from inflight.hub.local import find_to_pack, pull_path
 from inflight.hub.names import parse_model_name
 from inflight.hub.pull import pull_model
@@ -63,6 +63,7 @@ def pack(
 ) -> None:
     """Write a model as one file, for a machine without a network."""
     with _told():
+        require_new(archive)
         directory, manifest = find_to_pack(model, _console)
         pack_model(directory, manifest, archive, kind, _console)
 

@@ -24,7 +24,7 @@ MODEL_MANIFEST = "model-manifest.json"
 LARGEST_MANIFEST = 16 << 20
 """Bytes of a manifest, of a ``config.json`` and of an index of weights, at most."""
 _CHUNK = 1 << 20
-_PLAIN = r"^[\w .,()+/?-]{1,200}$"
+_PLAIN = r"^[A-Za-z0-9_ .,()+/?-]{1,200}$"
 """What is shown of a model's own words: nothing that a terminal obeys."""
 
 ModelFormat = Literal["safetensors", "gguf"]
@@ -199,7 +199,7 @@ def architecture_of(config: bytes | None, where: str) -> str | None:
 
 def plain(text: str) -> str | None:
     """Return words of a model's author as they may be shown; what a terminal might obey becomes a question mark."""
-    return re.sub(r"[^\w .,()+/-]", "?", text)[:200] or None
+    return re.sub(r"[^A-Za-z0-9_ .,()+/-]", "?", text)[:200] or None
 
 
 def decode_object(data: bytes, where: str) -> dict[str, Any]:

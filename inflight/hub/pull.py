@@ -6,17 +6,17 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from inflight.errors import DeploymentError
 from inflight.hub.download import Downloader
+from inflight.hub.gguf_header import judge_remote
 from inflight.hub.model_manifest import (
     MODEL_MANIFEST,
     ModelManifest,
-    architecture_of,
     now,
     read_manifest,
     require_sizes,
@@ -24,7 +24,7 @@ from inflight.hub.model_manifest import (
 )
 from inflight.hub.names import ModelName, is_commit
 from inflight.hub.remote import Hub, RemoteFile, Repository, Unreachable
-from inflight.hub.screen import Transfer, show_model, tell
+from inflight.hub.screen import Transfer, Verdict, judge_config, show_model, tell
 from inflight.hub.selection import CONFIG, Selection, select_files
 from inflight.hub.settings import HubSettings
 from inflight.hub.staging import (
@@ -46,9 +46,7 @@ class Offer:
 
     repository: Repository
     selection: Selection
-    architecture: str | None
-    config: bytes | None
-    """The bytes of config.json."""
+    verdict: Verdict
 
     @property
     def files(self) -> Sequence[RemoteFile]:
@@ -60,31 +58,31 @@ def pull_model(
     name: ModelName,
     console: Console,
     to: Path | None = None,
-    check: Callable[[bytes | None], None] = lambda config: None,
+    check: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Path:
     """Get a model that a hub has, and return its directory: ``to``, or its place in the models folder.
 
-    What is here already is not downloaded again; a whole commit that is here is not even asked for. ``check`` is given
-    the bytes of its config.json before anything is downloaded, and may refuse it.
+    What is here already is not downloaded again; a whole commit that is here is not even asked for. ``check`` is told
+    what it is before anything is downloaded, and may refuse it.
 
     Raises:
         DeploymentError: it cannot be had, or the disk is too small; what was downloaded is kept for the next time.
         KeyboardInterrupt: of the user; the same holds.
     """
     settings = HubSettings.from_environment()
-    here = find_model(name) if to is None else None
-    if here is not None and (name.is_pinned or settings.offline):
+    here = find_model(name)
+    if to is None and here is not None and (name.is_pinned or settings.offline):
         tell(console, f"{name} is here already: {here.directory}")
         return here.directory
     if settings.offline:
-        raise DeploymentError(f"HF_HUB_OFFLINE is set, and {_nothing_of(name)}")
+        raise DeploymentError(f"HF_HUB_OFFLINE is set, and {_found_offline(name, here)}")
     stop = threading.Event()
     with Hub(settings, stop.wait) as hub:
         try:
             offer = look_up(hub, name)
         except Unreachable as error:
             raise DeploymentError(f"{error}; {_found_offline(name, here)}") from None
-        check(offer.config)
+        check(offer.verdict)
         target = to or place_of(name.repo, offer.repository.commit, offer.selection.variant)
         with locked(target, lambda: tell(console, f"another process pulls {name}; waiting for it")):
             if _is_here(target, offer, to is not None):
@@ -103,15 +101,18 @@ def look_up(hub: Hub, name: ModelName) -> Offer:
     """
     repository = hub.repository(name)
     selection = select_files(name, repository.files, lambda path: hub.read(repository, path))
-    config = hub.read(repository, CONFIG) if CONFIG in selection.paths else None
-    return Offer(repository, selection, architecture_of(config, f"{name.repo}: {CONFIG}"), config)
+    if selection.format == "gguf":
+        first = min(path for path in selection.paths if path.endswith(".gguf"))
+        return Offer(repository, selection, judge_remote(hub, repository, first))
+    verdict = judge_config(hub.read(repository, CONFIG), f"{name.repo}: {CONFIG}")
+    return Offer(repository, selection, verdict)
 
 
 def _get(hub: Hub, name: ModelName, offer: Offer, target: Path, stop: threading.Event, console: Console) -> None:
     repository, staging, files = offer.repository, staging_of(target), offer.files
     require_empty(target)
     _tell_of_others(name, staging, console)
-    show_model(console, name, offer.repository, files, offer.architecture, offer.config, target)
+    show_model(console, name, offer.repository, files, offer.verdict, target)
     wanted = {file.path for file in files}
     if staging.exists():
         sweep(staging, wanted.__contains__)
@@ -135,7 +136,7 @@ def _get(hub: Hub, name: ModelName, offer: Offer, target: Path, stop: threading.
         commit=repository.commit,
         source=hub.endpoint,
         license=repository.license,
-        architecture=offer.architecture,
+        architecture=offer.verdict.architecture,
         format=offer.selection.format,
         files={path: done[path] for path in sorted(done)},
     )
@@ -194,16 +195,12 @@ def _tell_of_others(name: ModelName, staging: Path, console: Console) -> None:
         if other != staging and other.name.partition("-")[2] == variant and is_commit(commit):
             tell(
                 console,
-                f"an interrupted pull of another commit is kept: `inflight pull {name.repo}@{commit}` goes on with it, "
-                f"`inflight models rm {name.repo}@{commit[:12]}` removes it",
+                f"an interrupted pull of another commit is kept: `inflight pull {replace(name, revision=commit)}` goes "
+                f"on with it, `inflight models rm {replace(name, revision=commit[:12])}` removes it",
             )
-
-
-def _nothing_of(name: ModelName) -> str:
-    return f"there is no {name} in {models_folder()}"
 
 
 def _found_offline(name: ModelName, here: StoredModel | None) -> str:
     if here is None:
-        return _nothing_of(name)
+        return f"there is no {name} in {models_folder()}"
     return f"a pulled {name} is in {here.directory}"

@@ -70,19 +70,22 @@ class Hub:
         """``wait`` passes seconds between two tries.
 
         Raises:
-            DeploymentError: the environment's certificates cannot be read.
+            DeploymentError: the environment's certificates cannot be read, or its proxies not be used.
         """
         self.endpoint = settings.endpoint
         self._has_token, self._wait = settings.token is not None, wait
         headers = {"User-Agent": f"inflight/{VERSION}", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         context = make_ssl_context()
-        self._client = httpx.Client(
-            headers=headers,
-            follow_redirects=True,
-            timeout=_TIMEOUT,
-            verify=True if context is None else context,
-        )
+        try:
+            self._client = httpx.Client(
+                headers=headers,
+                follow_redirects=True,
+                timeout=_TIMEOUT,
+                verify=True if context is None else context,
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise DeploymentError(f"the environment's variables for proxies cannot be used: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -117,6 +120,17 @@ class Hub:
         if repository.files[path].bytes > LARGEST_MANIFEST:
             raise DeploymentError(f"{repository.repo}: {path} has {repository.files[path].bytes} bytes, too many")
         return self._get(_resolve(repository, path), ModelName(repository.repo, repository.commit))[0]
+
+    def read_part(self, repository: Repository, path: str, start: int, count: int) -> bytes:
+        """Return ``count`` bytes of a file from ``start`` on; of a hub that knows no ranges all before are read, too.
+
+        Raises:
+            DeploymentError: they cannot be had.
+            Unreachable: the hub does not answer.
+        """
+        name = ModelName(repository.repo, repository.commit)
+        headers = {"Range": f"bytes={start}-{start + count - 1}"}
+        return self._get(_resolve(repository, path), name, lambda response: _part(response, start, count), headers)[0]
 
     @contextmanager
     def stream(self, repository: Repository, file: RemoteFile, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -153,13 +167,22 @@ class Hub:
             page = f"/api/{following.partition('/api/')[2]}"  # a mirror may repeat the address of what it mirrors
         raise DeploymentError(f"{self.endpoint}{route}: the list of files has no end")
 
-    def _get(self, route: str, name: ModelName) -> tuple[bytes, str | None]:
-        """Return the bytes of an answer, after as many tries as it takes, and the address of its next page, if any."""
+    def _get(
+        self,
+        route: str,
+        name: ModelName,
+        read: Callable[[httpx.Response], bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, str | None]:
+        """Return the bytes of an answer, after as many tries as it takes, and the address of its next page, if any.
+
+        ``read`` takes them from the answer, by default all.
+        """
         for attempt in range(_TRIES):
             try:
-                with self._client.stream("GET", self.endpoint + route) as response:
+                with self._client.stream("GET", self.endpoint + route, headers=headers) as response:
                     self._require_ok(response, name)
-                    return _whole(response), response.links.get("next", {}).get("url")
+                    return (read or _whole)(response), response.links.get("next", {}).get("url")
             except httpx.InvalidURL as error:
                 raise DeploymentError(f"{self.endpoint}{route}: {error}") from None
             except httpx.ConnectError as error:  # no route, no such host, no server: waiting rarely cures it
@@ -250,6 +273,17 @@ def _extent(response: httpx.Response, start: int) -> tuple[int, int | None]:
     if found is None or int(found[1]) != start:
         raise TryLater(f"asked for bytes from {start}, got {response.headers.get('Content-Range')!r}")
     return start, None if found[2] == "*" else int(found[2])
+
+
+def _part(response: httpx.Response, start: int, count: int) -> bytes:
+    """Return ``count`` bytes of a file from ``start`` on; an answer may begin before. Raises TryLater: it ends early."""
+    begin, _total = _extent(response, start)
+    data, stop = bytearray(), start - begin + count
+    for chunk in response.iter_bytes(_CHUNK):
+        data += chunk
+        if len(data) >= stop:
+            return bytes(data[start - begin : stop])
+    raise TryLater(f"asked for {count} bytes from {start}, got {max(0, len(data) - start + begin)}")
 
 
 def _whole(response: httpx.Response) -> bytes:

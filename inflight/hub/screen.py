@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -14,7 +16,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
-from inflight.hub.model_manifest import decode_object, is_weights
+from inflight.gguf.checkpoint import require_types
+from inflight.gguf.families import family_of
+from inflight.gguf.header import FileHeader
+from inflight.gguf.metadata import Metadata
+from inflight.hub.model_manifest import architecture_of, decode_object, is_weights, plain
 from inflight.hub.names import ModelName
 from inflight.hub.remote import RemoteFile, Repository
 from inflight.hub.staging import free_disk, in_units
@@ -27,13 +33,50 @@ def tell(console: Console, line: str) -> None:
     console.print(f"inflight: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a model is, and whether the portable engine serves it."""
+
+    architecture: str | None
+    """None: nothing says it."""
+    problem: str | None = None
+    """Why it is not served; None: it is, or may be."""
+    is_adapted: bool = False
+    """Whether transformers' code would compute it."""
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        if self.problem is not None:
+            return f"{self.architecture or 'unknown'}; the portable engine does not serve it: {self.problem}"
+        adapted = "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
+        return f"{self.architecture or 'unknown'}{adapted if self.is_adapted else ''}"
+
+
+def judge_config(config: bytes, where: str) -> Verdict:
+    """Judge a checkpoint by the bytes of its config.json, which is called ``where``. Raises DeploymentError: no JSON."""
+    data = decode_object(config, where)
+    return Verdict(architecture_of(config, where), why_not_served(data), not is_known(data))
+
+
+def judge_header(header: FileHeader) -> Verdict:
+    """Judge a GGUF model by the header of its first file. What else may be wrong is found when it is loaded."""
+    name = header.metadata.get("general.architecture")
+    architecture = plain(name) if isinstance(name, str) else None
+    try:
+        architecture = family_of(Metadata(header)).architecture
+        require_types(header)
+    except DeploymentError as error:
+        return Verdict(architecture, printable(error))
+    return Verdict(architecture)
+
+
 def show_model(
     console: Console,
     name: ModelName,
     repository: Repository,
     files: Sequence[RemoteFile],
-    architecture: str | None,
-    config: bytes | None,
+    verdict: Verdict,
     target: Path,
 ) -> None:
     """Print what is about to be downloaded, and what it needs."""
@@ -42,7 +85,7 @@ def show_model(
     rows = {
         "commit": f"{repository.commit} ({name.revision or 'main'})",
         "licence": repository.license or "none is named",
-        "architecture": f"{architecture or 'as the file says'}{_judgement(config)}",
+        "architecture": verdict.line,
         "files": f"{len(files)}, {in_units(size)}",
         "memory": f"{in_units(weights)} of weights; {in_units(psutil.virtual_memory().available)} are free",
         "disk": f"{in_units(free_disk(target))} are free",
@@ -53,29 +96,24 @@ def show_model(
         console.print(f"  {label:<14}{text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def why_not_served(config: bytes) -> str | None:
-    """Return why the engine does not serve a model, by the bytes of its config.json; None: it does, or may.
+def why_not_served(config: Mapping[str, Any]) -> str | None:
+    """Return why the engine does not serve a model, by its config.json; None: it does, or may.
 
     What transformers' code makes of an architecture that Inflight has no code for is found when it is loaded.
     """
-    data = decode_object(config, "config.json")
     try:
-        if is_known(data):
-            read_model_config(data)
+        if is_known(config):
+            read_model_config(config)
         else:
-            require_known(data)
+            require_known(config)
     except DeploymentError as error:
-        return str(error)
+        return printable(error)
     return None
 
 
-def _judgement(config: bytes | None) -> str:
-    if config is None:
-        return ""
-    if (problem := why_not_served(config)) is not None:
-        return f"; the portable engine does not serve it: {problem}"
-    own = is_known(decode_object(config, "config.json"))
-    return "" if own else "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
+def printable(error: DeploymentError) -> str:
+    """Return what is wrong, which may quote a file: what a terminal might obey in it becomes a question mark."""
+    return "".join(character if character.isprintable() else "?" for character in str(error))
 
 
 class Transfer:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from inflight.errors import DeploymentError
+from inflight.gguf.files import OF_IMAGES, SPLIT_NAME
 from inflight.hub.model_manifest import ModelFormat, ModelManifest, decode_object, is_weights
 from inflight.hub.names import ModelName, is_hidden, is_model_file, require_model_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 CONFIG = "config.json"
-_PART_OF_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_LISTED = 20
 
 
@@ -84,12 +84,13 @@ def select_gguf(name: ModelName, paths: Iterable[str]) -> tuple[str, list[str]]:
         for variant, parts in variants.items()
         if is_variant(variant, wanted) or any(wanted in (path, path.rpartition("/")[2]) for path in parts)
     )
+    found = [variant for variant in found if _same(variant, wanted)] or found
     if len(found) != 1:
         problem = f"{len(found)} GGUF files match" if found else "no GGUF file matches"
         known = found or sorted(variants)
         raise DeploymentError(f"{name.repo}: {problem} {wanted!r}; {_listed(known)}")
     parts = variants[found[0]]
-    of_split = _PART_OF_SPLIT.fullmatch(parts[0])
+    of_split = SPLIT_NAME.fullmatch(parts[0])
     if of_split and len(parts) != int(of_split[3]):
         raise DeploymentError(f"{name.repo}: {found[0]} has {len(parts)} of {int(of_split[3])} parts")
     return found[0], parts
@@ -99,9 +100,9 @@ def _variants(paths: Iterable[str]) -> Mapping[str, list[str]]:
     """Return the GGUF files by name without suffix; the parts of a split one together, in order."""
     variants: dict[str, list[str]] = {}
     for path in sorted(path for path in paths if path.endswith(".gguf")):
-        if path.rpartition("/")[2].lower().startswith("mmproj"):
+        if path.rpartition("/")[2].lower().startswith(OF_IMAGES):
             continue
-        part = _PART_OF_SPLIT.fullmatch(path)
+        part = SPLIT_NAME.fullmatch(path)
         variants.setdefault(part[1] if part else path.removesuffix(".gguf"), []).append(path)
     return variants
 
@@ -110,9 +111,14 @@ def is_variant(variant: str, wanted: str) -> bool:
     """Return whether ``wanted`` is the name of a GGUF file, with its suffix or without, or a word of it."""
     if wanted.endswith(".gguf"):
         return wanted.removesuffix(".gguf") in (variant, variant.rpartition("/")[2])
-    if wanted.lower() == variant.lower():
+    if _same(variant, wanted):
         return True
     return bool(re.search(rf"(?:^|[-./]){re.escape(wanted)}(?:$|[-./])", variant, re.IGNORECASE))
+
+
+def _same(variant: str, wanted: str) -> bool:
+    """Return whether a name is meant whole; in the models folder's names dashes stand for slashes."""
+    return variant.lower().replace("/", "-") == wanted.lower().replace("/", "-")
 
 
 def variant_of(manifest: ModelManifest) -> str | None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from inflight.errors import DeploymentError
 from inflight.hub.names import parse_model_name
 from inflight.hub.pull import pull_model
-from inflight.hub.screen import tell, why_not_served
+from inflight.hub.screen import Verdict, tell
 from inflight.hub.store import find_model
 
 
@@ -34,6 +34,6 @@ def model_to_serve(text: str, console: Console) -> Path:
     return found.manifest.weights_path(found.directory)
 
 
-def _require_served(config: bytes | None) -> None:
-    if config is not None and (problem := why_not_served(config)) is not None:
-        raise DeploymentError(f"{problem}; `inflight pull` gets it all the same")
+def _require_served(verdict: Verdict) -> None:
+    if verdict.problem is not None:
+        raise DeploymentError(f"{verdict.problem}; `inflight pull` gets it all the same")

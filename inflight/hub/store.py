@@ -98,7 +98,7 @@ def find_model(name: ModelName) -> StoredModel | None:
 
     A revision finds what was pulled under that branch or tag, or a commit that begins so.
     """
-    found = [model for model in _whole(name.repo) if _is_meant(model, name)]
+    found = _by_whole_name([model for model in _whole(name.repo) if _is_meant(model, name)], name)
     return max(found, key=_pulled, default=None)
 
 
@@ -141,7 +141,13 @@ def find_entries(name: ModelName) -> list[StoredModel]:
     ]
     if not found:
         raise DeploymentError(f"there is no model {name} in {models_folder()}")
-    return found
+    return _by_whole_name(found, name)
+
+
+def _by_whole_name(found: list[StoredModel], name: ModelName) -> list[StoredModel]:
+    """Return the models whose GGUF file is called so; all, if none is, and the name is a word of theirs."""
+    wanted = (name.gguf or "").removesuffix(".gguf").replace("/", "-").lower()
+    return [model for model in found if wanted and _variant(model).lower() == wanted] or found
 
 
 def _has_revision(model: StoredModel, revision: str | None) -> bool:
@@ -154,8 +160,12 @@ def _begins(commit: str, revision: str) -> bool:
     return len(revision) >= _SHORTEST_COMMIT and commit.startswith(revision)
 
 
+def _variant(model: StoredModel) -> str:
+    return model.name.partition(":")[2]
+
+
 def _has_variant(model: StoredModel, gguf: str | None) -> bool:
-    variant = model.name.partition(":")[2]
+    variant = _variant(model)
     return gguf is None or (bool(variant) and is_variant(variant, gguf.replace("/", "-")))
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
-from inflight.gguf.files import find_model, is_gguf
+from inflight.gguf.files import is_gguf, locate_model
 from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
@@ -107,7 +107,7 @@ def _choose(directory: str | None, model: str | None, scratch: Path) -> Path:
         named = _find_model(named, typed)
     if model is None and (named / FILE_NAME).exists():
         return named
-    found = find_model(named)
+    found = locate_model(named)
     if not is_gguf(found) and not (found / _CHECKPOINT).is_file():
         files = _CHECKPOINT if model else f"{FILE_NAME} of a deployment and no {_CHECKPOINT}"
         raise DeploymentError(f"{named} has no {files} of a Hugging Face checkpoint")
@@ -122,7 +122,7 @@ def _find_model(named: Path, typed: str) -> Path:
         DeploymentError: no model is called so, or it cannot be had.
     """
     if named.exists() or not is_model_name(typed):
-        raise DeploymentError(f"{named} is not a directory")
+        raise DeploymentError(f"{named} is not a directory{' and no file' if is_gguf(named) else ''}")
     from inflight.hub.serving import model_to_serve  # and what speaks HTTP, which a start from a directory leaves alone
 
     return model_to_serve(typed, _console)

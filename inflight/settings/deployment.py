@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from inflight.errors import DeploymentError, readable
-from inflight.gguf.files import find_model, is_gguf
+from inflight.gguf.files import is_gguf, locate_model, title_of
 from inflight.settings.batching import BatchingSettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
@@ -329,11 +329,16 @@ def read_settings(path: Path) -> dict[str, Any]:
 def model_name(checkpoint: Path) -> str:
     """Return what to call the model of a checkpoint: its name, or the one above's where it says nothing.
 
-    That is where it is `model`, or the commit of a model that was pulled.
+    That is where it is `model`, or the commit of a model that was pulled; in the Hub's own cache commits lie in
+    `models--org--name/snapshots`.
     """
     path = checkpoint.resolve()
-    name = path.stem if is_gguf(path) else path.name
-    return readable(path.parent.name if _SAYS_NOTHING.fullmatch(name) else name)
+    name = title_of(path) if is_gguf(path) else path.name
+    if not _SAYS_NOTHING.fullmatch(name):
+        return readable(name)
+    if path.parent.name == "snapshots":
+        return readable(path.parent.parent.name.split("--", 2)[-1])
+    return readable(path.parent.name)
 
 
 def validate(data: dict[str, Any], source: str) -> Deployment:
@@ -351,7 +356,7 @@ def validate(data: dict[str, Any], source: str) -> Deployment:
 def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
     """Validate settings and resolve their paths against ``directory``; ``source`` is named in errors."""
     deployment = validate(data, source)
-    model = find_model(_located(directory, deployment.model))
+    model = locate_model(_located(directory, deployment.model))
     if not (model.is_file() if is_gguf(model) else (model / "config.json").is_file()):
         raise DeploymentError(
             f"{source}: model: {model} is not a checkpoint directory (no config.json in it) and no GGUF file"
@@ -364,7 +369,7 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
     settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     # Whoever uses what else is relative to the deployment checks that it exists.
     engine_dir = settings.engine_dir
-    draft = speculation.draft_model and find_model(_located(directory, speculation.draft_model))
+    draft = speculation.draft_model and locate_model(_located(directory, speculation.draft_model))
     update: dict[str, Any] = {
         "engine_dir": engine_dir and _located(directory, engine_dir),
         "lora": {name: _located(directory, path) for name, path in settings.lora.items()},

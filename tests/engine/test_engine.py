@@ -289,8 +289,9 @@ def test_old_spellings_of_the_configuration(tmp_path: Path) -> None:
         torch_dtype="bfloat16",
     )
     config = load_config(old)
-    assert config.ropes[0]["rope_type"] == "linear"
-    assert config.ropes[0]["rope_theta"] == 5000.0
+    rope = config.attention[0].rope
+    assert rope is not None
+    assert (rope["rope_type"], rope["rope_theta"]) == ("linear", 5000.0)
     assert config.dtype == "bfloat16"
 
 

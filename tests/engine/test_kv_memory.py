@@ -163,6 +163,23 @@ def test_the_log_has_the_arithmetic(settings: dict[str, Any], said: str, caplog:
     assert [line for found in shown for line in found] == [one for one in caplog.messages if "KV cache" in one]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deepseek3", "KV cache in float32: 1 x 3 layers x 1 heads x (32 x 4) bytes = 384 bytes per token"),
+        (
+            "gemma4, shared",
+            "2 x 2 layers x 2 heads x (16 x 4) + 2 x 1 layers x 2 heads x (24 x 4) bytes = 896 bytes per token",
+        ),
+    ],
+)
+def test_the_arithmetic_of_layers_that_differ(name: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Latent attention stores one part; layers that share the keys and values of another store none."""
+    with caplog.at_level(logging.INFO):
+        load(checkpoint(name), num_blocks=100)
+    assert said in caplog.text
+
+
 def test_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 << 20 < device.free_memory(CPU) < 1 << 50
     monkeypatch.setattr(memory, "free_memory", lambda _: 8 << 20)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from inflight.engine.checkpoint import resolve_dtype
 from inflight.engine.models.architectures import ARCHITECTURES as SUPPORTED
+from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import ARCHITECTURES, checkpoint, greedy, reference
@@ -28,6 +29,10 @@ PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 def _read(name: str) -> Json:
     data: Json = json.loads((checkpoint(name) / "config.json").read_text())
     return data
+
+
+def _ropes(config: ModelConfig) -> list[Json]:
+    return [dict(one.rope) for one in config.attention.values() if one.rope]
 
 
 def _copy(directory: Path, name: str = "llama") -> Path:
@@ -74,7 +79,7 @@ def test_phi3s_own_names_of_longrope(spelling: str) -> None:
     scaling = data["rope_scaling"]
     factors = {name: scaling[name] for name in ("short_factor", "long_factor")}
     data |= {"rope_scaling": {"type": spelling} | factors, "original_max_position_embeddings": 128}
-    [rope] = {str(rope): rope for rope in read_model_config(data).ropes}.values()
+    [rope] = {str(rope): rope for rope in _ropes(read_model_config(data))}.values()
     assert (rope["rope_type"], rope["original_max_position_embeddings"]) == ("longrope", 128)
 
 
@@ -85,8 +90,9 @@ def test_what_an_old_gemma_leaves_out() -> None:
         data.pop(name, None)
     config = read_model_config(data | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert [layer for layer, window in enumerate(config.windows) if window is None] == [5, 11]
-    assert (config.ropes[0]["rope_type"], config.ropes[0]["rope_theta"]) == ("default", 10_000.0)
-    assert (config.ropes[5]["rope_type"], config.ropes[5]["rope_theta"]) == ("linear", 1_000_000.0)
+    ropes = _ropes(config)
+    assert (ropes[0]["rope_type"], ropes[0]["rope_theta"]) == ("default", 10_000.0)
+    assert (ropes[5]["rope_type"], ropes[5]["rope_theta"]) == ("linear", 1_000_000.0)
     assert config.tie_word_embeddings
 
 
@@ -298,6 +304,18 @@ def test_rotary_parameters_that_are_missing_or_wrong(tmp_path: Path, rope: Json)
         return data | {"rope_parameters": {"rope_theta": 1e4} | rope, "original_max_position_embeddings": 64}
 
     _refused(_rewrite(_copy(tmp_path), change), "config.json", rope["rope_type"])
+
+
+def test_yarn_of_latent_attention_needs_its_factor() -> None:
+    data = _read("deepseek3")
+    data["rope_parameters"] = {"rope_theta": 1e4, "rope_type": "yarn", "mscale_all_dim": 1.0}
+    with pytest.raises(DeploymentError, match="rope_type 'yarn' needs 'factor', which is not there"):
+        read_model_config(data)
+
+
+def test_a_gate_that_an_architecture_has_not_is_refused() -> None:
+    with pytest.raises(DeploymentError, match="attn_output_gate is True; it is not supported"):
+        read_model_config(_read("llama") | {"attn_output_gate": True})
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

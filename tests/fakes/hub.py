@@ -265,15 +265,15 @@ class _Handler(BaseHTTPRequestHandler):
         if path in faults.wrong_bytes:
             data = bytes([data[0] ^ 1]) + data[1:]
         data += b"x" * faults.extra_bytes.get(path, 0)
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(asked[1]) if asked and not faults.no_ranges else 0
+        asked = None if faults.no_ranges else re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start, stop = (int(asked[1]), int(asked[2] or len(data) - 1) + 1) if asked else (0, len(data))
         if start >= len(data) > 0:
             self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             return
-        if asked and not faults.no_ranges:
-            headers = {**headers, "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
+        if asked:
+            headers = {**headers, "Content-Range": f"bytes {start}-{min(stop, len(data)) - 1}/{len(data)}"}
         status = 206 if "Content-Range" in headers else 200
-        self._send(status, data[start:], headers, path)
+        self._send(status, data[start:stop], headers, path)
 
     def _send_json(self, value: Any, headers: Mapping[str, str] = NONE) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from inflight.hub import remote
+from inflight.serve import command
+from inflight.settings.deployment import Deployment
 from tests.fakes.hub import FakeHub
 
 WEIGHTS = bytes(range(256)) * 4096
@@ -69,3 +71,16 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**9, 10**9, 500_000))
 
     return fill
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """The checkpoints of the deployments that were to be served; no server is started."""
+    found: list[Path] = []
+
+    def serve(_directory: Path, deployment: Deployment, *_others: object) -> None:
+        found.append(deployment.model)
+
+    monkeypatch.setattr(command, "_serve", serve)
+    monkeypatch.chdir(tmp_path)
+    return found

@@ -33,6 +33,7 @@ except (DryRunError, HfHubHTTPError, LocalEntryNotFoundError) as error:
 def _client(directory: Path, repo: str = "org/name", revision: str = "main") -> list[str]:
     """Return what the real client prints; it reads the environment when it is imported."""
     environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HUB_ETAG_TIMEOUT": "60"}  # the machine may stand still
     command = [sys.executable, "-c", SCRIPT, repo, revision, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -64,10 +65,7 @@ def test_the_real_client_survives_a_cut_connection(hub: FakeHub, tmp_path: Path)
         ("org/nothing", "main", "RepositoryNotFoundError"),
     ],
 )
-def test_the_real_client_knows_the_refusals(
-    repo: str, revision: str, error: str, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_real_client_knows_the_refusals(repo: str, revision: str, error: str, hub: FakeHub, tmp_path: Path) -> None:
     hub.repositories["org/name"].commit(FILES, "gated")
     hub.faults.gated = revision == "gated"
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "5")
     assert error in _client(tmp_path / "got", repo, revision)[-1].split()

@@ -240,6 +240,16 @@ def test_one_file_of_a_gguf_repository(wanted: str, found: set[str], hub: FakeHu
     assert here.directory == directory
 
 
+def test_the_exact_name_of_a_gguf_file_is_no_word_of_another(hub: FakeHub, models: Path) -> None:
+    hub.add("org/gguf", {"tiny.gguf": b"GGUF one", "tiny-large.gguf": b"GGUF two"})
+    directory = Path(inflight("pull", "org/gguf:tiny").stdout.strip())
+    assert (directory / "tiny.gguf").read_bytes() == b"GGUF one"
+    inflight("pull", "org/gguf:tiny-large")
+    here = find_model(parse_model_name("org/gguf:tiny"))
+    assert here is not None
+    assert here.directory == directory
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [

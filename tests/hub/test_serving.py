@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
 from inflight.cli import app
 from inflight.resources import DEMO
-from inflight.serve import command
-from inflight.serve.server import free_ports
-from inflight.settings.deployment import Deployment, model_name
+from inflight.settings.deployment import model_name
 from tests.fakes.hub import FakeHub
-from tests.hub.support.commands import inflight, refused
+from tests.hub.support.commands import answer_of, inflight, refused
 
 CHECKPOINT = {path.name: path.read_bytes() for path in (DEMO / "model").iterdir()}
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """The checkpoints of the deployments that were to be served; no server is started."""
-    found: list[Path] = []
-
-    def serve(_directory: Path, deployment: Deployment, *_others: object) -> None:
-        found.append(deployment.model)
-
-    monkeypatch.setattr(command, "_serve", serve)
-    monkeypatch.chdir(tmp_path)
-    return found
 
 
 @pytest.mark.parametrize("words", [["org/demo"], ["--model", "org/demo"]], ids=" ".join)
@@ -46,6 +26,10 @@ def test_a_model_that_is_not_here_is_pulled(words: list[str], served: list[Path]
     assert "no directory and no pulled model is called org/demo: pulling it" in said
     assert served == [models / "org/demo" / commit]
     assert model_name(served[0]) == "demo", "and not its commit"
+
+
+def test_a_model_of_the_hubs_own_cache_has_its_name(tmp_path: Path) -> None:
+    assert model_name(tmp_path / "models--org--a-name--b" / "snapshots" / ("0" * 40)) == "a-name--b"
 
 
 def test_a_model_that_is_here_needs_no_hub(served: list[Path], hub: FakeHub, models: Path) -> None:
@@ -113,8 +97,13 @@ def test_models_are_listed_with_what_this_machine_can_do(hub: FakeHub, models: P
     demo, gguf, name = (f"{one.parent.parent.name}/{one.parent.name}@{one.name[:12]}" for one in directories)
     assert "LlamaForCausalLM   safetensors   apache-2.0   fits: " in rows[demo]
     assert "tokens/s alone" in rows[demo]
-    assert "speed is not planned (GGUF)" in rows[f"{gguf}:tiny-Q8_0"]
+    assert "not served: tiny-Q8_0.gguf: version: the file ends before it does" in rows[f"{gguf}:tiny-Q8_0"]
     assert "not served: " in rows[name]
+    config = json.loads(CHECKPOINT["config.json"]) | {"architectures": ["PhiForCausalLM"], "model_type": "phi"}
+    hub.add("org/phi", {**CHECKPOINT, "config.json": json.dumps(config).encode()})
+    inflight("pull", "org/phi")
+    [phi] = [line for line in inflight("models").stdout.splitlines() if "org/phi" in line]
+    assert "speed is not planned (transformers' code)" in phi
     (directories[0] / "tokenizer.json").unlink()
     (directories[2] / "model-manifest.json").write_text("{")
     rows = {line.split()[0]: line for line in inflight("models").stdout.splitlines() if "org/" in line}
@@ -139,29 +128,9 @@ def test_models_are_removed(hub: FakeHub, models: Path) -> None:
 
 def test_one_pulled_model_answers_a_request(hub: FakeHub) -> None:
     hub.add("org/demo", CHECKPOINT)
-    http, grpc, metrics = map(str, free_ports(3))
-    ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inflight", "serve", "org/demo", *ports],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert process.stderr is not None
-    try:
-        said = ""
-        for line in process.stderr:
-            said += line
-            if "Ctrl-C stops it" in line:
-                break
-        assert "pulled org/demo" in said
-        body = {"text_input": "What is in-flight batching?", "max_tokens": 8}
-        answer = httpx.post(f"http://127.0.0.1:{http}/v2/models/ensemble/generate", json=body, timeout=60)
-        assert answer.json()["text_output"], said
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
-    assert process.returncode == 0
+    said, answer = answer_of("org/demo")
+    assert "pulled org/demo" in said
+    assert answer, said
 
 
 def test_help_names_the_commands() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from inflight.resources import DEMO, bundled
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -26,6 +28,16 @@ def add_byte_level(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any], pre: s
     writer.add_token_types([kinds.get(ids[number], NORMAL) if number in ids else UNUSED for number in range(count)])
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+
+
+def add_demo(writer: gguf.GGUFWriter, vocab_size: int = 4100) -> None:
+    """Add the demo model's tokenizer, filled up to ``vocab_size`` tokens."""
+    model = bundled(DEMO) / "model"
+    add_byte_level(writer, read_tokenizer(model / "tokenizer.json"), "llama-bpe", vocab_size)
+    writer.add_chat_template(read_tokenizer(model / "tokenizer_config.json")["chat_template"])
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(3)
+    writer.add_add_bos_token(False)
 
 
 def add_sentencepiece(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.errors import DeploymentError
-from inflight.gguf.files import find_model, is_gguf
+from inflight.gguf.files import is_gguf, locate_model
 from inflight.gguf.reader import GgufModel
 from inflight.gguf.types import TENSOR_TYPES
 
@@ -79,7 +79,7 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         model = GgufModel(path)
         assert model.path == paths[0]
         assert sorted(model.tensors) == ["t0", "t1", "t2", "t3"]
-    assert find_model(tmp_path) == paths[0]
+    assert locate_model(tmp_path) == paths[0]
     paths[1].unlink()
     with pytest.raises(DeploymentError, match="m-00002-of-00002.gguf: missing; the model is in 2 files"):
         GgufModel(paths[0])
@@ -110,16 +110,19 @@ def test_the_same_tensor_in_two_parts(tmp_path: Path) -> None:
 
 
 def test_which_model_a_directory_has(tmp_path: Path) -> None:
-    assert find_model(tmp_path) == tmp_path
+    assert locate_model(tmp_path) == tmp_path
     one = _write(tmp_path / "a.gguf")
-    assert find_model(tmp_path) == find_model(one) == one
+    assert locate_model(tmp_path) == locate_model(one) == one
     assert is_gguf(one)
     assert not is_gguf(tmp_path)
     _write(tmp_path / "b.gguf")
     with pytest.raises(DeploymentError, match=r"it has several models, a\.gguf, b\.gguf; name the one to serve"):
-        find_model(tmp_path)
+        locate_model(tmp_path)
+    (tmp_path / "b.gguf").rename(tmp_path / "mmproj-b.gguf")
     (tmp_path / "config.json").write_text("{}")
-    assert find_model(tmp_path) == tmp_path
+    assert locate_model(tmp_path) == one
+    (tmp_path / "model.safetensors").touch()
+    assert locate_model(tmp_path) == tmp_path
 
 
 def _text(value: str) -> bytes:

@@ -20,7 +20,7 @@ from inflight.errors import DeploymentError
 from inflight.gguf.words import WORDS
 from inflight.resources import DEMO, bundled
 from inflight.text.tokenizer import Tokenizer
-from tests.support.gguf_tokenizers import add_byte_level, add_sentencepiece, read_tokenizer, write_vocabulary
+from tests.support.gguf_tokenizers import add_byte_level, add_demo, add_sentencepiece, read_tokenizer, write_vocabulary
 from tests.support.tokenizers import TEXTS, make_tokenizer
 
 MODEL = bundled(DEMO) / "model"
@@ -40,16 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(folder: Path) -> Tokenizer:
-    return Tokenizer.from_checkpoint(write_vocabulary(folder / "demo.gguf", _add_demo))
-
-
-def _add_demo(writer: gguf.GGUFWriter) -> None:
-    add_byte_level(writer, read_tokenizer(MODEL / "tokenizer.json"), "llama-bpe", 4100)
-    config = read_tokenizer(MODEL / "tokenizer_config.json")
-    writer.add_chat_template(config["chat_template"])
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(3)
-    writer.add_add_bos_token(False)
+    return Tokenizer.from_checkpoint(write_vocabulary(folder / "demo.gguf", add_demo))
 
 
 def _same(ours: Tokenizer, theirs: Tokenizer, text: str) -> None:

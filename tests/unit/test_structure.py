@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
         "shared_counters",
         "text",
     },
-    "hub": {"engine", "errors", "report", "resources"},
+    "hub": {"engine", "errors", "gguf", "report", "resources"},
     "serve": {
         "addresses",
         "compiled_engine",

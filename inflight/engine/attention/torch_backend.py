@@ -144,7 +144,9 @@ class _ChunkAttention:
         reach = min(options.window or count, options.chunk or count)
         causal = start == 0 and count <= reach
         plain = options.softcap is None and options.sinks is None
-        kind = torch.float64 if pool.exact else query.dtype if plain else torch.float32
+        kind = (
+            torch.float64 if pool.exact else query.dtype if plain else torch.promote_types(query.dtype, torch.float32)
+        )
         kv_heads, group = len(keys), query.shape[1] // len(keys)
         shared = (kv_heads, group, -1, -1)
         grouped = query.view(count, kv_heads, group, -1).permute(1, 2, 0, 3).to(kind)

@@ -73,16 +73,14 @@ class StateSlots:
             How many of the blocks it can share, and its plan.
         """
         size = self._block_size
-        shared = next((count for count in range(len(path), 0, -1) if self._can_begin(path[:count], prompt)), 0)
+        most = min(len(path), prompt // size)
+        shared = next((count for count in range(most, 0, -1) if path[count - 1] in self._snapshots), 0)
         snapshot = self._snapshots[path[shared - 1]] if shared else None
         if not self.limit:
             return shared, StatePlan(prompt, snapshot, ())
         last = (prompt - 1) // self._unit * self._unit
         places = {last, min(last, common // self._unit * self._unit), *range(self._interval, prompt, self._interval)}
         return shared, StatePlan(prompt, snapshot, tuple(sorted(place for place in places if place > shared * size)))
-
-    def _can_begin(self, path: Sequence[Node], prompt: int) -> bool:
-        return len(path) * self._block_size <= prompt and path[-1] in self._snapshots
 
     def admit(self, plan: StatePlan, node: Node | None) -> SequenceState:
         """Give a sequence a slot; ``node``: of the last block that it shares."""

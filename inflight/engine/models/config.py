@@ -230,18 +230,6 @@ class ModelConfig:
         return tuple(one.window for one in self.attention.values())
 
     @property
-    def ropes(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """``AttentionConfig.rope`` of each layer; None where there is no attention."""
-        return tuple(layer.attention.rope if layer.attention else None for layer in self.layers)
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all layers have attention of one shape, and feed-forwards of one size without experts."""
-        return (
-            len({_shape(layer) for layer in self.layers}) == 1 and self.layers[0].experts is None and not self.recurrent
-        )
-
-    @property
     def num_heads(self) -> int:
         """Of each layer. Raises ValueError: they differ, or have none; so do the properties below."""
         return int(self._common("num_heads"))
@@ -274,14 +262,3 @@ class ModelConfig:
         if len(values) != 1 or self.recurrent:
             raise ValueError(f"{self.architecture}: layers differ in {name}")
         return values.pop()
-
-
-def _shape(layer: LayerConfig) -> tuple[Any, ...]:
-    one = layer.attention
-    if one is None:
-        return (layer.recurrent, layer.intermediate_size)
-    return (
-        one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.qkv_bias, one.output_bias, one.qk_norm, one.sinks,
-        one.softcap, one.latent, one.unit_values, one.values_are_keys, one.kv_donor, one.output_gate,
-        layer.intermediate_size, layer.experts is None,
-    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.config import AttentionConfig, ModelConfig
 from inflight.engine.models.experts import MoeBlock
 from inflight.engine.models.latent import LatentAttention
 from inflight.engine.models.layers import Activation, Attend, Attention, FusedLinear, GatedMlp, norm_of
@@ -53,6 +53,13 @@ class Backbone(nn.Module):
         self.norm = norm_of(config)
 
 
+def _kind_of_rope(attention: AttentionConfig | None) -> tuple[str, int] | None:
+    """Return what tells one rotary embedding from another; None: there is none."""
+    if attention is None or not attention.rope:
+        return None
+    return repr(sorted(attention.rope.items())), attention.rope_dim
+
+
 class DecoderModel(ServedModel):
     """A language model whose code is ours."""
 
@@ -67,13 +74,15 @@ class DecoderModel(ServedModel):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.fused_rows = {name: one.parts for name, one in self.named_modules() if isinstance(one, FusedLinear)}
         """By the name of a fused projection: the names of its parts in the checkpoint, and their rows."""
-        distinct = {repr(sorted(rope.items())): (rope, index) for index, rope in enumerate(config.ropes) if rope}
-        places = {key: place for place, key in enumerate(distinct)}
-        self.rope_of_layer = [places[repr(sorted(rope.items()))] if rope else None for rope in config.ropes]
+        kinds = [_kind_of_rope(layer.attention) for layer in config.layers]
+        distinct = [kind for kind in dict.fromkeys(kinds) if kind is not None]
+        self.rope_of_layer = [None if kind is None else distinct.index(kind) for kind in kinds]
         """Per layer, which of ``ropes`` it has; None: none."""
+        rotated = [config.attention[kinds.index(kind)] for kind in distinct]
         self.ropes = [
-            RotaryEmbedding(rope, config.attention[index].rope_dim, config.max_position_embeddings, served_length)
-            for rope, index in distinct.values()
+            RotaryEmbedding(one.rope, one.rope_dim, config.max_position_embeddings, served_length)
+            for one in rotated
+            if one.rope
         ]
         self._scalings = [layer.attention.query_scaling if layer.attention else None for layer in config.layers]
 

@@ -38,14 +38,8 @@ def mixtral_experts(fields: Fields, layer: int) -> ExpertsConfig:
 
 
 def olmoe_experts(fields: Fields, layer: int) -> ExpertsConfig:
-    """Read those of OLMoE."""
-    return ExpertsConfig(
-        num_experts=num_experts(fields),
-        per_token=fields.required("num_experts_per_tok"),
-        intermediate_size=fields.required("intermediate_size"),
-        routing="softmax",
-        normalized=fields.given("norm_topk_prob", False, FLAG),
-    )
+    """Read those of OLMoE, which are Mixtral's but for the sum of their weights."""
+    return replace(mixtral_experts(fields, layer), normalized=fields.given("norm_topk_prob", False, FLAG))
 
 
 def gpt_oss_experts(fields: Fields, layer: int) -> ExpertsConfig:
@@ -139,9 +133,8 @@ def gemma4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
 def llama4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     """Read those of Llama 4, where a part of the layers has them."""
     step = fields.given("interleave_moe_layer_step", 1, COUNT)
-    if layer not in fields.given(
-        "moe_layers", [index for index in range(layer + 1) if (index + 1) % step == 0], INDICES
-    ):
+    layers = fields.given("moe_layers", None, INDICES)
+    if (layer + 1) % step if layers is None else layer not in layers:
         return None
     return ExpertsConfig(
         num_experts=num_experts(fields),

@@ -20,7 +20,7 @@ def _is_number(value: Any) -> bool:
 FLAG: Kind = (lambda value: isinstance(value, bool)), "true or false"
 COUNT: Kind = (lambda value: type(value) is int and 1 <= value <= MOST), "a positive integer below 2^31"
 LENGTH: Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
-INDEX: Kind = (lambda value: type(value) is int and value >= 0), "0 or a positive integer"
+INDEX: Kind = (lambda value: type(value) is int and 0 <= value <= MOST), "0 or a positive integer below 2^31"
 NUMBER: Kind = (lambda value: _is_number(value) and value > 0), "a number above 0"
 AMOUNT: Kind = (lambda value: _is_number(value) and value >= 0), "0 or a number above 0"
 FACTORS: Kind = (lambda value: isinstance(value, list) and all(map(NUMBER[0], value))), "a list of numbers above 0"

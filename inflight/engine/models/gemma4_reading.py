@@ -16,12 +16,19 @@ def gemma4_layers(fields: Fields, kinds: Sequence[str], layers: Sequence[LayerCo
     """Return ``layers``, which are read as those of other architectures, as Gemma 4 has them; ``kinds``: of each."""
     first_shared = len(layers) - fields.given("num_kv_shared_layers", 0, INDEX)
     wide = fields.given("use_double_wide_mlp", False, FLAG)
-    found = []
+    found: list[LayerConfig] = []
     for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         donor = _donor(kinds, first_shared, index)
         assert layer.attention is not None
         size = layer.intermediate_size * (2 if wide and donor is not None else 1)
         attention = _attention(fields, kind, index, replace(layer.attention, kv_donor=donor))
+        if donor is not None:
+            own = found[donor].attention
+            assert own is not None
+            if (own.num_kv_heads, own.head_dim) != (attention.num_kv_heads, attention.head_dim):
+                raise DeploymentError(
+                    f"config.json: layer {index} shares the keys and values of layer {donor}, whose heads are others"
+                )
         found.append(replace(layer, attention=attention, intermediate_size=size))
     return tuple(found)
 

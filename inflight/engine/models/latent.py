@@ -41,7 +41,7 @@ class LatentAttention(nn.Module):
     @property
     def options(self) -> AttentionOptions:
         """How this layer attends."""
-        return AttentionOptions(self.config.scale, self.config.window)
+        return AttentionOptions(self.config.scale)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,7 +15,7 @@ _PREFIXES = (
     ("model.text_model.", "lm_head"),
 )
 """What names of the backbone may begin with, the model's own first, and the head's name beside that."""
-_OTHER_PARTS = re.compile(
+OTHER_PARTS = re.compile(
     r"(model\.|language_model\.)*(visual|vision_\w+|multi_modal_projector|audio_\w+|embed_vision|embed_audio|mtp)\."
 )
 """Tensors of what is not served: images, sound, and the prediction of several tokens at once."""
@@ -52,7 +52,7 @@ class CheckpointNames:
 
     def is_other_part(self, name: str) -> bool:
         """Return whether a tensor of the checkpoint belongs to a part of the model that is not served."""
-        if self._config.is_text_part and _OTHER_PARTS.match(name):
+        if self._config.is_text_part and OTHER_PARTS.match(name):
             return True
         if self._architecture.predicts_ahead and name.startswith("mtp."):
             return True

@@ -41,7 +41,6 @@ _UNSUPPORTED = {
     "is_causal": (True,),
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
-    "attn_output_gate": (True,),  # an option of published files that the reference does not read: it has the gate
     "mamba_ssm_dtype": ("float32",),
 }
 """Options, each with the values, beside null, that say that it is not used."""
@@ -93,6 +92,9 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         value = fields.data.get(option)
         if value is not None and value not in harmless and not (architecture.softcaps and option in _SOFTCAPS):
             raise DeploymentError(f"config.json: {option} is {value}; it is not supported")
+    gate = fields.given("attn_output_gate", architecture.output_gate, FLAG)
+    if gate != architecture.output_gate:  # the reference does not read it: an architecture has the gate, or has not
+        raise DeploymentError(f"config.json: attn_output_gate is {gate}; it is not supported")
     activation = fields.data.get("hidden_activation") or fields.data.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
         raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(_ACTIVATIONS)}")
@@ -232,6 +234,8 @@ def _latent_attention(architecture: Architecture, fields: Fields) -> AttentionCo
     rope = dict(_rope(architecture, fields, _FULL, latent.rope_dim))
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
     if rope["rope_type"] != "default" and rope.get("mscale_all_dim"):
+        if "factor" not in rope:
+            raise DeploymentError(f"config.json: rope_type {rope['rope_type']!r} needs 'factor', which is not there")
         scale *= yarn_sharpening(rope["factor"], rope["mscale_all_dim"]) ** 2
     bias = fields.given("attention_bias", False, FLAG)
     return AttentionConfig(
@@ -306,6 +310,8 @@ def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
         allowed = {_FULL, _SLIDING} | ({_CHUNKED} if architecture.chunked else set())
         if architecture.recurrent_every:
             allowed = {_FULL, _RECURRENT}
+        elif architecture.latent:
+            allowed = {_FULL}
         if not isinstance(kinds, list) or len(kinds) != count or not allowed.issuperset(map(str, kinds)):
             raise DeploymentError(
                 f"config.json: layer_types is {kinds!r}; it must be a list of {count}, each of {sorted(allowed)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.layers import Attend
 
 
-class ServedModel(nn.Module):
+class ServedModel(nn.Module, ABC):
     """A language model that computes packed steps and leaves attention to ``Attend``."""
 
     config: ModelConfig

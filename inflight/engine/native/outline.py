@@ -62,7 +62,7 @@ def spec_of(model: DecoderModel) -> tuple[Spec, list[object]]:
 
 def _layer(config: LayerConfig, rope: int | None) -> Layer:
     one, experts = config.attention, config.experts
-    assert one is not None  # `unknown_to_library` names recurrent layers
+    assert one is not None  # `limits` names recurrent layers
     scaling = one.query_scaling
     return Layer(
         one.num_heads, one.num_kv_heads, one.head_dim, experts.shared_size if experts else config.intermediate_size,

@@ -20,7 +20,7 @@ E2M1_MAX = 6.0
 INT8_MAX = 127
 NVFP4_BLOCK = 16
 MXFP4_BLOCK = 32
-E8M0_BIAS = 127
+E8M0_BIAS, E8M0_NAN = 127, 255
 """Of the exponents of powers of two in bytes."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

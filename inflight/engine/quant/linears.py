@@ -28,6 +28,7 @@ from torch.nn import functional
 from inflight.engine.quant.formats import (
     MXFP4_BLOCK,
     NVFP4_BLOCK,
+    decode_e8m0,
     fake_e4m3,
     fake_int8,
     fake_nvfp4,
@@ -295,8 +296,7 @@ class Mxfp4Linear(QuantizedLinear):
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         blocks = unpack_e2m1(self.weight).unflatten(-1, (-1, MXFP4_BLOCK))
-        exponents = self.weight_scale.int() - 127
-        return torch.ldexp(blocks, exponents[..., None]).flatten(-2).to(dtype)
+        return (blocks * decode_e8m0(self.weight_scale)[..., None]).flatten(-2).to(dtype)
 
 
 SCHEMES: dict[str, type[QuantizedLinear]] = {

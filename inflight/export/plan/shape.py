@@ -224,9 +224,14 @@ class Shape:
             for start, end in zip(starts, ends, strict=True)
         )
 
+    @cached_property
+    def _split(self) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
+        """Linear layers to quantize and those that stay; found once, since experts can be tens of thousands."""
+        return split_excluded(self.config, self.excluded)
+
     def _stage(self, parallel: Parallel, layers: range, first: bool, last: bool) -> Stage:
         config, base, tensor = self.config, self.precision.base, parallel.tensor
-        quantized, kept = split_excluded(config, self.excluded)
+        quantized, kept = self._split
         flops: dict[Arithmetic, float] = defaultdict(float)
         sizes: Counter[float] = Counter()  # bytes, by the share of tokens
         plain: Arithmetic = "float32" if base == 4 else "fp16"

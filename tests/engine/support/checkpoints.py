@@ -13,7 +13,7 @@ import torch
 import transformers
 
 VOCAB = 320
-_SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -247,9 +247,9 @@ def make_checkpoint(name: str, kind: str, special: dict[str, Any]) -> Path:
     torch.manual_seed(sum(map(ord, name)))
     configuration = getattr(transformers, f"{kind}Config")
     if kind in _WITH_IMAGES:
-        config = configuration(text_config=_SMALL | special, vision_config=_TINY_VISION)
+        config = configuration(text_config=SMALL | special, vision_config=_TINY_VISION)
     else:
-        config = configuration(**(_SMALL | special))
+        config = configuration(**(SMALL | special))
     model = _class_of(kind)(config).eval()
     directory = Path(_folder().name) / name.replace(", ", "-").replace(" ", "-")
     vary(model)

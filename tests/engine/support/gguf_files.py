@@ -162,7 +162,9 @@ def write_gguf(
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     (folder / "plain").mkdir()
-    save_file(_stacked(plain) if architecture == "gpt-oss" else plain, folder / "plain/model.safetensors", {"format": "pt"})
+    save_file(
+        _stacked(plain) if architecture == "gpt-oss" else plain, folder / "plain/model.safetensors", {"format": "pt"}
+    )
     if architecture in ("gemma2", "gemma3"):  # a file does not say it; in all models but one it is this
         config["query_pre_attn_scalar"] = config["head_dim"]
     (folder / "plain" / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
@@ -306,7 +308,9 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
 
 
 def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
-    count = next((config[name] for name in ("num_local_experts", "n_routed_experts", "num_experts") if name in config), 0)
+    count = next(
+        (config[name] for name in ("num_local_experts", "n_routed_experts", "num_experts") if name in config), 0
+    )
     if not count:
         return
     writer.add_expert_count(count)

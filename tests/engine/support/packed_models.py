@@ -16,23 +16,10 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.engine.support.checkpoints import VOCAB
+from tests.engine.support.checkpoints import SMALL
 from tests.engine.support.packed_linears import Integers, blocks_of_e4m3
 
-_SIZE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+_SIZE: dict[str, Any] = SMALL | {"num_hidden_layers": 2}
 _STATIC, _DIVISOR = torch.tensor([0.0625]), torch.tensor([40.0])
 """By what inputs are rounded where a checkpoint has a scale for them; of NVFP4, what scales are divided by."""
 _E2M1 = torch.tensor([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])

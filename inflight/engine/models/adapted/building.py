@@ -49,8 +49,8 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     import transformers
 
     name = architecture_name(data)
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method")
+    if quantization := data.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

@@ -41,13 +41,15 @@ def check(model: AdaptedModel, make_pool: Callable[[int, int], KvPool]) -> None:
     """
     name, device = model.config.architecture, model.device
     seeded = torch.Generator().manual_seed(7)
-    texts = [torch.randint(model.config.vocab_size, (length,), generator=seeded).to(device) for length in _LENGTHS]
+    longest = model.config.max_position_embeddings
+    lengths = [min(length, longest) for length in _LENGTHS]
+    texts = [torch.randint(model.config.vocab_size, (length,), generator=seeded).to(device) for length in lengths]
     try:
         alone = [_alone(model, text) for text in texts]
         pool = make_pool(sum(_BLOCKS), _BLOCK)
         packed = _packed(model, pool, texts)
-    except DeploymentError:
-        raise
+    except (DeploymentError, torch.OutOfMemoryError):
+        raise  # whoever divides the memory knows what to say of it
     except Exception as error:  # of whatever kind: the code is not ours
         line = " ".join(str(error).split())[:200]
         raise DeploymentError(f"{name}: transformers' code fails here: {type(error).__name__}: {line}") from None
@@ -72,8 +74,9 @@ def _packed(model: AdaptedModel, pool: KvPool, texts: list[Tensor]) -> list[Tens
     """Return hidden states of each text."""
     tables = [list(range(sum(_BLOCKS[:index]), sum(_BLOCKS[: index + 1]))) for index in range(len(_BLOCKS))]
     parts: list[list[Tensor]] = [[] for _ in texts]
+    ends = [(min(first, len(text) - 1), len(text)) for first, text in zip(_FIRST, texts, strict=True)]
     for step in (0, 1):
-        spans = [(0, first) if step == 0 else (first, length) for first, length in zip(_FIRST, _LENGTHS, strict=True)]
+        spans = [(0, first) if step == 0 else (first, length) for first, length in ends]
         ranges, first = [], 0
         for (begin, end), table in zip(spans, tables, strict=True):
             ranges.append(QueryRange(first, begin, end - begin, table))

@@ -32,12 +32,10 @@ def _outlined(module: nn.Module, hidden_states: Tensor, *_: Tensor) -> Tensor:
     return torch.empty_like(hidden_states)
 
 
-def replace_experts(model: nn.Module) -> int:
-    """Put ours in place of the experts of a loaded model; return in how many layers."""
-    found = [name for name, module in model.named_modules() if hasattr(module, _MARK)]
-    for name in found:
+def replace_experts(model: nn.Module) -> None:
+    """Put ours in place of the experts of a loaded model."""
+    for name in [name for name, module in model.named_modules() if hasattr(module, _MARK)]:
         model.set_submodule(name, AdaptedExperts(name, model.get_submodule(name)))
-    return len(found)
 
 
 class AdaptedExperts(nn.Module):

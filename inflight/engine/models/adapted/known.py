@@ -29,7 +29,7 @@ def require_known(data: Mapping[str, Any]) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = data.get("model_type")
-    if kind not in CONFIG_MAPPING_NAMES:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
         if data.get("auto_map"):
             raise DeploymentError(
                 f"config.json: auto_map asks for code of the checkpoint's own ({architecture}); it is never run"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from inflight.engine.models.adapted import attention
+from inflight.engine.models.naming import OTHER_PARTS
 from inflight.errors import DeploymentError
 
-_OTHER_PARTS = re.compile(
-    r"(model\.|language_model\.)*(visual|vision_\w+|multi_modal_projector|audio_\w+|embed_vision|embed_audio|mtp)\."
-)
 _PREFIXES = {
     r"^language_model\.lm_head\.": "lm_head.",
     r"^language_model\.model\.": "model.",
@@ -44,6 +41,7 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
             attn_implementation=attention.SERVING,
             key_mapping=_PREFIXES if is_text_part else None,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told then, by name, and refused below
             use_safetensors=True,
             local_files_only=True,
         )
@@ -51,14 +49,15 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
         raise DeploymentError(
             f"checkpoint: transformers cannot load it: {' '.join(str(error).split())[:300]}"
         ) from None
-    unexpected = sorted(name for name in told["unexpected_keys"] if not (is_text_part and _OTHER_PARTS.match(name)))
-    missing, wrong = sorted(told["missing_keys"]), sorted(map(str, told["mismatched_keys"]))
+    unexpected = sorted(name for name in told["unexpected_keys"] if not (is_text_part and OTHER_PARTS.match(name)))
+    missing, wrong = sorted(told["missing_keys"]), sorted(told["mismatched_keys"])
     if unexpected:
         raise DeploymentError(f"checkpoint: tensor {unexpected[0]} has no place in this architecture")
     if missing:
         raise DeploymentError(f"checkpoint: no tensor for {', '.join(missing[:5])} ({len(missing)} in all)")
-    if wrong or told.get("error_msgs"):
-        raise DeploymentError(
-            f"checkpoint: tensor {(wrong + list(told['error_msgs']))[0]} is not of the shape expected"
-        )
+    if wrong:
+        name, found, expected = wrong[0]
+        raise DeploymentError(f"checkpoint: tensor {name} is {list(found)}; expected {list(expected)}")
+    if told.get("error_msgs"):
+        raise DeploymentError(f"checkpoint: {' '.join(str(told['error_msgs'][0]).split())[:300]}")
     return model.eval().requires_grad_(False)

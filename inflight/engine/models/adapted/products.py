@@ -51,20 +51,20 @@ class RowWeight(Tensor):
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
             product = args[1].packed(args[0])
             return product if bias is None else product + bias
-        if func in (Tensor.float, Tensor.type, Tensor.to) and torch.float32 in (args[1:] or (torch.float32,)):
+        wanted = (*args[1:], *kwargs.values())
+        if func is Tensor.float or (func in (Tensor.type, Tensor.to) and torch.float32 in wanted):
             return args[0]  # it is float32, and would lose its packed form
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
 
-def pack_parameters(model: nn.Module) -> int:
-    """Make the matrices of float32 that modules hold beside linears and embeddings such weights; return how many.
+def pack_parameters(model: nn.Module) -> None:
+    """Make the matrices of float32 that modules hold beside linears and embeddings such weights.
 
     Only a CPU's products of float32 can be made so.
     """
     if not torch.backends.mkldnn.is_available():
-        return 0
-    found = 0
+        return
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             continue
@@ -72,5 +72,3 @@ def pack_parameters(model: nn.Module) -> int:
             if weight.dim() == 2 and weight.dtype == torch.float32 and weight.device.type == "cpu":
                 delattr(module, name)
                 setattr(module, name, RowWeight.of(weight))
-                found += 1
-    return found

@@ -67,6 +67,6 @@ def _block(value: Any, field: str) -> tuple[int, int]:
     if value is None:
         return 0, 0
     sizes = value.split("x") if isinstance(value, str) else value
-    if isinstance(sizes, list) and len(sizes) == 2 and all(str(size).isdigit() and int(size) for size in sizes):
+    if isinstance(sizes, list) and len(sizes) == 2 and all(str(size).isdecimal() and int(size) for size in sizes):
         return int(sizes[0]), int(sizes[1])
     raise wrong(field, value, "two positive integers")

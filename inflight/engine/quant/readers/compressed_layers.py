@@ -17,7 +17,7 @@ from torch import Tensor
 
 from inflight.engine.quant import packing
 from inflight.engine.quant.config import LayerQuantization
-from inflight.engine.quant.formats import MXFP4_BLOCK, NVFP4_BLOCK
+from inflight.engine.quant.formats import E8M0_NAN, MXFP4_BLOCK, NVFP4_BLOCK
 from inflight.engine.quant.linears import Layout
 from inflight.engine.quant.readers.compressed_args import Args
 
@@ -32,8 +32,6 @@ _KINDS = {
 }
 """By the format: what weights may be."""
 FORMATS = tuple(_KINDS)
-_NO_NUMBER = 255
-"""Among exponents in bytes."""
 Relays = Mapping[str, tuple[str | None, Callable[[Tensor], Tensor]]]
 """By a tensor's name in its module: its name as the linear has it, and how it is laid out anew (``relay.Relay``)."""
 
@@ -156,8 +154,8 @@ def _zeros(tensor: Tensor, bits: int) -> Tensor:
 
 def _block_scales(tensor: Tensor, stored: str) -> Tensor:
     """Return scales of blocks, as they are. Raises ValueError: an exponent stands for no number."""
-    if stored == _MXFP4 and tensor.dtype == torch.uint8 and (tensor == _NO_NUMBER).any():
-        raise ValueError(f"has the exponent {_NO_NUMBER}, which stands for no number")
+    if stored == _MXFP4 and tensor.dtype == torch.uint8 and (tensor == E8M0_NAN).any():
+        raise ValueError(f"has the exponent {E8M0_NAN}, which stands for no number")
     return tensor
 
 

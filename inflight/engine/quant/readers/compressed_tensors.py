@@ -100,10 +100,10 @@ def _names(value: Any, field: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise wrong(field, value, "a list of names")
     for name in value:
-        try:
-            re.compile(name.removeprefix("re:"))
-        except re.error as error:
-            if name.startswith("re:"):
+        if name.startswith("re:"):
+            try:
+                re.compile(name.removeprefix("re:"))
+            except (re.error, OverflowError, RecursionError) as error:
                 raise wrong(field, name, f"a regular expression ({error})") from None
     return value
 

@@ -80,6 +80,8 @@ def _zeros(tensor: Tensor, bits: int, less: int, symmetric: bool) -> Tensor:
 
 def _require_one_width(dynamic: Any) -> None:
     """Require that GPTQModel's rules for single modules only leave some as they are: its tensors say which."""
-    for rule in dynamic or ():
+    if dynamic and not isinstance(dynamic, dict):
+        raise wrong("dynamic", dynamic, "an object, or null")
+    for rule in dynamic or {}:
         if not str(rule).startswith("-:"):
             raise wrong("dynamic", dynamic, "rules that leave modules as they are, which begin with '-:'")

@@ -1,0 +1,48 @@
+"""The header of a GGUF file that a hub has: what the model is, before it is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inflight.errors import DeploymentError
+from inflight.gguf.header import FileHeader
+from inflight.hub.remote import Hub, Repository, Unreachable
+from inflight.hub.screen import Verdict, judge_header, printable
+
+_AT_FIRST, _MOST = 2 << 20, 64 << 20
+"""Bytes: a header mostly holds the vocabulary, some megabytes."""
+
+
+def judge_remote(hub: Hub, repository: Repository, path: str) -> Verdict:
+    """Judge a GGUF model, of which ``path`` is the first file, by as much of it as its header has.
+
+    Raises:
+        DeploymentError: the file cannot be had.
+    """
+    beginning = _Beginning(hub, repository, path)
+    data = beginning.get(min(_AT_FIRST, beginning.size))
+    try:
+        header = FileHeader(Path(repository.repo) / path, data, beginning.size, beginning.get)
+    except Unreachable:
+        raise
+    except DeploymentError as error:
+        return Verdict(None, printable(error))
+    return judge_header(header)
+
+
+class _Beginning:
+    """The first bytes of a file, as many as have been asked for."""
+
+    def __init__(self, hub: Hub, repository: Repository, path: str) -> None:
+        self._hub, self._repository, self._path, self._data = hub, repository, path, b""
+        self.size = repository.files[path].bytes
+
+    def get(self, count: int) -> memoryview:
+        """Return at least ``count`` bytes. Raises DeploymentError: they cannot be had, or are too many for a header."""
+        if count > _MOST:
+            raise DeploymentError(f"{self._repository.repo}/{self._path}: its header has more than {_MOST} bytes")
+        held = len(self._data)
+        wanted = min(max(count, 2 * held), self.size)
+        if wanted > held:
+            self._data += self._hub.read_part(self._repository, self._path, held, wanted - held)
+        return memoryview(self._data)

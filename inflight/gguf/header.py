@@ -65,14 +65,16 @@ class TensorInfo:
 class FileHeader:
     """What one file says of itself."""
 
-    def __init__(self, path: Path, beginning: memoryview, size: int, more: Callable[[int], memoryview]) -> None:
+    def __init__(
+        self, path: Path, beginning: memoryview, size: int, more: Callable[[int], memoryview] | None = None
+    ) -> None:
         """Read a file's header.
 
         Args:
             path: what the file is called in errors.
             beginning: its first bytes, or all of it.
             size: the bytes of the whole file.
-            more: returns the beginning of the file, of at least so many bytes; it is not called for those at hand.
+            more: returns the beginning of the file, of at least so many bytes; None: all of it is at hand.
 
         Raises:
             DeploymentError: it is not what it should be; it is named.
@@ -107,7 +109,7 @@ class FileHeader:
         end = self._at + size
         if end > self._size:
             raise _Broken(f"{what}: the file ends before it does")
-        if end > len(self._buffer):
+        if end > len(self._buffer) and self._more is not None:
             self._buffer = self._more(end)
         taken, self._at = self._buffer[self._at : end], end
         return taken

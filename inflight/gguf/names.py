@@ -114,7 +114,7 @@ def checkpoint_tensors(model: GgufModel, config: dict[str, Any]) -> dict[str, So
 
 
 def shares_blocks(model: GgufModel) -> bool:
-    """Return whether head and embedding are one tensor in blocks: the head multiplies them, the embedding is decoded."""
+    """Return whether head and embedding are one tensor in blocks: the head keeps them, the embedding is decoded."""
     return HEAD not in model.tensors and model.tensors[EMBEDDING].type.name not in FLOATS
 
 

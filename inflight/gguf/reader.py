@@ -37,7 +37,7 @@ class GgufModel:
         """
         paths = parts_of(path)
         maps = [_mapped(one) for one in paths]
-        files = [FileHeader(one, data, len(data), lambda _: data) for one, data in zip(paths, maps, strict=True)]
+        files = [FileHeader(one, data, len(data)) for one, data in zip(paths, maps, strict=True)]
         self.path = paths[0]
         self.metadata: Mapping[str, Any] = files[0].metadata
         """The first file's, which has all of the model's."""

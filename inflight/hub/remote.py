@@ -276,7 +276,7 @@ def _extent(response: httpx.Response, start: int) -> tuple[int, int | None]:
 
 
 def _part(response: httpx.Response, start: int, count: int) -> bytes:
-    """Return ``count`` bytes of a file from ``start`` on; an answer may begin before. Raises TryLater: it ends early."""
+    """Return ``count`` bytes of a file from ``start`` on. Raises TryLater: the answer ends before."""
     begin, _total = _extent(response, start)
     data, stop = bytearray(), start - begin + count
     for chunk in response.iter_bytes(_CHUNK):

@@ -54,7 +54,7 @@ class Verdict:
 
 
 def judge_config(config: bytes, where: str) -> Verdict:
-    """Judge a checkpoint by the bytes of its config.json, which is called ``where``. Raises DeploymentError: no JSON."""
+    """Judge a checkpoint by its config.json, which is called ``where``. Raises DeploymentError: it is not JSON."""
     data = decode_object(config, where)
     return Verdict(architecture_of(config, where), why_not_served(data), not is_known(data))
 

@@ -127,12 +127,12 @@ _Case = tuple[Callable[[Path], Path], str]
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: _write(path, "bloom"), "general.architecture 'bloom' is not supported; supported: llama, mistral3"),
+        (lambda path: _write(path, "bloom"), "architecture 'bloom' is not supported; supported: llama, mistral3"),
         (lambda path: _write(path, "qwen"), "did you mean 'qwen"),
         (lambda path: _write(path, "llama", {"token_embd.weight": np.zeros((7, 9), np.float32)}), "with rows of 8"),
         (lambda path: _write(path, "llama", block_count=1 << 31), "block_count is 2147483648; it must be at most 1"),
         (lambda path: _write(path, "llama", context_length=None), "llama.context_length is None; it must be a pos"),
-        (lambda path: _write(path, "llama", embedding_length="8"), "embedding_length is '8'; it must be a finite number"),
+        (lambda path: _write(path, "llama", embedding_length="8"), "length is '8'; it must be a finite number"),
         (lambda path: _write(path, "llama", attention__head_count=[2, 4]), r"is \[2, 4\]; it must be the same for all"),
         (lambda path: _write(path, "llama", attention__head_count=16), "key_length and value_length is '0 and None'"),
         (lambda path: _write(path, "llama", attention__value_length=6), "key_length and value_length is '4 and 6'"),
@@ -143,7 +143,7 @@ _Case = tuple[Callable[[Path], Path], str]
             lambda path: _write(path, "glm4moe", _FOUR, expert_count=4, expert_used_count=2, expert_gating_func=1),
             "expert_gating_func is 1; it must be 2, a sigmoid",
         ),
-        (lambda path: _write(path, "glm4moe", nextn_predict_layers=1), "nextn_predict_layers is 1; it must be a number b"),
+        (lambda path: _write(path, "glm4moe", nextn_predict_layers=1), "nextn_predict_layers is 1; it must be a num"),
         (lambda path: _write(path, "qwen3", attention__key_length=1 << 20), "one positive integer, at most 4096"),
         (lambda path: _write(path, "llama", rope__dimension_count=2), "rope.dimension_count is 2; it must be the size"),
         (lambda path: _write(path, "llama", rope__scaling__type="su"), "rope.scaling.type is 'su'; it must be none, l"),

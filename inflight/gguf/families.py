@@ -1,7 +1,7 @@
 """What is served of GGUF's architectures: which checkpoint each was made of, and what sets it apart.
 
-What writes them: ``conversion/`` of https://github.com/ggml-org/llama.cpp. What it leaves out of a file is a constant in
-llama.cpp's graph of the architecture (``src/models/``), and so it is one here.
+What writes them: ``conversion/`` of https://github.com/ggml-org/llama.cpp. What it leaves out of a file is a constant
+of llama.cpp's graph of the architecture (``src/models/``), and so it is one here.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from inflight.errors import DeploymentError, nearest
-from inflight.gguf.reader import GgufModel
+from inflight.gguf.metadata import Described
 from inflight.gguf.words import WORDS, Words
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -35,8 +35,8 @@ _PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 class _Vocabulary:
     """``tokenizer.ggml``: tokens, their types, and the special ones."""
 
-    def __init__(self, model: GgufModel) -> None:
-        self._data, self.path = model.metadata, model.path
+    def __init__(self, model: Described) -> None:
+        self._of, self._data = model, model.metadata
         self.architecture = model.metadata.get("general.architecture")
         self.model = self.find("model", str, "none")
         self.tokens: list[str] = self.find("tokens", list, [])
@@ -101,7 +101,7 @@ class _Vocabulary:
 
     def wrong(self, name: str, value: Any, allowed: str) -> DeploymentError:
         """Return the error of a value."""
-        return DeploymentError(f"{self.path}: tokenizer.ggml.{name} is {value!r:.200}; it must be {allowed}")
+        return _wrong(self._of, name, value, allowed)
 
     def _numbers(self, name: str) -> np.ndarray | None:
         """Return a list with a number for each token."""
@@ -118,12 +118,13 @@ class _Vocabulary:
         return number
 
 
-def tokenizer_files(model: GgufModel) -> dict[str, dict[str, Any]]:
+def tokenizer_files(model: Described) -> dict[str, dict[str, Any]]:
     """Return a model's ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``.
 
     Raises:
         DeploymentError: the kind of tokenizer is not supported, or what must be there is missing or wrong.
     """
+    require_kind(model)
     vocabulary = _Vocabulary(model)
     template = model.metadata.get("tokenizer.chat_template")
     config: dict[str, Any] = {f"{name}_token": token for name, token in vocabulary.special.items()}
@@ -137,11 +138,27 @@ def tokenizer_files(model: GgufModel) -> dict[str, dict[str, Any]]:
     }
 
 
+def require_kind(model: Described) -> None:
+    """Require that a model's tokenizer is of a kind that is known.
+
+    Raises:
+        DeploymentError: it is not; the message names it.
+    """
+    kind, words = (model.metadata.get(f"tokenizer.ggml.{name}", "none") for name in ("model", "pre"))
+    if kind not in ("gpt2", "llama"):
+        raise _wrong(model, "model", kind, f"gpt2 or llama; {_BESIDE}")
+    if kind == "gpt2" and not (isinstance(words, str) and words in WORDS):
+        raise _wrong(model, "pre", words, f"one of {', '.join(WORDS)}{nearest(str(words), WORDS)}; {_BESIDE}")
+
+
+def _wrong(model: Described, name: str, value: Any, allowed: str) -> DeploymentError:
+    """Return the error of a value."""
+    return DeploymentError(f"{model.path}: tokenizer.ggml.{name} is {value!r:.200}; it must be {allowed}")
+
+
 def _tokenizer(vocabulary: _Vocabulary) -> dict[str, Any]:
-    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if vocabulary.model not in makers:
-        raise vocabulary.wrong("model", vocabulary.model, f"{' or '.join(makers)}; {_BESIDE}")
-    return {"version": "1.0", "added_tokens": vocabulary.added, **makers[vocabulary.model](vocabulary)}
+    make = _byte_level if vocabulary.model == "gpt2" else _sentencepiece
+    return {"version": "1.0", "added_tokens": vocabulary.added, **make(vocabulary)}
 
 
 _BESIDE = "of another kind, put the model's tokenizer.json and tokenizer_config.json beside the file"
@@ -149,10 +166,7 @@ _BESIDE = "of another kind, put the model's tokenizer.json and tokenizer_config.
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     """Return what ``tokenizer.json`` says of a byte-level BPE."""
-    name = vocabulary.find("pre", str, "none")
-    if name not in WORDS:
-        raise vocabulary.wrong("pre", name, f"one of {', '.join(WORDS)}{nearest(name, WORDS)}; {_BESIDE}")
-    words: Words = WORDS[name]
+    words: Words = WORDS[vocabulary.find("pre", str, "none")]
     # A token may itself begin with a space.
     merges = [
         (merge[: at + 1], merge[at + 2 :])

@@ -27,7 +27,7 @@ def judge_remote(hub: Hub, repository: Repository, path: str) -> Verdict:
         raise
     except DeploymentError as error:
         return Verdict(None, printable(error))
-    return judge_header(header)
+    return judge_header(header, str(Path(path).with_name("tokenizer.json")) in repository.files)
 
 
 class _Beginning:

@@ -20,6 +20,7 @@ from inflight.gguf.checkpoint import require_types
 from inflight.gguf.families import family_of
 from inflight.gguf.header import FileHeader
 from inflight.gguf.metadata import Metadata
+from inflight.gguf.tokenizer import require_kind
 from inflight.hub.model_manifest import architecture_of, decode_object, is_weights, plain
 from inflight.hub.names import ModelName
 from inflight.hub.remote import RemoteFile, Repository
@@ -59,13 +60,18 @@ def judge_config(config: bytes, where: str) -> Verdict:
     return Verdict(architecture_of(config, where), why_not_served(data), not is_known(data))
 
 
-def judge_header(header: FileHeader) -> Verdict:
-    """Judge a GGUF model by the header of its first file. What else may be wrong is found when it is loaded."""
+def judge_header(header: FileHeader, has_tokenizer: bool) -> Verdict:
+    """Judge a GGUF model by the header of its first file. What else may be wrong is found when it is loaded.
+
+    ``has_tokenizer``: whether a ``tokenizer.json`` lies beside the file, in place of the tokenizer that it has.
+    """
     name = header.metadata.get("general.architecture")
     architecture = plain(name) if isinstance(name, str) else None
     try:
         architecture = family_of(Metadata(header)).architecture
         require_types(header)
+        if not has_tokenizer:
+            require_kind(header)
     except DeploymentError as error:
         return Verdict(architecture, printable(error))
     return Verdict(architecture)

@@ -81,9 +81,10 @@ def _load(path: Path) -> None:
     load_model(outline_model(path, config, torch.float32, CPU, 64, "auto"), CPU)
 
 
-def _try(name: str, seeds: range, folder: Path) -> int:
-    """Load mutations of a file, and return how many loaded."""
-    source, loaded = FILES[name]().path, 0
+def _try(name: str, seeds: range, folder: Path) -> None:
+    """Load a file, and mutations of it."""
+    source = FILES[name]().path
+    _load(source)
     content = source.read_bytes()
     header = min(tensor.first for tensor in GgufModel(source).tensors.values())
     path = folder / "m.gguf"
@@ -98,19 +99,17 @@ def _try(name: str, seeds: range, folder: Path) -> int:
             refusal = str(error)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        loaded += not refusal
         assert "\n" not in refusal, seed
         assert peak < _MOST_BYTES, seed
         assert time.monotonic() - started < _MOST_SECONDS, seed
-    return loaded
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_mutated_files_are_refused_or_load(name: str, tmp_path: Path) -> None:
-    assert _try(name, range(30), tmp_path)
+    _try(name, range(30), tmp_path)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", FILES)
 def test_many_mutated_files_are_refused_or_load(name: str, tmp_path: Path) -> None:
-    assert _try(name, range(30, 530), tmp_path)
+    _try(name, range(30, 530), tmp_path)

@@ -74,6 +74,10 @@ def _headless(architecture: str, kind: gguf.GGMLQuantizationType = gguf.GGMLQuan
         (_headless("bloom"), "org/odd/a-Q8_0.gguf: general.architecture 'bloom' is not supported; supported: llama"),
         (_headless("llama", gguf.GGMLQuantizationType.IQ2_XXS), "'token_embd.weight' is in IQ2_XXS; supported: F32"),
         (
+            _headless("llama"),
+            "org/odd/a-Q8_0.gguf: tokenizer.ggml.model is 'none'; it must be gpt2 or llama; of another",
+        ),
+        (
             b"GGUF" + struct.pack(">I", 3) + bytes(1 << 20),
             "org/odd/a-Q8_0.gguf: GGUF version 50331648 is not supported",
         ),

@@ -11,6 +11,7 @@ from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.limits import unknown_to_gpu_kernels, unknown_to_native_step, unknown_to_quantization
 from inflight.engine.models.reading import CONDITIONAL, read_model_config
 from inflight.errors import DeploymentError
+from inflight.gguf.families import FAMILIES
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
 _SHAPES = {
@@ -20,6 +21,8 @@ _SHAPES = {
     "Gemma3ForCausalLM": "gemma-3-1b",
 }
 """Architectures whose published ``config.json`` is among the shapes that the planner is tested with."""
+_TEXT_IN_GGUF = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+"""Models with images that llama.cpp's conversion writes as those without; of others it makes another architecture."""
 _HEAD = """\
 # Models that are served
 
@@ -35,11 +38,12 @@ token: a small random checkpoint, alone and in mixed batches with reuse, chunks 
   PyTorch alone computes it there, which nobody has tried on a GPU yet.
 - *quantizes*: `inflight build` quantizes it. A checkpoint that is quantized already may be served whether it does or
   not ([quantization](quantization.md)).
+- *GGUF*: it is served from a [GGUF file](gguf.md) too.
 - *TensorRT-LLM*: the list of its PyTorch backend names the architecture; *later*: only a newer list does
   (`tests/facts/tensorrt_llm_models.json` has both). Nothing of it has been tried here.
 
-| architecture | a model | attention | feed-forward | native step | GPU kernels | quantizes | TensorRT-LLM |
-|---|---|---|---|---|---|---|---|
+| architecture | a model | attention | feed-forward | native step | GPU kernels | quantizes | GGUF | TensorRT-LLM |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -59,10 +63,18 @@ def models_page() -> str:
             _feed_forward(config),
             *(_yes_or(unknown(config)) for unknown in (unknown_to_native_step, unknown_to_gpu_kernels)),
             _yes_or(unknown_to_quantization(config)),
+            "yes" if _in_gguf(name, config) else "no",
             listed,
         ]
         rows.append(f"| {' | '.join(cells)} |\n")
     return _HEAD + "".join(rows)
+
+
+def _in_gguf(name: str, config: ModelConfig) -> bool:
+    """Return whether a GGUF file of a model is served; ``name``: in ``architectures`` of its ``config.json``."""
+    families = [*FAMILIES.values(), *(other for one in FAMILIES.values() for _, other in one.variants)]
+    known = config.architecture in {family.architecture for family in families}
+    return known and (name in _TEXT_IN_GGUF or not name.endswith(CONDITIONAL))
 
 
 def _records() -> dict[str, tuple[str, dict[str, Any]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _ALIGNMENT = 32
 """Of tensors, in bytes, where ``general.alignment`` does not say."""
 _MOST_DIMENSIONS = 4
-_MOST_ENTRIES, _MOST_TENSORS, _MOST_STRINGS, _LONGEST_STRING = 1 << 14, 1 << 17, 1 << 21, 1 << 24
+_MOST_ENTRIES, _MOST_TENSORS, _LONGEST_LIST, _LONGEST_STRING = 1 << 14, 1 << 17, 1 << 21, 1 << 24
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {
     0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
@@ -146,13 +148,30 @@ class FileHeader:
 
     def _array(self, key: str, kind: int) -> list[str] | npt.NDArray[Any]:
         if kind == _STRING:
-            return [self._string(key) for _ in range(self._count(key, _SMALLEST_STRING, _MOST_STRINGS))]
+            return self._strings(key)
         if kind not in _SCALARS:
             raise _Broken(f"{key}: an array of type {kind} of metadata is not supported")
         size = np.dtype(_SCALARS[kind]).itemsize
         # A boolean is any byte that is not zero.
-        raw = np.frombuffer(self._take(key, size * self._count(key, size)), "u1" if kind == _BOOL else _SCALARS[kind])
+        taken = self._take(key, size * self._count(key, size, _LONGEST_LIST))
+        raw = np.frombuffer(taken, "u1" if kind == _BOOL else _SCALARS[kind])
         return raw != 0 if kind == _BOOL else raw
+
+    def _strings(self, key: str) -> list[str]:
+        """Return a list of strings: those at hand at once, since a vocabulary has hundreds of thousands."""
+        found, count = list[str](), self._count(key, _SMALLEST_STRING, _LONGEST_LIST)
+        while len(found) < count:
+            buffer, at = self._buffer, self._at
+            with suppress(struct.error, UnicodeDecodeError):
+                while len(found) < count:
+                    end = at + _SMALLEST_STRING + _LENGTH.unpack_from(buffer, at)[0]
+                    if end > min(len(buffer), at + _LONGEST_STRING):
+                        break
+                    found.append(str(buffer[at + _SMALLEST_STRING : end], "utf-8"))
+                    self._at = at = end
+            if len(found) < count:  # more of the file is needed, or something is wrong, which this says
+                found.append(self._string(key))
+        return found
 
     def _description(self) -> TensorInfo:
         """Return a tensor, with ``first`` counted from where tensors begin."""

@@ -108,6 +108,43 @@ def test_a_mistral_has_a_window(tmp_path: Path) -> None:
     assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 9)
 
 
+def test_what_else_an_architecture_may_be(tmp_path: Path) -> None:
+    yarn: dict[str, Any] = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    ministral = _write(
+        tmp_path / "m.gguf",
+        "mistral3",
+        attention__temperature_scale=0.5,
+        rope__scaling__yarn_log_multiplier=1.0,
+        **yarn,
+    )
+    config = GgufCheckpoint(ministral).config
+    assert config["architectures"] == ["Ministral3ForCausalLM"]
+    scales = {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
+    assert scales.items() <= config["rope_parameters"].items()
+    with pytest.raises(DeploymentError, match=r"mistral3\.rope\.scaling\.yarn_log_multiplier is 1\.0; it must be left"):
+        _ = GgufCheckpoint(
+            _write(tmp_path / "n.gguf", "mistral3", rope__scaling__yarn_log_multiplier=1.0, **yarn)
+        ).config
+    mixtral = GgufCheckpoint(_write(tmp_path / "x.gguf", "llama", _FOUR, expert_count=4, expert_used_count=2))
+    assert mixtral.config["architectures"] == ["MixtralForCausalLM"]
+    assert "model.layers.0.block_sparse_moe.experts.3.w3.weight" in mixtral.tensors
+    olmo = GgufCheckpoint(_write(tmp_path / "o.gguf", "olmo2", attention__sliding_window=9)).config
+    assert (olmo["architectures"], olmo["layer_types"]) == (["Olmo3ForCausalLM"], ["sliding_attention"])
+
+
+def test_the_last_layers_of_glm_predict_ahead_and_are_left_out(tmp_path: Path) -> None:
+    names = ["blk.0.attn_norm.weight", "blk.1.attn_norm.weight", "blk.1.nextn.enorm.weight", "blk.0.ffn_up_exps.weight"]
+    tensors = {name: np.zeros((4, 1, 1) if "exps" in name else 8, np.float32) for name in names}
+    checkpoint = GgufCheckpoint(
+        _write(
+            tmp_path / "m.gguf", "glm4moe", tensors, block_count=2, nextn_predict_layers=1, expert_count=4,
+            expert_used_count=2, expert_feed_forward_length=1, leading_dense_block_count=0,
+        )
+    )  # fmt: skip
+    assert checkpoint.config["num_hidden_layers"] == 1
+    assert not any(name.startswith(("blk.1", "model.layers.1")) for name in checkpoint.tensors)
+
+
 def test_the_older_name_of_linear_scaling(tmp_path: Path) -> None:
     rope = GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", rope__scale_linear=2.0)).config["rope_parameters"]
     assert rope == {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}

@@ -154,6 +154,18 @@ def _tensor(name: str = "t", shape: tuple[int, ...] = (4,), kind: int = 0, offse
         (_head(entries=1) + _text("k") + struct.pack("<IIQ", 9, 10, 1 << 61) + bytes(8), "k: 2305843009213693952 are"),
         (_head(entries=1) + _text("k") + struct.pack("<IQ", 8, 2) + b"\xff\xfe", "k: b'\\\\xff\\\\xfe' is not UTF-8"),
         (_head(entries=2) + 2 * (_text("k") + struct.pack("<IB", 0, 1)), "key 'k' is there twice"),
+        (
+            _head(entries=1) + _text("k") + struct.pack("<IIQ", 9, 8, 2) + _text("a") + bytes(7),
+            "k: the file ends before",
+        ),
+        (
+            _head(entries=1) + _text("k") + struct.pack("<IIQQ", 9, 8, 1, 2) + b"\xff\xfe",
+            r"k: b'\\xff\\xfe' is not UTF-8",
+        ),
+        (
+            _head(entries=1) + _text("k") + struct.pack("<IIQ", 9, 0, 1 << 22) + bytes(1 << 22),
+            "k: 4194304 are announced; no more than 2097152 are read",
+        ),
         (_head(1) + _tensor(kind=4) + bytes(99), "tensor 't': type 4 is unknown"),
         (_head(1) + _tensor(shape=(1,) * 5) + bytes(99), "tensor 't' has 5 dimensions"),
         (_head(1) + _tensor(shape=(0, 3)) + bytes(99), r"tensor 't' is \[3, 0\]"),

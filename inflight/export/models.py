@@ -14,7 +14,7 @@ from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import make_plan
-from inflight.gguf.checkpoint import open_gguf, require_types
+from inflight.gguf.checkpoint import cpu_bytes, open_gguf, require_types
 from inflight.gguf.files import is_gguf
 from inflight.hub.model_manifest import ModelManifest
 from inflight.hub.names import parse_model_name
@@ -142,7 +142,7 @@ def _blocks(model: Path, machine: Gpu | str) -> int:
     if not checkpoint.blocks:
         return 0
     on_gpu = isinstance(machine, Gpu) and not machine.is_cpu
-    return sum(tensor.nbytes for tensor in checkpoint.model.tensors.values()) if on_gpu else checkpoint.cpu_bytes
+    return sum(tensor.nbytes for tensor in checkpoint.model.tensors.values()) if on_gpu else cpu_bytes(checkpoint.model)
 
 
 def _by_size(needed: int, kind: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from inflight.errors import DeploymentError
-from inflight.gguf.config import read_config
-from inflight.gguf.metadata import Described
+from inflight.gguf.config import dtype_of, read_config
+from inflight.gguf.metadata import EMBEDDING, HEAD, Described
 from inflight.gguf.names import Source, checkpoint_tensors
 from inflight.gguf.reader import GgufModel
 from inflight.gguf.tokenizer import tokenizer_files
@@ -59,15 +59,6 @@ class GgufCheckpoint:
             for name, source in self.tensors.items()
             if in_blocks(name, source)
         }
-
-    @property
-    def cpu_bytes(self) -> int:
-        """Memory of the weights on a CPU: blocks as the native step packs them, all else in the type of computation."""
-        whole, total = 16 if self.config["dtype"] == "bfloat16" else 32, 0.0
-        for name, source in self.tensors.items():
-            kind = QUANTIZED[source.tensor.type.name].bits_of_weight if in_blocks(name, source) else whole
-            total += math.prod(source.shape) * kind / 8
-        return int(total)
 
     def read(self, name: str) -> bytes | None:
         """Return what a file of the checkpoint would hold; None: it has no such file.
@@ -126,3 +117,19 @@ def require_types(model: Described) -> None:
             raise DeploymentError(
                 f"{model.path}: tensor {tensor.name!r:.200} is in {tensor.type.name}; supported: {', '.join(SERVED)}"
             )
+
+
+def cpu_bytes(model: Described) -> int:
+    """Return the memory of a model's weights on a CPU.
+
+    Linears are as the native step packs their blocks; all else is in the type of the computation, and so is an
+    embedding, of which a head that has no tensor of its own is made.
+    """
+    whole, total = 16 if dtype_of(model) == "bfloat16" else 32, 0.0
+    for name, tensor in model.tensors.items():
+        packed = QUANTIZED.get(tensor.type.name)
+        bits = whole if packed is None or len(tensor.shape) == 1 else packed.bits_of_weight
+        if name == EMBEDDING:
+            bits = whole + (bits if HEAD not in model.tensors else 0)
+        total += math.prod(tensor.shape) * bits / 8
+    return int(total)

@@ -13,7 +13,7 @@ import numpy as np
 
 from inflight.errors import DeploymentError
 from inflight.gguf.families import Family, family_of
-from inflight.gguf.metadata import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, Metadata
+from inflight.gguf.metadata import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, Described, Metadata
 from inflight.gguf.names import shares_blocks
 from inflight.gguf.reader import GgufModel
 from inflight.gguf.types import FLOATS
@@ -57,7 +57,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
         "attn_logit_softcapping": data.find("attn_logit_softcapping"),
         "sliding_window": window,
         "layer_types": _layer_types(data, family, layers, window),
-        "dtype": _dtype(model),
+        "dtype": dtype_of(model),
         "rope_parameters": _rope(model, data, family, head_dim),
     }
     config |= family.special(data, config)
@@ -170,9 +170,9 @@ def _factors(model: GgufModel, data: Metadata, name: str) -> list[float]:
     return [float(str(value)) for value in tensor.data.reshape(-1).view("<f4")]
 
 
-def _dtype(model: GgufModel) -> str:
+def dtype_of(model: Described) -> str:
     """Return the type that most of the weights have; the scales of quantized ones are in float16."""
     sizes = Counter[str]()
     for tensor in model.tensors.values():
-        sizes[tensor.type.name if tensor.type.name in FLOATS else "F16"] += tensor.data.size
-    return _DTYPES[sizes.most_common(1)[0][0]]
+        sizes[tensor.type.name if tensor.type.name in FLOATS else "F16"] += tensor.nbytes
+    return _DTYPES[sizes.most_common(1)[0][0]] if sizes else "float32"

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
-from inflight.gguf.checkpoint import require_types
+from inflight.gguf.checkpoint import cpu_bytes, require_types
 from inflight.gguf.families import family_of
 from inflight.gguf.header import FileHeader
 from inflight.gguf.metadata import Metadata
@@ -44,6 +44,8 @@ class Verdict:
     """Why it is not served; None: it is, or may be."""
     is_adapted: bool = False
     """Whether transformers' code would compute it."""
+    cpu_bytes: int | None = None
+    """Memory of the weights on a CPU; None: it is that of their files, as far as is known."""
 
     @property
     def line(self) -> str:
@@ -74,7 +76,8 @@ def judge_header(header: FileHeader, has_tokenizer: bool) -> Verdict:
             require_kind(header)
     except DeploymentError as error:
         return Verdict(architecture, printable(error))
-    return Verdict(architecture)
+    in_parts = "split.count" in header.metadata
+    return Verdict(architecture, cpu_bytes=None if in_parts else cpu_bytes(header))
 
 
 def show_model(
@@ -87,7 +90,7 @@ def show_model(
 ) -> None:
     """Print what is about to be downloaded, and what it needs."""
     size = sum(file.bytes for file in files)
-    weights = sum(file.bytes for file in files if is_weights(file.path))
+    weights = verdict.cpu_bytes or sum(file.bytes for file in files if is_weights(file.path))
     rows = {
         "commit": f"{repository.commit} ({name.revision or 'main'})",
         "licence": repository.license or "none is named",

@@ -47,11 +47,12 @@ def test_what_is_said_of_it(hub: FakeHub, models: Path) -> None:
         done = inflight("pull", f"org/demo:{kind}")
         assert "architecture  LlamaForCausalLM\n" in done.stderr
         assert read_manifest(Path(done.stdout.strip())).architecture == "LlamaForCausalLM"
+    weights = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
+    needed = in_units((weights * 9 + 4096 * 256 * (32 + 9) + 9 * 256 * 32) // 8)
+    assert f"memory        {needed} of weights; " in done.stderr
     rows = [line for line in inflight("models").stdout.splitlines() if "org/" in line]
     assert "tokens/s alone" in rows[0]
-    weights = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
-    needed = (weights * 9 + 4096 * 256 * (32 + 9) + 9 * 256 * 32) // 8
-    assert f"fits: {in_units(needed)} of weights" in rows[1]
+    assert f"fits: {needed} of weights" in rows[1]
     assert "speed is not planned (GGUF)" in rows[1]
 
 

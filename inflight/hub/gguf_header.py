@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from inflight.errors import DeploymentError
+from inflight.gguf.checkpoint import cpu_bytes, require_types
+from inflight.gguf.families import family_of
 from inflight.gguf.header import FileHeader
+from inflight.gguf.metadata import Metadata
+from inflight.gguf.tokenizer import require_kind
+from inflight.hub.model_manifest import plain
 from inflight.hub.remote import Hub, Repository, Unreachable
-from inflight.hub.screen import Verdict, judge_header, printable
+from inflight.hub.screen import Verdict, printable
 
 _AT_FIRST, _MOST = 2 << 20, 64 << 20
 """Bytes: a header mostly holds the vocabulary, some megabytes."""
@@ -27,7 +32,25 @@ def judge_remote(hub: Hub, repository: Repository, path: str) -> Verdict:
         raise
     except DeploymentError as error:
         return Verdict(None, printable(error))
-    return judge_header(header, str(Path(path).with_name("tokenizer.json")) in repository.files)
+    return _judge(header, str(Path(path).with_name("tokenizer.json")) in repository.files)
+
+
+def _judge(header: FileHeader, has_tokenizer: bool) -> Verdict:
+    """Judge a GGUF model by the header of its first file. What else may be wrong is found when it is loaded.
+
+    ``has_tokenizer``: whether a ``tokenizer.json`` lies beside the file, in place of the tokenizer that it has.
+    """
+    name = header.metadata.get("general.architecture")
+    architecture = plain(name) if isinstance(name, str) else None
+    try:
+        architecture = family_of(Metadata(header)).architecture
+        require_types(header)
+        if not has_tokenizer:
+            require_kind(header)
+    except DeploymentError as error:
+        return Verdict(architecture, printable(error))
+    in_parts = "split.count" in header.metadata
+    return Verdict(architecture, cpu_bytes=None if in_parts else cpu_bytes(header))
 
 
 class _Beginning:

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from inflight.errors import DeploymentError
 from inflight.hub.download import Downloader
-from inflight.hub.gguf_header import judge_remote
 from inflight.hub.model_manifest import (
     MODEL_MANIFEST,
     ModelManifest,
@@ -102,6 +101,8 @@ def look_up(hub: Hub, name: ModelName) -> Offer:
     repository = hub.repository(name)
     selection = select_files(name, repository.files, lambda path: hub.read(repository, path))
     if selection.format == "gguf":
+        from inflight.hub.gguf_header import judge_remote  # and NumPy, which pulls of other formats leave alone
+
         first = min(path for path in selection.paths if path.endswith(".gguf"))
         return Offer(repository, selection, judge_remote(hub, repository, first))
     verdict = judge_config(hub.read(repository, CONFIG), f"{name.repo}: {CONFIG}")

@@ -16,12 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
-from inflight.gguf.checkpoint import cpu_bytes, require_types
-from inflight.gguf.families import family_of
-from inflight.gguf.header import FileHeader
-from inflight.gguf.metadata import Metadata
-from inflight.gguf.tokenizer import require_kind
-from inflight.hub.model_manifest import architecture_of, decode_object, is_weights, plain
+from inflight.hub.model_manifest import architecture_of, decode_object, is_weights
 from inflight.hub.names import ModelName
 from inflight.hub.remote import RemoteFile, Repository
 from inflight.hub.staging import free_disk, in_units
@@ -60,24 +55,6 @@ def judge_config(config: bytes, where: str) -> Verdict:
     """Judge a checkpoint by its config.json, which is called ``where``. Raises DeploymentError: it is not JSON."""
     data = decode_object(config, where)
     return Verdict(architecture_of(config, where), why_not_served(data), not is_known(data))
-
-
-def judge_header(header: FileHeader, has_tokenizer: bool) -> Verdict:
-    """Judge a GGUF model by the header of its first file. What else may be wrong is found when it is loaded.
-
-    ``has_tokenizer``: whether a ``tokenizer.json`` lies beside the file, in place of the tokenizer that it has.
-    """
-    name = header.metadata.get("general.architecture")
-    architecture = plain(name) if isinstance(name, str) else None
-    try:
-        architecture = family_of(Metadata(header)).architecture
-        require_types(header)
-        if not has_tokenizer:
-            require_kind(header)
-    except DeploymentError as error:
-        return Verdict(architecture, printable(error))
-    in_parts = "split.count" in header.metadata
-    return Verdict(architecture, cpu_bytes=None if in_parts else cpu_bytes(header))
 
 
 def show_model(

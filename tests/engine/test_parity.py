@@ -27,16 +27,22 @@ each = pytest.mark.parametrize(
     ("name", "cpu_step"),
     [(name, step) for name in ARCHITECTURES for step in CPU_STEPS if step == "pytorch" or name not in NOT_NATIVE],
 )
-each_with_attention_alone = pytest.mark.parametrize(
-    ("name", "cpu_step"),
-    [
-        (name, step)
-        for name in sorted(ARCHITECTURES.keys() - RECURRENT)
-        for step in CPU_STEPS
-        if step == "pytorch" or name not in NOT_NATIVE
-    ],
-)
-"""``test_hybrid`` has the others, whose prompts cannot be cut anywhere."""
+POLICIES = ["max_utilization", "guaranteed_no_evict"]
+
+
+def _mixed_batches() -> list[tuple[str, str, str]]:
+    """Return for each architecture both policies, one by PyTorch and one natively, where it is; sets take turns.
+
+    ``test_hybrid`` has those with recurrent state, whose prompts cannot be cut anywhere. That each instruction set
+    computes each architecture is seen alone.
+    """
+    cases = []
+    for number, name in enumerate(sorted(ARCHITECTURES.keys() - RECURRENT)):
+        native = SETS and name not in NOT_NATIVE
+        step = SETS[number // 2 % len(SETS)] if native else "pytorch"
+        policies = POLICIES if number % 2 else POLICIES[::-1]
+        cases += [(name, "pytorch", policies[0]), (name, step, policies[1])]
+    return cases
 
 
 def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:
@@ -62,9 +68,8 @@ def test_what_the_native_step_does_not_compute_is_refused_by_name(name: str) -> 
 
 
 @pytest.mark.sweep
-@each_with_attention_alone
-@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str, cpu_step: str) -> None:
+@pytest.mark.parametrize(("name", "cpu_step", "policy"), _mixed_batches())
+def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, cpu_step: str, policy: str) -> None:
     """Twice: the second time most prefixes are cached."""
     engine = load(
         checkpoint(name), cpu_step=cpu_step, policy=policy, num_blocks=64, max_tokens_per_step=24, max_batch_size=32

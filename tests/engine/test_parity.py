@@ -30,18 +30,22 @@ each = pytest.mark.parametrize(
 POLICIES = ["max_utilization", "guaranteed_no_evict"]
 
 
-def _mixed_batches() -> list[tuple[str, str, str]]:
-    """Return for each architecture both policies, one by PyTorch and one natively, where it is; sets take turns.
+STEPS = {
+    name: ["pytorch"] if name in NOT_NATIVE or not SETS else ["pytorch", SETS[number // 2 % len(SETS)]]
+    for number, name in enumerate(ARCHITECTURES)
+}
+"""Each architecture is computed by PyTorch, and natively, where it is; sets take turns. ``test_alone`` has them all."""
 
-    ``test_hybrid`` has those with recurrent state, whose prompts cannot be cut anywhere. That each instruction set
-    computes each architecture is seen alone.
+
+def _mixed_batches() -> list[tuple[str, str, str]]:
+    """Return both policies for each architecture, and ways to compute it in turn.
+
+    ``test_hybrid`` has those with recurrent state, whose prompts cannot be cut anywhere.
     """
     cases = []
-    for number, name in enumerate(sorted(ARCHITECTURES.keys() - RECURRENT)):
-        native = SETS and name not in NOT_NATIVE
-        step = SETS[number // 2 % len(SETS)] if native else "pytorch"
+    for number, (name, steps) in enumerate(STEPS.items()):
         policies = POLICIES if number % 2 else POLICIES[::-1]
-        cases += [(name, "pytorch", policies[0]), (name, step, policies[1])]
+        cases += [(name, steps[0], policies[0]), (name, steps[-1], policies[1])] if name not in RECURRENT else []
     return cases
 
 
@@ -95,7 +99,7 @@ def test_without_reuse_and_with_one_token_per_step(name: str, cpu_step: str) -> 
     _check(name, requests, run(engine, requests))
 
 
-@each
+@pytest.mark.parametrize(("name", "cpu_step"), [(name, step) for name, steps in STEPS.items() for step in steps])
 def test_scores(name: str, cpu_step: str) -> None:
     """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""
     tokens = 96 if name in RECURRENT else 7

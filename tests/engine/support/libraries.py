@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
-OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
 
 
 def alone(*names: str, kernels: Path | None = None) -> dict[str, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,11 @@ def _values(axes: Sequence[Sequence[Any]], case: tuple[int, ...]) -> tuple[Any, 
 
 
 def _cover(cases: list[tuple[int, ...]], axes: int) -> list[tuple[int, ...]]:
-    """Return cases that have every pair; those that add the most pairs are taken first."""
+    """Return cases that have every pair; those that add the most pairs are taken first.
+
+    They are looked at in a random order, or those that add one pair would all have the first values of other axes.
+    """
+    cases = random.Random(0).sample(cases, len(cases))
     chosen, seen = list[tuple[int, ...]](), set[tuple[tuple[int, int], ...]]()
     for fewest in range(axes * (axes - 1) // 2, 0, -1):
         for case in cases:

@@ -37,8 +37,8 @@ lint:
 	$(BIN)/mypy
 
 # `test` has at least one proof of every promise; `proofs` has the long ones, and every property again with many more
-# examples. Each has a worker more than there are cores, 9 at most, since one of them mostly waits. ARGS are pytest's, of
-# one run without workers.
+# examples. Each has a worker more than there are cores, 9 at most, since one of them mostly waits. What runs alone is
+# looked for only in files with its mark: to read all of them takes 20 s. ARGS are pytest's, of one run without workers.
 WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 9)))
 TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder -n $(WORKERS)
 test:
@@ -50,7 +50,7 @@ proofs:
 	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
 	$(TOGETHER) -m "(proof or property) and not alone" || status=1; \
-	$(BIN)/pytest -m alone || status=1; \
+	$(BIN)/pytest -m alone $$(grep -rl "mark\.alone" tests --include=*.py) || status=1; \
 	exit $$status)
 
 # make bench ARGS="engine --streams 8": what measures Inflight itself; make bench lists it.

@@ -122,6 +122,13 @@ def _others_disturbed(item: pytest.Item) -> bool:
     return item.stash.get(SERVER_ENDED, False) or (_BEFORE in item.stash and _share_taken(item) > _LITTLE_TAKEN)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why tests were tried again: what fails once in a hundred runs may not be seen again soon."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"{report.nodeid} was tried again")
+        report.toterminal(terminalreporter._tw)
+
+
 @pytest.fixture
 def triton_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ModuleType], None]]:
     """Takes what stands in for ``triton_python_backend_utils``; what is imported with it is forgotten at the end."""

@@ -14,18 +14,20 @@ from inflight.engine.native.model import NativeModel
 from inflight.engine.sampler import Draw, draw_sorted, draw_tokens
 from inflight.engine.sequence import ALL_BANNED, NAN_LOGITS
 from tests.engine.support.draws import KINDS, make_case
-from tests.engine.support.native import each_set, random_decoder
+from tests.engine.support.native import SETS, each_set, random_decoder
+from tests.support.pairs import pairwise
 
 GREEDY = Draw(0.0, 0, 1.0, 0.0, 0.0)
 
 
 @pytest.mark.sweep
-@each_set
-@pytest.mark.parametrize(("rows", "size"), [(20_000, 40), (500, 5_003)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "shape", "instruction_set"), pairwise(list(KINDS), [(20_000, 40), (500, 5_003)], SETS)
+)
 def test_the_tokens_are_those_of_the_sort(
-    kind: Callable[[Tensor, torch.Generator], Tensor], rows: int, size: int, instruction_set: str
+    kind: Callable[[Tensor, torch.Generator], Tensor], shape: tuple[int, int], instruction_set: str
 ) -> None:
+    rows, size = shape
     native = NativeModel(random_decoder("llama", vocab_size=size), instruction_set, 2)
     case = make_case(rows, size, kind, torch.Generator().manual_seed(size))
     temperature, top_k, top_p, min_p, number = (part[:, 0].tolist() for part in case[1:])

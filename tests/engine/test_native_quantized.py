@@ -26,6 +26,7 @@ from inflight.engine.quant.linears import (
     QuantizedLinear,
 )
 from tests.engine.support.native import CPU, SETS, VOCAB, by_pytorch, each_set, make_pool, random_decoder
+from tests.support.pairs import pairwise
 
 NEAR, ROUNDED = 1e-3, 0.25
 """Of logits of about one: inputs of 16 bits, and float32 sums, beside float64's; and where inputs are rounded to eight
@@ -135,13 +136,15 @@ def _tokens(count: int) -> list[int]:
     return random.Random(3).choices(range(VOCAB), k=count)
 
 
-@each_set
-@pytest.mark.parametrize(("name", "scheme"), SERVED)
-@pytest.mark.parametrize("smoothed", [False, True], ids=["", "smoothed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["", "bfloat16"])
+@pytest.mark.parametrize(
+    ("served", "instruction_set", "smoothed", "dtype"),
+    pairwise(SERVED, SETS, [False, True], [torch.float32, torch.bfloat16]),
+    ids=str,
+)
 def test_logits_are_those_of_pytorch(
-    name: str, smoothed: bool, scheme: str, instruction_set: str, dtype: torch.dtype
+    served: tuple[str, str], instruction_set: str, smoothed: bool, dtype: torch.dtype
 ) -> None:
+    name, scheme = served
     if scheme == "W4A8_AWQ":
         dtype = torch.float32  # in bfloat16 its weights are others, as ModelOpt has them (test_quant_parity.py)
     model = _quantized(name, scheme, smoothed, dtype)
@@ -155,8 +158,10 @@ def test_logits_are_those_of_pytorch(
     assert (own.exp() * (own - other)).sum(-1).mean() < 1.5e-3
 
 
-@each_set
-@pytest.mark.parametrize(("name", "scheme"), SERVED)
+@pytest.mark.parametrize(
+    ("name", "scheme", "instruction_set"),
+    pairwise(list(GROUP), list(SCHEMES), SETS, allowed=lambda name, scheme, _: (name, scheme) in SERVED),
+)
 def test_a_token_is_the_same_bits_however_many_are_computed_with_it(
     name: str, scheme: str, instruction_set: str
 ) -> None:

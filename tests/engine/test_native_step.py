@@ -26,6 +26,7 @@ from inflight.text.tokenizer import Tokenizer
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.native import (
     ROUTED,
+    SETS,
     SHAPES,
     VOCAB,
     by_pytorch,
@@ -33,6 +34,7 @@ from tests.engine.support.native import (
     make_pool,
     random_decoder,
 )
+from tests.support.pairs import pairwise
 
 TREE = [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
 TOLERANCE = {"float32": 3e-4, "bfloat16": 0.05, "int8": 0.05, "fp8": 0.3}
@@ -88,12 +90,13 @@ class _Twins:
 
 
 @pytest.mark.sweep
-@each_set
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, kind) for name in SHAPES if name != "many heads" for kind in TOLERANCE if kind in _kinds(name)],
-)
-@pytest.mark.parametrize("block_size", [16, 5])
+    ("name", "instruction_set", "kind", "block_size"),
+    pairwise(
+        [name for name in SHAPES if name != "many heads"], SETS, list(TOLERANCE), [16, 5],
+        allowed=lambda name, _set, kind, _size: kind in _kinds(name),
+    ),
+)  # fmt: skip
 def test_it_computes_what_pytorch_computes(name: str, kind: str, block_size: int, instruction_set: str) -> None:
     """Prompts, chunks, single tokens and trees of drafts, together in a step."""
     twins = _Twins(name, kind, block_size, instruction_set)
@@ -155,10 +158,14 @@ def _in_parts(
 
 
 @pytest.mark.sweep
-@each_set
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", TOLERANCE)
-@pytest.mark.parametrize("name", ["llama", "odd sizes", "odd chunks", "window", "gemma", *ROUTED, "norms behind"])
+@pytest.mark.parametrize(
+    ("name", "instruction_set", "kind", "dtype"),
+    pairwise(
+        ["llama", "odd sizes", "odd chunks", "window", "gemma", *ROUTED, "norms behind"], SETS, list(TOLERANCE),
+        [torch.float32, torch.bfloat16],
+    ),
+    ids=str,
+)  # fmt: skip
 def test_a_token_is_the_same_bits_in_any_step(name: str, dtype: torch.dtype, kind: str, instruction_set: str) -> None:
     """A prompt at once and in chunks, tokens one by one, and beside a neighbour."""
     whole = _in_parts(name, dtype, kind, instruction_set, [640], False)
@@ -195,10 +202,12 @@ def test_an_expert_may_have_all_tokens_or_none(dtype: torch.dtype, instruction_s
     assert torch.equal(torch.cat(alone), whole)
 
 
-@each_set
-@pytest.mark.parametrize("kind", TOLERANCE)
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["llama", "odd sizes", "odd chunks", "shared expert"])
+@pytest.mark.parametrize(
+    ("name", "instruction_set", "kind", "weights"),
+    pairwise(
+        ["llama", "odd sizes", "odd chunks", "shared expert"], SETS, list(TOLERANCE), ["float32", "bfloat16", "int8"]
+    ),
+)
 def test_nan_reaches_only_those_who_attend_to_it(name: str, weights: str, kind: str, instruction_set: str) -> None:
     """Not the tokens before it in its sequence, though they are computed with it, no other sequence, no later step."""
     model = random_decoder(name, torch.bfloat16 if weights == "bfloat16" else torch.float32)

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.support.libraries import BUILD, ROOT, alone, run_sanitized, run_tests
 from tests.engine.support.native import SETS
 
-TILES = alone("avx2", Path(__file__).parent / "native/avx2_with_tiles.cpp")
+TILES = alone("avx2", kernels=Path(__file__).parent / "native/avx2_with_tiles.cpp")
 FILES = tuple(f"tests/engine/test_native_{name}.py" for name in ("step", "quantized"))
 pytestmark = pytest.mark.proof
 stands_in = pytest.mark.skipif("avx2" not in SETS, reason="the stand-in for AMX needs a compiler and AVX2")

@@ -27,16 +27,26 @@ each = pytest.mark.parametrize(
     ("name", "cpu_step"),
     [(name, step) for name in ARCHITECTURES for step in CPU_STEPS if step == "pytorch" or name not in NOT_NATIVE],
 )
-each_with_attention_alone = pytest.mark.parametrize(
-    ("name", "cpu_step"),
-    [
-        (name, step)
-        for name in sorted(ARCHITECTURES.keys() - RECURRENT)
-        for step in CPU_STEPS
-        if step == "pytorch" or name not in NOT_NATIVE
-    ],
-)
-"""``test_hybrid`` has the others, whose prompts cannot be cut anywhere."""
+POLICIES = ["max_utilization", "guaranteed_no_evict"]
+
+
+STEPS = {
+    name: ["pytorch"] if name in NOT_NATIVE or not SETS else ["pytorch", SETS[number // 2 % len(SETS)]]
+    for number, name in enumerate(ARCHITECTURES)
+}
+"""Each architecture is computed by PyTorch, and natively, where it is; sets take turns. ``test_alone`` has them all."""
+
+
+def _mixed_batches() -> list[tuple[str, str, str]]:
+    """Return both policies for each architecture, and ways to compute it in turn.
+
+    ``test_hybrid`` has those with recurrent state, whose prompts cannot be cut anywhere.
+    """
+    cases = []
+    for number, (name, steps) in enumerate(STEPS.items()):
+        policies = POLICIES if number % 2 else POLICIES[::-1]
+        cases += [(name, steps[0], policies[0]), (name, steps[-1], policies[1])] if name not in RECURRENT else []
+    return cases
 
 
 def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> None:
@@ -62,9 +72,8 @@ def test_what_the_native_step_does_not_compute_is_refused_by_name(name: str) -> 
 
 
 @pytest.mark.sweep
-@each_with_attention_alone
-@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: str, cpu_step: str) -> None:
+@pytest.mark.parametrize(("name", "cpu_step", "policy"), _mixed_batches())
+def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, cpu_step: str, policy: str) -> None:
     """Twice: the second time most prefixes are cached."""
     engine = load(
         checkpoint(name), cpu_step=cpu_step, policy=policy, num_blocks=64, max_tokens_per_step=24, max_batch_size=32
@@ -90,7 +99,7 @@ def test_without_reuse_and_with_one_token_per_step(name: str, cpu_step: str) -> 
     _check(name, requests, run(engine, requests))
 
 
-@each
+@pytest.mark.parametrize(("name", "cpu_step"), [(name, step) for name, steps in STEPS.items() for step in steps])
 def test_scores(name: str, cpu_step: str) -> None:
     """Log-probs and logits, with the prompt's prefix cached and its prefill chunked."""
     tokens = 96 if name in RECURRENT else 7

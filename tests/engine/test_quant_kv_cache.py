@@ -17,6 +17,7 @@ from inflight.settings.kv_cache import KvCacheSettings
 from tests.engine.support.checkpoints import PROMPTS, TOKENS
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.quantized import VOCAB, Quantized, quantized
+from tests.support.pairs import pairwise
 
 COUNT = 12
 CPU = torch.device("cpu")
@@ -34,7 +35,6 @@ MODELS = {
     "NVFP4": ("NVFP4", False, "auto"),
     "SmoothQuant": ("SmoothQuant", False, "auto"),
 }
-each_step = pytest.mark.parametrize("cpu_step", ["auto", "pytorch"])
 
 
 def _model(name: str) -> tuple[Quantized, str]:
@@ -58,9 +58,7 @@ def _result(output: Output) -> tuple[list[int], torch.Tensor]:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("way", WAYS)
-@each_step
+@pytest.mark.parametrize(("name", "way", "cpu_step"), pairwise(list(MODELS), list(WAYS), ["auto", "pytorch"]))
 def test_tokens_do_not_depend_on_the_way(name: str, way: str, cpu_step: str) -> None:
     """Twice, so that prefixes are reused; logits too, to the last digits: nothing was rounded to another value."""
     model, dtype = _model(name)

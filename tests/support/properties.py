@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 _SPEED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=_SPEED, derandomize=True)
-settings.register_profile("full", max_examples=300, deadline=None, suppress_health_check=_SPEED, print_blob=True)
+settings.register_profile("full", max_examples=150, deadline=None, suppress_health_check=_SPEED, print_blob=True)
 settings.register_profile("soak", settings.get_profile("full"), max_examples=5000)
 
 

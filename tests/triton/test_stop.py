@@ -111,7 +111,8 @@ def test_a_killed_server_leaves_no_stage(running: Running, busy: bool) -> None:
     stages = psutil.Process(server.pid).children(recursive=True)
     assert len(stages) == 3
     if busy:
-        with httpx.stream("POST", f"{running.http}/v2/models/ensemble/generate_stream", json=ASK) as response:
+        url = f"{running.http}/v2/models/ensemble/generate_stream"
+        with httpx.stream("POST", url, json=ASK, timeout=60) as response:
             next(response.iter_text())
             server.kill()
     server.kill()

@@ -34,6 +34,13 @@ _SMALL: dict[str, Any] = {
     "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None,
     "pad_token_id": 0, "initializer_range": 0.15, "init_std": 0.15,
 }  # fmt: skip
+_MOST: dict[str, int] = {
+    "num_experts": 12, "num_local_experts": 12, "n_routed_experts": 12, "moe_num_experts": 12,
+    "num_experts_per_tok": 3, "moe_k": 3, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40, "shared_intermediate_size": 40, "dense_intermediate_size": 96,
+    "q_lora_rank": 24, "kv_lora_rank": 16,
+}  # fmt: skip
+"""Where a type has more by itself, its small model has as many: with hundreds of experts it would take a gigabyte."""
 _HEADS, _WINDOW = {"head_dim": 16}, {"sliding_window": 8}
 _MIXED = _WINDOW | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 _LATENT = {
@@ -166,7 +173,9 @@ def _config(kind: str) -> Any:
     special = SPECIAL.get(kind)
     try:
         known = made()
-        return made(**{name: value for name, value in _SMALL.items() if hasattr(known, name)} | (special or {}))
+        fewer = {name: most for name, most in _MOST.items() if (getattr(known, name, None) or 0) > most}
+        small = {name: value for name, value in _SMALL.items() if hasattr(known, name)} | fewer
+        return made(**small | (special or {}))
     except Exception:
         if special is None:
             return made()

@@ -13,17 +13,18 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 BUILD = runpy.run_path(str(ROOT / "native/build.py"))
-OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
 
 
-def alone(name: str, kernels: Path | None = None) -> dict[str, Path]:
-    """Return which files to compile in place of the sources for a library of one instruction set.
+def alone(*names: str, kernels: Path | None = None) -> dict[str, Path]:
+    """Return which files to compile in place of the sources for a library of some instruction sets.
 
-    ``kernels``: its file, if it is not that of the sources.
+    ``kernels``: the file of the one that is named, if it is not that of the sources.
     """
-    absent = dict.fromkeys(BUILD["_TARGETS"], ROOT / "tests/engine/native/absent.cpp")
-    del absent[f"{name}.cpp"]
-    return absent | ({f"{name}.cpp": kernels} if kernels else {})
+    instead = dict.fromkeys(BUILD["_TARGETS"], ROOT / "tests/engine/native/absent.cpp")
+    for name in names:
+        del instead[f"{name}.cpp"]
+    return instead | ({f"{names[0]}.cpp": kernels} if kernels else {})
 
 
 def run_tests(library: Path, tests: Sequence[str], variables: Mapping[str, str]) -> None:

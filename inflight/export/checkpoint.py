@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.reading import read_model_config
+from inflight.engine.models.reading import architecture_name, is_known, read_model_config
 from inflight.errors import DeploymentError
+from inflight.export.model_shape import is_quantized
 from inflight.export.stages import Progress, tracked
 from inflight.gguf.files import is_gguf
 from inflight.manifest import hash_file
@@ -54,9 +57,21 @@ def inspect(directory: Path) -> Checkpoint:
     if is_gguf(directory):
         raise DeploymentError(f"{directory} is a GGUF file; build from the original checkpoint, or serve it as it is")
     data = read_json(directory / "config.json")
-    if "quantization_config" in data or (directory / "hf_quant_config.json").is_file():
+    if is_quantized(directory):
         raise DeploymentError(f"{directory} is quantized already; build from the original, or serve it as it is")
+    _require_own_code(directory, data)
     return Checkpoint(directory, read_model_config(data), tuple(_weights(directory)))
+
+
+def _require_own_code(directory: Path, data: Mapping[str, Any]) -> None:
+    """Refuse what only transformers' code computes: its linears are not known by name, nor what quantizing costs it."""
+    if is_known(data):
+        return
+    require_known(data)
+    raise DeploymentError(
+        f"{architecture_name(data)}: `inflight build` makes deployments of architectures that Inflight has code of its "
+        f"own for; transformers' code computes this one, unquantized: `inflight serve {directory}` serves it as it is"
+    )
 
 
 def _weights(directory: Path) -> list[Path]:

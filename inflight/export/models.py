@@ -9,11 +9,11 @@ import psutil
 import typer
 from rich.console import Console
 
-from inflight.engine.models.reading import is_known, read_model_config
 from inflight.errors import DeploymentError
+from inflight.export.model_shape import read_shape, stored_weights
 from inflight.export.plan.gpus import Gpu, find_gpu, gpu_here
-from inflight.export.plan.plan import PlanRequest
-from inflight.export.plan.planner import make_plan
+from inflight.export.plan.plan import Plan, PlanRequest
+from inflight.export.plan.planner import DoesNotFit, make_plan
 from inflight.gguf.checkpoint import cpu_bytes, open_gguf, require_types
 from inflight.gguf.files import is_gguf
 from inflight.hub.model_manifest import ModelManifest
@@ -103,32 +103,37 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
         return f"not served: {printable(error)}".replace(f"{directory}/", "")
     if (problem := why_not_served(config)) is not None:
         return f"not served: {problem}"
-    if not is_known(config):
-        return _by_size(manifest.weight_bytes, "transformers' code")
     if blocks:
         return _by_size(blocks, "GGUF")
-    shape = read_model_config(config)
-    if "quantization_config" in config or (directory / "hf_quant_config.json").exists():
-        return _by_size(manifest.weight_bytes, "quantized")
+    try:
+        shape = read_shape(model)
+        stored = None if is_gguf(model) else stored_weights(model, shape)
+    except DeploymentError as error:
+        return f"not served: {error}"
     if isinstance(machine, str):
         return f"not planned: {machine}"
     longest = shape.max_position_embeddings
     request = PlanRequest(
-        precision="bf16" if machine.is_cpu and shape.dtype == "bfloat16" else "auto",
+        precision="bf16" if machine.is_cpu and shape.dtype == "bfloat16" and stored is None else "auto",
         input_tokens=max(1, min(_PROMPT, longest // 2)),
         output_tokens=max(1, min(_ANSWER, longest // 4)),
     )
     try:
-        plan = make_plan(shape, machine, request)
+        plan = make_plan(shape, machine, request, stored=stored)
     except DeploymentError as error:
-        return f"too large: {str(error).removeprefix(f'{machine.name}: ')}"
+        word = "too large" if isinstance(error, DoesNotFit) else "not planned"
+        return f"{word}: {str(error).removeprefix(f'{machine.name}: ')}"
+    return _planned(plan)
+
+
+def _planned(plan: Plan) -> str:
     memory = plan.memory
     needed = (memory.total - memory.free - memory.reserve) * plan.gpus_per_replica
-    where = f"{plan.gpus_per_replica} x {machine.name} needed" if plan.gpus_per_replica > 1 else "fits"
-    return (
-        f"{where}: {in_units(needed)} of {in_units(memory.total * plan.gpus_per_replica)}, "
-        f"about {plan.unloaded.tokens_per_second:.3g} tokens/s alone"
-    )
+    where = f"{plan.gpus_per_replica} x {plan.gpu.name} needed" if plan.gpus_per_replica > 1 else "fits"
+    speed = f"about {plan.unloaded.tokens_per_second:.3g} tokens/s alone"
+    if plan.unpredicted is not None:
+        speed = f"speed is not predicted: {plan.unpredicted}"
+    return f"{where}: {in_units(needed)} of {in_units(memory.total * plan.gpus_per_replica)}, {speed}"
 
 
 def _blocks(model: Path, machine: Gpu | str) -> int:

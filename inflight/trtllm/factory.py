@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from inflight.engine.models.reading import architecture_name
 from inflight.errors import DeploymentError, InflightError
 from inflight.manifest import TENSORRT_LLM_IMAGE, TENSORRT_LLM_LINE
 from inflight.settings.deployment import Deployment
@@ -16,6 +17,7 @@ from inflight.text.checkpoint import read_json
 from inflight.text.tokenizer import Tokenizer
 from inflight.trtllm.arguments import check_adapters, check_positions, llm_arguments, sizes_in_words
 from inflight.trtllm.engine import TrtLlmEngine
+from inflight.trtllm.models import why_not_named
 from inflight.trtllm.request_arguments import RequestArguments
 from inflight.trtllm.runtime import Runtime, find
 from inflight.trtllm.watchdog import Watchdog
@@ -102,9 +104,10 @@ def _make_llm(deployment: Deployment) -> Any:
         return find("llmapi", "LLM")(**classes(arguments))
     except Exception as error:
         log.exception("TensorRT-LLM could not be started with %s", arguments)
-        brings_code = "auto_map" in read_json(deployment.model / "config.json")
+        config = read_json(deployment.model / "config.json")
         code = "the checkpoint brings code of its own (auto_map in its config.json), which is not run here: "
-        cause = (code if brings_code else "") + _one_line(error)
+        unlisted = why_not_named(architecture_name(config))
+        cause = (code if "auto_map" in config else f"{unlisted}: " if unlisted else "") + _one_line(error)
         raise DeploymentError(f"TensorRT-LLM cannot serve this deployment: {cause}") from error
 
 

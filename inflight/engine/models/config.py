@@ -183,6 +183,33 @@ class Gemma4Config:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A matrix of a model whose layers only transformers knows, as the dry run finds it."""
+
+    name: str
+    """Of its module, or of the parameter that has the matrices of several experts."""
+    inputs: int
+    outputs: int
+    bias: bool
+    share: float = 1.0
+    """Of the tokens, how many it multiplies: an expert those that are routed to it."""
+
+
+@dataclass(frozen=True)
+class OutlinedWeights:
+    """The weights of a model whose layers only transformers knows."""
+
+    matrices: tuple[Matrix, ...]
+    """All but the embedding and the head."""
+    embedding: int
+    """Parameters of all embeddings, those of positions too; below, others'."""
+    head: int
+    """0 where it is the embedding."""
+    others: int
+    """Norms, routers, and what else is neither a matrix nor its bias."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and constants of a decoder-only transformer."""
 
@@ -208,6 +235,10 @@ class ModelConfig:
     """What Gemma 4 has besides."""
     modeling: Literal["native", "transformers"] = "native"
     """Whose code computes it. With transformers' only what the KV cache and attention need is known of layers."""
+    outlined: OutlinedWeights | None = None
+    """Its weights, where transformers' code computes it."""
+    published_as: str = ""
+    """The first name in ``architectures`` of the checkpoint's ``config.json``."""
 
     @property
     def num_layers(self) -> int:

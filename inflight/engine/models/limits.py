@@ -54,5 +54,13 @@ def unknown_to_quantization(config: ModelConfig) -> list[str]:
     })  # fmt: skip
 
 
+def unknown_to_compiler(config: ModelConfig) -> list[str]:
+    """Return what a model has for which the commands that compile TensorRT-LLM's engines were not written."""
+    return _found({
+        "parts for images or sound": config.is_text_part,
+        "an architecture whose commands were not tested": config.architecture not in _QUANTIZED,
+    })  # fmt: skip
+
+
 def _found(asked: dict[str, bool]) -> list[str]:
     return [name for name, is_there in asked.items() if is_there]

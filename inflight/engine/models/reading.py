@@ -116,6 +116,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         embedding_scale=hidden_size**0.5 if architecture.scaled_embeddings else 1.0,
         logit_softcap=fields.given("final_logit_softcapping", 0, AMOUNT) or None,
         gemma4=_gemma4(fields) if architecture.gemma4 else None,
+        published_as=architecture_name(data),
     )
 
 

@@ -319,7 +319,7 @@ def multiplies_int8(device: str) -> bool:
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other if one is None or other is None else torch.equal(one, other)
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.limits import unknown_to_quantization
+from inflight.engine.models.limits import unknown_to_compiler, unknown_to_quantization
 from inflight.errors import DeploymentError
 from inflight.export.build.request import BuildRequest
 from inflight.export.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ from inflight.manifest import TENSORRT_LLM_IMAGE, Flow
 from inflight.settings.deployment import Deployment, QualitySettings, read_settings, validate
 from inflight.text.checkpoint import read_json
 from inflight.trtllm.arguments import check_positions
+from inflight.trtllm.models import why_unlisted
 
 MODEL, ENGINE = "model", "engine"
 """Directories within a deployment."""
@@ -115,14 +116,20 @@ def make_blueprint(request: BuildRequest, checkpoint: Checkpoint, gpu: Gpu, dry_
         _require_quantizable(checkpoint.config, recipe.precision)
     none_needed = dry_run or gpu.is_cpu or request.engine == "pytorch"
     tools = None if none_needed else find_tensorrt_llm(request.tensorrt_llm_python)
-    engine, reasons = _engine(request, gpu, dry_run or tools is not None)
+    engine, reasons = _engine(request, gpu, checkpoint.config, dry_run or tools is not None)
     flow: Flow = "portable"
     if engine != "pytorch":
         flow = choose_flow(plan.precision, _wanted_flow(request))
         engine = "trtllm" if flow == "pytorch" else "tensorrtllm"
     elif request.flow is not None:
-        why = "the portable engine has none" if gpu.is_cpu or request.engine == "pytorch" else "no Python here has it"
+        portable = "the portable engine has none" if gpu.is_cpu or request.engine == "pytorch" else None
+        why = portable or why_unlisted(checkpoint.config) or "no Python here has it"
         raise DeploymentError(f"--flow {request.flow} is TensorRT-LLM's; {why}")
+    if flow == "tensorrt" and (unknown := unknown_to_compiler(checkpoint.config)):
+        raise DeploymentError(
+            f"--flow tensorrt: no engine is compiled of models with {', '.join(unknown)}; --flow pytorch serves the "
+            "checkpoint as it is"
+        )
     if flow == "tensorrt" and (keep or request.kl_budget is not None):
         raise DeploymentError("--keep and --kl-budget: upstream's quantize.py has neither; use --flow pytorch")
     if request.kl_budget is not None and recipe.precision not in SCHEMES:
@@ -172,12 +179,19 @@ def _kept(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(linear.name for linear in linears(checkpoint.config) if fused_group(linear.name) in groups)
 
 
-def _engine(request: BuildRequest, gpu: Gpu, has_tensorrt_llm: bool) -> tuple[str, tuple[str, ...]]:
+def _engine(
+    request: BuildRequest, gpu: Gpu, config: ModelConfig, has_tensorrt_llm: bool
+) -> tuple[str, tuple[str, ...]]:
     """Return the deployment's engine, and why where it was chosen here."""
+    unlisted = why_unlisted(config)
     if request.engine != "auto":
         if gpu.is_cpu and request.engine != "pytorch":
             raise DeploymentError(f"--engine {request.engine} needs a GPU; on cpu the engine is pytorch")
+        if unlisted is not None and request.engine != "pytorch":
+            raise DeploymentError(f"--engine {request.engine}: {unlisted}; --engine pytorch is the portable engine")
         return request.engine, ()
+    if unlisted is not None and not gpu.is_cpu:
+        return "pytorch", (f"engine pytorch: the portable engine, because {unlisted}",)
     if gpu.is_cpu:
         return "pytorch", ("engine pytorch: the portable engine, because the deployment is for a CPU",)
     if has_tensorrt_llm:

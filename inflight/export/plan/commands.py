@@ -16,6 +16,7 @@ from rich.progress import Progress
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
+from inflight.export.model_shape import read_shape, stored_weights
 from inflight.export.plan.calibration import Comparison, Measurement, compare, fit, read_measurement
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
@@ -102,19 +103,20 @@ def plan(
 def _answer(
     model: Path, names: Sequence[str], request: PlanRequest, calibrate: Path | None, check: Path | None
 ) -> Answer:
-    config = read_model_config(read_json(model / "config.json"))
+    config = read_shape(model)
+    stored = stored_weights(model, config)
     fitted, checked = (read_measurement(path) if path else None for path in (calibrate, check))
     measurements = [one for one in (fitted, checked) if one is not None]
     found = [_calibrated(name, fitted, config, request) for name in names]
     for measurement in measurements:
         if measurement.gpu.name not in [gpu.name for gpu, _ in found]:
             raise DeploymentError(f"the measurement is of {measurement.gpu.name}; plan for it too, with --gpu")
-    plans = [make_plan(config, gpu, request, efficiency) for gpu, efficiency in found]
+    plans = [make_plan(config, gpu, request, efficiency, stored) for gpu, efficiency in found]
     comparisons: list[Comparison] = []
     if checked is not None:
         planned = next(plan for plan in plans if plan.gpu.name == checked.gpu.name)
         comparisons = compare(checked, planned.efficiency, planned.gpu)
-    ranked, refused = rank(config, request, plans)
+    ranked, refused = rank(config, request, plans, stored)
     sources = [f"measured: {one.command} (commit {one.commit}, {one.machine}, {one.date})" for one in measurements]
     return Answer(_name(model), plans, ranked, refused, comparisons, "; ".join(sources))
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from inflight.engine.models.config import LayerConfig, ModelConfig
 from inflight.export.plan.gpus import Gpu
-from inflight.export.plan.shape import Parallel, Shape, Stage
+from inflight.export.plan.shape import Parallel, Shape
+from inflight.export.plan.stage import Stage
 
 LARGEST_BATCH = 1024
 FREE_MEMORY_FRACTION = 0.9
@@ -61,6 +62,8 @@ def activation_bytes(config: ModelConfig, tensor: int, tokens: int, samples: int
     heads = max(_mixing_values(layer) for layer in config.layers)
     attention = heads * tokens / tensor
     mlp = max(_inner_values(layer, config.hidden_size) for layer in config.layers) * tokens / tensor
+    if config.outlined is not None:  # as much as a gate, what it multiplies, and their product
+        mlp = max(3 * one.outputs for one in config.outlined.matrices) * tokens
     logits = samples * config.vocab_size * (number_bytes + 8)
     return round(max((residual + max(attention, mlp)) * number_bytes, residual * number_bytes + logits))
 

@@ -10,22 +10,12 @@ from typing import Any
 from inflight.errors import DeploymentError
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.memory import Memory
-from inflight.export.plan.precision import PRECISIONS
 from inflight.export.plan.roofline import Efficiency
 from inflight.export.plan.shape import Parameters
 from inflight.report.units import with_floats
 
-UNPREDICTED = (
-    "not predicted: the portable engine decodes quantized weights for each call and adds up in float64 where it rounds "
-    "inputs or the KV cache, several times slower than bf16; batch and step are those of bf16"
-)
 _SPEEDS = ("unloaded", "capacity", "load", "curve", "fleet", "efficiency")
 """The parts of a plan that follow from its rooflines."""
-
-
-def is_predicted(gpu: Gpu, precision: str, kv_cache: str) -> bool:
-    """Return whether rooflines know the arithmetic: on a CPU, not that of quantized weights or an FP8 cache."""
-    return not (gpu.is_cpu and (PRECISIONS[precision].quantized or kv_cache == "fp8"))
 
 
 @dataclass(frozen=True)
@@ -174,6 +164,8 @@ class Plan:
     efficiency: Efficiency
     calibrated: bool
     """Whether the efficiencies are fitted to a measurement; else they are assumed."""
+    unpredicted: str | None = None
+    """Why its speeds are no predictions, so that only memory is planned; None: they are."""
 
     @property
     def gpus_per_replica(self) -> int:
@@ -188,8 +180,13 @@ class Plan:
 
     @property
     def predicted(self) -> bool:
-        """Whether its speeds are predictions; else only memory is planned."""
-        return is_predicted(self.gpu, self.precision, self.kv_cache)
+        """Whether its speeds are predictions."""
+        return self.unpredicted is None
+
+    @property
+    def speed(self) -> str:
+        """What is said in place of speeds that are not predicted."""
+        return f"not predicted: {self.unpredicted}; batch and step are those of bf16"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON: equal plans give equal texts; numbers have four significant digits, sizes all.
@@ -198,6 +195,6 @@ class Plan:
         """
         data = asdict(self) | {"gpu": self.gpu.name}
         data["parameters"]["total"] = self.parameters.total
-        if not self.predicted:
-            data |= dict.fromkeys(_SPEEDS) | {"speed": UNPREDICTED}
+        if data.pop("unpredicted") is not None:
+            data |= dict.fromkeys(_SPEEDS) | {"speed": self.speed}
         return with_floats(data, lambda number: float(f"{number:.4g}"))

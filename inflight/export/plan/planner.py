@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from inflight.engine.models.config import ModelConfig
 from inflight.errors import DeploymentError
+from inflight.export.plan.computing import assumed_efficiency, by_portable_engine_alone, why_unpredicted
 from inflight.export.plan.gpus import Gpu, known_gpus
 from inflight.export.plan.memory import FREE_MEMORY_FRACTION, LARGEST_BATCH, MemoryPlanner
-from inflight.export.plan.plan import Fleet, Plan, PlanRequest, Point, is_predicted
-from inflight.export.plan.precision import resolve_kv_cache, resolve_precision
-from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, Efficiency, Roofline, Step
+from inflight.export.plan.plan import Fleet, Plan, PlanRequest, Point
+from inflight.export.plan.precision import StoredWeights, resolve_kv_cache, resolve_precision
+from inflight.export.plan.roofline import Efficiency, Roofline, Step
 from inflight.export.plan.serving import Serving, steady_batch
 from inflight.export.plan.shape import MAX_GPUS, Parallel, Shape, count_parameters
 
@@ -29,19 +30,30 @@ _LONGEST_GAP = 2
 """Times the objective for the mean ITL that a step full of prompt tokens may take."""
 
 
-def make_plan(model_config: ModelConfig, gpu: Gpu, request: PlanRequest, efficiency: Efficiency | None = None) -> Plan:
-    """Plan a model on a GPU.
+class DoesNotFit(DeploymentError):
+    """A model is larger than the memory of all GPUs that may be used."""
+
+
+def make_plan(
+    model_config: ModelConfig,
+    gpu: Gpu,
+    request: PlanRequest,
+    efficiency: Efficiency | None = None,
+    stored: StoredWeights | None = None,
+) -> Plan:
+    """Plan a model on a GPU; ``stored``: how its checkpoint holds the weights, where it is quantized already.
 
     Without a rate or objectives, the group is the smallest that fits. With them, it is the one that serves the rate
     with the fewest GPUs, or makes the most of each. Pipeline parallelism is for what tensor parallelism cannot hold.
     Without the efficiencies of a calibration, they are assumed.
 
     Raises:
-        DeploymentError: the chip cannot compute the precision, the model does not fit, or an objective cannot be met
-            even by a request alone; the message says which.
+        DoesNotFit: the model does not fit.
+        DeploymentError: the chip cannot compute the precision, or an objective cannot be met even by a request alone;
+            the message says which.
     """
-    shape = _shape(model_config, gpu, request)
-    limit = 1 if gpu.is_cpu else min(request.gpus or MAX_GPUS, MAX_GPUS)
+    shape = _shape(model_config, gpu, request, stored)
+    limit = 1 if by_portable_engine_alone(model_config, gpu) else min(request.gpus or MAX_GPUS, MAX_GPUS)
     sizes, wanted = shape.tensor_parallel_sizes(limit), request.tensor_parallel_size
     if wanted is not None:
         if wanted not in sizes:
@@ -61,27 +73,38 @@ def make_plan(model_config: ModelConfig, gpu: Gpu, request: PlanRequest, efficie
         plans = [plan for plan in (candidate.plan() for candidate in fitting) if plan is not None]
         if plans:
             return min(plans, key=_merit)
-    raise DeploymentError(_why_not(shape, gpu, request, limit, fitted))
+    raise _unplanned(shape, gpu, request, limit, fitted)
 
 
-def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest) -> Shape:
+def _shape(config: ModelConfig, gpu: Gpu, request: PlanRequest, stored: StoredWeights | None) -> Shape:
     limit = config.max_position_embeddings
     if request.longest > limit:
         raise DeploymentError(
             f"prompt and answer have {request.longest} tokens at P95; the model's longest sequence has {limit}"
         )
-    precision = resolve_precision(request.precision, gpu, config.dtype)
+    stored = stored and _as_stored(stored, config, gpu, request)
+    precision = stored.precision if stored else resolve_precision(request.precision, gpu, config.dtype)
     kv_cache, kv_bytes = resolve_kv_cache(request.kv_cache, gpu, precision)
     if request.excluded and not precision.quantized:
         raise DeploymentError(f"exclude: precision {precision.name} quantizes nothing")
     if request.free_windows and gpu.is_cpu:
         raise DeploymentError("free_windows: the portable engine keeps all blocks of a sequence; leave it out for cpu")
-    if request.has_load and not is_predicted(gpu, precision.name, kv_cache):
+    if request.has_load and (why := why_unpredicted(config, gpu, precision, kv_cache)) is not None:
         raise DeploymentError(
             f"{gpu.name}: the speed of {precision.name} with a {kv_cache} KV cache is not predicted, so no rate or "
-            "objective can be planned for; leave them out"
+            f"objective can be planned for; leave them out ({why})"
         )
-    return Shape(config, precision, kv_cache, kv_bytes, request.excluded, request.free_windows)
+    return Shape(config, precision, kv_cache, kv_bytes, request.excluded, request.free_windows, stored)
+
+
+def _as_stored(stored: StoredWeights, config: ModelConfig, gpu: Gpu, request: PlanRequest) -> StoredWeights:
+    """Return how a chip computes weights that are quantized already. Raises DeploymentError."""
+    name = stored.precision.name
+    if request.precision != "auto":
+        raise DeploymentError(f"precision {request.precision}: the checkpoint is quantized already ({name}); use auto")
+    if request.excluded:
+        raise DeploymentError(f"exclude: the checkpoint is quantized already ({name})")
+    return stored.on(gpu, config.dtype)
 
 
 def _merit(plan: Plan) -> tuple[bool, float, int]:
@@ -92,23 +115,25 @@ def _merit(plan: Plan) -> tuple[bool, float, int]:
     return plan.fleet.saturated, cost, size
 
 
-def _why_not(shape: Shape, gpu: Gpu, request: PlanRequest, limit: int, fitted: bool) -> str:
+def _unplanned(shape: Shape, gpu: Gpu, request: PlanRequest, limit: int, fitted: bool) -> DeploymentError:
+    """Return the error that says why no group of GPUs will do."""
     if fitted:
-        return (
+        return DeploymentError(
             f"{gpu.name}: no group of up to {limit} GPUs meets the objectives, not even for one request alone "
             f"(TTFT {request.slo_ttft_ms or 'any'} ms, ITL {request.slo_itl_ms or 'any'} ms)"
         )
     needed = shape.stages(Parallel())[0].weight_bytes
-    return (
+    more = "" if by_portable_engine_alone(shape.config, gpu) else " or more GPUs"
+    return DoesNotFit(
         f"{gpu.name}: {needed / 2**30:.1f} GiB of weights and one sequence of {request.longest} tokens do not fit into "
-        f"{limit} GPU{'s' * (limit > 1)} of {gpu.memory_bytes / 2**30:.1f} GiB; use a smaller precision or more GPUs"
+        f"{limit} GPU{'s' * (limit > 1)} of {gpu.memory_bytes / 2**30:.1f} GiB; use a smaller precision{more}"
     )
 
 
 def rank(
-    config: ModelConfig, request: PlanRequest, named: Sequence[Plan] = ()
+    config: ModelConfig, request: PlanRequest, named: Sequence[Plan] = (), stored: StoredWeights | None = None
 ) -> tuple[Sequence[Plan], Mapping[str, str]]:
-    """Plan the model on every GPU of the table, at its prices.
+    """Plan the model on every GPU of the table, at its prices; those whose speeds are not predicted have no rank.
 
     The plans of GPUs that were ``named`` have the request's price and their own efficiencies: they are taken as they
     are.
@@ -121,11 +146,13 @@ def rank(
     plans, refused = [], {}
     for gpu in known_gpus().values():
         try:
-            plan = planned.get(gpu.name) or make_plan(config, gpu, replace(request, price=None))
+            plan = planned.get(gpu.name) or make_plan(config, gpu, replace(request, price=None), stored=stored)
         except DeploymentError as error:
             refused[gpu.name] = str(error).removeprefix(f"{gpu.name}: ")
             continue
-        if plan.fleet.saturated:
+        if plan.unpredicted is not None:
+            refused[gpu.name] = plan.speed
+        elif plan.fleet.saturated:
             refused[gpu.name] = f"{plan.fleet.gpus} GPUs do not hold {request.rate:g} requests/s"
         else:
             plans.append(plan)
@@ -140,7 +167,7 @@ class Candidate:
     ) -> None:
         self._shape, self._gpu, self._parallel, self._request = shape, gpu, parallel, request
         self._calibrated = efficiency is not None
-        self._efficiency = efficiency or (ASSUMED_CPU if gpu.is_cpu else ASSUMED_GPU)
+        self._efficiency = efficiency or assumed_efficiency(shape.config, gpu, shape.precision)
         self._memory = MemoryPlanner(shape, gpu, parallel, request.block_size)
         self._roofline = Roofline(self._memory.stages, gpu, parallel, self._efficiency)
         self._step_tokens = self._choose_step()
@@ -190,6 +217,7 @@ class Candidate:
             fleet=fleet,
             efficiency=self._efficiency,
             calibrated=self._calibrated,
+            unpredicted=why_unpredicted(config, self._gpu, self._shape.precision, self._shape.kv_cache),
         )
 
     def _choose_step(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inflight.errors import DeploymentError, nearest
@@ -34,6 +35,10 @@ class Precision:
     first_capability: tuple[int, int] = (7, 0)
     instead: str = ""
     """What to use on an older chip."""
+    by_kernels: bool = True
+    """Whether the native step on a CPU multiplies such weights; else PyTorch decodes them for each call."""
+    by_tensorrt_llm: bool = True
+    """Whether TensorRT-LLM multiplies such weights on a GPU; else the portable engine decodes them once."""
 
     @property
     def quantized(self) -> bool:
@@ -62,7 +67,7 @@ PRECISIONS = {
         Precision(
             "nvfp4", 0.5, "nvfp4", group=16, group_scale=1, tensor_scale=8, fp8_kv_cache=True,
             first_capability=MINIMUM_COMPUTE_CAPABILITY["nvfp4"],
-            instead=f"fp8 (from compute capability {dotted(_FP8)}) or int4-awq",
+            instead=f"fp8 (from compute capability {dotted(_FP8)}) or int4-awq", by_kernels=False,
         ),
     )
 }  # fmt: skip
@@ -87,16 +92,25 @@ def resolve_precision(name: str, gpu: Gpu, checkpoint_dtype: str) -> Precision:
             raise DeploymentError(
                 "precision fp16: the portable engine on a CPU computes in bf16 or float32; use one of them"
             )
-        # The portable engine decodes quantized weights to bfloat16 to compute.
-        return replace(precision, arithmetic="fp16") if precision.quantized else precision
+        # The native step adds up in float32, or in integers, which takes no longer (docs/performance.md).
+        return replace(precision, arithmetic="float32") if precision.quantized else precision
     if name == "float32":
         raise DeploymentError(f"precision float32: it is for cpu; use bf16 or fp16 on {gpu.name}")
+    require_capability(gpu, precision)
+    return precision
+
+
+def require_capability(gpu: Gpu, precision: Precision) -> None:
+    """Require that a GPU computes in a precision.
+
+    Raises:
+        DeploymentError: it cannot; what to use instead is named.
+    """
     if gpu.capability < precision.first_capability or precision.arithmetic not in gpu.dense_tflops:
         raise DeploymentError(
-            f"precision {name}: {gpu.name} has compute capability {gpu.compute_capability}, and {name} begins with "
-            f"{dotted(precision.first_capability)}; use {precision.instead}"
+            f"precision {precision.name}: {gpu.name} has compute capability {gpu.compute_capability}, and "
+            f"{precision.name} begins with {dotted(precision.first_capability)}; use {precision.instead}"
         )
-    return precision
 
 
 def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, int]:
@@ -120,3 +134,26 @@ def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, in
             "kv_cache bf16: the portable engine's is float32 where it computes in it; use auto or fp8"
         )
     return plain, precision.base
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """How a checkpoint holds its weights that is quantized already; ``stored.read_stored`` makes it."""
+
+    sizes: Mapping[str, int]
+    """The bytes of each quantized linear, with scales and without bias, by the planner's name."""
+    precision: Precision
+    """What follows for a plan; of its sizes only that of numbers which are not quantized counts."""
+
+    def on(self, gpu: Gpu, checkpoint_dtype: str) -> StoredWeights:
+        """Return the same as a chip computes it.
+
+        Raises:
+            DeploymentError: TensorRT-LLM multiplies such weights, and the chip cannot.
+        """
+        if gpu.is_cpu:  # numbers of float16 are held in float32 there (``engine.checkpoint.resolve_dtype``)
+            base = 2 if checkpoint_dtype == "bfloat16" else 4
+            return replace(self, precision=replace(self.precision, arithmetic="float32", base=base))
+        if self.precision.by_tensorrt_llm:
+            require_capability(gpu, self.precision)
+        return self

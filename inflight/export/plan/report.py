@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inflight.export.plan.calibration import Comparison
-from inflight.export.plan.plan import UNPREDICTED, Plan, PlanRequest, Point
+from inflight.export.plan.plan import Plan, PlanRequest, Point
 from inflight.report.page import Section, render_page
 from inflight.report.plots import BAD, BLUE, COLOURS, GREEN, GREY, GRID, PURPLE, YELLOW, Bars, Line, Mark, Panel, Panels
 from inflight.report.table import Row, print_table
@@ -124,7 +124,7 @@ def summary(plan: Plan) -> dict[str, str]:
         "max_tokens_per_step": f"{plan.max_tokens_per_step:,} tokens, prefill and decode together",
         "max_sequence_length": f"{plan.max_sequence_length:,} tokens",
     }
-    return texts | (_speeds(plan) if plan.predicted else {"speed": UNPREDICTED})
+    return texts | (_speeds(plan) if plan.predicted else {"speed": plan.speed})
 
 
 def _speeds(plan: Plan) -> dict[str, str]:

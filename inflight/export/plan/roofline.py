@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inflight.export.plan.gpus import Arithmetic, Gpu
-from inflight.export.plan.shape import Parallel, Stage
+from inflight.export.plan.shape import Parallel
+from inflight.export.plan.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ ASSUMED_CPU = Efficiency(
 )
 """For the portable engine with its own kernels, close to what docs/results/plan and docs/results/native have measured
 with AVX2."""
+ASSUMED_PYTORCH = replace(ASSUMED_CPU, bandwidth=0.43)
+"""For the portable engine where PyTorch computes the steps: docs/adapter.md has it decode at 0.47 to 0.62 of the speed
+of the kernels, and compute prompts as fast."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Everything here follows from ``config.json``; no weights are read.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +14,13 @@ from functools import cached_property
 from typing import Literal
 
 from inflight.engine.models.architectures import ARCHITECTURES
-from inflight.engine.models.config import AttentionConfig, ExpertsConfig, ModelConfig
+from inflight.engine.models.config import AttentionConfig, ExpertsConfig, Matrix, ModelConfig
 from inflight.engine.models.naming import CheckpointNames
 from inflight.errors import DeploymentError
 from inflight.export.plan import attention, delta_net
 from inflight.export.plan.gpus import Arithmetic
-from inflight.export.plan.precision import Precision
+from inflight.export.plan.precision import Precision, StoredWeights
+from inflight.export.plan.stage import AttentionWork, Stage
 
 GPUS_PER_MACHINE = 8
 """Tensor parallelism stays within a machine: its all-reduces, two per layer, need the fast interconnect."""
@@ -78,7 +80,17 @@ class Parameters:
 
 def linears(config: ModelConfig) -> tuple[Linear, ...]:
     """Return the linear layers of all transformer layers, in their order; lm_head is not among them."""
+    if config.outlined is not None:
+        return tuple(map(_outlined, config.outlined.matrices))
     return tuple(linear for layer in range(config.num_layers) for linear in _layer(config, layer))
+
+
+def _outlined(matrix: Matrix) -> Linear:
+    layer = re.search(r"\d+", matrix.name)  # the first number in a name is the layer's
+    kind: Literal["attention", "mlp"] = "attention" if "att" in matrix.name else "mlp"
+    return Linear(
+        matrix.name, int(layer[0]) if layer else 0, matrix.inputs, matrix.outputs, matrix.bias, kind, matrix.share
+    )
 
 
 def _layer(config: ModelConfig, layer: int) -> list[Linear]:
@@ -124,7 +136,15 @@ def _feed_forward(
     return [*found, Linear(f"{above}.down_proj", layer, inner, hidden, bias, "mlp", share)]
 
 
-def norm_parameters(config: ModelConfig, layer: int) -> int:
+def norm_parameters(config: ModelConfig, layers: range) -> int:
+    """Return the parameters of norms, and of other vectors, of some layers; with the last, of the norm behind it."""
+    if config.outlined is not None:  # it is not known of which layer they are
+        return config.outlined.others if 0 in layers else 0
+    last = config.num_layers - 1 in layers
+    return sum(_norm_parameters(config, layer) for layer in layers) + last * config.hidden_size
+
+
+def _norm_parameters(config: ModelConfig, layer: int) -> int:
     """Return the parameters of a layer's norms, of the hidden size and of query and key, and its other vectors."""
     one, recurrent = config.layers[layer].attention, config.layers[layer].recurrent
     norms = {"before": 2, "around": 4, "behind": 2}[config.norms] * config.hidden_size
@@ -144,17 +164,23 @@ def count_parameters(config: ModelConfig) -> Parameters:
     sizes = {"attention": 0, "mlp": 0}
     for linear in linears(config):
         sizes[linear.kind] += linear.parameters
-    embedding = config.vocab_size * config.hidden_size
+    embedding, head = _tables(config)
     per_layer, norm_per_layer = _per_layer_embedding(config)
     return Parameters(
         embedding=embedding + per_layer,
         attention=sizes["attention"],
         mlp=sizes["mlp"],
-        norms=sum(norm_parameters(config, layer) for layer in range(config.num_layers))
-        + config.hidden_size
-        + norm_per_layer,
-        lm_head=0 if config.tie_word_embeddings else embedding,
+        norms=norm_parameters(config, range(config.num_layers)) + norm_per_layer,
+        lm_head=head,
     )
+
+
+def _tables(config: ModelConfig) -> tuple[int, int]:
+    """Return the parameters of the embedding, and of ``lm_head``: 0 where it is the embedding."""
+    if config.outlined is not None:
+        return config.outlined.embedding, config.outlined.head
+    size = config.vocab_size * config.hidden_size
+    return size, 0 if config.tie_word_embeddings else size
 
 
 def _per_layer_embedding(config: ModelConfig) -> tuple[int, int]:
@@ -212,6 +238,8 @@ class Shape:
     """Patterns of the names of linear layers that stay at 16 bits."""
     free_windows: bool = False
     """Whether the engine lets go of KV that has left a layer's window."""
+    stored: StoredWeights | None = None
+    """How the checkpoint holds them, where it is quantized already; ``precision`` is what follows from that."""
 
     def stages(self, parallel: Parallel) -> tuple[Stage, ...]:
         """Return what one GPU of each pipeline stage has; layers are spread evenly, the first stages get the rest."""
@@ -224,30 +252,23 @@ class Shape:
             for start, end in zip(starts, ends, strict=True)
         )
 
-    @cached_property
-    def _split(self) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
-        """Linear layers to quantize and those that stay; found once, since experts can be tens of thousands."""
-        return split_excluded(self.config, self.excluded)
-
     def _stage(self, parallel: Parallel, layers: range, first: bool, last: bool) -> Stage:
         config, base, tensor = self.config, self.precision.base, parallel.tensor
-        quantized, kept = self._split
         flops: dict[Arithmetic, float] = defaultdict(float)
         sizes: Counter[float] = Counter()  # bytes, by the share of tokens
         plain: Arithmetic = "float32" if base == 4 else "fp16"
-        for linear in (one for one in quantized if one.layer in layers):
-            sizes[linear.share] += linear.bytes(self.precision)
-            flops[self.precision.arithmetic] += 2 * linear.weights * linear.share
-        for linear in (one for one in kept if one.layer in layers):
-            sizes[linear.share] += linear.parameters * base
-            flops[plain] += 2 * linear.weights * linear.share
-        table = config.vocab_size * config.hidden_size * base / tensor
-        norms = (sum(norm_parameters(config, layer) for layer in layers) + last * config.hidden_size) * base
-        sizes[1.0] += norms * tensor  # each GPU has them all
+        for linear, size in self._sizes.items():
+            if linear.layer in layers:
+                sizes[linear.share] += linear.parameters * base if size is None else size
+                kind = plain if size is None else self.precision.arithmetic
+                flops[kind] += 2 * linear.weights * linear.share
+        embedding, head = (count * base / tensor for count in _tables(config))
+        sizes[1.0] += norm_parameters(config, layers) * base * tensor  # each GPU has them all
         own = [one for layer, one in config.attention.items() if layer in layers]
         states = [one for layer, one in config.recurrent.items() if layer in layers]
         extra = sum(_per_layer_embedding(config)) * base
-        copies = first + last - (first and last and config.tie_word_embeddings)
+        table = head or embedding if last else 0.0
+        both = first and last and not head
         return Stage(
             layers=tuple(
                 AttentionWork(
@@ -259,15 +280,27 @@ class Shape:
             ),
             state_bytes=sum(delta_net.state_bytes(one, base) for one in states) / tensor,
             state_flops=sum(delta_net.state_flops(one) for one in states) / tensor,
-            weight_bytes=round(sum(sizes.values()) / tensor + copies * table + first * extra),
+            weight_bytes=round(sum(sizes.values()) / tensor + table + (first and not both) * embedding + first * extra),
             linear_bytes={share: size / tensor for share, size in sizes.items()},
-            head_bytes=table * last,
+            head_bytes=table,
             flops_per_token={kind: count / tensor for kind, count in flops.items()},
             head_arithmetic=plain,
             head_flops=2 * config.vocab_size * config.hidden_size / tensor * last,
             hidden_bytes=config.hidden_size * base,
             free_windows=self.free_windows,
         )
+
+    @cached_property
+    def _sizes(self) -> Mapping[Linear, int | None]:
+        """The bytes of each linear layer that is quantized; None: it is not."""
+        if self.stored is not None:
+            held, base = self.stored.sizes, self.precision.base
+            return {
+                one: held[one.name] + one.bias * one.outputs * base if one.name in held else None
+                for one in linears(self.config)
+            }
+        quantized, kept = split_excluded(self.config, self.excluded)
+        return {one: one.bytes(self.precision) for one in quantized} | dict.fromkeys(kept)
 
     def tensor_parallel_sizes(self, limit: int) -> list[int]:
         """Return how many GPUs can share each layer, up to ``limit`` and up to a machine; 1 always can.
@@ -290,78 +323,6 @@ class Shape:
         return [size for size in range(1, min(limit, GPUS_PER_MACHINE) + 1) if size == 1 or divides(size)]
 
 
-@dataclass(frozen=True)
-class AttentionWork:
-    """What attention of one layer takes, on one GPU."""
-
-    window: int | None
-    """How many tokens it reaches back; None: all."""
-    flops: float
-    """Per token and token attended: scores and weighted sum."""
-    kv_bytes: float
-    """Of a key and a value of one token; multi-query, grouped and multi-head attention differ in it alone."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One GPU's part of the model; sizes in bytes, work in floating-point operations."""
-
-    layers: tuple[AttentionWork, ...]
-    """Of those that have attention."""
-    state_bytes: float
-    """The bytes of a sequence's recurrent state."""
-    state_flops: float
-    """The work of recurrent layers per token, without their linear layers."""
-    weight_bytes: int
-    """The bytes of the weights that stay in the GPU's memory."""
-    linear_bytes: Mapping[float, float]
-    """The bytes of the layers' weights, without those of lm_head, by the share of the tokens that they multiply."""
-    head_bytes: float
-    """The bytes of lm_head, which every step reads that samples."""
-    flops_per_token: Mapping[Arithmetic, float]
-    """The work of the linear layers: a multiplication and an addition per weight."""
-    head_arithmetic: Arithmetic
-    head_flops: float
-    """The work of lm_head per sampled token."""
-    hidden_bytes: int
-    """One token's hidden state, which GPUs exchange."""
-    free_windows: bool
-
-    @cached_property
-    def _kinds(self) -> Mapping[AttentionWork, int]:
-        """A plan asks thousands of times for the sum over the layers, and there are few kinds of them."""
-        return Counter(self.layers)
-
-    @property
-    def kv_token_bytes(self) -> float:
-        """Bytes of a token in the cache, without windows."""
-        return sum(layers * work.kv_bytes for work, layers in self._kinds.items())
-
-    def read_bytes(self, tokens: float) -> float:
-        """Return the bytes of the layers' weights that a step of ``tokens`` reads, on average.
-
-        An expert is read if any of the tokens is routed to it; all experts are taken to be equally likely. Of the
-        embedding a step reads a few rows only.
-        """
-        return sum(size * (1 - (1 - share) ** tokens) for share, size in self.linear_bytes.items())
-
-    def attention_flops(self, context: float) -> float:
-        """Return the work of attention, or of what is in its place, of one token at ``context``, in all layers."""
-        attention = sum(layers * work.flops * _reach(work, context) for work, layers in self._kinds.items())
-        return attention + self.state_flops
-
-    def attended_bytes(self, context: float) -> float:
-        """Return the bytes that a decoded token at ``context`` reads of its sequence, and of its state writes too."""
-        return self._kv_within_reach(context) + 2 * self.state_bytes
-
-    def kv_bytes(self, length: float) -> float:
-        """Return the bytes of keys and values that a sequence of ``length`` tokens keeps in the cache."""
-        return self._kv_within_reach(length) if self.free_windows else length * self.kv_token_bytes
-
-    def _kv_within_reach(self, context: float) -> float:
-        return sum(layers * work.kv_bytes * _reach(work, context) for work, layers in self._kinds.items())
-
-
 def _split_heads(config: AttentionConfig) -> tuple[int, ...]:
     """Return the numbers of heads that GPUs must share evenly; each has the latent vector whole."""
     return (config.num_heads,) if config.latent else (config.num_heads, config.num_kv_heads)
@@ -372,7 +333,3 @@ def _stored(config: AttentionConfig) -> int:
     if config.kv_donor is not None:
         return 0
     return config.num_kv_heads * (config.head_dim + (0 if config.latent else config.value_dim))
-
-
-def _reach(work: AttentionWork, context: float) -> float:
-    return min(context, work.window or context)

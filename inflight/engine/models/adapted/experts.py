@@ -17,6 +17,8 @@ NAME = "inflight"
 """The name of this way to compute experts in a model's configuration."""
 _MARK = "_is_expert_parallel"
 """An attribute of transformers' experts that say how their weights lie."""
+PER_TOKEN = "_inflight_per_token"
+"""An attribute that a dry run gives to experts: how many of them a token has."""
 
 
 def register() -> None:
@@ -26,9 +28,10 @@ def register() -> None:
     ExpertsInterface.register(NAME, _outlined)
 
 
-def _outlined(module: nn.Module, hidden_states: Tensor, *_: Tensor) -> Tensor:
+def _outlined(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, *_: Tensor) -> Tensor:
     """In a dry run: what experts give has the shape of what they get. ``replace_experts`` takes them out afterwards."""
     assert hidden_states.is_meta
+    setattr(module, PER_TOKEN, top_k_index.shape[-1])
     return torch.empty_like(hidden_states)
 
 

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from inflight.engine.models.adapted import attention
 from inflight.engine.models.adapted.attention import LayerShape, Probe
+from inflight.engine.models.adapted.weights import outlined_weights
 from inflight.engine.models.config import AttentionConfig, LayerConfig, ModelConfig
 from inflight.errors import DeploymentError
 
@@ -59,6 +60,8 @@ def outline(model: Any, architecture: str, is_text_part: bool, dtype: str) -> Ou
         dtype=dtype,
         is_text_part=is_text_part,
         modeling="transformers",
+        outlined=outlined_weights(model),
+        published_as=architecture,
     )
     return Outline(config, run.shapes, run.backbone)
 

@@ -1,0 +1,48 @@
+"""What computes a model on a chip, as far as a plan depends on it: how fast that is, and what nobody can predict."""
+
+from __future__ import annotations
+
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.limits import unknown_to_native_step
+from inflight.export.plan.gpus import Gpu
+from inflight.export.plan.precision import Precision
+from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, ASSUMED_PYTORCH, Efficiency
+from inflight.trtllm.models import why_unlisted
+
+
+def by_portable_engine_alone(config: ModelConfig, gpu: Gpu) -> bool:
+    """Return whether only the portable engine serves a model on a chip: on one of them, without sharing layers."""
+    return gpu.is_cpu or why_unlisted(config) is not None or config.outlined is not None
+
+
+def assumed_efficiency(config: ModelConfig, gpu: Gpu, precision: Precision) -> Efficiency:
+    """Return the efficiencies of what computes a model, until a measurement says better."""
+    if not gpu.is_cpu:
+        return ASSUMED_GPU
+    return ASSUMED_PYTORCH if _by_pytorch(config, precision) else ASSUMED_CPU
+
+
+def why_unpredicted(config: ModelConfig, gpu: Gpu, precision: Precision, kv_cache: str) -> str | None:
+    """Return why no roofline describes how a model is computed; None: one does."""
+    if gpu.is_cpu:
+        if not _by_pytorch(config, precision) or not (precision.quantized or kv_cache == "fp8"):
+            return None
+        return (
+            "PyTorch computes this model's steps, which decodes quantized weights for each call and adds up in float64 "
+            "where it rounds inputs or the KV cache, several times slower than bf16"
+        )
+    if config.outlined is not None:
+        return "transformers' code computes this model, on a GPU without kernels and graphs, which nobody has measured"
+    if (unlisted := why_unlisted(config)) is not None:
+        return f"{unlisted}, and no roofline describes the portable engine on a GPU"
+    if not precision.by_tensorrt_llm:
+        return (
+            f"on a GPU the portable engine decodes weights in {precision.name} once, where there is room for them, and "
+            "no roofline describes that"
+        )
+    return None
+
+
+def _by_pytorch(config: ModelConfig, precision: Precision) -> bool:
+    """Return whether PyTorch computes the steps on a CPU, and not Inflight's own kernels."""
+    return config.outlined is not None or bool(unknown_to_native_step(config)) or not precision.by_kernels

@@ -1,0 +1,146 @@
+"""Checkpoints that are quantized already: what their weights take, and what multiplies them.
+
+The readers of formats (``engine.quant.readers``) say how each linear is held, and the linears of the engine how many
+bytes that takes. PyTorch comes with them, so that this module is imported only where a checkpoint is quantized.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from inflight.engine.models.config import ModelConfig
+from inflight.engine.models.naming import CheckpointNames
+from inflight.engine.native.bindings import NativeError
+from inflight.engine.native.weights import quantized_parts
+from inflight.engine.quant.config import LayerQuantization, Quantization
+from inflight.engine.quant.grouped import LINEARS
+from inflight.engine.quant.linears import LinearShape, QuantizedLinear
+from inflight.engine.quant.readers.methods import load_quantization
+from inflight.errors import DeploymentError
+from inflight.export.plan.gpus import Arithmetic
+from inflight.export.plan.precision import PRECISIONS, Precision, StoredWeights
+from inflight.export.plan.shape import Linear, linears
+from inflight.export.quantize.modelopt import fused_group
+from inflight.text.checkpoint import read_json
+
+_TENSORS = (
+    "weight", "weight_scale", "weight_scale_inv", "activation_scale", "qweight", "scales", "qzeros", "g_idx",
+)  # fmt: skip
+"""The tensors of a linear that the formats have: one that is quantized has all that its format asks for."""
+_LEFT_OUT = ("modules_to_not_convert", "ignore")
+"""What configurations call the names of modules that are not quantized."""
+_OF_TENSORRT_LLM = {"FP8": "fp8", "W8A8_SQ_PER_CHANNEL": "int8", "W4A16_AWQ": "int4-awq", "W4A8_AWQ": "w4a8-awq",
+                    "NVFP4": "nvfp4"}  # fmt: skip
+"""ModelOpt's schemes that TensorRT-LLM reads, and the precision of each."""
+
+
+def read_stored(directory: Path, config: ModelConfig) -> StoredWeights | None:
+    """Return how the checkpoint in ``directory`` holds its weights; None: it is not quantized.
+
+    Where its files are not there, each linear that the configuration does not leave out is taken to be quantized.
+
+    Raises:
+        DeploymentError: it is quantized in a way that is not supported.
+    """
+    described = read_json(directory / "config.json").get("quantization_config")
+    own = linears(config)
+    names = _names(directory) or _expected(described or {}, own)
+    quantization = load_quantization(directory, names)
+    if quantization is None:
+        return None
+    naming, plain = CheckpointNames(config, names), CheckpointNames(config, ())
+    prefix, own_prefix = (one.of("model.") for one in (naming, plain))
+    held = {one.name: quantization.of(prefix + one.name.removeprefix(own_prefix)) for one in own}
+    found = {name: kind for name, kind in held.items() if kind is not None}
+    modelopt = described is None or described.get("quant_method") == "modelopt"
+    made = {one.name: _made(found[one.name], one.inputs, one.outputs) for one in own if one.name in found}
+    sizes = {name: sum(part.nbytes for part in linear.parameters()) for name, linear in made.items()}
+    return StoredWeights(sizes, _precision(config, quantization, own, found, modelopt))
+
+
+def _precision(
+    config: ModelConfig,
+    quantization: Quantization,
+    own: tuple[Linear, ...],
+    held: Mapping[str, LayerQuantization],
+    modelopt: bool,
+) -> Precision:
+    """Return what the planner goes by."""
+    schemes = sorted({one.quant_algo for one in held.values()})
+    shapes = {(held[one.name], one.inputs, one.outputs) for one in own if one.name in held}
+    fused = {fused_group(one.name): held.get(one.name) for one in own}
+    alike = all(fused[fused_group(one.name)] == held.get(one.name) for one in own)  # one product has one scheme
+    known = modelopt and len(schemes) == 1 and schemes[0] in _OF_TENSORRT_LLM
+    arithmetic: Arithmetic = PRECISIONS[_OF_TENSORRT_LLM[schemes[0]]].arithmetic if known else "fp16"
+    return Precision(
+        name=", ".join(schemes) or config.dtype,
+        weight=0 if schemes else 2,
+        arithmetic=arithmetic,
+        base=2,
+        fp8_kv_cache=quantization.fp8_kv_cache,
+        first_capability=PRECISIONS[_OF_TENSORRT_LLM[schemes[0]]].first_capability if known else (7, 0),
+        instead="the checkpoint that is not quantized",
+        by_kernels=alike and all(_is_native(*shape) for shape in shapes),
+        by_tensorrt_llm=known,
+    )
+
+
+def _is_native(held: LayerQuantization, inputs: int, outputs: int) -> bool:
+    try:
+        quantized_parts("", _made(held, inputs, outputs))
+    except NativeError:
+        return False
+    return True
+
+
+@functools.cache
+def _made(held: LayerQuantization, inputs: int, outputs: int) -> QuantizedLinear:
+    """Return the linear that the engine makes, without memory for its weight and without a bias."""
+    shape = LinearShape(
+        name=f"a linear of {inputs} inputs and {outputs} outputs",
+        rows=outputs,
+        columns=inputs,
+        bias=False,
+        dtype=torch.bfloat16,
+        group_size=held.group_size or inputs,
+        smoothed=False,
+        exact=False,
+        layout=held.layout,
+    )
+    return LINEARS[held.quant_algo](shape)
+
+
+def _names(directory: Path) -> frozenset[str]:
+    """Return the names of the checkpoint's tensors; none: its files are not there."""
+    index, file = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if index.is_file():
+        places = read_json(index).get("weight_map")
+        return frozenset(places if isinstance(places, dict) else ())
+    if not file.is_file():
+        return frozenset()
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return frozenset(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise DeploymentError(f"{file}: cannot be read: {error}") from None
+
+
+def _expected(described: Mapping[str, Any], own: tuple[Linear, ...]) -> frozenset[str]:
+    """Return what tensors a checkpoint would have, by its configuration alone."""
+    patterns = [str(one) for field in _LEFT_OUT for one in described.get(field) or ()]
+    quantized = [one.name for one in own if not any(_matches(one.name, pattern) for pattern in patterns)]
+    return frozenset(f"{name}.{kind}" for name in quantized for kind in _TENSORS)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    return name == pattern or f".{pattern}." in f".{name}." or fnmatch.fnmatchcase(name, pattern)

@@ -1,0 +1,101 @@
+"""Plans of checkpoints that are quantized already: their sizes are the engine's, their speeds its kernels'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inflight.engine.checkpoint import load_config, outline_model
+from inflight.errors import DeploymentError
+from inflight.export.model_shape import read_shape, stored_weights
+from inflight.export.plan.gpus import cpu_gpu, find_gpu
+from inflight.export.plan.plan import Plan, PlanRequest
+from inflight.export.plan.planner import make_plan
+from inflight.resources import ROOT
+from tests.engine.support.packed_models import FORMATS, published
+from tests.engine.test_format_checkpoints import BY_PYTORCH
+
+CPU = cpu_gpu(80_000, 20, {"float32": 0.1, "fp16": 0.1})
+PUBLISHED = ROOT / "tests/facts/published_configs"
+
+
+def _plan(directory: Path, gpu: str = "cpu", **request: Any) -> Plan:
+    shape = read_shape(directory)
+    chip, small = CPU if gpu == "cpu" else find_gpu(gpu), {"input_tokens": 100, "output_tokens": 20}
+    return make_plan(shape, chip, PlanRequest(**(small | request)), stored=stored_weights(directory, shape))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sizes_are_the_engines_and_so_is_what_computes(name: str, tmp_path: Path) -> None:
+    directory = published(name).directory
+    plan, config = _plan(directory), load_config(directory)
+    held = outline_model(directory, config, torch.float32, torch.device("cpu"), 512, "auto")
+    assert plan.weight_bytes == held.nbytes
+    assert plan.precision == held.scheme
+    assert (plan.unpredicted is not None) == (name in BY_PYTORCH)
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    if name != "gptq_v2, ordered":  # whose configuration cannot say that each file has an index of groups
+        assert _plan(tmp_path).precision == plan.precision, "its configuration says the same"
+
+
+def _published(family: str, tmp_path: Path, **fields: Any) -> Path:
+    config = json.loads((PUBLISHED / f"{family}.json").read_text())["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization", "gigabytes"),
+    [
+        ("GptOssForCausalLM", None, (12, 14)),
+        ("Qwen3MoeForCausalLM", {"quant_method": "fp8", "weight_block_size": [128, 128]}, (30, 33)),
+        ("Qwen3MoeForCausalLM", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, (16, 18)),
+        ("Qwen3MoeForCausalLM", {"quant_method": "awq", "bits": 4, "group_size": 128}, (16, 18)),
+    ],
+)
+def test_published_models(
+    family: str, quantization: dict[str, Any] | None, gigabytes: tuple[int, int], tmp_path: Path
+) -> None:
+    """gpt-oss-20b in MXFP4 has 13.8 GB of files; Qwen3-30B-A3B in FP8 31 GB, in GPTQ and AWQ about 17 GB."""
+    fields = {} if quantization is None else {"quantization_config": quantization}
+    plan = _plan(_published(family, tmp_path, **fields), "h200")
+    low, high = gigabytes
+    assert low < plan.weight_bytes / 1e9 < high
+    assert "the portable engine decodes weights" in str(plan.unpredicted), "a GPU's speed is refused by name"
+
+
+def test_what_is_read_less_is_decoded_faster(tmp_path: Path) -> None:
+    plain = _plan(_published("Qwen3MoeForCausalLM", tmp_path), precision="bf16")
+    few = _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config={"quant_method": "awq"}))
+    assert 2 < plain.unloaded.itl_ms / few.unloaded.itl_ms < 4.2
+
+
+def test_models_of_modelopt_are_those_that_a_build_would_make(tmp_path: Path) -> None:
+    shape = json.loads((ROOT / "tests/export/shapes/llama-3.1-8b/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    planned = make_plan(read_shape(tmp_path), find_gpu("h100"), PlanRequest(precision="fp8"))
+    described = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(described))
+    stored = _plan(tmp_path, "h100", input_tokens=1024, output_tokens=256)
+    assert stored.weight_bytes == planned.weight_bytes
+    assert stored.kv_cache == planned.kv_cache == "fp8"
+    assert stored.unloaded == planned.unloaded
+    with pytest.raises(DeploymentError, match="begins with 8.9; use the checkpoint that is not quantized"):
+        _plan(tmp_path, "a100-80")
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"precision": "int8"}, "precision int8: the checkpoint is quantized already (W4A16_GROUPS); use auto"),
+        ({"excluded": ("*",)}, "exclude: the checkpoint is quantized already (W4A16_GROUPS)"),
+    ],
+)
+def test_it_is_quantized_already(request_: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeploymentError) as error:
+        _plan(published("awq").directory, **request_)
+    assert said in str(error.value)

@@ -33,6 +33,7 @@ from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.state_pool import StatePool
 from inflight.engine.models.adapted.check import check
 from inflight.engine.models.adapted.model import AdaptedModel
+from inflight.engine.models.limits import longest_sequence
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
@@ -85,7 +86,7 @@ class ModelRunner:
         model = load_config(config.model, config.modeling)
         check_recurrent(config, model)
         dtype = resolve_dtype(config.dtype, model, self.device)
-        self.max_length = config.max_sequence_length or model.max_position_embeddings
+        self.max_length = longest_sequence(model, config.max_sequence_length)
         if config.kv_cache_bytes is None and config.kv_cache_fraction is None:
             self.max_length = min(self.max_length, config.num_blocks * config.block_size)
         self.vocab_size = model.vocab_size

@@ -1,14 +1,32 @@
-"""What of a model the other parts than plain PyTorch do not have, in words: they refuse it, or PyTorch computes it."""
+"""What of a model the other parts than plain PyTorch do not have, in words, and how long its sequences may be."""
 
 from __future__ import annotations
 
 from inflight.engine.models.config import ModelConfig
+from inflight.errors import DeploymentError
 
 _QUANTIZED = {
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
     "Gemma3ForCausalLM",
 }  # fmt: skip
 """The architectures that ``inflight build`` was tested with."""
+
+
+def longest_sequence(config: ModelConfig, wanted: int | None) -> int:
+    """Return how many tokens a sequence may have; ``wanted``: ``limits.max_sequence_length``.
+
+    Raises:
+        DeploymentError: more than the model was made for. Where the base of its rotary embedding grows with the
+            sequences that are served (dynamic), there is no such limit.
+    """
+    own = config.max_position_embeddings
+    grows = any(one.rope is not None and one.rope["rope_type"] == "dynamic" for one in config.attention.values())
+    if wanted is not None and wanted > own and not grows:
+        raise DeploymentError(
+            f"limits.max_sequence_length is {wanted}; {config.architecture} was made for {own} tokens "
+            "(max_position_embeddings in its config.json)"
+        )
+    return wanted or own
 
 
 def unknown_to_native_step(config: ModelConfig) -> list[str]:

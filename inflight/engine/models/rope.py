@@ -2,7 +2,8 @@
 
 Sources: RoPE (arXiv:2104.09864); RoPE scaling llama3 (The Llama 3 Herd of Models, arXiv:2407.21783); yarn
 (arXiv:2309.00071); longrope (arXiv:2402.13753); dynamic NTK as transformers has it. Parameter names are those of
-transformers' ``config.json``.
+transformers' ``config.json``, and the order of operations is too: the last bit of a frequency near 1 is 0.008
+radians at position 131,072.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class RotaryEmbedding:
         if kind == "proportional":  # a part of the head's frequencies; what lies beyond them does not turn
             exponents, turning = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim, self.dim // 2
             self.dim = head_dim
-        self.frequencies, self.scale = 1.0 / rope["rope_theta"] ** exponents, 1.0
+        periods = rope["rope_theta"] ** exponents
+        self.frequencies, self.scale = 1.0 / periods, 1.0
         """Angles of position 1, float32 ``[dim / 2]``; and the factor of cosines and sines."""
         try:
             if kind == "linear":
@@ -64,9 +66,9 @@ class RotaryEmbedding:
             elif kind == "llama3":
                 self.frequencies = _llama3(self.frequencies, rope)
             elif kind == "yarn":
-                self.frequencies, self.scale = _yarn(self.frequencies, rope, model_length)
+                self.frequencies, self.scale = _yarn(periods, rope, model_length)
             elif kind == "longrope":
-                self.frequencies, self.scale = _longrope(self.frequencies, rope, model_length, served_length)
+                self.frequencies, self.scale = _longrope(periods, rope, model_length, served_length)
             elif kind == "proportional":
                 self.frequencies[turning:] = 0.0
                 self.frequencies /= rope.get("factor", 1.0)
@@ -123,17 +125,19 @@ def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     if low >= high:
         raise ValueError(f"low_freq_factor is {low}, and not below high_freq_factor, {high}")
-    turns = length * frequencies / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (smooth + (1 - smooth) / factor)
+    lengths = 2 * math.pi / frequencies
+    smooth = (length / lengths - low) / (high - low)
+    between = (1 - smooth) * frequencies / factor + smooth * frequencies
+    slow, fast = lengths > length / low, lengths < length / high
+    return torch.where(slow, frequencies / factor, torch.where(fast, frequencies, between))
 
 
-def _yarn(frequencies: Tensor, rope: Mapping[str, Any], model_length: int) -> tuple[Tensor, float]:
+def _yarn(periods: Tensor, rope: Mapping[str, Any], model_length: int) -> tuple[Tensor, float]:
     """Interpolate the dimensions that turn seldom, keep those that turn often, and sharpen attention.
 
     Return the frequencies, and the factor of cosines and sines.
     """
-    dim = 2 * len(frequencies)
+    dim = 2 * len(periods)
     length = rope.get("original_max_position_embeddings") or model_length
     factor = rope.get("factor") or model_length / length
 
@@ -145,8 +149,8 @@ def _yarn(frequencies: Tensor, rope: Mapping[str, Any], model_length: int) -> tu
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
-    interpolated = ramp.clamp(0, 1)
-    scaled = frequencies * (1 - interpolated) + frequencies / factor * interpolated
+    kept = 1 - ramp.clamp(0, 1)
+    scaled = 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
 
     if rope.get("attention_factor") is not None:
         return scaled, float(rope["attention_factor"])
@@ -156,24 +160,22 @@ def _yarn(frequencies: Tensor, rope: Mapping[str, Any], model_length: int) -> tu
     return scaled, yarn_sharpening(factor, 1.0)
 
 
-def _longrope(
-    frequencies: Tensor, rope: Mapping[str, Any], model_length: int, served_length: int
-) -> tuple[Tensor, float]:
+def _longrope(periods: Tensor, rope: Mapping[str, Any], model_length: int, served_length: int) -> tuple[Tensor, float]:
     """Divide each frequency by a factor of its own: from the long list if long sequences are served.
 
     Return the frequencies, and the factor of cosines and sines.
     """
     length = rope.get("original_max_position_embeddings") or model_length
     factors = rope["long_factor"] if served_length > length else rope["short_factor"]
-    if len(factors) != len(frequencies):
+    if len(factors) != len(periods):
         raise DeploymentError(
-            f"config.json: rope_type 'longrope' has {len(factors)} factors; {len(frequencies)} are expected"
+            f"config.json: rope_type 'longrope' has {len(factors)} factors; {len(periods)} are expected"
         )
     factor = rope.get("factor") or model_length / length
     scale = rope.get("attention_factor")
     if scale is None:
         scale = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
-    return frequencies / torch.tensor(factors, dtype=torch.float32), float(scale)
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods), float(scale)
 
 
 def _dynamic(dim: int, rope: Mapping[str, Any], model_length: int, served_length: int) -> Tensor:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from inflight.engine.models.adapted.known import require_unquantized
 from inflight.engine.models.architectures import ARCHITECTURES
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.limits import unknown_to_gpu_kernels, unknown_to_native_step, unknown_to_quantization
+from inflight.engine.models.limits import (
+    unknown_to_compiler,
+    unknown_to_gpu_kernels,
+    unknown_to_native_step,
+    unknown_to_quantization,
+)
 from inflight.engine.models.reading import CONDITIONAL, read_model_config
 from inflight.errors import DeploymentError
 from inflight.gguf.families import FAMILIES
+from inflight.trtllm.models import why_unlisted
+from scripts.matrix_page import features_table, formats_table
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
 _SHAPES = {
@@ -40,15 +49,22 @@ token: a small random checkpoint, alone and in mixed batches with reuse, chunks 
   not ([quantization](quantization.md)).
 - *GGUF*: it is served from a [GGUF file](gguf.md) too.
 - *TensorRT-LLM*: the list of its PyTorch backend names the architecture; *later*: only a newer list does
-  (`tests/facts/tensorrt_llm_models.json` has both). Nothing of it has been tried here.
+  (`tests/facts/tensorrt_llm_models.json` has both). Nothing of it has been tried here. `inflight plan` and `inflight
+  build` go by the same list: what it does not name is planned and built for the portable engine.
+- *compiled*: `inflight build --flow tensorrt` has the commands that compile an engine of it.
 
-| architecture | a model | attention | feed-forward | native step | GPU kernels | quantizes | GGUF | TensorRT-LLM |
-|---|---|---|---|---|---|---|---|---|
+Models that only transformers' code computes are listed in [adapter.md](adapter.md#what-is-served). `inflight plan` and
+`inflight models` outline them without weights; `inflight build` refuses them by name. Below are the
+[formats](#architectures-by-format) and the [features](#features-by-engine).
+
+| architecture | a model | attention | feed-forward | native step | GPU kernels | quantizes | GGUF | TensorRT-LLM | compiled |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def models_page() -> str:
     """Return the page."""
+    configs: dict[str, ModelConfig] = {}
     records = _records()
     earlier, later = (set(one["architectures"]) for one in _json("facts/tensorrt_llm_models.json")["lists"])
     rows = []
@@ -56,8 +72,10 @@ def models_page() -> str:
         config = read_model_config(data)
         name = data["architectures"][0]
         listed = "yes" if name in earlier else "later" if name in later else "no"
+        title = f"`{name}`" + (f", text of `{config.architecture}`" if name.endswith(CONDITIONAL) else "")
+        configs[title] = config
         cells = [
-            f"`{name}`" + (f", text of `{config.architecture}`" if name.endswith(CONDITIONAL) else ""),
+            title,
             model,
             _attention(config),
             _feed_forward(config),
@@ -65,9 +83,26 @@ def models_page() -> str:
             _yes_or(unknown_to_quantization(config)),
             "yes" if _in_gguf(name, config) else "no",
             listed,
+            _yes_or((["not on TensorRT-LLM's list"] if why_unlisted(config) else []) + unknown_to_compiler(config)),
         ]
         rows.append(f"| {' | '.join(cells)} |\n")
-    return _HEAD + "".join(rows)
+    plain = configs["`LlamaForCausalLM`"]
+    portable = {
+        "own code": plain,
+        "own code, latent": configs["`DeepseekV3ForCausalLM`"],
+        "own code, hybrids": configs["`Qwen3NextForCausalLM`"],
+        "transformers' code": replace(plain, modeling="transformers"),
+    }
+    return _HEAD + "".join(rows) + formats_table(configs, quantized_and_adapted()) + features_table(portable)
+
+
+def quantized_and_adapted() -> str:
+    """Return the words in which quantized checkpoints are refused where transformers' code computes."""
+    try:
+        require_unquantized({"quantization_config": {"quant_method": "gptq"}})
+    except DeploymentError as error:
+        return str(error)
+    raise AssertionError("they are not refused")
 
 
 def _in_gguf(name: str, config: ModelConfig) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,10 +25,10 @@ from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_conf
 from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.gated_delta_net import GatedDeltaNet, rows_by_kind
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import architecture_name, is_known, read_model_config
 from inflight.engine.models.served import ServedModel
+from inflight.engine.ordered_rows import OrderedRows, ordered_rows
 from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
 from inflight.engine.quant.readers.methods import load_quantization
@@ -287,28 +287,6 @@ def outline_model(
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 
-class OrderedRows(NamedTuple):
-    """A tensor whose rows the checkpoint has in another order."""
-
-    tensor: Tensor
-    order: Tensor
-    """Where each of its rows is there."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of the checkpoint's tensor."""
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the checkpoint's tensor."""
-        return self.tensor.dtype
-
-    def fill(self, name: str, tensor: Tensor) -> None:
-        """Copy the checkpoint's tensor, which is called ``name``."""
-        self.tensor.copy_(tensor[self.order])
-
-
 Target: TypeAlias = Tensor | ExpertStack | OrderedRows
 """Where a tensor of the checkpoint goes."""
 
@@ -368,21 +346,7 @@ def _targets(model: DecoderModel, names: frozenset[str], naming: CheckpointNames
             above = module.rpartition(".")[0]
             views = parameter.data.split(list(rows.values()))
             targets |= {naming.of(f"{above}.{part}.{kind}"): view for part, view in zip(rows, views, strict=True)}
-    return targets | _ordered_rows(model, naming, targets)
-
-
-def _ordered_rows(model: DecoderModel, naming: CheckpointNames, targets: dict[str, Target]) -> dict[str, Target]:
-    """Return, of the ``targets``, those whose rows the checkpoint has in another order."""
-    ordered = dict[str, Target]()
-    for layer, one in ((name, one) for name, one in model.named_modules() if isinstance(one, GatedDeltaNet)):
-        if not one.config.interleaved:
-            continue
-        for module, order in zip(("in_proj_qkvz", "in_proj_ba"), rows_by_kind(one.config), strict=True):
-            above = naming.of(f"{layer}.{module}") + "."
-            for name, target in targets.items():
-                if name.startswith(above) and isinstance(target, Tensor) and target.shape[:1] == order.shape:
-                    ordered[name] = OrderedRows(target, order)
-    return ordered
+    return targets | ordered_rows(model, naming, targets)
 
 
 def plain_name(model: nn.Module, module_name: str) -> str:

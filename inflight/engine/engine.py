@@ -19,6 +19,7 @@ from inflight.engine.kvcache.offload_pool import OffloadPoolLost
 from inflight.engine.kvcache.states import StateSlots
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.overlap import LaunchedStep, OverlapScheduler
+from inflight.engine.recurrent import check_beam_width
 from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
@@ -27,7 +28,7 @@ from inflight.engine.snapshot import Snapshot, portable_snapshot
 from inflight.engine.speculate.speculator import Speculator
 from inflight.engine.speculate.verification import accepted_and_bonus_tokens, sampling_rows
 from inflight.engine.stats import NO_STEP, EngineState, EngineStats, StepCounts, Stopwatch
-from inflight.errors import EngineFailure, InflightError, UnsupportedFeature
+from inflight.errors import EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
 from inflight.text.tokenizer import Tokenizer
 
@@ -147,8 +148,8 @@ class Engine:
         check_request(request, vocab_size, max_length, config.fairness == "client")
         check_beams(request, config, vocab_size, max_length)
         check_portable(request, self._tokenizer is not None, config.prefix_reuse)
-        if request.sampling.beam_width > 1 and self._runner.is_recurrent:
-            raise UnsupportedFeature("beam_width above 1 is not supported for a model with recurrent layers")
+        if self._runner.is_recurrent:
+            check_beam_width(request.sampling.beam_width)
 
     def submit(self, request: Request) -> None:
         """Put a valid request into the queue."""

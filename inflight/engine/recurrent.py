@@ -1,11 +1,11 @@
-"""What settings a model with recurrent layers can be served with."""
+"""What settings and requests a model with recurrent layers can be served with."""
 
 from __future__ import annotations
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.states import snapshot_unit
 from inflight.engine.models.config import STATE_CHUNK, ModelConfig
-from inflight.errors import DeploymentError
+from inflight.errors import DeploymentError, UnsupportedFeature
 
 
 def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
@@ -42,6 +42,16 @@ def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
             f"batching.prefill_chunk_tokens is {chunk}; recurrent layers take prompts by {STATE_CHUNK} tokens: it must "
             "be no less"
         )
+
+
+def check_beam_width(beam_width: int) -> None:
+    """Check a request to a model with recurrent layers.
+
+    Raises:
+        UnsupportedFeature: it asks for beam search, whose beams would need states of their own.
+    """
+    if beam_width > 1:
+        raise UnsupportedFeature("beam_width above 1 is not supported for a model with recurrent layers")
 
 
 def _check_others(config: EngineConfig) -> None:

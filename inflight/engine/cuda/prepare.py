@@ -12,7 +12,7 @@ from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.limits import unknown_to_gpu_kernels
+from inflight.engine.models.limits import check_invariant, unknown_to_gpu_kernels
 from inflight.engine.models.served import ServedModel
 from inflight.engine.quant.convert import decode_weights, decoding_cost
 from inflight.errors import DeploymentError
@@ -48,7 +48,7 @@ def prepare_weights(
         return
     if isinstance(model, AdaptedModel):
         if batch_invariant:
-            raise DeploymentError("engine.batch_invariant is not supported on a GPU where transformers' code computes")
+            check_invariant(model.config)
         return
     _prepare_quantized(model, device, reserved, batch_invariant)
     if batch_invariant:

@@ -39,6 +39,24 @@ def unknown_to_native_step(config: ModelConfig) -> list[str]:
     })  # fmt: skip
 
 
+def why_not_native(config: ModelConfig) -> str | None:
+    """Return why the native step does not compute a model, whatever its weights are in; None: it does."""
+    if config.modeling == "transformers":
+        return "transformers' code computes the model"
+    unknown = unknown_to_native_step(config)
+    return f"the kernels have no {', no '.join(unknown)}" if unknown else None
+
+
+def check_invariant(config: ModelConfig) -> None:
+    """Check that ``engine.batch_invariant`` can be had on a GPU.
+
+    Raises:
+        DeploymentError: not where transformers' code computes the model.
+    """
+    if config.modeling == "transformers":
+        raise DeploymentError("engine.batch_invariant is not supported on a GPU where transformers' code computes")
+
+
 def unknown_to_gpu_kernels(config: ModelConfig) -> list[str]:
     """Return what a model has that the kernels on a GPU do not compute."""
     attention = config.attention.values()

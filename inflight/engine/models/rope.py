@@ -21,7 +21,7 @@ from inflight.errors import DeploymentError
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the step's positions."""
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 
 
 class Positions(NamedTuple):
@@ -46,9 +46,9 @@ class RotaryEmbedding:
             DeploymentError: the type of scaling is not supported, or lacks a parameter.
         """
         kind = rope["rope_type"]
-        if kind not in _ROPE_TYPES:
+        if kind not in ROPE_TYPES:
             raise DeploymentError(
-                f"config.json: rope_type {kind!r} is not supported; supported: {', '.join(_ROPE_TYPES)}"
+                f"config.json: rope_type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
             )
         self.dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         self.length = served_length

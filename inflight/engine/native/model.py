@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.kvcache.memory_pool import KvPool, StoredKv
 from inflight.engine.models.decoder import DecoderModel
-from inflight.engine.models.limits import unknown_to_native_step
+from inflight.engine.models.limits import why_not_native
 from inflight.engine.native.bindings import SAMPLE, Cache, LayerCache, NativeError, Range, Step, call, load_library
 from inflight.engine.native.outline import LinearPlace, linears_of, spec_of, vectors_of
 from inflight.engine.native.weights import (
@@ -127,8 +127,8 @@ def _parts(stored: StoredKv) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _schemes(model: DecoderModel) -> list[str]:
     """Check that the library takes a model and its weights; return the names of their schemes. Raises NativeError."""
-    if unknown := unknown_to_native_step(model.config):
-        raise NativeError(f"the kernels have no {', no '.join(unknown)}")
+    if (why := why_not_native(model.config)) is not None:
+        raise NativeError(why)
     names, schemes = {module: name for name, module in model.named_modules()}, set[str]()
     of_experts = dict[tuple[int, int], Packing]()
     for place in linears_of(model):

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.limits import why_not_native
 from inflight.engine.models.served import ServedModel
 from inflight.engine.native.bindings import NativeError, bf16_gain, instruction_sets
 from inflight.engine.native.model import NativeModel
@@ -45,7 +46,7 @@ def _load(model: ServedModel, device: torch.device, wanted: str, threads: int, w
     if wanted == "pytorch":
         raise NativeError("engine.cpu_step is pytorch")
     if not isinstance(model, DecoderModel):
-        raise NativeError("transformers' code computes the model")
+        raise NativeError(str(why_not_native(model.config)))
     there = instruction_sets()
     chosen = wanted if wanted != "auto" else next(iter(there), "avx2")
     if chosen not in there:

@@ -31,7 +31,7 @@ from inflight.export.plan.shape import Linear, linears
 from inflight.export.quantize.modelopt import fused_group
 from inflight.text.checkpoint import read_json
 
-_TENSORS = (
+TENSORS = (
     "weight", "weight_scale", "weight_scale_inv", "activation_scale", "qweight", "scales", "qzeros", "g_idx",
 )  # fmt: skip
 """The tensors of a linear that the formats have: one that is quantized has all that its format asks for."""
@@ -88,12 +88,13 @@ def _precision(
         fp8_kv_cache=quantization.fp8_kv_cache,
         first_capability=PRECISIONS[_OF_TENSORRT_LLM[schemes[0]]].first_capability if known else (7, 0),
         instead="the checkpoint that is not quantized",
-        by_kernels=alike and all(_is_native(*shape) for shape in shapes),
+        by_kernels=alike and all(is_native(*shape) for shape in shapes),
         by_tensorrt_llm=known,
     )
 
 
-def _is_native(held: LayerQuantization, inputs: int, outputs: int) -> bool:
+def is_native(held: LayerQuantization, inputs: int, outputs: int) -> bool:
+    """Return whether the native step multiplies a linear that is held so."""
     try:
         quantized_parts("", _made(held, inputs, outputs))
     except NativeError:
@@ -137,7 +138,7 @@ def _expected(described: Mapping[str, Any], own: tuple[Linear, ...]) -> frozense
     """Return what tensors a checkpoint would have, by its configuration alone."""
     patterns = [str(one) for field in _LEFT_OUT for one in described.get(field) or ()]
     quantized = [one.name for one in own if not any(_matches(one.name, pattern) for pattern in patterns)]
-    return frozenset(f"{name}.{kind}" for name in quantized for kind in _TENSORS)
+    return frozenset(f"{name}.{kind}" for name in quantized for kind in TENSORS)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -69,13 +69,16 @@ def _compressed(bits: int, group: int, symmetric: bool) -> Pack:
     return pack
 
 
-def _int8_rows(_: str, weight: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+def int8_rows(_: str, weight: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+    """Return the tensors of a linear in INT8 with a scale for each row, and the weight that they stand for."""
     made = _integers(8, -1, True)(weight)
     signed = torch.from_numpy((made.values - 128).astype(np.int8))
     return {"weight": signed, "weight_scale": torch.from_numpy(made.scales)}, torch.from_numpy(made.decoded())
 
 
-def _fp8(rows: int, columns: int, scale: str, **more: Tensor) -> Pack:
+def fp8(rows: int, columns: int, scale: str, **more: Tensor) -> Pack:
+    """Return what packs a linear in E4M3, with a scale for each block of rows and columns; 0: all of them."""
+
     def pack(_: str, weight: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         size = rows or len(weight), columns or weight.shape[1]
         stored, scales, decoded = blocks_of_e4m3(weight, *size)
@@ -118,7 +121,7 @@ def _mixed(name: str, weight: Tensor) -> tuple[Mapping[str, Any], Tensor]:
     """Query and key in E4M3 and INT4, value as it is; all else in INT4."""
     if name.endswith("v_proj"):
         return {"weight": weight}, weight
-    return (_fp8(1, 0, "weight_scale") if name.endswith("q_proj") else _compressed(4, 32, True))(name, weight)
+    return (fp8(1, 0, "weight_scale") if name.endswith("q_proj") else _compressed(4, 32, True))(name, weight)
 
 
 def _by_token(largest: float, to: Callable[[Tensor], Tensor]) -> Round:
@@ -179,17 +182,17 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack, Round | None]] = {
     "int8": (_config(_INT8 | _ROWS, None, "pack-quantized"), _compressed(8, -1, True), None),
     "int8, inputs": (
         _config(_INT8 | _ROWS, _INT8 | _TOKENS, "int-quantized"),
-        _int8_rows,
+        int8_rows,
         _by_token(127.5, _to_int8),
     ),
     "fp8, inputs": (
         _config(_FLOAT8 | _ROWS, _FLOAT8 | _TOKENS, "float-quantized"),
-        _fp8(1, 0, "weight_scale"),
+        fp8(1, 0, "weight_scale"),
         _by_token(448, _to_e4m3),
     ),
     "fp8, static": (
         _config(_FLOAT8 | _ALL, _FLOAT8 | _ALL | {"dynamic": False}, "float-quantized"),
-        _fp8(0, 0, "weight_scale", input_scale=_STATIC),
+        fp8(0, 0, "weight_scale", input_scale=_STATIC),
         _by_one(_STATIC.item()),
     ),
     "nvfp4": (_config(_NVFP4, _NVFP4 | {"dynamic": "local"}, "nvfp4-pack-quantized"), _e2m1(16), _by_blocks),
@@ -206,12 +209,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack, Round | None]] = {
     "fp8 by blocks": (
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [40, 32], "fmt": "e4m3"}
         | {"modules_to_not_convert": ["lm_head"]},
-        _fp8(40, 32, "weight_scale_inv"),
+        fp8(40, 32, "weight_scale_inv"),
         None,
     ),
     "fp8 by tensors": (
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
-        _fp8(0, 0, "weight_scale_inv", activation_scale=_STATIC[0]),
+        fp8(0, 0, "weight_scale_inv", activation_scale=_STATIC[0]),
         _by_one(_STATIC.item()),
     ),
 }  # fmt: skip

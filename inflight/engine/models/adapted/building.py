@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from inflight.engine.models.adapted import attention, experts
-from inflight.engine.models.adapted.known import require_known
+from inflight.engine.models.adapted.known import require_known, require_unquantized
 from inflight.engine.models.reading import CONDITIONAL, architecture_name
 from inflight.errors import DeploymentError
 
@@ -49,9 +49,7 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
     import transformers
 
     name = architecture_name(data)
-    if quantization := data.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
+    require_unquantized(data)
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a configuration's own code raises about a file

@@ -48,6 +48,18 @@ def require_known(data: Mapping[str, Any]) -> None:
         )
 
 
+def require_unquantized(data: Mapping[str, Any]) -> None:
+    """Require that the checkpoint of a ``config.json`` is not quantized: what decodes it knows our own linears alone.
+
+    Raises:
+        DeploymentError: it is.
+    """
+    described = data.get("quantization_config")
+    if described:
+        method = described.get("quant_method") if isinstance(described, Mapping) else described
+        raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
+
+
 def _require_version(architecture: str) -> None:
     try:
         found = importlib.metadata.version("transformers")

@@ -57,9 +57,11 @@ Models that only transformers' code computes are listed in [adapter.md](adapter.
 `inflight models` outline them without weights; `inflight build` refuses them by name. Below are the
 [formats](#architectures-by-format) and the [features](#features-by-engine).
 
-| architecture | a model | attention | feed-forward | native step | GPU kernels | quantizes | GGUF | TensorRT-LLM | compiled |
-|---|---|---|---|---|---|---|---|---|---|
 """
+_COLUMNS = (
+    "architecture", "a model", "attention", "feed-forward", "native step", "GPU kernels", "quantizes", "GGUF",
+    "TensorRT-LLM", "compiled",
+)  # fmt: skip
 
 
 def models_page() -> str:
@@ -93,7 +95,8 @@ def models_page() -> str:
         "own code, hybrids": configs["`Qwen3NextForCausalLM`"],
         "transformers' code": replace(plain, modeling="transformers"),
     }
-    return _HEAD + "".join(rows) + formats_table(configs, quantized_and_adapted()) + features_table(portable)
+    head = f"{_HEAD}| {' | '.join(_COLUMNS)} |\n{'|---' * len(_COLUMNS)}|\n"
+    return head + "".join(rows) + formats_table(configs, quantized_and_adapted()) + features_table(portable)
 
 
 def quantized_and_adapted() -> str:

@@ -11,8 +11,8 @@ from tests.engine.support.native import SETS
 
 FILES = tuple(f"tests/engine/test_native_{name}.py" for name in ("step", "draw", "quantized", "gguf"))
 CHOSEN = (
-    "what_pytorch_computes or rounded or nan or refused or those_of_the_sort or without_a_token or temperature "
-    "or those_of_pytorch or however_many"
+    "what_pytorch_computes or pytorch_stores or rounded or nan or refused or those_of_the_sort "
+    "or without_a_token or temperature or those_of_pytorch or however_many"
 )
 
 

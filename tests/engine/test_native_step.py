@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.kvcache.memory_pool import KvPool
+from inflight.engine.kvcache.memory_pool import Fp8KvPool, KvPool
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.experts import MoeBlock
 from inflight.engine.native.bindings import NativeError
@@ -40,6 +40,9 @@ TREE = [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
 TOLERANCE = {"float32": 3e-4, "bfloat16": 0.05, "int8": 0.05, "fp8": 0.3}
 """Of logits of about one: a sum of another order rounds some keys and values to their neighbours, and products of
 bfloat16 round what they multiply."""
+SENSITIVE = "wide heads"
+"""The shape whose logits change most where keys and values are stored or read wrongly: it is tried with every type of
+cache by every instruction set."""
 THREADS = 2
 SAMPLE_TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()[:2000]
 
@@ -92,10 +95,13 @@ class _Twins:
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "instruction_set", "kind", "block_size"),
-    pairwise(
-        [name for name in SHAPES if name != "many heads"], SETS, list(TOLERANCE), [16, 5],
-        allowed=lambda name, _set, kind, _size: kind in _kinds(name),
-    ),
+    [
+        *pairwise(
+            [name for name in SHAPES if name not in ("many heads", SENSITIVE)], SETS, list(TOLERANCE), [16, 5],
+            allowed=lambda name, _set, kind, _size: kind in _kinds(name),
+        ),
+        *((SENSITIVE, one, kind, size) for one in SETS for kind, size in zip(TOLERANCE, [16, 5, 16, 5], strict=True)),
+    ],
 )  # fmt: skip
 def test_it_computes_what_pytorch_computes(name: str, kind: str, block_size: int, instruction_set: str) -> None:
     """Prompts, chunks, single tokens and trees of drafts, together in a step."""
@@ -105,6 +111,23 @@ def test_it_computes_what_pytorch_computes(name: str, kind: str, block_size: int
     worst = max(worst, twins.differ((0, one[600:601], 600, []), (1, other[30:85], 30, []), (2, third[:7], 0, [])))
     worst = max(worst, twins.differ((0, one[601:606], 601, TREE), (1, other[85:86], 85, []), (2, third[7:8], 7, [])))
     assert worst < TOLERANCE[kind]
+
+
+@each_set
+@pytest.mark.parametrize(("kind", "scale"), [*((kind, 0.01) for kind in TOLERANCE), ("fp8", 100.0)])
+def test_what_it_stores_is_what_pytorch_stores(kind: str, scale: float, instruction_set: str) -> None:
+    """The scale is that of FP8; by the large one most numbers are denormal."""
+    twins = _Twins("llama", kind, 16, instruction_set)
+    for pool in twins.pools:
+        if isinstance(pool, Fp8KvPool):
+            pool.layer_scales.keys.fill_(scale)
+            pool.layer_scales.values.fill_(scale)
+    twins.native.use(twins.pools[1], 16)
+    twins.differ((0, _tokens(60, 1), 0, []))
+    slots = (torch.tensor(twins.blocks[0][:3])[:, None] * 16 + torch.arange(16)).flatten()
+    for expected, stored in zip(*(pool.read(0, slots) for pool in twins.pools), strict=True):
+        assert stored.any()
+        assert stored.isclose(expected, rtol=1e-3, atol=1e-5).double().mean() > 0.99
 
 
 def _round_by_groups(x: Tensor, group: int, most: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,9 @@ from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
 
+_LARGEST_INDEX = 64 << 20
+"""Bytes of an index of weights: a model of a thousand experts in a layer has half of that."""
+_SHARD = re.compile(r"(?!/)[^\x00\\]{1,500}\.safetensors")
 _SCALES = (
     ".weight_scale",
     ".weight_scale_2",
@@ -104,10 +108,14 @@ def _load(file: Path, names: list[str], take: Callable[[str, Tensor], None]) -> 
 def _files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        places = read_json(index).get("weight_map")
+        places = read_json(index, largest=_LARGEST_INDEX).get("weight_map")
         if not isinstance(places, dict):
             raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
-        return [directory / name for name in sorted(set(map(str, places.values())))]
+        names = sorted(set(map(str, places.values())))
+        outside = [name for name in names if not _SHARD.fullmatch(name) or ".." in name]
+        if outside:
+            raise DeploymentError(f"{index}: {outside[0]!r} is no name of a file of weights beside it")
+        return [directory / name for name in names]
     file = directory / "model.safetensors"
     if not file.is_file():
         raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
@@ -282,9 +290,19 @@ def outline_model(
         return LoadedModel(adapted, shards, None, kv_dtype, kv_scales, exact)
     if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
         config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
-    model = build_model(config, served_length).to(dtype)
+    _require_layers(config, shards.names)
+    try:
+        model = build_model(config, served_length).to(dtype)
+    except RuntimeError as error:
+        raise DeploymentError(f"config.json: a model of its sizes cannot be built: {error}") from None
     convert_linears(model, quantization, shards.names, exact, separate)
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
+
+
+def _require_layers(config: ModelConfig, names: Collection[str]) -> None:
+    """Require a tensor for each layer at least: layers and experts without weights take time to build, and memory."""
+    if config.num_layers > len(names):
+        raise DeploymentError(f"config.json: num_hidden_layers is {config.num_layers}; there are {len(names)} tensors")
 
 
 class OrderedRows(NamedTuple):

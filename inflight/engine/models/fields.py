@@ -13,7 +13,7 @@ MOST = 2**31 - 1
 MOST_LAYERS, MOST_EXPERTS, MOST_EXPERTS_OF_ALL = 1000, 8192, 1 << 17
 """Of a model, of a layer, and experts of all layers together: what is above takes minutes and gigabytes to build,
 before the weights show whether it is meant. Published models have up to 126, 512 and 25,000."""
-_MOST_SIZE = 1 << 20
+MOST_SIZE = 1 << 20
 _LONGEST_LIST = 4096
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """Of the positive numbers that float32 holds without loss."""
@@ -31,7 +31,7 @@ DTYPE: Kind = (lambda value: value in ("float32", "bfloat16", "float16")), "floa
 FLAG: Kind = (lambda value: isinstance(value, bool)), "true or false"
 COUNT: Kind = (lambda value: type(value) is int and 1 <= value <= MOST), "a positive integer below 2^31"
 LENGTH: Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
-SIZE: Kind = (lambda value: type(value) is int and 1 <= value <= _MOST_SIZE), "a positive integer up to 2^20"
+SIZE: Kind = (lambda value: type(value) is int and 1 <= value <= MOST_SIZE), "a positive integer up to 2^20"
 LAYERS: Kind = (
     (lambda value: type(value) is int and 1 <= value <= MOST_LAYERS),
     f"a positive integer up to {MOST_LAYERS}",

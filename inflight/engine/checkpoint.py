@@ -112,8 +112,7 @@ def _files(directory: Path) -> list[Path]:
         if not isinstance(places, dict):
             raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
         names = sorted(set(map(str, places.values())))
-        outside = [name for name in names if not _SHARD.fullmatch(name) or ".." in name]
-        if outside:
+        if outside := [name for name in names if not _SHARD.fullmatch(name) or ".." in name]:
             raise DeploymentError(f"{index}: {outside[0]!r} is no name of a file of weights beside it")
         return [directory / name for name in names]
     file = directory / "model.safetensors"
@@ -348,7 +347,8 @@ def _copy(name: str, tensor: Tensor, target: Target) -> None:
     is_number = isinstance(target, Tensor) and tensor.numel() == target.numel() == 1
     if tensor.shape != target.shape and not is_number:
         raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
-    if tensor.dtype != target.dtype and {tensor.dtype, target.dtype} & _QUANTIZED_TYPES:
+    is_rounded = {tensor.dtype, target.dtype} & _QUANTIZED_TYPES or not tensor.dtype.is_floating_point
+    if tensor.dtype != target.dtype and is_rounded:
         raise DeploymentError(
             f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
         )

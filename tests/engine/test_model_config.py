@@ -262,6 +262,10 @@ def _refused(directory: Path, *words: str) -> None:
         (lambda tensors: tensors | {"visual.weight": torch.ones(2)}, ("visual.weight has no place",)),
         (lambda tensors: tensors | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, ("has no place",)),
         (
+            lambda tensors: tensors | {"model.norm.weight": torch.ones(64, dtype=torch.int32)},
+            ("model.norm.weight is torch.int32; by the checkpoint's quantization it should be torch.float32",),
+        ),
+        (
             lambda tensors: tensors | {"model.norm.weight": torch.ones(65)},
             ("model.norm.weight is [65]; expected [64]",),
         ),

@@ -17,7 +17,8 @@ from inflight.errors import DeploymentError
 _LIMITED = {
     "num_hidden_layers n_layer n_layers num_layers": MOST_LAYERS,
     "num_experts num_local_experts n_routed_experts moe_num_experts": MOST_EXPERTS,
-    "vocab_size hidden_size n_embd d_model head_dim num_attention_heads n_head num_heads num_key_value_heads": MOST_SIZE,
+    "vocab_size hidden_size n_embd d_model": MOST_SIZE,
+    "head_dim num_attention_heads n_head num_heads num_key_value_heads": MOST_SIZE,
 }
 """The largest that a model of transformers may have: it is built before a tensor of the checkpoint is looked at."""
 VERSION = "5.23"

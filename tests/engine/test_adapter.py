@@ -248,6 +248,9 @@ def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
     save_file(tensors | {"model.norm.weight": taken, "model.norm.bias": taken.clone()}, file, {"format": "pt"})
     with pytest.raises(DeploymentError, match="checkpoint: tensor model.norm.bias has no place"):
         load(tmp_path, modeling="transformers")
+    save_file(tensors | {"model.norm.weight": taken.int()}, file, {"format": "pt"})
+    with pytest.raises(DeploymentError, match="checkpoint: tensor model.norm.weight is I32; a float is expected"):
+        load(tmp_path, modeling="transformers")
 
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

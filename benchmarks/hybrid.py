@@ -17,12 +17,12 @@ from benchmarks.drive import Driver, Stream, ask
 from benchmarks.figures import columns, curves, panels
 from benchmarks.result import Result, Row
 from benchmarks.setting import Setting
-from inflight.engine.checkpoint import Shards
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.models.build import build_model
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.models.reading import read_model_config
+from inflight.engine.shards import Shards
 
 _MODEL: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],

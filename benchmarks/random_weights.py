@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.checkpoints import Shape
-from inflight.engine.checkpoint import Shards
+from inflight.engine.shards import Shards
 
 _DEVIATION = 0.02
 """Of weights, as transformers draws them."""

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+_LONGEST = 2000
+"""Characters of an error that stops a start, at most."""
+
 
 class InflightError(Exception):
     """Base of all errors that a request or a deployment can end with."""
@@ -90,7 +93,7 @@ class DeploymentError(InflightError):
     status, triton_code, label = "FAILED_PRECONDITION", "INTERNAL", "deployment"
 
     def __init__(self, message: str) -> None:
-        super().__init__(readable(message))
+        super().__init__(one_line(readable(message)))
 
 
 def as_told(error: Exception) -> InflightError:
@@ -106,6 +109,17 @@ def readable(text: str) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # a lone surrogate that no file name has; as a client may send one
         return text.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(text: str) -> str:
+    """Return a text that may quote a file of a stranger's: printable, and no longer than a person reads.
+
+    What a terminal obeys, and ends of lines, are shown as in a Python string. Of a long text the middle is left out:
+    what is wrong stands at its beginning, and what is allowed at its end.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST * 3 // 4]} ... {text[-_LONGEST // 4 :]}"
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

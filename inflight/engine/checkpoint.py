@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-from collections import Counter
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
@@ -33,6 +29,7 @@ from inflight.engine.quant.config import Quantization
 from inflight.engine.quant.convert import LinearParts, convert_linears
 from inflight.engine.quant.readers.methods import load_quantization
 from inflight.engine.quant.relay import RelaidTensors, Tensors
+from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from inflight.gguf.files import is_gguf
 from inflight.text.checkpoint import read_json
@@ -49,70 +46,6 @@ _SCALES = (
     ".v_scale",
 )
 _QUANTIZED_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8}
-_THREADS = min(8, len(os.sched_getaffinity(0)))
-"""Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""
-
-
-class Shards:
-    """The files of a checkpoint."""
-
-    def __init__(self, directory: Path) -> None:
-        """
-        Raises:
-            DeploymentError: a file is missing or is not what it should be; it is named.
-        """
-        self._names = {file: self._read_names(file) for file in _files(directory)}
-        counts = Counter(name for names in self._names.values() for name in names)
-        twice = [name for name, count in counts.items() if count > 1]
-        if twice:
-            raise DeploymentError(f"{directory}: tensor {twice[0]} is in more than one file")
-        self.names = frozenset(counts)
-
-    def load(self, names: Collection[str], take: Callable[[str, Tensor], None]) -> None:
-        """Call ``take`` with each of the tensors ``names``, in several threads at once.
-
-        A tensor is a view of the mapped file, so that what ``take`` copies is copied once, and read while it is.
-
-        Raises:
-            DeploymentError: a file cannot be read; or what ``take`` raises, of the first tensor that it does for.
-        """
-        log.info("loading %s", ", ".join(file.name for file in self._names))
-        wanted = {file: [name for name in held if name in names] for file, held in self._names.items()}
-        parts = [(file, held[start::_THREADS]) for file, held in wanted.items() for start in range(_THREADS)]
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
-            list(pool.map(lambda part: _load(part[0], part[1], take), parts))  # a list raises what a thread has raised
-
-    @staticmethod
-    def _read_names(file: Path) -> list[str]:
-        try:
-            file.open("rb").close()  # of a file that may not be read, the library says that there is none
-            with safe_open(file, framework="pt") as shard:
-                return list(shard.keys())
-        except (OSError, SafetensorError) as error:
-            raise DeploymentError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _load(file: Path, names: list[str], take: Callable[[str, Tensor], None]) -> None:
-    try:
-        with safe_open(file, framework="pt") as shard:
-            for name in names:
-                take(name, shard.get_tensor(name))
-    except (OSError, SafetensorError) as error:
-        raise DeploymentError(f"{file}: cannot be read: {error}") from None
-
-
-def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict):
-            raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
-        return [directory / name for name in sorted(set(map(str, places.values())))]
-    file = directory / "model.safetensors"
-    if not file.is_file():
-        raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
-    return [file]
-
 
 Weights = Shards | GgufShards
 """What holds the weights of a checkpoint."""
@@ -282,9 +215,19 @@ def outline_model(
         return LoadedModel(adapted, shards, None, kv_dtype, kv_scales, exact)
     if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
         config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
-    model = build_model(config, served_length).to(dtype)
+    _require_layers(config, shards.names)
+    try:
+        model = build_model(config, served_length).to(dtype)
+    except RuntimeError as error:
+        raise DeploymentError(f"config.json: a model of its sizes cannot be built: {error}") from None
     convert_linears(model, quantization, shards.names, exact, separate)
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
+
+
+def _require_layers(config: ModelConfig, names: Collection[str]) -> None:
+    """Require a tensor for each layer at least: layers and experts without weights take time to build, and memory."""
+    if config.num_layers > len(names):
+        raise DeploymentError(f"config.json: num_hidden_layers is {config.num_layers}; there are {len(names)} tensors")
 
 
 Target: TypeAlias = Tensor | ExpertStack | OrderedRows
@@ -308,7 +251,8 @@ def _copy(name: str, tensor: Tensor, target: Target) -> None:
     is_number = isinstance(target, Tensor) and tensor.numel() == target.numel() == 1
     if tensor.shape != target.shape and not is_number:
         raise DeploymentError(f"checkpoint: tensor {name} is {list(tensor.shape)}; expected {list(target.shape)}")
-    if tensor.dtype != target.dtype and {tensor.dtype, target.dtype} & _QUANTIZED_TYPES:
+    is_rounded = {tensor.dtype, target.dtype} & _QUANTIZED_TYPES or not tensor.dtype.is_floating_point
+    if tensor.dtype != target.dtype and is_rounded:
         raise DeploymentError(
             f"checkpoint: tensor {name} is {tensor.dtype}; by the checkpoint's quantization it should be {target.dtype}"
         )

@@ -1,4 +1,4 @@
-"""The weights of a GGUF model, as the files of a checkpoint hold them: ``checkpoint.Shards`` of a GGUF file."""
+"""The weights of a GGUF model, as the files of a checkpoint hold them: ``shards.Shards`` of a GGUF file."""
 
 from __future__ import annotations
 

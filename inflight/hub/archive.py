@@ -40,6 +40,7 @@ from inflight.hub.tar_files import HashingReader, add_bytes, add_file, opened
 
 ArchiveFormat = Literal["tar", "oci"]
 _CHUNK = 1 << 20
+_MOST_COPIES = 4
 
 
 def unpack_archive(archive: Path, to: Path | None, console: Console) -> Path:
@@ -50,6 +51,8 @@ def unpack_archive(archive: Path, to: Path | None, console: Console) -> Path:
     """
     with opened(archive) as (tar, found):
         manifest, members = _contents(tar, found, archive)
+        if manifest.nbytes > _MOST_COPIES * archive.stat().st_size:  # a blob of a layout may stand for many files
+            raise DeploymentError(f"{archive}: its files would have {manifest.nbytes} bytes, many times its own")
         target = to or _place(manifest, archive)
         with locked(target, lambda: tell(console, f"another process writes {target}; waiting for it")):
             if not _is_there(target, manifest):

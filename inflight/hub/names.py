@@ -19,7 +19,8 @@ _FORM = "org/name, org/name@revision or org/name:file.gguf"
 _PATTERNS = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "tokenizer.model")
 _LICENSES = ("license*", "licence*", "notice*", "readme*", "use_policy*")
 _TEXTS = ("", ".md", ".txt", ".rst")
-_LONGEST_PATH = 512
+_LONGEST_PATH, _LONGEST_NAME = 512, 255
+"""Bytes of a path, and of a part of it, which no file system takes longer."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ def is_safe_path(path: str) -> bool:
     """Return whether a file of that name stays in its directory: relative, without ``..``, not hidden."""
     parts = path.split("/")
     plain = path.isprintable() and "\\" not in path and len(path.encode("utf-8", "replace")) <= _LONGEST_PATH
-    return plain and all(part and not part.startswith(".") and ":" not in part for part in parts)
+    return plain and all(
+        part and not part.startswith(".") and ":" not in part and len(part.encode()) <= _LONGEST_NAME for part in parts
+    )
 
 
 def is_hidden(path: str) -> bool:

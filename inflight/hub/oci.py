@@ -28,7 +28,7 @@ from inflight.hub.model_manifest import (
     now,
 )
 from inflight.hub.names import is_hidden, is_model_file, require_model_file
-from inflight.hub.tar_files import add_bytes
+from inflight.hub.tar_files import MOST_MEMBERS, add_bytes
 
 LAYOUT = "oci-layout"
 _INDEX = "index.json"
@@ -63,6 +63,8 @@ def read_layout(tar: tarfile.TarFile, members: Members, archive: Path) -> tuple[
     layers = image.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         raise DeploymentError(f"{archive}: the image's manifest has no layers")
+    if len(layers) > MOST_MEMBERS:
+        raise DeploymentError(f"{archive}: the image has more than {MOST_MEMBERS} layers")
     found = _by_path(layers, archive)
     own = found.pop(MODEL_MANIFEST, None)
     files = {path: ModelFile(bytes=blobs.find(layer).size, sha256=_digest(layer)) for path, layer in found.items()}

@@ -26,9 +26,10 @@ _BUSY = {408, 425, 429, 500, 502, 503, 504}
 """Statuses after which the same request may succeed later."""
 _TRIES = 5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+_DIGITS = re.compile("[0-9]{1,18}")
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _CHUNK = 1 << 18
-_MOST_PAGES = 1000
+_MOST_PAGES, _MOST_ENTRIES = 1000, 100_000
 
 
 class TryLater(Exception):
@@ -155,13 +156,18 @@ class Hub:
             raise TryLater(_reason(error)) from None
 
     def _tree(self, route: str, name: ModelName) -> Iterator[RemoteFile]:
-        page = route
+        page, count = route, 0
         for _number in range(_MOST_PAGES):
             data, following = self._get(page, name)
             try:
-                yield from (_file(entry) for entry in json.loads(data) if entry["type"] == "file")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                entries = json.loads(data)
+                found = [_file(entry) for entry in entries if entry["type"] == "file"]
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DeploymentError(f"{self.endpoint}{route}: not a list of files: {error!r}") from None
+            yield from found
+            count += len(entries)
+            if count > _MOST_ENTRIES:
+                raise DeploymentError(f"{name.repo} has more than {_MOST_ENTRIES} files and folders")
             if following is None:
                 return
             page = f"/api/{following.partition('/api/')[2]}"  # a mirror may repeat the address of what it mirrors
@@ -237,13 +243,14 @@ def _resolve(repository: Repository, path: str) -> str:
 def _file(entry: Mapping[str, Any]) -> RemoteFile:
     """Return an entry of a tree; of files in LFS the hub gives the SHA-256, of others the name of git's blob."""
     lfs, path, size = entry.get("lfs"), entry["path"], entry["size"]
-    if not isinstance(path, str) or not isinstance(size, int) or size < 0:
+    size = lfs.get("size", size) if lfs else size
+    if not isinstance(path, str) or type(size) is not int or size < 0:
         raise ValueError(f"entry {path!r} of {size!r} bytes")
     sha256 = lfs["oid"].removeprefix("sha256:") if lfs else None
     kind, found = (r"[0-9a-f]{64}", sha256) if lfs else (r"[0-9a-f]{40}", entry.get("oid"))
     if not isinstance(found, str) or not re.fullmatch(kind, found):
         raise ValueError(f"the hash of {path!r} is {found!r}")
-    return RemoteFile(path, int(lfs.get("size", size)) if lfs else size, sha256, None if lfs else found)
+    return RemoteFile(path, size, sha256, None if lfs else found)
 
 
 def _license(info: Mapping[str, Any]) -> str | None:
@@ -268,8 +275,8 @@ def _extent(response: httpx.Response, start: int) -> tuple[int, int | None]:
     """
     if response.status_code == 200:  # the whole file, whatever was asked for
         length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdigit() else None
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        return 0, int(length) if _DIGITS.fullmatch(length) else None
+    found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)", response.headers.get("Content-Range", ""))
     if found is None or int(found[1]) != start:
         raise TryLater(f"asked for bytes from {start}, got {response.headers.get('Content-Range')!r}")
     return start, None if found[2] == "*" else int(found[2])
@@ -289,7 +296,7 @@ def _part(response: httpx.Response, start: int, count: int) -> bytes:
 def _whole(response: httpx.Response) -> bytes:
     """Return the bytes of an answer, which are no more than a document has."""
     data = bytearray()
-    for chunk in response.iter_bytes():
+    for chunk in response.iter_raw(_CHUNK):  # no compression was asked for; what is sent so may be of any size
         data += chunk
         if len(data) > LARGEST_MANIFEST:
             raise DeploymentError(f"{response.url}: the answer has no end: more than {LARGEST_MANIFEST} bytes")
@@ -299,7 +306,7 @@ def _whole(response: httpx.Response) -> bytes:
 def _retry_after(response: httpx.Response) -> float | None:
     """Return the seconds that the hub asks to wait; a date is not looked at."""
     value = response.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else None
+    return float(value) if _DIGITS.fullmatch(value) else None
 
 
 def _reason(error: httpx.HTTPError) -> str:

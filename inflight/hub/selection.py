@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from inflight.errors import DeploymentError
 from inflight.gguf.files import OF_IMAGES, SPLIT_NAME
-from inflight.hub.model_manifest import ModelFormat, ModelManifest, decode_object, is_weights
+from inflight.hub.model_manifest import MODEL_MANIFEST, ModelFormat, ModelManifest, decode_object, is_weights
 from inflight.hub.names import ModelName, is_hidden, is_model_file, require_model_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -36,7 +36,7 @@ def select_files(name: ModelName, paths: Iterable[str], read: Callable[[str], by
     Raises:
         DeploymentError: there is no such model among them, or more than one; what there is, is listed.
     """
-    ours = [path for path in paths if is_model_file(path) and not is_hidden(path)]
+    ours = [path for path in paths if is_model_file(path) and not is_hidden(path) and path != MODEL_MANIFEST]
     for path in ours:
         require_model_file(path, name.repo)
     settings = [path for path in ours if not is_weights(path)]

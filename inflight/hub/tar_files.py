@@ -15,7 +15,7 @@ from inflight.errors import DeploymentError
 _LONGEST_HEADER = 2048
 """Bytes of a header, which may claim any length. Python's tarfile takes a time that grows with its square (3.11)."""
 _LONGEST_READ = 1 << 20
-_MOST_MEMBERS = 5_000
+MOST_MEMBERS = 5_000
 _FOLDERS = {"", ".", "blobs", "blobs/sha256"}
 """The directories that an OCI image layout has; others are made where files need them."""
 
@@ -56,7 +56,9 @@ def opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, dict[str, tarfile.T
 
 def _read_members(tar: tarfile.TarFile, archive: Path) -> dict[str, tarfile.TarInfo]:
     members: dict[str, tarfile.TarInfo] = {}
-    while (member := tar.next()) is not None:
+    for number, member in enumerate(iter(tar.next, None)):
+        if number >= MOST_MEMBERS:
+            raise DeploymentError(f"{archive}: more than {MOST_MEMBERS} files and folders are in it")
         name = member.name.removeprefix("./")
         if member.isdir() and name.rstrip("/") in _FOLDERS:
             continue
@@ -65,8 +67,6 @@ def _read_members(tar: tarfile.TarFile, archive: Path) -> dict[str, tarfile.TarI
         if name in members:
             raise DeploymentError(f"{archive}: {name!r} is in it twice")
         members[name] = member
-        if len(members) > _MOST_MEMBERS:
-            raise DeploymentError(f"{archive}: more than {_MOST_MEMBERS} files are in it")
     return members
 
 

@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from inflight.errors import DeploymentError
 from inflight.gguf.checkpoint import open_gguf
 from inflight.gguf.files import is_gguf
 
+LARGEST_JSON, LARGEST_FILE = 8 << 20, 256 << 20
+"""Bytes of a file of settings, which takes up to 30 times as much memory while it is read; and of a tokenizer."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -61,13 +64,19 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
     end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
     if not end_ids and tokens.get("eos_token") in token_ids:
         end_ids = frozenset({token_ids[tokens["eos_token"]]})
-    if not all(type(token) is int for token in end_ids):
+    if not all(map(_is_id, end_ids)):
         raise TypeError(f"eos_token_id is {ends!r}")
+    if not all(isinstance(token, str) for token in tokens.values()):
+        raise TypeError(f"special tokens are {tokens!r}")
     pad_id = generation.get("pad_token_id", model.get("pad_token_id"))
     if pad_id is None:
         pad_id = token_ids.get(tokens.get("pad_token", ""), min(end_ids, default=None))
-    vocab_size = model.get("vocab_size")
-    if not isinstance(vocab_size, int):
+    if pad_id is not None and not _is_id(pad_id):
+        raise TypeError(f"pad_token_id is {pad_id!r}")
+    vocab_size, max_length = model.get("vocab_size"), model.get("max_position_embeddings")
+    if type(max_length) not in (int, NoneType):
+        raise TypeError(f"max_position_embeddings is {max_length!r}")
+    if type(vocab_size) is not int:
         vocab_size = max(token_ids.values(), default=-1) + 1
     template = tokenizer.get("chat_template")
     if (source := read_file(directory / "chat_template.jinja")) is not None:
@@ -76,18 +85,26 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not isinstance(template, str | None):
         raise TypeError(f"chat_template is {template!r}")
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, model.get("max_position_embeddings"))
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length)
 
 
-def read_file(path: Path) -> bytes | None:
+def _is_id(value: Any) -> bool:
+    """Return whether a value is one that a tensor of token ids can hold."""
+    return type(value) is int and -(2**31) <= value < 2**31
+
+
+def read_file(path: Path, largest: int = LARGEST_FILE) -> bytes | None:
     """Return a checkpoint's file, or what a GGUF file, in place of its directory, says instead; None: there is none.
 
     Raises:
-        DeploymentError: it cannot be read, or the GGUF file says what is not supported.
+        DeploymentError: it cannot be read, or has more than ``largest`` bytes, or the GGUF file says what is not
+            supported.
     """
     if is_gguf(path.parent):
         return open_gguf(path.parent).read(path.name)
     try:
+        if (size := path.stat().st_size) > largest or not path.is_file():
+            raise DeploymentError(f"{path}: has {size} bytes; a file of at most {largest} is expected")
         return path.read_bytes()
     except FileNotFoundError:
         return None
@@ -95,20 +112,20 @@ def read_file(path: Path) -> bytes | None:
         raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
-    """Read a JSON object from ``path``; {} if it is ``optional`` and missing.
+def read_json(path: Path, optional: bool = False, largest: int = LARGEST_JSON) -> dict[str, Any]:
+    """Read a JSON object from ``path``, of ``largest`` bytes at most; {} if it is ``optional`` and missing.
 
     Raises:
         DeploymentError: in one line, naming the file.
     """
-    content = read_file(path)
+    content = read_file(path, largest)
     if content is None:
         if optional:
             return {}
         raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory")
     try:
         value = json.loads(content.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DeploymentError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise DeploymentError(f"{path}: a JSON object is expected")

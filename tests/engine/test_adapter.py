@@ -158,6 +158,8 @@ def _edit(directory: Path, **fields: Any) -> None:
     ("phi", {"architectures": ["PhiForTokenClassification"]}, "PhiForTokenClassification is no causal language model"),
     ("phi", {"model_type": "phy"}, "neither Inflight nor transformers has code for the model_type 'phy'"),
     ("phi", {"hidden_size": "wide"}, "transformers cannot read it"),
+    ("phi", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; 1000 is the largest"),
+    ("phi", {"num_key_value_heads": 10**9}, "num_key_value_heads is 1000000000; 1048576 is the largest"),
     ("phi", {"max_position_embeddings": 0}, "max_position_embeddings of its config.json is 0"),
     ("phi", {"is_encoder_decoder": True}, "is_encoder_decoder is true"),
     ("phi", {"num_hidden_layers": 4}, r"no tensor for model.layers.3"),
@@ -245,6 +247,9 @@ def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
         load(tmp_path, modeling="transformers")
     save_file(tensors | {"model.norm.weight": taken, "model.norm.bias": taken.clone()}, file, {"format": "pt"})
     with pytest.raises(DeploymentError, match="checkpoint: tensor model.norm.bias has no place"):
+        load(tmp_path, modeling="transformers")
+    save_file(tensors | {"model.norm.weight": taken.int()}, file, {"format": "pt"})
+    with pytest.raises(DeploymentError, match="checkpoint: tensor model.norm.weight is I32; a float is expected"):
         load(tmp_path, modeling="transformers")
 
 

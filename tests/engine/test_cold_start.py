@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight.engine.checkpoint import Shards
+from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import checkpoint
 

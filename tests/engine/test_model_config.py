@@ -161,7 +161,7 @@ WRONG: list[tuple[str, Json, str]] = [
     ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; it must be a number above 0"),
     ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number above 0"),
     ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
-    ("llama", {"hidden_size": 2**31}, "hidden_size is 2147483648; it must be a positive integer below 2^31"),
+    ("llama", {"hidden_size": 2**31}, "hidden_size is 2147483648; it must be a positive integer up to 2^20"),
     ("llama", {"rms_norm_eps": 10**400}, "it must be a number above 0"),
     ("llama", {"rope_parameters": "linear"}, "the parameters of RoPE are 'linear'"),
     ("llama", {"rope_parameters": {"factor": "8"}}, "factor is '8'; it must be a number above 0"),
@@ -171,6 +171,30 @@ WRONG: list[tuple[str, Json, str]] = [
     ("llama", {"rope_parameters": {"partial_rotary_factor": 2.0}}, "the first must be at most 1"),
     ("llama", {"partial_rotary_factor": 0.01}, "their product an even number"),
     ("llama", {"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'; it must be a number above 0"),
+    (
+        "llama",
+        {"num_hidden_layers": 10**9},
+        "num_hidden_layers is 1000000000; it must be a positive integer up to 1000",
+    ),
+    ("llama", {"vocab_size": 2**40}, "vocab_size is 1099511627776; it must be a positive integer up to 2^20"),
+    (
+        "llama",
+        {"rope_parameters": {"factor": 1e308}},
+        "factor is 1e+308; it must be a number above 0 that float32 holds",
+    ),
+    ("llama", {"rope_parameters": 0}, "the parameters of RoPE are 0; an object is expected"),
+    ("llama", {"layer_types": []}, "layer_types is []; it must be a list of 3"),
+    ("llama", {"hidden_act": ""}, "activation '' is not one of"),
+    ("llama", {"dtype": "int8"}, "dtype is 'int8'; it must be float32, bfloat16 or float16"),
+    ("llama", {"architectures": ["a\n\x1b[2J"]}, "architecture a\\n\\x1b[2J is not supported"),
+    ("llama", {"hidden_act": "x" * 10**6}, "x ... x"),
+    (
+        "qwen2",
+        {"layer_types": None, "use_sliding_window": "false"},
+        "use_sliding_window is 'false'; it must be true or",
+    ),
+    ("qwen3moe", {"num_experts": 10**7}, "num_experts is 10000000; it must be a positive integer up to 8192"),
+    ("qwen3moe", {"mlp_only_layers": [0] * 10**6}, "it must be a list of layers, up to 4096"),
     ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
     ("mistral", {"sliding_window": -4}, "sliding_window is -4; it must be a positive integer"),
     ("qwen2", {"layer_types": None, "use_sliding_window": True, "max_window_layers": "2"}, "max_window_layers is '2'"),
@@ -238,6 +262,10 @@ def _refused(directory: Path, *words: str) -> None:
         (lambda tensors: tensors | {"visual.weight": torch.ones(2)}, ("visual.weight has no place",)),
         (lambda tensors: tensors | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, ("has no place",)),
         (
+            lambda tensors: tensors | {"model.norm.weight": torch.ones(64, dtype=torch.int32)},
+            ("model.norm.weight is torch.int32; by the checkpoint's quantization it should be torch.float32",),
+        ),
+        (
             lambda tensors: tensors | {"model.norm.weight": torch.ones(65)},
             ("model.norm.weight is [65]; expected [64]",),
         ),
@@ -265,7 +293,23 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     _refused(tmp_path, shard.name, "cannot be read")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', "\udcff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": 3}',
+        "\udcff",
+        "[" * 100_000,
+        '{"weight_map": {"a": "../../etc/passwd"}}',
+        '{"weight_map": {"a": "/dev/zero"}}',
+        '{"weight_map": {"a": "../x.safetensors"}}',
+        '{"weight_map": {"a": "/x.safetensors"}}',
+        '{"weight_map": {"a": "x\\u0000.safetensors"}}',
+    ],
+    ids=lambda content: content[:50],
+)
 def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
     index = _sharded(tmp_path)
     index.write_text(content, errors="surrogateescape")

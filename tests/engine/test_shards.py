@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.engine.checkpoint import Shards
+from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 
 

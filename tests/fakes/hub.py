@@ -49,6 +49,8 @@ class Faults:
     hold_after: dict[str, int] = field(default_factory=dict)
     """By path: after how many bytes an answer stands still, until ``go_on`` is set."""
     go_on: threading.Event = field(default_factory=threading.Event)
+    answers: dict[str, tuple[int, Mapping[str, str], bytes]] = field(default_factory=dict)
+    """By a part of a route: status, headers and bytes of the answer in place of the hub's own."""
     page_size: int = 1000
     """Entries of one page of the tree."""
 
@@ -101,6 +103,8 @@ class FakeHub:
         """The address that the list of files says that its next page is at; "": its own."""
         self.log: list[tuple[str, str, str | None]] = []
         """Method, path and Range of each request."""
+        self.tokens: set[str] = set()
+        """Those that came with requests; "": none."""
         self._blobs: dict[str, tuple[str, bytes]] = {}
         hub = self
 
@@ -171,7 +175,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         route = unquote(urlsplit(self.path).path)
         self.fake.log.append((self.command, route, self.headers.get("Range")))
-        if self.fake.faults.busy:
+        self.fake.tokens.add(self._token)
+        forged = next((answer for part, answer in self.fake.faults.answers.items() if part in route), None)
+        if forged is not None:
+            self._send(forged[0], forged[2], forged[1])
+        elif self.fake.faults.busy:
             status, after = self.fake.faults.busy.pop(0)
             self._send(status, b"busy", {"Retry-After": str(after)} if after is not None else {})
         elif found := re.fullmatch(r"/storage/([0-9a-f]{64})/.*", route):

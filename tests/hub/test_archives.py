@@ -171,6 +171,11 @@ def test_headers_take_neither_memory_nor_time(models: Path, tmp_path: Path) -> N
     assert "not a sound tar archive" in refused("unpack", _write(tmp_path / "y.tar", *chain))
 
 
+def test_folders_count_as_files_do(models: Path, tmp_path: Path) -> None:
+    folders = [_file("blobs", b"", tarfile.DIRTYPE)] * 5000
+    assert "more than 5000 files and folders" in refused("unpack", _write(tmp_path / "x.tar", *folders, MANIFEST))
+
+
 def test_a_file_with_holes(models: Path, tmp_path: Path) -> None:
     """Of a few bytes in the archive it would make any number on the disk."""
     info = tarfile.TarInfo("model.safetensors")

@@ -122,6 +122,12 @@ def test_layouts_that_are_refused(models: Path, tmp_path: Path) -> None:
     own = {"pulled": "2026-01-01T00:00:00Z", "format": "safetensors", "files": listed}
     other.layers.append(other.layer("model-manifest.json", json.dumps(own).encode()))
     assert "the layers are not the files that its model-manifest.json lists" in said(other)
+    copies = Layout()
+    copies.layers += [copies.layer(f"{number}.safetensors", b"w" * 9000, RAW) for number in range(20)]
+    assert "many times its own" in said(copies)
+    many = Layout()
+    many.layers *= 3000
+    assert "the image has more than 5000 layers" in said(many)
     broken = Layout()
     broken.extra = {"index.json": b"["}
     assert "index.json: not valid JSON" in said(broken)

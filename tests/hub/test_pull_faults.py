@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inflight.hub import download, remote
+from inflight.hub.model_manifest import read_manifest
 from tests.fakes.hub import FakeHub
 from tests.hub.conftest import FILES, OURS, WEIGHTS
 from tests.hub.support.commands import inflight, refused
@@ -235,6 +237,62 @@ def test_a_half_removed_model_is_mended_by_a_pull(left: str | None, hub: FakeHub
 def test_an_answer_without_an_end(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LARGEST_MANIFEST", 100)
     assert "the answer has no end" in refused("pull", "org/name")
+
+
+def _listed(size: str) -> bytes:
+    return b'[{"type": "file", "path": "x.safetensors", "lfs": {"oid": "%s", "size": %s}, "size": 1}]' % (
+        b"0" * 64,
+        size.encode(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "answer", "said"),
+    [
+        ("/tree/", (200, {}, b"[" * 100_000), "not a list of files: RecursionError"),
+        ("/tree/", (200, {}, _listed("1e999")), "not a list of files"),
+        ("/tree/", (200, {}, _listed("-5")), "not a list of files"),
+        ("/tree/", (200, {}, _listed("true")), "not a list of files"),
+        ("/tree/", (200, {}, _listed("9" * 5000)), "not a list of files"),
+        ("/revision/", (200, {}, b"[" * 100_000), "not valid JSON"),
+        ("/revision/", (200, {"Content-Encoding": "gzip"}, gzip.compress(b"{}")), "not valid JSON"),
+        ("/revision/", (503, {"Retry-After": "\xb2"}, b""), "does not answer after 5 tries"),
+        ("/revision/", (418, {"X-Error-Message": "\x1b[2J"}, b""), "answers 418 \\x1b[2J"),
+        ("/storage/", (206, {"Content-Range": f"bytes 0-1/{'9' * 5000}"}, b""), "no byte more in 5 tries"),
+        ("/storage/", (302, {"Location": "file:///etc/passwd"}, b""), "unsupported protocol 'file://'"),
+        ("/storage/", (302, {"Location": "http://[::g]/"}, b""), "Invalid URL in location header"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_answers_that_no_hub_gives(part: str, answer: tuple[int, dict[str, str], bytes], said: str,
+                                   hub: FakeHub) -> None:  # fmt: skip
+    hub.faults.answers[part] = answer
+    assert said in refused("pull", "org/name")
+
+
+def test_a_list_of_files_that_goes_on(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_MOST_ENTRIES", 5)
+    hub.faults.page_size = 3
+    assert "org/name has more than 5 files and folders" in refused("pull", "org/name")
+
+
+def test_no_token_goes_to_another_host(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "accepted")
+    elsewhere = FakeHub()
+    hub.faults.answers["/revision/"] = (302, {"Location": f"{elsewhere.address}/steal"}, b"")
+    with elsewhere.running():
+        refused("pull", "org/name")
+    assert [route for _, route, _ in elsewhere.log] == ["/steal"]
+    assert elsewhere.tokens == {""}
+    assert hub.tokens == {"accepted"}
+
+
+def test_a_manifest_in_a_repository_is_not_taken_for_ours(hub: FakeHub, models: Path) -> None:
+    """A model that was pulled, and uploaded with all that lies in its directory."""
+    hub.add("org/name", {**FILES, "model-manifest.json": b"{}"})
+    directory = Path(inflight("pull", "org/name").stdout.strip())
+    assert set(read_manifest(directory).files) == OURS
+    assert "org/name" in inflight("models").stdout
 
 
 def test_a_pull_that_got_nothing_leaves_nothing(hub: FakeHub, models: Path) -> None:

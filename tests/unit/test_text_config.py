@@ -32,6 +32,11 @@ def _checkpoint(directory: Path, **files: object) -> Path:
         {"generation_config": {"eos_token_id": ["</s>"]}},
         {"generation_config": {"eos_token_id": [None]}},
         {"generation_config": {"eos_token_id": True}},
+        {"generation_config": {"eos_token_id": 2**62}},
+        {"generation_config": {"pad_token_id": "<pad>"}},
+        {"config": {"pad_token_id": 2**31}},
+        {"config": {"max_position_embeddings": "4096"}},
+        {"tokenizer_config": {"bos_token": {"content": 5}}},
     ],
 )
 def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files: dict[str, object]) -> None:
@@ -44,6 +49,26 @@ def test_what_is_not_as_it_should_be_is_named_in_one_line(tmp_path: Path, files:
 def test_a_template_that_is_no_text_is_named_in_one_line(tmp_path: Path) -> None:
     (_checkpoint(tmp_path) / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(DeploymentError, match="chat template"):
+        load_text_config(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, " " * (9 << 20), "9" * 5000, "\0", ""],
+    ids=["lists", "objects", "large", "a long number", "a zero byte", "empty"],
+)
+@pytest.mark.parametrize("name", ["config", "tokenizer_config", "generation_config"])
+def test_a_file_that_cannot_be_read_is_named_in_one_line(name: str, text: str, tmp_path: Path) -> None:
+    (_checkpoint(tmp_path) / f"{name}.json").write_text(text)
+    with pytest.raises(DeploymentError, match=rf"/{name}\.json: ") as caught:
+        load_text_config(tmp_path, {})
+    assert len(str(caught.value)) < 500
+
+
+def test_a_device_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
+    (_checkpoint(tmp_path) / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(DeploymentError, match="a file of at most"):
         load_text_config(tmp_path, {})
 
 

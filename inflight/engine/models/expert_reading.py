@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from inflight.engine.models.config import ExpertsConfig
-from inflight.engine.models.fields import AMOUNT, COUNT, FLAG, INDEX, INDICES, NUMBER, Fields
+from inflight.engine.models.fields import (
+    AMOUNT,
+    COUNT,
+    EXPERTS,
+    FLAG,
+    INDEX,
+    INDICES,
+    LAYERS,
+    MOST_EXPERTS_OF_ALL,
+    NUMBER,
+    Fields,
+)
 from inflight.errors import DeploymentError
 
 
@@ -109,7 +121,7 @@ def _is_dense(fields: Fields, layer: int) -> bool:
     kinds = fields.data.get("mlp_layer_types")
     if kinds is None:
         return bool(layer < fields.given("first_k_dense_replace", 0, INDEX))
-    count = fields.required("num_hidden_layers")
+    count = fields.required("num_hidden_layers", LAYERS)
     if not isinstance(kinds, list) or len(kinds) != count or not {"dense", "sparse"}.issuperset(map(str, kinds)):
         raise DeploymentError(
             f"config.json: mlp_layer_types is {kinds!r}; it must be a list of {count}, each dense or sparse"
@@ -146,7 +158,29 @@ def llama4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     )
 
 
+def check_experts(layers: Sequence[ExpertsConfig]) -> None:
+    """Require that the numbers in the layers' experts go together. Raises DeploymentError: they do not."""
+    for experts in dict.fromkeys(layers):
+        count, groups, kept = experts.num_experts, experts.groups, experts.groups_per_token
+        if experts.per_token > count:
+            raise DeploymentError(f"config.json: num_experts_per_tok is {experts.per_token}; there are {count} experts")
+        if (
+            count % groups
+            or kept > groups
+            or experts.per_token > count // groups * kept
+            or (groups > 1 and count < 2 * groups)
+        ):
+            raise DeploymentError(
+                f"config.json: n_group is {groups} and topk_group {kept} for {count} experts, {experts.per_token} for "
+                "each token; the groups must be of one size, two at the least, and those kept must have enough experts"
+            )
+    if (total := sum(experts.num_experts for experts in layers)) > MOST_EXPERTS_OF_ALL:
+        raise DeploymentError(
+            f"config.json: all layers together have {total} experts; {MOST_EXPERTS_OF_ALL} are supported"
+        )
+
+
 def num_experts(fields: Fields) -> int:
     """Return the number of experts, by whichever of its names the file has."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return fields.required(next((name for name in names if name in fields.data), names[0]))
+    return fields.required(next((name for name in names if name in fields.data), names[0]), EXPERTS)

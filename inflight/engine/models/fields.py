@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,20 +10,41 @@ from inflight.errors import DeploymentError
 Kind = tuple[Callable[[Any], bool], str]
 """What a value of ``config.json`` must be, as a test and in words."""
 MOST = 2**31 - 1
+MOST_LAYERS, MOST_EXPERTS, MOST_EXPERTS_OF_ALL = 1000, 8192, 1 << 17
+"""Of a model, of a layer, and experts of all layers together: what is above takes minutes and gigabytes to build,
+before the weights show whether it is meant. Published models have up to 126, 512 and 25,000."""
+MOST_SIZE = 1 << 20
+_LONGEST_LIST = 4096
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of the positive numbers that float32 holds without loss."""
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) in (int, float) and abs(value) <= _LARGEST
 
 
+def _is_list(value: Any, kind: Kind) -> bool:
+    return isinstance(value, list) and len(value) <= _LONGEST_LIST and all(map(kind[0], value))
+
+
+DTYPE: Kind = (lambda value: value in ("float32", "bfloat16", "float16")), "float32, bfloat16 or float16"
 FLAG: Kind = (lambda value: isinstance(value, bool)), "true or false"
 COUNT: Kind = (lambda value: type(value) is int and 1 <= value <= MOST), "a positive integer below 2^31"
 LENGTH: Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
+SIZE: Kind = (lambda value: type(value) is int and 1 <= value <= MOST_SIZE), "a positive integer up to 2^20"
+LAYERS: Kind = (
+    (lambda value: type(value) is int and 1 <= value <= MOST_LAYERS),
+    f"a positive integer up to {MOST_LAYERS}",
+)
+EXPERTS: Kind = (
+    (lambda value: type(value) is int and 1 <= value <= MOST_EXPERTS),
+    f"a positive integer up to {MOST_EXPERTS}",
+)
 INDEX: Kind = (lambda value: type(value) is int and 0 <= value <= MOST), "0 or a positive integer below 2^31"
-NUMBER: Kind = (lambda value: _is_number(value) and value > 0), "a number above 0"
-AMOUNT: Kind = (lambda value: _is_number(value) and value >= 0), "0 or a number above 0"
-FACTORS: Kind = (lambda value: isinstance(value, list) and all(map(NUMBER[0], value))), "a list of numbers above 0"
-INDICES: Kind = (lambda value: isinstance(value, list) and all(map(INDEX[0], value))), "a list of layers"
+NUMBER: Kind = (lambda value: _is_number(value) and value >= _SMALLEST), "a number above 0 that float32 holds"
+AMOUNT: Kind = (lambda value: _is_number(value) and value >= 0), "0 or a number above 0 that float32 holds"
+FACTORS: Kind = (lambda value: _is_list(value, NUMBER)), f"a list of numbers above 0, up to {_LONGEST_LIST}"
+INDICES: Kind = (lambda value: _is_list(value, INDEX)), f"a list of layers, up to {_LONGEST_LIST}"
 
 
 class Fields:
@@ -36,9 +56,9 @@ class Fields:
         self.data: Mapping[str, Any] = {**(defaults or {}), **given}
         """What is given or has a default."""
 
-    def required(self, name: str) -> int:
-        """Return a count that must be there."""
-        return int(checked(name, self.data.get(name), COUNT))
+    def required(self, name: str, kind: Kind = SIZE) -> int:
+        """Return an integer that must be there."""
+        return int(checked(name, self.data.get(name), kind))
 
     def given(self, name: str, default: Any, kind: Kind) -> Any:
         """Return a value that may be left out, or null."""

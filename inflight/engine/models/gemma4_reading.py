@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from inflight.engine.models.config import AttentionConfig, LayerConfig
-from inflight.engine.models.fields import COUNT, FLAG, INDEX, Fields
+from inflight.engine.models.fields import COUNT, FLAG, INDEX, SIZE, Fields
 from inflight.errors import DeploymentError
 
 _FULL = "full_attention"
@@ -51,7 +51,7 @@ def _attention(fields: Fields, kind: str, index: int, attention: AttentionConfig
     same = kind == _FULL and fields.given("attention_k_eq_v", False, FLAG)
     own = _own_fields(fields, kind, index, same)
     kv_heads = own.given("num_key_value_heads", attention.num_kv_heads, COUNT)
-    head_dim = own.given("head_dim", attention.head_dim, COUNT)
+    head_dim = own.given("head_dim", attention.head_dim, SIZE)
     if attention.num_heads % kv_heads or head_dim % 2:
         raise DeploymentError(
             f"config.json: layer {index} has num_key_value_heads {kv_heads} and head_dim {head_dim}; the first must "
@@ -79,4 +79,4 @@ def _own_fields(fields: Fields, kind: str, index: int, same: bool) -> Fields:
     if kind != _FULL:
         return Fields({})
     kv_heads = fields.given("num_global_key_value_heads", None, COUNT) if same else None
-    return Fields({"head_dim": fields.given("global_head_dim", 512, COUNT), "num_key_value_heads": kv_heads})
+    return Fields({"head_dim": fields.given("global_head_dim", 512, SIZE), "num_key_value_heads": kv_heads})

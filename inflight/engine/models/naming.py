@@ -56,7 +56,7 @@ class CheckpointNames:
             return True
         if self._architecture.predicts_ahead and name.startswith("mtp."):
             return True
-        layer = re.match(r"layers\.(\d+)\.(self_attn\.[kv]_(proj|norm)\.)?", name.removeprefix(self._backbone))
+        layer = re.match(r"layers\.(\d{1,9})\.(self_attn\.[kv]_(proj|norm)\.)?", name.removeprefix(self._backbone))
         if layer is None:
             return False
         if int(layer[1]) >= self._config.num_layers:

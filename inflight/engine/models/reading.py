@@ -8,7 +8,6 @@ from typing import Any
 from inflight.engine.models.architectures import ARCHITECTURES, Architecture
 from inflight.engine.models.config import (
     AttentionConfig,
-    ExpertsConfig,
     GatedDeltaNetConfig,
     Gemma4Config,
     LatentConfig,
@@ -17,16 +16,21 @@ from inflight.engine.models.config import (
     QkNorm,
     QueryScaling,
 )
+from inflight.engine.models.expert_reading import check_experts
 from inflight.engine.models.fields import (
     AMOUNT,
     COUNT,
+    DTYPE,
     FACTORS,
     FLAG,
     INDEX,
+    LAYERS,
     LENGTH,
     MOST,
     NUMBER,
+    SIZE,
     Fields,
+    checked,
     given,
 )
 from inflight.engine.models.gemma4_reading import gemma4_layers
@@ -95,7 +99,8 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     gate = fields.given("attn_output_gate", architecture.output_gate, FLAG)
     if gate != architecture.output_gate:  # the reference does not read it: an architecture has the gate, or has not
         raise DeploymentError(f"config.json: attn_output_gate is {gate}; it is not supported")
-    activation = fields.data.get("hidden_activation") or fields.data.get("hidden_act") or "silu"
+    names = ("hidden_activation", "hidden_act")
+    activation = next((fields.data[name] for name in names if fields.data.get(name) is not None), "silu")
     if activation not in _ACTIVATIONS:
         raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(_ACTIVATIONS)}")
     hidden_size = fields.required("hidden_size")
@@ -104,12 +109,12 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         vocab_size=fields.required("vocab_size"),
         hidden_size=hidden_size,
         layers=_layers(architecture, fields),
-        max_position_embeddings=fields.required("max_position_embeddings"),
+        max_position_embeddings=fields.required("max_position_embeddings", COUNT),
         rms_norm_eps=fields.given("rms_norm_eps", 1e-6, NUMBER),
         activation=activation,
         tie_word_embeddings=fields.given("tie_word_embeddings", False, FLAG),
         mlp_bias=fields.given("mlp_bias", False, FLAG),
-        dtype=fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32",
+        dtype=_dtype(fields),
         is_text_part=text is not data,
         norms=architecture.norms,
         norm_kind=architecture.norm_kind,
@@ -120,6 +125,12 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def _dtype(fields: Fields) -> str:
+    names = ("dtype", "torch_dtype")
+    name = next((name for name in names if fields.data.get(name) is not None), names[0])
+    return str(fields.given(name, "float32", DTYPE))
+
+
 def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the architecture of the model's text part, and the fields of that part."""
     name, text = architecture_name(data), data.get("text_config")
@@ -128,7 +139,7 @@ def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         for architecture, row in ARCHITECTURES.items():
             if kind in row.text_types:
                 own = {key: value for key, value in text.items() if value is not None}
-                types = {key: data[key] for key in ("dtype", "torch_dtype") if data.get(key)}
+                types = {key: data[key] for key in ("dtype", "torch_dtype") if data.get(key) is not None}
                 tied = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
                 return architecture, own | types | tied
         known = sorted(kind for row in ARCHITECTURES.values() for kind in row.text_types)
@@ -150,14 +161,13 @@ def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ..
     layers = []
     for index, kind in enumerate(kinds):
         experts = architecture.experts(fields, index) if architecture.experts else None
-        if experts is not None:
-            _check_experts(experts)
         has_both = experts is None or architecture.gemma4
         size = fields.required(architecture.dense_size) if has_both else 0
         if kind == _RECURRENT:
             layers.append(LayerConfig(None, size, experts, _gated_delta_net(architecture, fields)))
         else:
             layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
+    check_experts([layer.experts for layer in layers if layer.experts is not None])
     if all(layer.attention is None for layer in layers):
         raise DeploymentError("config.json: no layer has attention; that is not supported")
     return gemma4_layers(fields, kinds, layers) if architecture.gemma4 else tuple(layers)
@@ -191,7 +201,7 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
         return _latent_attention(architecture, fields)
     heads = fields.required("num_attention_heads")
     kv_heads = fields.given("num_key_value_heads", heads, COUNT)
-    head_dim = fields.given("head_dim", fields.required("hidden_size") // heads, COUNT)
+    head_dim = fields.given("head_dim", fields.required("hidden_size") // heads, SIZE)
     if heads % kv_heads or head_dim % 2 or not head_dim:
         raise DeploymentError(
             f"config.json: num_attention_heads is {heads}, num_key_value_heads {kv_heads} and head_dim {head_dim}; "
@@ -224,7 +234,7 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
 def _latent_attention(architecture: Architecture, fields: Fields) -> AttentionConfig:
     latent = LatentConfig(
         rank=fields.required("kv_lora_rank"),
-        query_rank=fields.given("q_lora_rank", None, COUNT),
+        query_rank=fields.given("q_lora_rank", None, SIZE),
         nope_dim=fields.required("qk_nope_head_dim"),
         rope_dim=fields.required("qk_rope_head_dim"),
         value_dim=fields.required("v_head_dim"),
@@ -266,25 +276,10 @@ def _query_scaling(architecture: Architecture, fields: Fields, rope: Mapping[str
             return None
         return QueryScaling(fields.given("attn_scale", 0.1, AMOUNT), fields.given("floor_scale", 8192, COUNT), offset=1)
     if architecture.query_scaling == "rope" and rope is not None and rope.get("llama_4_scaling_beta"):
-        length = int(rope.get("original_max_position_embeddings") or fields.required("max_position_embeddings"))
-        return QueryScaling(rope["llama_4_scaling_beta"], length)
+        name = "original_max_position_embeddings"
+        length = int(rope.get(name) or fields.required("max_position_embeddings", COUNT))
+        return QueryScaling(rope["llama_4_scaling_beta"], checked(name, length, COUNT))
     return None
-
-
-def _check_experts(experts: ExpertsConfig) -> None:
-    count, groups, kept = experts.num_experts, experts.groups, experts.groups_per_token
-    if experts.per_token > count:
-        raise DeploymentError(f"config.json: num_experts_per_tok is {experts.per_token}; there are {count} experts")
-    if (
-        count % groups
-        or kept > groups
-        or experts.per_token > count // groups * kept
-        or (groups > 1 and count < 2 * groups)
-    ):
-        raise DeploymentError(
-            f"config.json: n_group is {groups} and topk_group {kept} for {count} experts, {experts.per_token} for each "
-            "token; the groups must be of one size, two at the least, and those kept must have enough experts"
-        )
 
 
 def _window(fields: Fields) -> int | None:
@@ -298,7 +293,9 @@ def _rotated_layers(architecture: Architecture, fields: Fields, count: int) -> l
     if not architecture.no_rope:
         return [True] * count
     interval = fields.given("no_rope_layer_interval", 4, COUNT)
-    flags = fields.data.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(count)]
+    flags = fields.data.get("no_rope_layers")
+    if flags is None or flags == []:  # Llama 4's files say the latter
+        flags = [int((layer + 1) % interval != 0) for layer in range(count)]
     if not isinstance(flags, list) or len(flags) != count or not all(flag in (0, 1) for flag in flags):
         raise DeploymentError(f"config.json: no_rope_layers is {flags!r}; it must be a list of {count}, each 0 or 1")
     return [bool(flag) for flag in flags]
@@ -306,8 +303,8 @@ def _rotated_layers(architecture: Architecture, fields: Fields, count: int) -> l
 
 def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
     """Return per layer the kind of its attention; older files imply it."""
-    count = fields.required("num_hidden_layers")
-    if kinds := fields.data.get("layer_types"):
+    count = fields.required("num_hidden_layers", LAYERS)
+    if (kinds := fields.data.get("layer_types")) is not None:
         allowed = {_FULL, _SLIDING} | ({_CHUNKED} if architecture.chunked else set())
         if architecture.recurrent_every:
             allowed = {_FULL, _RECURRENT}
@@ -328,7 +325,7 @@ def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
         return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(count)]
     if architecture.all_layers_slide:
         return [_SLIDING] * count
-    if fields.data.get("use_sliding_window"):
+    if fields.given("use_sliding_window", False, FLAG):
         return _windows_of_some(architecture, fields, count)
     return [_FULL] * count
 
@@ -344,9 +341,10 @@ def _windows_of_some(architecture: Architecture, fields: Fields, count: int) -> 
 def _rope(architecture: Architecture, fields: Fields, kind: str, head_dim: int) -> Mapping[str, Any]:
     """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
     data = fields.data
-    parameters = data.get("rope_scaling") or data.get("rope_parameters") or {}
-    if not isinstance(parameters, Mapping):
-        raise DeploymentError(f"config.json: the parameters of RoPE are {parameters!r}; an object is expected")
+    spellings = [data[name] for name in ("rope_scaling", "rope_parameters") if data.get(name) is not None]
+    if wrong := [one for one in spellings if not isinstance(one, Mapping)]:
+        raise DeploymentError(f"config.json: the parameters of RoPE are {wrong[0]!r}; an object is expected")
+    parameters: Mapping[str, Any] = next(filter(None, spellings), {})
     if isinstance(parameters.get(kind), Mapping):
         parameters = parameters[kind]
     elif kind == _SLIDING and architecture.sliding_rope == "local":
@@ -355,13 +353,13 @@ def _rope(architecture: Architecture, fields: Fields, kind: str, head_dim: int) 
         parameters = {"rope_theta": parameters.get("rope_theta")}
     rope = {name: value for name, value in parameters.items() if value is not None and not name.startswith("mrope_")}
     rope["rope_theta"] = given(rope, "rope_theta", given(data, "rope_theta", 10_000.0, NUMBER), NUMBER)
-    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
-    rope.pop("type", None)
+    older = rope.pop("type", "default")
+    rope.setdefault("rope_type", older)
     if rope["rope_type"] in architecture.longrope_types:
         rope["rope_type"] = "longrope"
     if rope["rope_type"] == "mrope":  # text has the same position in each of its three parts
         rope["rope_type"] = "default"
-    if data.get("original_max_position_embeddings"):
+    if data.get("original_max_position_embeddings") is not None:
         rope.setdefault("original_max_position_embeddings", data["original_max_position_embeddings"])
     for name, kind_of in _OF_ROPE.items():
         value = given(rope, name, None, kind_of)

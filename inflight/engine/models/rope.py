@@ -74,6 +74,8 @@ class RotaryEmbedding:
                 self.frequencies /= rope.get("factor", 1.0)
             elif kind == "dynamic":
                 self.frequencies = _dynamic(self.dim, rope, model_length, served_length)
+            if not (math.isfinite(self.scale) and bool(self.frequencies.isfinite().all())):
+                raise ValueError("some of its frequencies, or their factor, are no finite numbers")
         except KeyError as missing:
             raise DeploymentError(f"config.json: rope_type {kind!r} needs {missing}, which is not there") from None
         except (ArithmeticError, ValueError) as error:

@@ -18,7 +18,7 @@ WIDTHS = (4, 8)
 
 def words(tensor: Tensor) -> Tensor:
     """Return ``tensor``, which must have two dimensions of 32-bit integers."""
-    if tensor.dtype != torch.int32 or tensor.dim() != 2:
+    if tensor.dtype != torch.int32 or tensor.dim() != 2 or not tensor.numel():
         raise ValueError(f"is {tensor.dtype} {list(tensor.shape)}; two dimensions of torch.int32 are expected")
     return tensor
 
@@ -61,10 +61,15 @@ def require_zeros(values: Tensor) -> Tensor:
     return values
 
 
+def require_group_index(tensor: Tensor) -> None:
+    """Require one dimension of integers."""
+    if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1 or not tensor.numel():
+        raise ValueError(f"is {tensor.dtype} {list(tensor.shape)}; one dimension of integers is expected")
+
+
 def group_index(tensor: Tensor, group_size: int) -> Tensor:
     """Return int32 ``[columns]``: the group of each column. ``group_size``: of the columns of a group; 0: all."""
-    if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
-        raise ValueError(f"is {tensor.dtype} {list(tensor.shape)}; one dimension of integers is expected")
+    require_group_index(tensor)
     groups = -(-len(tensor) // group_size) if group_size else 1
     smallest, largest = (int(value) for value in tensor.aminmax())
     if not 0 <= smallest <= largest < groups:

@@ -10,9 +10,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from inflight.engine.models.fields import MOST_EXPERTS, MOST_LAYERS, MOST_SIZE
 from inflight.engine.models.reading import CONDITIONAL, architecture_name
 from inflight.errors import DeploymentError
 
+_LIMITED = {
+    "num_hidden_layers n_layer n_layers num_layers": MOST_LAYERS,
+    "num_experts num_local_experts n_routed_experts moe_num_experts": MOST_EXPERTS,
+    "vocab_size hidden_size n_embd d_model": MOST_SIZE,
+    "head_dim num_attention_heads n_head num_heads num_key_value_heads": MOST_SIZE,
+}
+"""The largest that a model of transformers may have: it is built before a tensor of the checkpoint is looked at."""
 VERSION = "5.23"
 """The version of transformers whose models are known to do what this package takes for granted."""
 
@@ -24,6 +32,7 @@ def require_known(data: Mapping[str, Any]) -> None:
         DeploymentError: it is not, or has not; it says what is missing.
     """
     architecture = architecture_name(data)
+    _require_sizes(data)
     _require_version(architecture)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -58,6 +67,16 @@ def require_unquantized(data: Mapping[str, Any]) -> None:
     if described:
         method = described.get("quant_method") if isinstance(described, Mapping) else described
         raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
+
+
+def _require_sizes(data: Mapping[str, Any]) -> None:
+    text = data.get("text_config")
+    for part in (data, text if isinstance(text, Mapping) else {}):
+        for names, largest in _LIMITED.items():
+            for name in names.split():
+                value = part.get(name)  # of whatever kind: an architecture may have a list
+                if type(value) is int and value > largest:
+                    raise DeploymentError(f"config.json: {name} is {value}; {largest} is the largest that is supported")
 
 
 def _require_version(architecture: str) -> None:

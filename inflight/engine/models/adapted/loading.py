@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from inflight.engine.models.adapted import attention
 from inflight.engine.models.naming import OTHER_PARTS
 from inflight.errors import DeploymentError
 
+_FLOATS = ("F16", "BF16", "F32", "F64")
 _PREFIXES = {
     r"^language_model\.lm_head\.": "lm_head.",
     r"^language_model\.model\.": "model.",
@@ -31,8 +33,9 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
         is_text_part: the checkpoint has parts besides, which are not served.
 
     Raises:
-        DeploymentError: a tensor is missing, unexpected, or of the wrong shape.
+        DeploymentError: a tensor is missing, unexpected, or of the wrong shape or type.
     """
+    _require_floats(directory)
     try:
         model, told = kind.from_pretrained(
             directory,
@@ -61,3 +64,14 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
     if told.get("error_msgs"):
         raise DeploymentError(f"checkpoint: {' '.join(str(told['error_msgs'][0]).split())[:300]}")
     return model.eval().requires_grad_(False)
+
+
+def _require_floats(directory: Path) -> None:
+    """Require that weights are stored as floats: transformers takes other types, and what they hold, as numbers."""
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as shard:
+            for name in list(shard.keys()):
+                stored = shard.get_slice(name)
+                is_mask = len(stored.get_shape()) > 3  # some checkpoints have those of attention, which nobody reads
+                if name.endswith((".weight", ".bias")) and stored.get_dtype() not in _FLOATS and not is_mask:
+                    raise DeploymentError(f"checkpoint: tensor {name} is {stored.get_dtype()}; a float is expected")

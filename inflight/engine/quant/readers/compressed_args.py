@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.engine.quant.readers.fields import chosen, wrong
+from inflight.engine.quant.readers.fields import LARGEST_GROUP, chosen, is_group, wrong
 
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group")
 """What shares a scale."""
@@ -41,8 +42,8 @@ def read(data: Any, field: str) -> Args | None:
         raise wrong(field, data, "an object, or null")
     values = {f"{field}.{name}": value for name, value in data.items()}
     size, block = data.get("group_size"), _block(data.get("block_structure"), f"{field}.block_structure")
-    if size is not None and (type(size) is not int or (size < 1 and size != -1)):
-        raise wrong(f"{field}.group_size", size, "a positive integer, -1, or null")
+    if size is not None and not is_group(size) and not (type(size) is int and size == -1):
+        raise wrong(f"{field}.group_size", size, f"a positive integer up to {LARGEST_GROUP}, -1, or null")
     inferred = "tensor" if size is None else "channel" if size < 0 else "group"
     strategy = chosen(values, f"{field}.strategy", _STRATEGIES, inferred)
     if strategy in ("group", "tensor_group") and (size or 0) < 1:
@@ -67,6 +68,8 @@ def _block(value: Any, field: str) -> tuple[int, int]:
     if value is None:
         return 0, 0
     sizes = value.split("x") if isinstance(value, str) else value
-    if isinstance(sizes, list) and len(sizes) == 2 and all(str(size).isdecimal() and int(size) for size in sizes):
-        return int(sizes[0]), int(sizes[1])
-    raise wrong(field, value, "two positive integers")
+    if isinstance(sizes, list) and len(sizes) == 2 and all(re.fullmatch("[0-9]{1,9}", str(size)) for size in sizes):
+        rows, columns = map(int, sizes)
+        if is_group(rows) and is_group(columns):
+            return rows, columns
+    raise wrong(field, value, f"two positive integers up to {LARGEST_GROUP}")

@@ -147,7 +147,7 @@ def _scales(tensor: Tensor, of_rows: bool) -> Tensor:
 
 def _zeros(tensor: Tensor, bits: int) -> Tensor:
     """Return int8 ``[out, groups]``. Raises ValueError."""
-    if tensor.dtype == torch.int8:
+    if tensor.dtype == torch.int8 and tensor.dim() in (1, 2):
         return tensor if tensor.dim() == 2 else tensor[:, None]
     return packing.centred(packing.unpack(packing.words(tensor).t(), bits), bits).t()
 
@@ -168,6 +168,7 @@ def _shape(tensor: Tensor) -> Tensor:
 
 def _group_index(tensor: Tensor, group_size: int) -> Tensor:
     """Return the group of each column; where the file has -1 for one, groups lie in a row. Raises ValueError."""
+    packing.require_group_index(tensor)
     if (tensor == -1).any():
         tensor = torch.arange(tensor.numel(), dtype=torch.int32) // (group_size or tensor.numel())
     return packing.group_index(tensor, group_size)

@@ -7,6 +7,7 @@ and not in ``ignore``: full names, ``re:`` and a pattern that the beginning of a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from inflight.errors import DeploymentError
 _MIXED = "mixed-precision"
 """The format of a checkpoint whose groups have formats of their own."""
 _ANY_LINEAR = "Linear"
+_SYNTAX = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\??|[)|*+?]|\{\d*,?\d*\}", re.DOTALL)
+"""What decides in how many ways a regular expression can match; and, to be passed over, escapes and sets."""
+_LONGEST_NAME, _MOST_WAYS = 128, 3e8
+"""Characters of a module's name that patterns are tried on. Four ``.*`` are allowed, and take milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +110,32 @@ def _names(value: Any, field: str) -> list[str]:
                 re.compile(name.removeprefix("re:"))
             except (re.error, OverflowError, RecursionError) as error:
                 raise wrong(field, name, f"a regular expression ({error})") from None
+            if _ways(name.removeprefix("re:")) > _MOST_WAYS:
+                raise wrong(field, name, "simpler: it may take for ever to find that it does not match")
     return value
+
+
+def _ways(pattern: str) -> float:
+    """Return in how many ways a regular expression can match a name at the most, as it tries them one after another."""
+    ways, choices, closed = 1.0, [1], -1
+    for token in _SYNTAX.finditer(pattern):
+        kind = token[0]
+        if kind[0] in "*+{":
+            ways *= math.inf if token.start() == closed else _LONGEST_NAME
+        elif kind == "?":
+            ways *= 2
+        elif kind == "|":
+            choices[-1] += 1
+        elif kind[0] == "(":
+            choices.append(1)
+        elif kind == ")":
+            ways, closed = ways * choices.pop(), token.end()
+    return ways * choices[0]
 
 
 def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
+        return len(module) < _LONGEST_NAME and re.match(target.removeprefix("re:"), module) is not None
     return target in (module, _ANY_LINEAR)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from inflight.errors import DeploymentError
 
+LARGEST_GROUP = 1 << 20
 SOURCE = "config.json: quantization_config"
 
 
@@ -31,12 +32,17 @@ def unused(data: Mapping[str, Any], fields: Iterable[str]) -> None:
             raise DeploymentError(f"{SOURCE}.{field} is {data[field]!r}; it is not supported")
 
 
+def is_group(value: Any) -> bool:
+    """Return whether so many inputs, or outputs, may share a scale."""
+    return type(value) is int and 1 <= value <= LARGEST_GROUP
+
+
 def group_size(data: Mapping[str, Any], default: int) -> int:
     """Return how many inputs share a scale; 0: all, which files say as -1. Raises DeploymentError."""
     value = data.get("group_size")
     value = default if value is None else value
-    if type(value) is not int or (value < 1 and value != -1):
-        raise wrong("group_size", value, "a positive integer, or -1")
+    if not is_group(value) and not (type(value) is int and value == -1):
+        raise wrong("group_size", value, f"a positive integer up to {LARGEST_GROUP}, or -1")
     return max(value, 0)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.formats import decode_e8m0
 from inflight.engine.quant.linears import Layout
-from inflight.engine.quant.readers.fields import chosen, modules, unused, wrong
+from inflight.engine.quant.readers.fields import LARGEST_GROUP, chosen, is_group, modules, unused, wrong
 from inflight.engine.quant.relay import Relay
 from inflight.errors import DeploymentError
 
@@ -33,7 +33,7 @@ def read(data: Mapping[str, Any], names: frozenset[str]) -> Quantization:
     unused(data, ("kv_cache_scheme", "modules_to_convert"))
     block = data.get("weight_block_size")
     if block is not None and not _is_block(block):
-        raise wrong("weight_block_size", block, "two positive integers, or null")
+        raise wrong("weight_block_size", block, f"two positive integers up to {LARGEST_GROUP}, or null")
     if block is not None and static:
         raise wrong("activation_scheme", "static", "'dynamic' where weight_block_size is given")
     rows, columns = block or (0, 0)
@@ -51,7 +51,7 @@ def read(data: Mapping[str, Any], names: frozenset[str]) -> Quantization:
 
 
 def _is_block(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
+    return isinstance(value, list) and len(value) == 2 and all(map(is_group, value))
 
 
 def _input_scale(module: str, names: frozenset[str]) -> str:

@@ -40,8 +40,8 @@ def load_quantization(directory: Path, names: frozenset[str]) -> Quantization | 
     if is_gguf(directory):
         return gguf.read(directory)
     foreign = read_json(directory / "config.json").get("quantization_config")
-    if foreign is not None and (not isinstance(foreign, dict) or foreign.get("quant_method") not in READERS):
-        method = foreign.get("quant_method") if isinstance(foreign, dict) else None
+    method = foreign.get("quant_method") if isinstance(foreign, dict) else None
+    if foreign is not None and (not isinstance(method, str) or method not in READERS):
         raise DeploymentError(
             f"config.json: quantization_config.quant_method is {method!r}; it must be one of {', '.join(READERS)}"
         )

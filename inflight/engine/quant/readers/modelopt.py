@@ -13,6 +13,7 @@ from typing import Any
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.formats import NVFP4_BLOCK
 from inflight.engine.quant.linears import SCHEMES
+from inflight.engine.quant.readers.fields import LARGEST_GROUP, is_group
 from inflight.errors import DeploymentError, nearest
 
 FILE_NAME = "hf_quant_config.json"
@@ -73,6 +74,6 @@ def _read_layer(data: Any, source: str) -> LayerQuantization:
     if data.get("has_zero_point"):
         raise DeploymentError(f"{source}: has_zero_point is true; weights with zero points are not supported")
     size = data.get("group_size") or (NVFP4_BLOCK if algorithm == "NVFP4" else 128)
-    if not isinstance(size, int) or size < 1:
-        raise DeploymentError(f"{source}: group_size is {size!r}; it must be a positive integer")
+    if not is_group(size):
+        raise DeploymentError(f"{source}: group_size is {size!r}; it must be a positive integer up to {LARGEST_GROUP}")
     return LayerQuantization(algorithm, size)

@@ -79,11 +79,11 @@ class ModelRunner:
             DeploymentError: the checkpoint or the device cannot be used.
         """
         self.device = resolve_device(config.device)
-        if config.batch_invariant and self.device.type == "cuda":
-            require_invariance(self.device, config.speculation.candidates)
         threads, of_torch = (config.threads or cpu_threads(native) for native in (True, False))
         torch.set_num_threads(of_torch)
         model = load_config(config.model, config.modeling)
+        if config.batch_invariant and self.device.type == "cuda":
+            require_invariance(self.device, config.speculation.candidates, model)
         check_recurrent(config, model)
         dtype = resolve_dtype(config.dtype, model, self.device)
         self.max_length = longest_sequence(model, config.max_sequence_length)

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from inflight.engine.cuda import prepare
 from inflight.engine.models.layers import each_of
 from inflight.engine.quant.convert import DecodedLinear, LinearParts, decode_weights, decoding_cost
-from inflight.engine.quant.formats import to_e4m3
+from inflight.engine.quant.formats import decode_e8m0, to_e4m3
 from inflight.engine.quant.linears import SCHEMES, LinearShape, QuantizedLinear
+from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
+from tests.engine.support.checkpoints import TOKENS
 from tests.engine.support.fake_card import FakeCard
+from tests.engine.support.packed_models import published
 
 CUDA = torch.device("cuda")
 COLUMNS = 64
@@ -159,3 +162,28 @@ def test_on_a_cpu_weights_stay_packed() -> None:
     model: Any = _Model(down=_linear("W4A16_AWQ"))
     prepare.prepare_weights(model, torch.device("cpu"), lambda free: 0)
     assert not isinstance(model.down, DecodedLinear)
+
+
+def test_what_latent_attention_multiplies_by_is_decoded_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No product takes it, not even an FP8 one: it is multiplied head by head."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(prepare, "free_memory", lambda device: 0)
+    special = {"num_key_value_heads": 4, "first_k_dense_replace": 2, "q_lora_rank": 32, "kv_lora_rank": 32}
+    for kind, dtype, other in (
+        ("fp8 by blocks", "float32", QuantizedLinear),
+        ("fp8 by tensors", "bfloat16", nn.Module),
+    ):
+        scorer = Scorer(published(kind, "DeepseekV3", **special).directory, dtype, device="cpu")
+        expected = scorer.logits(TOKENS[:20])
+        prepare.prepare_weights(scorer.model, CUDA, lambda free: 0)
+        layer = scorer.model.model.layers[1].self_attn
+        assert isinstance(layer.kv_b_proj, DecodedLinear)
+        assert isinstance(layer.o_proj, other)
+        if dtype == "float32":
+            assert torch.equal(scorer.logits(TOKENS[:20]), expected)
+
+
+def test_a_power_of_two_is_exact() -> None:
+    exponents = torch.arange(255, dtype=torch.uint8)
+    assert decode_e8m0(exponents).tolist() == [2.0 ** (exponent - 127) for exponent in range(255)]

@@ -21,7 +21,16 @@ from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError, EngineFailure, UnsupportedFeature
 from inflight.settings.deployment import validate
 from inflight.settings.speculation import SpeculationSettings
-from tests.engine.support.checkpoints import RECURRENT, VOCAB, checkpoint, greedy, likeliest, reference
+from tests.engine.support.checkpoints import (
+    LONG_PROMPT,
+    LONG_PROMPTS,
+    RECURRENT,
+    checkpoint,
+    greedy,
+    likeliest,
+    random_tokens,
+    reference,
+)
 from tests.engine.support.driving import ask, assert_idle, finish, load, run
 
 COUNT = 12
@@ -29,19 +38,6 @@ STATE_BYTES = 3 * 4 * (4 * 16 * 24 + 160 * 3)
 """Of a sequence of the checkpoints with four layers, in float32."""
 
 
-def _tokens(count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(1, VOCAB), k=count)
-
-
-SHARED = _tokens(200, 1)
-PROMPTS = [
-    *(_tokens(length, length) for length in (1, 2, 63, 64, 65, 127, 128, 200)),
-    *([*SHARED[:length], *_tokens(own, own)] for length, own in ((63, 7), (64, 9), (100, 3), (128, 64), (130, 41))),
-    SHARED,
-    SHARED,
-    [*SHARED[:192], 5],
-]
-"""16 prompts, some with a common beginning, that end and depart at and off multiples of 64."""
 each = pytest.mark.parametrize("name", sorted(RECURRENT))
 
 
@@ -63,7 +59,7 @@ def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: st
     engine = load(checkpoint(name), policy=policy, num_blocks=140, max_tokens_per_step=80, max_batch_size=16)
     preemptions = 0
     for _ in range(2):
-        requests = [ask(prompt, COUNT) for prompt in PROMPTS]
+        requests = [ask(prompt, COUNT) for prompt in LONG_PROMPTS]
         outputs = run(engine, requests)
         _check(name, requests, outputs)
         assert any(_cached(outputs))
@@ -73,14 +69,14 @@ def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str, policy: st
 
 @each
 def test_alone_as_transformers_generates_step_by_step(name: str) -> None:
-    request = ask(PROMPTS[7], COUNT)
+    request = ask(LONG_PROMPTS[7], COUNT)
     assert run(load(checkpoint(name)), [request])[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
 
 
 @each
 def test_log_probs_are_those_of_transformers(name: str) -> None:
     engine = load(checkpoint(name), max_tokens_per_step=100)
-    requests = [ask(prompt, COUNT, log_probs=True) for prompt in PROMPTS]
+    requests = [ask(prompt, COUNT, log_probs=True) for prompt in LONG_PROMPTS]
     outputs = run(engine, requests)
     for request in requests:
         made = outputs[request.key]
@@ -107,15 +103,17 @@ def test_neighbours_change_no_bit(name: str, dtype: str) -> None:
         return [np.stack(outputs[request.key].generation_logits or []) for request in requests]
 
     engine = load(checkpoint(name), **settings)
-    for alone, together in zip([logits(engine, [one])[0] for one in PROMPTS], logits(engine, PROMPTS), strict=True):
+    for alone, together in zip(
+        [logits(engine, [one])[0] for one in LONG_PROMPTS], logits(engine, LONG_PROMPTS), strict=True
+    ):
         assert np.array_equal(alone, together)
 
 
 @pytest.mark.parametrize("cut", [64, 65, 100, 127, 128, 129, 191, 192, 199])
 def test_reuse_changes_no_token(cut: int) -> None:
     """A prompt, another one that departs from it, that one again, and a conversation that goes on."""
-    prompts = [SHARED, [*SHARED[:cut], *_tokens(70, cut)]]
-    prompts += [prompts[1], [*prompts[1], *_tokens(90, cut + 1)]]
+    prompts = [LONG_PROMPT, [*LONG_PROMPT[:cut], *random_tokens(70, cut)]]
+    prompts += [prompts[1], [*prompts[1], *random_tokens(90, cut + 1)]]
     found = []
     for reuse in (True, False):
         engine = load(checkpoint("qwen3.5"), prefix_reuse=reuse, max_tokens_per_step=120)
@@ -130,20 +128,20 @@ def test_reuse_changes_no_token(cut: int) -> None:
 
 def test_a_conversation_computes_its_last_turn_alone() -> None:
     """Each turn's prompt has the answer before it; that is computed as a prompt, and found again from then on."""
-    engine, prompt = load(checkpoint("qwen3.5")), SHARED[:100]
+    engine, prompt = load(checkpoint("qwen3.5")), LONG_PROMPT[:100]
     for turn in range(3):
         request = ask(prompt, 60, ignore_eos=True)
         output = run(engine, [request])[request.key]
         assert output.metrics is not None
         assert output.metrics.cached_tokens == [0, 64, 128][turn]
-        prompt = [*prompt, *output.tokens, *_tokens(20, turn)]
+        prompt = [*prompt, *output.tokens, *random_tokens(20, turn)]
 
 
 @pytest.mark.parametrize("snapshots", [0, 1, 2])
 def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
     engine = load(checkpoint("qwen3.5moe"), state_snapshots=snapshots, max_tokens_per_step=100)
     for _ in range(2):
-        requests = [ask(prompt, COUNT) for prompt in PROMPTS[8:]]
+        requests = [ask(prompt, COUNT) for prompt in LONG_PROMPTS[8:]]
         outputs = run(engine, requests)
         _check("qwen3.5moe", requests, outputs)
     assert any(_cached(outputs)) == (snapshots > 0)
@@ -153,7 +151,7 @@ def test_with_few_snapshots_tokens_are_the_same(snapshots: int) -> None:
 def test_keys_and_values_may_be_rounded(kv_cache_dtype: str) -> None:
     """Those of layers with attention; tokens are the same in any batch."""
     engine = load(checkpoint("qwen3.5"), kv_cache_dtype=kv_cache_dtype, max_tokens_per_step=100)
-    requests = [ask(prompt, COUNT) for prompt in PROMPTS]
+    requests = [ask(prompt, COUNT) for prompt in LONG_PROMPTS]
     together = run(engine, requests)
     alone = load(checkpoint("qwen3.5"), kv_cache_dtype=kv_cache_dtype, prefix_reuse=False)
     for request in requests:
@@ -167,7 +165,7 @@ def test_cancellations_at_random_lose_no_state() -> None:
     states = engine._cache.states
     assert states is not None
     for _ in range(6):
-        requests = [ask(chance.choice(PROMPTS), chance.randrange(1, COUNT)) for _ in range(20)]
+        requests = [ask(chance.choice(LONG_PROMPTS), chance.randrange(1, COUNT)) for _ in range(20)]
         for request in requests:
             engine.submit(request)
         open_keys = [request.key for request in requests]
@@ -179,21 +177,21 @@ def test_cancellations_at_random_lose_no_state() -> None:
                 engine.cancel(open_keys.pop(chance.randrange(len(open_keys))))
         assert_idle(engine)
         assert states.num_running == 0
-    request = ask(SHARED, COUNT)
+    request = ask(LONG_PROMPT, COUNT)
     _check("qwen3.5", [request], run(engine, [request]))
 
 
 def test_a_step_that_fails_leaves_no_wrong_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots that it was to fill are forgotten."""
     engine = load(checkpoint("qwen3.5"))
-    run(engine, [ask(SHARED, 1)])
-    victim = ask([*SHARED, 4, 5], COUNT)
+    run(engine, [ask(LONG_PROMPT, 1)])
+    victim = ask([*LONG_PROMPT, 4, 5], COUNT)
     engine.submit(victim)
     with monkeypatch.context() as patch:
         patch.setattr(engine._runner._state_pool, "copy", _raise)
         output = finish(engine)[victim.key]
     assert isinstance(output.error, EngineFailure)
-    requests = [ask(SHARED, COUNT), ask([*SHARED, 4, 5], COUNT)]
+    requests = [ask(LONG_PROMPT, COUNT), ask([*LONG_PROMPT, 4, 5], COUNT)]
     _check("qwen3.5", requests, run(engine, requests))
 
 
@@ -202,19 +200,19 @@ def _raise(*_: object) -> None:
 
 
 def test_context_logits_come_chunk_by_chunk() -> None:
-    request = ask(SHARED, 2, context_logits=True)
+    request = ask(LONG_PROMPT, 2, context_logits=True)
     output = run(load(checkpoint("qwen3next"), max_tokens_per_step=96), [request])[request.key]
     with torch.inference_mode():
-        expected = reference("qwen3next")(torch.tensor([SHARED])).logits[0]
+        expected = reference("qwen3next")(torch.tensor([LONG_PROMPT])).logits[0]
     torch.testing.assert_close(torch.tensor(output.context_logits), expected, atol=2e-3, rtol=1e-4)
 
 
 def test_the_scorer_computes_the_same() -> None:
     with torch.inference_mode():
-        expected = reference("qwen3.5")(torch.tensor([SHARED])).logits[0]
+        expected = reference("qwen3.5")(torch.tensor([LONG_PROMPT])).logits[0]
     scorer = Scorer(checkpoint("qwen3.5"), "float32", device="cpu")
-    torch.testing.assert_close(scorer.logits(SHARED), expected, atol=2e-3, rtol=1e-4)
-    keys, values = scorer.kv_ranges(SHARED)
+    torch.testing.assert_close(scorer.logits(LONG_PROMPT), expected, atol=2e-3, rtol=1e-4)
+    keys, values = scorer.kv_ranges(LONG_PROMPT)
     assert [bool(one) for one in keys] == [bool(one) for one in values] == [False, False, False, True]
 
 
@@ -223,7 +221,7 @@ def test_what_predicts_several_tokens_is_left_out(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("qwen3next"), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"mtp.fc.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
-    request = ask(PROMPTS[2], COUNT)
+    request = ask(LONG_PROMPTS[2], COUNT)
     _check("qwen3next", [request], run(load(folder), [request]))
 
 
@@ -278,7 +276,7 @@ def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
 def test_beam_search_is_refused() -> None:
     engine = load(checkpoint("qwen3.5"))
     with pytest.raises(UnsupportedFeature, match="beam_width above 1 is not supported for a model with recurrent"):
-        engine.validate(ask(SHARED, 4, beam_width=2))
+        engine.validate(ask(LONG_PROMPT, 4, beam_width=2))
 
 
 @pytest.mark.parametrize(

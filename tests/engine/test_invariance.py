@@ -12,6 +12,7 @@ from inflight.engine.checkpoint import load_config, load_model, outline_model
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda import prepare
 from inflight.engine.cuda.prepare import require_invariance
+from inflight.engine.models.config import ModelConfig
 from inflight.errors import DeploymentError
 from inflight.settings.deployment import validate
 from tests.engine.support.checkpoints import checkpoint
@@ -33,29 +34,31 @@ def test_it_is_refused_where_nobody_has_shown_it(capability: tuple[int, int], mo
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     said = "holds on GPUs of compute capability 9.0; cuda:0 has {}.{}".format(*capability)
     with pytest.raises(DeploymentError, match=said):
-        require_invariance(GPU, 1)
+        require_invariance(GPU, 1, load_config(checkpoint("llama")))
 
 
 def test_what_stands_against_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeploymentError, match="speculation.candidates is 3; with engine.batch_invariant .* must be 1"):
-        require_invariance(GPU, 3)
+        require_invariance(GPU, 3, load_config(checkpoint("llama")))
+    with pytest.raises(DeploymentError, match="for GptOssForCausalLM they have no .*attention sinks"):
+        require_invariance(GPU, 1, load_config(checkpoint("gpt-oss")))
     monkeypatch.setattr(prepare, "has_compiler", lambda: False)
     with pytest.raises(DeploymentError, match="needs Triton's compiler"):
-        require_invariance(GPU, 1)
+        require_invariance(GPU, 1, load_config(checkpoint("llama")))
 
 
 def test_a_gpus_engine_asks_for_it_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked(Exception):
         pass
 
-    def asked(device: torch.device, candidates: int) -> None:
-        raise Asked(device, candidates)
+    def asked(device: torch.device, candidates: int, model: ModelConfig) -> None:
+        raise Asked(device, candidates, model.architecture)
 
     monkeypatch.setattr(model_runner, "resolve_device", torch.device)
     monkeypatch.setattr(model_runner, "require_invariance", asked)
     with pytest.raises(Asked) as seen:
         load(checkpoint("llama"), device="cuda:0", batch_invariant=True)
-    assert seen.value.args == (GPU, 1)
+    assert seen.value.args == (GPU, 1, "LlamaForCausalLM")
 
 
 @pytest.mark.usefixtures("rows_are_multiplied_alike")

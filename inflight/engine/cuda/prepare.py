@@ -11,10 +11,11 @@ import torch
 from inflight.engine.device import BFLOAT16, FP8, free_memory, has_compiler
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.model import AdaptedModel
+from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.limits import check_invariant, unknown_to_gpu_kernels
 from inflight.engine.models.served import ServedModel
-from inflight.engine.quant.convert import decode_weights, decoding_cost
+from inflight.engine.quant.convert import decode_latent_weights, decode_weights, decoding_cost
 from inflight.errors import DeploymentError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _prepare_quantized(
     model: DecoderModel, device: torch.device, reserved: Callable[[int], int], batch_invariant: bool
 ) -> None:
     dtype = model.dtype
+    decode_latent_weights(model, dtype)
     capable = has_compiler() and torch.cuda.get_device_capability(device) >= FP8
     if capable and dtype == torch.bfloat16 and not batch_invariant:
         from inflight.engine.cuda.fp8 import use_scaled_mm
@@ -124,10 +126,13 @@ def cuda_forward(
     return CudaForward(model, kv_pool, block_size, max_batch_size, max_length, one_tile)
 
 
-def require_invariance(device: torch.device, candidates: int) -> None:
+def require_invariance(device: torch.device, candidates: int, model: ModelConfig) -> None:
     """Require what ``engine.batch_invariant`` needs on a GPU.
 
-    ``candidates``: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
+    Args:
+        device: the GPU.
+        candidates: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
+        model: the model's shape; where the kernels lack a part of it, plain PyTorch would compute it.
 
     Raises:
         DeploymentError: it would not hold on this device, or nobody has shown it.
@@ -146,3 +151,8 @@ def require_invariance(device: torch.device, candidates: int) -> None:
         )
     if not has_compiler():
         raise DeploymentError("engine.batch_invariant needs Triton's compiler, for its own products and attention")
+    if model.modeling == "native" and (unknown := unknown_to_gpu_kernels(model)):
+        raise DeploymentError(
+            f"engine.batch_invariant needs kernels on a GPU; for {model.architecture} they have no "
+            f"{', no '.join(unknown)}"
+        )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.latent import LatentAttention
 from inflight.engine.models.layers import each_of
 from inflight.engine.models.naming import CheckpointNames
 from inflight.engine.quant.config import LayerQuantization, Quantization
@@ -119,6 +120,17 @@ class DecodedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
         return functional.linear(self.prepared(x), self.weight, self.bias)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight ``[rows, columns]``, as ``QuantizedLinear`` does."""
+        return self.weight.to(dtype)
+
+
+def decode_latent_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Decode what latent attention multiplies by head by head, in a loaded model: no product takes it as it is."""
+    for name, attention in each_of(model, LatentAttention):
+        if isinstance(attention.kv_b_proj, QuantizedLinear):
+            model.set_submodule(f"{name}.kv_b_proj", DecodedLinear([attention.kv_b_proj], dtype))
 
 
 def decoding_cost(model: nn.Module, dtype: torch.dtype) -> tuple[int, int]:

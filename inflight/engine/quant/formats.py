@@ -79,8 +79,11 @@ def _fake_e2m1(x: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def decode_e8m0(exponents: Tensor) -> Tensor:
-    """Return float32 powers of two of their exponents, uint8."""
-    return (exponents.float() - E8M0_BIAS).exp2()
+    """Return float32 powers of two of their exponents, uint8; of 255, which is not a number, infinity.
+
+    The bits are put together, since a GPU's powers may be a little off. The least one, 2**-127, is subnormal.
+    """
+    return torch.where(exponents == 0, 1 << 22, exponents.int() << 23).view(torch.float32)
 
 
 def unpack_int4(packed: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ def likeliest(model: Any, prompt: list[int], output: list[int]) -> tuple[list[in
     return logits.argmax(-1).tolist(), logits.float().log_softmax(-1)
 
 
-def judge(kind: str) -> Verdict:
+def judge(kind: str, device: str = "cpu") -> Verdict:
     """Serve a small model of a type, mixed, chunked, preempted and reused, and compare each token with transformers'.
 
     Raises:
@@ -218,8 +218,9 @@ def judge(kind: str) -> Verdict:
     directory = small_checkpoint(kind)
     try:
         engine = load(
-            directory, modeling="transformers", num_blocks=32, max_tokens_per_step=24, policy="max_utilization"
-        )
+            directory, modeling="transformers", device=device, num_blocks=32, max_tokens_per_step=24,
+            policy="max_utilization",
+        )  # fmt: skip
     except DeploymentError as error:
         return Verdict(False, re.sub(r"\d\.\de-\d+", "N", str(error).replace(str(directory), "DIRECTORY")))
     reference = small_reference(kind)

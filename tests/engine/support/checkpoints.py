@@ -330,4 +330,23 @@ def _prompts() -> list[list[int]]:
 
 PROMPTS = _prompts()
 
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Return tokens, the same for the same seed."""
+    return random.Random(seed).choices(range(1, VOCAB), k=count)
+
+
+LONG_PROMPT = random_tokens(200, 1)
+LONG_PROMPTS = [
+    *(random_tokens(length, length) for length in (1, 2, 63, 64, 65, 127, 128, 200)),
+    *(
+        [*LONG_PROMPT[:length], *random_tokens(own, own)]
+        for length, own in ((63, 7), (64, 9), (100, 3), (128, 64), (130, 41))
+    ),
+    LONG_PROMPT,
+    LONG_PROMPT,
+    [*LONG_PROMPT[:192], 5],
+]
+"""16 prompts, some with a common beginning, that end and depart at and off multiples of 64."""
+
 TOKENS = random.Random(9).choices(range(1, VOCAB), k=100)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from benchmarks.traffic import layer_traffic
+from inflight.engine import model_runner
 from inflight.engine.attention.torch_backend import QueryRange, TorchAttention
 from inflight.engine.attention.triton_backend import BlockTables, StepLayout, TritonAttention
 from inflight.engine.cuda import fp8
@@ -44,9 +45,19 @@ def _by_kernels(model: DecoderModel, cache: KvPool, ranges: list[QueryRange], to
 @pytest.mark.proof
 @pytest.mark.parametrize(
     "name",
-    ["llama, biases, tied", "mistral", "qwen3", "gemma3, tied, linear", "phi3, partial, windows", "phi3, longrope"],
+    [
+        "llama, biases, tied",
+        "mistral",
+        "qwen3",
+        "gemma3, tied, linear",
+        "phi3, partial, windows",
+        "phi3, longrope",
+        "qwen3moe",
+        "qwen2moe",
+    ],
 )
-def test_hidden_states_are_those_of_the_plain_model(name: str) -> None:
+def test_hidden_states_are_those_of_the_plain_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "pack_linears", lambda model: None)  # on a GPU they stay as they are
     runner = load(made(name), cpu_step="pytorch", num_blocks=16)._runner
     with torch.inference_mode():
         _check(runner._model, runner._kv_pool)

@@ -101,13 +101,24 @@ def _add_rms_norm_kernel(
 
 
 @triton.jit
+def activated(gate, up, GELU: tl.constexpr, CLAMP: tl.constexpr, SLOPE: tl.constexpr):
+    """Return the activation of ``gate`` times ``up``, float32, as ``layers.Activation``; ``CLAMP`` 0: there is none."""
+    if CLAMP > 0:
+        gate = tl.minimum(gate, CLAMP, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -CLAMP, CLAMP, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        slope = gate * SLOPE
+    else:
+        # tanh(y) is 2 sigmoid(2 y) - 1: both activations are the value times a sigmoid.
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
+    return gate * tl.sigmoid(slope) * up
+
+
+@triton.jit
 def _gate_kernel(x, out, scale, token_stride, inner, GELU: tl.constexpr, BLOCK: tl.constexpr):
     token, dims = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < inner
     value = tl.load(x + token * token_stride + dims, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + token * token_stride + inner + dims, mask=inside, other=0.0).to(tl.float32)
-    # tanh(y) is 2 sigmoid(2 y) - 1: both activations are the value times a sigmoid.
-    slope = 1.5957691216057308 * (value + 0.044715 * value * value * value) if GELU else value
-    result = value * tl.sigmoid(slope) * up
+    result = activated(value, up, GELU, 0.0, 1.0)
     place = out + token * inner + dims
     tl.store(place, _rounded(result, scale, x.dtype.element_ty, out.dtype.element_ty), mask=inside)

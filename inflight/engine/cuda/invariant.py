@@ -60,8 +60,15 @@ class InvariantLinear(nn.Module):
 
 
 def use_invariant_products(model: nn.Module) -> int:
-    """Put these products in place of all linears of a loaded model that are not quantized; return how many."""
-    found = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear | DecodedLinear)]
+    """Put these products in place of all linears of a loaded model that are not quantized; return how many.
+
+    Those of experts have kernels of their own (``experts``).
+    """
+    found = [
+        (name, one)
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Linear | DecodedLinear) and ".experts." not in name
+    ]
     for name, one in found:
         prepared = one.prepared if isinstance(one, DecodedLinear) else None
         model.set_submodule(name, InvariantLinear(one.weight, one.bias, prepared))

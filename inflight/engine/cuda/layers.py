@@ -2,7 +2,8 @@
 
 A layer is nine launches, or ten where keys are split: norm, query-key-value product, rotation and storing, attention
 (and its combination), output product, norm, gate-up product, gate, down product. The sum behind each half of a layer is
-taken by the norm that follows, so what goes from layer to layer is a ``Residual``.
+taken by the norm that follows, so what goes from layer to layer is a ``Residual``. Experts take as many products, in
+the second of which the gate is, and besides the router's, the choice, the deal, and the sum.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from inflight.engine.attention.store import HeadNorms, rotate_and_store
 from inflight.engine.attention.triton_backend import TritonAttention
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
+from inflight.engine.cuda.experts import FusedExperts
 from inflight.engine.cuda.fp8 import ScaledMmLinear
 from inflight.engine.kvcache.memory_pool import StoredKv
 from inflight.engine.models.decoder import DecoderLayer, DecoderModel
+from inflight.engine.models.experts import MoeBlock
 from inflight.engine.models.layers import Attend, Attention, GatedMlp, RmsNorm
 from inflight.engine.models.rope import Positions, RotaryEmbedding, Rotation
 
@@ -23,11 +26,14 @@ _POSITIONS = 8192
 """How many positions' angles are computed at once."""
 
 
-def fuse_layers(model: DecoderModel) -> None:
-    """Put the kernels into a loaded model, which has the FP8 products already that it is to have (``fp8``)."""
+def fuse_layers(model: DecoderModel, one_tile: bool = False) -> None:
+    """Put the kernels into a loaded model, which has the FP8 products already that it is to have (``fp8``).
+
+    ``one_tile``: experts multiply any number of rows alike (``experts.tile_of``).
+    """
     model.ropes = [RotaryTable(rope, model.dtype, model.device) for rope in model.ropes]
     for index, layer in enumerate(model.model.layers):
-        model.model.layers[index] = FusedLayer(layer)
+        model.model.layers[index] = FusedLayer(layer, one_tile)
     model.model.norm = FusedRmsNorm(model.model.norm)
 
 
@@ -52,18 +58,17 @@ class RotaryTable(RotaryEmbedding):
 class FusedLayer(nn.Module):
     """``decoder.DecoderLayer``."""
 
-    def __init__(self, layer: DecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer, one_tile: bool) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        assert isinstance(mlp, GatedMlp)
         self._behind_attention, self._behind_mlp = (
             norm.weight if isinstance(norm, RmsNorm) else None
             for norm in (layer.attention_output_norm, layer.mlp_output_norm)
         )
         self.attention_norm = FusedRmsNorm(layer.attention_norm, _input_scale(attention.qkv_proj))
         self.attention = FusedAttention(attention)
-        self.mlp_norm = FusedRmsNorm(layer.mlp_norm, _input_scale(mlp.gate_up_proj))
-        self.mlp = FusedMlp(mlp)
+        self.mlp_norm = FusedRmsNorm(layer.mlp_norm, _scale_of_mlp(mlp))
+        self.mlp = _fused_experts(mlp, one_tile) if isinstance(mlp, MoeBlock) else FusedMlp(mlp)
 
     def forward(self, x: Tensor | Residual, positions: Positions, attend: Attend) -> Residual:
         """Return the residual and what is to be added to it."""
@@ -71,6 +76,19 @@ class FusedLayer(nn.Module):
         sum_before = x.x if isinstance(x, Residual) else x
         x = Residual(sum_before, self.attention(normal, positions, attend), self._behind_attention)
         return Residual(x.x, self.mlp(self.mlp_norm(x)), self._behind_mlp)
+
+
+def _scale_of_mlp(mlp: GatedMlp | MoeBlock) -> Tensor | None:
+    """Return the scale of a feed-forward's input in FP8; None: it does not take FP8."""
+    return None if isinstance(mlp, MoeBlock) else _input_scale(mlp.gate_up_proj)
+
+
+def _fused_experts(block: MoeBlock, one_tile: bool) -> FusedExperts:
+    shared = FusedMlp(block.shared_expert) if block.config.shared_size else None
+    made = FusedExperts(block, shared, one_tile)
+    if made.down.is_cuda:
+        torch.cuda.empty_cache()  # what the experts' own weights took, for those of the next layer
+    return made
 
 
 class FusedMlp(nn.Module):

@@ -13,9 +13,12 @@ from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.model import AdaptedModel
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.experts import MoeBlock
+from inflight.engine.models.layers import each_of
 from inflight.engine.models.limits import check_invariant, unknown_to_gpu_kernels
 from inflight.engine.models.served import ServedModel
 from inflight.engine.quant.convert import decode_latent_weights, decode_weights, decoding_cost
+from inflight.engine.quant.linears import QuantizedLinear
 from inflight.errors import DeploymentError
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WITHOUT = "attention runs without kernels, and decode steps without graphs"
 _RESERVE = 1 << 30
 """Bytes that decoding a weight takes for a moment, and that steps take, at the least."""
 INVARIANT_ON = (9, 0)
@@ -72,7 +74,7 @@ def _prepare_quantized(
     (linears, more), free = decoding_cost(model, dtype), free_memory(device)
     if not linears:
         return
-    rest = reserved(free) + _RESERVE
+    rest = reserved(free) + _RESERVE + _of_experts(model, dtype)
     told = (linears, more / 2**20, free / 2**20, rest / 2**20)
     if more + rest > free and batch_invariant:
         raise DeploymentError(
@@ -94,6 +96,14 @@ def _prepare_quantized(
     )  # fmt: skip
 
 
+def _of_experts(model: DecoderModel, dtype: torch.dtype) -> int:
+    """Return the bytes of the decoded experts of one layer, which are twice there when they become one tensor."""
+    blocks = (block.experts.modules() for _, block in each_of(model, MoeBlock))
+    linears = ([one for one in modules if isinstance(one, QuantizedLinear)] for modules in blocks)
+    sizes = (sum(one.weight.numel() * one.per_element for one in own) for own in linears)
+    return max(sizes, default=0) * dtype.itemsize
+
+
 def cuda_forward(
     model: ServedModel, kv_pool: KvPool, block_size: int, max_batch_size: int, max_length: int,
     one_tile: bool = False,
@@ -101,29 +111,42 @@ def cuda_forward(
     """Put the kernels into a loaded model and return what runs its steps; None: PyTorch alone runs them here.
 
     Arguments are those of ``CudaForward``.
+
+    Raises:
+        DeploymentError: ``one_tile`` asks for kernels that cannot run here.
     """
     device = kv_pool.device
     if device.type != "cuda":
         return None
-    if not isinstance(model, DecoderModel):
-        log.info("transformers' code computes the model: %s", _WITHOUT)
-        return None
-    if not has_compiler():
-        log.warning("Triton's compiler is not installed: %s", _WITHOUT)
-        return None
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (FP8 if kv_pool.stored == torch.float8_e4m3fn else BFLOAT16):
-        log.warning("compute capability %d.%d: %s", *capability, _WITHOUT)
-        return None
-    if unknown := unknown_to_gpu_kernels(model.config):
-        log.warning("the kernels have no %s: %s", ", no ".join(unknown), _WITHOUT)
-        return None
-    from inflight.engine.cuda.forward import CudaForward
-    from inflight.engine.cuda.layers import fuse_layers
+    missing = _missing(model, kv_pool)
+    if missing is None and isinstance(model, DecoderModel):
+        from inflight.engine.cuda.forward import CudaForward
+        from inflight.engine.cuda.layers import fuse_layers
 
-    fuse_layers(model)
-    log.info("kernels run attention and what lies between matrix products")
-    return CudaForward(model, kv_pool, block_size, max_batch_size, max_length, one_tile)
+        fuse_layers(model, one_tile)
+        log.info("kernels run attention and what lies between matrix products")
+        return CudaForward(model, kv_pool, block_size, max_batch_size, max_length, one_tile)
+    if one_tile:
+        raise DeploymentError(f"engine.batch_invariant needs the kernels: {missing}")
+    told = log.info if isinstance(model, AdaptedModel) else log.warning
+    told("%s: attention runs without kernels, and decode steps without graphs", missing)
+    return None
+
+
+def _missing(model: ServedModel, kv_pool: KvPool) -> str | None:
+    """Return what the kernels lack for a loaded model and a cache, and None where they lack nothing."""
+    if not isinstance(model, DecoderModel):
+        return "transformers' code computes the model"
+    if not has_compiler():
+        return "Triton's compiler is not installed"
+    capability = torch.cuda.get_device_capability(kv_pool.device)
+    if capability < (FP8 if kv_pool.stored == torch.float8_e4m3fn else BFLOAT16):
+        return "compute capability {}.{}".format(*capability)
+    if unknown := unknown_to_gpu_kernels(model.config):
+        return f"the kernels have no {', no '.join(unknown)}"
+    from inflight.engine.cuda.experts import takes
+
+    return None if takes(model) else "the kernels multiply by experts only in the type of the computation"
 
 
 def require_invariance(device: torch.device, candidates: int, model: ModelConfig) -> None:

@@ -61,7 +61,6 @@ def unknown_to_gpu_kernels(config: ModelConfig) -> list[str]:
     """Return what a model has that the kernels on a GPU do not compute."""
     attention = config.attention.values()
     return _found({
-        "experts": any(layer.experts is not None for layer in config.layers),
         "layers of Gemma 4": config.gemma4 is not None,
         "recurrent layers": bool(config.recurrent),
         "gate behind attention": any(one.output_gate for one in config.attention.values()),

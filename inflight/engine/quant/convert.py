@@ -115,11 +115,13 @@ class DecodedLinear(nn.Module):
         self.weight = nn.Parameter(torch.cat([part.decode(dtype) for part in parts]), requires_grad=False)
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        self.prepared = parts[0].without_weight().prepared
+        changes = parts[0].rounds_inputs() or parts[0].pre_quant_scale is not None
+        self.prepared = parts[0].without_weight().prepared if changes else None
+        """What inputs go through before the product; None: through nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, rows]`` of ``x [tokens, columns]``."""
-        return functional.linear(self.prepared(x), self.weight, self.bias)
+        return functional.linear(x if self.prepared is None else self.prepared(x), self.weight, self.bias)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         """Return the weight ``[rows, columns]``, as ``QuantizedLinear`` does."""

@@ -23,8 +23,12 @@ from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.cuda.draw import draw
 from inflight.engine.cuda.elementwise import Residual
+from inflight.engine.cuda.experts import gated_product, mix, tile_of
+from inflight.engine.cuda.experts import product as expert_product
+from inflight.engine.cuda.routing import choose, deal
 from inflight.engine.kvcache.memory_pool import StoredKv
-from inflight.engine.models.layers import RmsNorm
+from inflight.engine.models.config import ExpertsConfig
+from inflight.engine.models.layers import Activation, RmsNorm
 
 _SLOTS, _HEADS, _KV_HEADS = 64, 8, 2
 
@@ -64,6 +68,7 @@ def main(capability: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         told[:] = [str(dtype), "-", "-"]
         _between(dtype, capability >= 89)
+        _experts(dtype)
     told[:] = ["torch.float64", "-", "-"]
     logits, number = torch.zeros(2, 4096), torch.ones(2, 1, dtype=torch.float64)
     draw(logits, number, 4096 * number, number, number, 0.5 * number)
@@ -100,6 +105,25 @@ def _between(dtype: torch.dtype, has_fp8: bool) -> None:
             elementwise.FusedRmsNorm(norm, wanted)(stream)
     if has_fp8:
         fp8.quantize(x, scale)
+
+
+def _experts(dtype: torch.dtype) -> None:
+    hidden, inner, experts, each = 2048, 768, 128, 8
+    x, inside = torch.zeros(9, hidden, dtype=dtype), torch.zeros(9 * each, inner, dtype=dtype)
+    up, down = (torch.empty(experts, *size, dtype=dtype) for size in ((2 * inner, hidden), (hidden, inner)))
+    tiles = {tile_of(dtype, pairs, experts) for pairs in (72, 8192, 65_536)}
+    for routing, groups in (("softmax", 1), ("sigmoid", 8), ("chosen_softmax", 1), ("input_sigmoid", 1)):
+        config = ExpertsConfig(experts, each, inner, routing, True, groups=groups, groups_per_token=groups // 2)  # type: ignore[arg-type]
+        chosen, weights = choose(torch.zeros(9, experts, dtype=dtype), config, x[0, :experts] if groups > 1 else None)
+    for count in (9, 1000):
+        deal(torch.zeros(count, each, dtype=torch.int32), experts, 16)
+    for tile in tiles:
+        dealt = deal(chosen, experts, tile.rows)
+        gated_product(x, up, None, dealt, tile, each, Activation(False))
+        gated_product(x, up, up[:, :, 0], dealt, tile, each, Activation(False, 7.0), weights)
+        expert_product(inside, down, None, dealt, tile, weights)
+    for shared, gate in ((None, None), (x, None), (x, x[:, :1])):
+        mix(torch.zeros(9, each, hidden, dtype=dtype), shared, gate)
 
 
 if __name__ == "__main__":

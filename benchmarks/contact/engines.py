@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.checkpoints import Shape
 from benchmarks.contact.sizes import Batch
 from benchmarks.contact.stage import Contact
 from benchmarks.drive import prompts
@@ -33,12 +34,15 @@ _MANY_TOKENS = 1 << 16
 
 
 @contextmanager
-def started(contact: Contact, fp8: bool = False, **settings: Any) -> Iterator[Engine]:
-    """Yield a warm engine of the contact's shape; its memory is free once the caller drops it too.
+def started(
+    contact: Contact, fp8: bool = False, shape: Shape | None = None, **settings: Any
+) -> Iterator[Engine]:  # fmt: skip
+    """Yield a warm engine of the contact's shape, or another; its memory is free once the caller drops it too.
 
     Args:
         contact: says where, how large, and whether with our kernels.
         fp8: whether the linears of the layers are in FP8.
+        shape: in place of the contact's.
         settings: of ``EngineConfig``, in place of what suits a measurement.
     """
     sizes, device = contact.sizes, contact.device
@@ -54,12 +58,12 @@ def started(contact: Contact, fp8: bool = False, **settings: Any) -> Iterator[En
         **({"num_blocks": _DRY_BLOCKS} if contact.dry else {"kv_cache_fraction": _MEMORY}),
     }
     with tempfile.TemporaryDirectory() as folder:
-        directory = write_config(sizes.shape, Path(folder), fp8)
-        yield from _served(contact, EngineConfig(directory, **(wanted | settings)), fp8)
+        directory = write_config(shape or sizes.shape, Path(folder), fp8)
+        shards = RandomShards(shape or sizes.shape, fp8, device)
+        yield from _served(contact, EngineConfig(directory, **(wanted | settings)), shards)
 
 
-def _served(contact: Contact, config: EngineConfig, fp8: bool) -> Iterator[Engine]:
-    shards = RandomShards(contact.sizes.shape, fp8, contact.device)
+def _served(contact: Contact, config: EngineConfig, shards: RandomShards) -> Iterator[Engine]:
     with _kernels(contact):
         runner = ModelRunner(config, lambda _: shards)
         engine = Engine(runner, tokenizer=None)

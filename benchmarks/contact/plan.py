@@ -83,6 +83,8 @@ B = (
 C = (
     Stage("check", 60, "whether the engine can use its kernels", "kernels", cases=_FIRST, at_once=3, judges=True),
     Stage("FP8", 120, "what an FP8 checkpoint is worth"),
+    Stage("expert products", 60, "whether experts by kernels are right, and what bounds them"),
+    Stage("experts", 110, "what a model with experts decodes, by our kernels and by PyTorch alone"),
     Stage("attention", 150, "which tiles, warps and stages suit attention, and what PyTorch's own takes"),
     Stage(
         "counters", 60, "what bounds attention, rotating and storing, by the hardware's counters", "counted kernels",

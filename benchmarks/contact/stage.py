@@ -30,6 +30,8 @@ STAGES = {
     "modes": ("engines", "modes"),
     "batch invariance": ("engines", "batch_invariant"),
     "FP8": ("engines", "fp8"),
+    "expert products": ("experts", "products"),
+    "experts": ("experts", "engine"),
     "sampling": ("loads", "sampling"),
     "deployment": ("loads", "deployment"),
     "arrivals": ("loads", "arrivals"),

@@ -10,13 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
-from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
+from inflight.engine.attention.store import HeadNorms, Turn, form_of, rotate_and_store, store
+from inflight.engine.cuda.elementwise import FusedRmsNorm, FusedSum, Residual, gate
 from inflight.engine.cuda.fp8 import quantize
 from inflight.engine.cuda.layers import RotaryTable
 from inflight.engine.kvcache.memory_pool import StoredKv
 from inflight.engine.models import rope
-from inflight.engine.models.layers import Activation, GemmaRmsNorm, RmsNorm
+from inflight.engine.models.layers import Activation, GemmaRmsNorm, RmsNorm, WideRmsNorm
 from inflight.engine.quant.formats import to_int8
 from tests.engine.support.paged_steps import halfway
 
@@ -36,7 +36,7 @@ def _norm(kind: type[RmsNorm], size: int, dtype: torch.dtype) -> RmsNorm:
 
 
 @DTYPES
-@pytest.mark.parametrize("kind", [RmsNorm, GemmaRmsNorm])
+@pytest.mark.parametrize("kind", [RmsNorm, GemmaRmsNorm, WideRmsNorm])
 def test_norms(kind: type[RmsNorm], dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
     norm, behind = _norm(kind, 24, dtype), _norm(kind, 24, dtype)
@@ -104,9 +104,9 @@ def test_rotating_and_storing(kind: type[RmsNorm] | None, dim: int, dtype: torch
     query, key, value = heads.split((20, 18, 18), 1)
     if kind is not None:
         q_norm, k_norm = _norm(kind, 24, dtype), _norm(kind, 24, dtype)
-        norms = HeadNorms(q_norm.weight, k_norm.weight, 1e-5, kind is GemmaRmsNorm)
+        norms = HeadNorms(q_norm.weight, k_norm.weight, 1e-5, form_of(q_norm))
         query, key = q_norm(query), k_norm(key)
-    seen = rotate_and_store(heads, (table, positions), SLOTS, cache, norms)
+    seen = rotate_and_store(heads, Turn((table, positions)), SLOTS, cache, norms)
     cos, sin = table[positions.long(), None].split(dim // 2, -1)
     angles = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
     close: dict[str, Any] = {"rtol": 4 * tolerance, "atol": 4 * tolerance}
@@ -127,8 +127,8 @@ def test_rotating_and_storing(kind: type[RmsNorm] | None, dim: int, dtype: torch
 def test_what_is_stored_is_quantized_as_it_would_be_alone(dtype: torch.dtype, stored: torch.dtype) -> None:
     heads, rotation = _heads(dtype)
     plain, alone, together = _cache(18, 24, dtype), _cache(18, 24, stored), _cache(18, 24, stored)
-    rotate_and_store(heads, rotation, torch.arange(5, dtype=torch.int32), plain, HeadNorms())
-    rotate_and_store(heads, rotation, SLOTS, together, HeadNorms())
+    rotate_and_store(heads, Turn(rotation), torch.arange(5, dtype=torch.int32), plain, HeadNorms())
+    rotate_and_store(heads, Turn(rotation), SLOTS, together, HeadNorms())
     store(plain.keys[:, :5].transpose(0, 1), plain.values[:, :5].transpose(0, 1), SLOTS, alone)
     for name in ("keys", "values", "key_scales", "value_scales"):
         one, other = getattr(alone, name), getattr(together, name)
@@ -162,9 +162,8 @@ def test_a_layer_s_cache_may_be_larger_than_32_bits_reach() -> None:
 def test_a_position_beyond_the_table_reads_none_of_other_memory() -> None:
     heads, (table, _) = _heads(torch.float32)
     last, beyond = (torch.full((5,), position, dtype=torch.int32) for position in (6, 7000))
-    seen = [
-        rotate_and_store(heads, (table, at), SLOTS, _cache(18, 24, torch.float32), HeadNorms()) for at in (last, beyond)
-    ]
+    turns = [Turn((table, at)) for at in (last, beyond)]
+    seen = [rotate_and_store(heads, turn, SLOTS, _cache(18, 24, torch.float32), HeadNorms()) for turn in turns]
     assert torch.equal(*seen)
 
 
@@ -205,3 +204,57 @@ def test_the_table_has_what_each_step_would_compute(
     assert table.shape == (256, embedding.dim)
     assert torch.equal(table[positions, :half], cos[:, 0, :half])
     assert torch.equal(table[positions, half:], sin[:, 0, half:])
+
+
+@pytest.mark.sweep
+@DTYPES
+@pytest.mark.parametrize("how", ["interleaved", "as one", "not at all", "scaled"])
+def test_other_ways_to_turn_and_normalize(how: str, dtype: torch.dtype, tolerance: float) -> None:
+    heads, (table, positions) = _heads(dtype, 16)
+    query, key, _ = heads.split((20, 18, 18), 1)
+    cache, norms, turn = _cache(18, 24, dtype), HeadNorms(), Turn((table, positions))
+    cos, sin = table[positions.long(), None].split(8, -1)
+    angles = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    if how == "as one":
+        q_norm, k_norm = _norm(WideRmsNorm, 20 * 24, dtype), _norm(WideRmsNorm, 18 * 24, dtype)
+        norms = HeadNorms(q_norm.weight, k_norm.weight, 1e-5, form_of(q_norm), as_one=True)
+        query, key = q_norm(query.flatten(1)).view(query.shape), k_norm(key.flatten(1)).view(key.shape)
+    if how == "not at all":
+        turn = Turn()
+    else:
+        query, key = (rope.rotate(part, *angles, how == "interleaved") for part in (query, key))
+    if how == "interleaved":
+        turn = Turn((table, positions), interleaved=True)
+    if how == "scaled":
+        scale = torch.linspace(0.5, 2, 5)[:, None, None]
+        turn, query = Turn((table, positions), query_scale=scale), (query * scale).to(dtype)
+    seen = rotate_and_store(heads, turn, SLOTS, cache, norms)
+    close: dict[str, Any] = {"rtol": 4 * tolerance, "atol": 4 * tolerance}
+    torch.testing.assert_close(seen, query, **close)
+    for token, slot in enumerate(SLOTS.tolist()):
+        if slot >= 0:
+            torch.testing.assert_close(cache.keys[:, slot], key[token], **close)
+
+
+def test_interleaved_heads_are_quantized_as_any() -> None:
+    heads, rotation = _heads(torch.float32, 16)
+    for stored in (torch.int8, torch.float8_e4m3fn):
+        plain, alone, together = _cache(18, 24, torch.float32), _cache(18, 24, stored), _cache(18, 24, stored)
+        for cache, slots in ((plain, torch.arange(5, dtype=torch.int32)), (together, SLOTS)):
+            rotate_and_store(heads, Turn(rotation, interleaved=True), slots, cache, HeadNorms())
+        store(plain.keys[:, :5].transpose(0, 1), plain.values[:, :5].transpose(0, 1), SLOTS, alone)
+        assert torch.equal(alone.keys.view(torch.uint8), together.keys.view(torch.uint8))
+
+
+@DTYPES
+def test_a_sum_without_a_norm_in_front(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(4)
+    behind = _norm(WideRmsNorm, 24, dtype)
+    x, delta = torch.randn(2, 5, 24, dtype=dtype)
+    assert FusedSum(behind)(x) is x
+    total = x.clone()
+    seen = FusedSum(behind)(Residual(total, delta, behind.weight))
+    torch.testing.assert_close(seen, x + behind(delta), rtol=tolerance, atol=tolerance)
+    assert torch.equal(total, seen)
+    quantized = FusedSum(behind, SCALE)(Residual(x.clone(), delta, behind.weight))
+    assert torch.equal(quantized.view(torch.uint8), quantize(seen, SCALE).view(torch.uint8))

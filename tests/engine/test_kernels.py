@@ -50,6 +50,17 @@ def test_equal_to_the_reference(heads: int, kv_heads: int, head_dim: int, block_
     torch.testing.assert_close(seen, expected, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["", "int8"])
+@pytest.mark.parametrize(("softcap", "sinks", "window"), [(30.0, True, None), (0.7, False, None), (None, True, 20)])
+def test_soft_caps_and_sinks(softcap: float | None, sinks: bool, window: int | None, kind: str) -> None:
+    """Of a token whose keys are divided among programs, and of a chunk."""
+    lengths = [(70, 1), (3, SHORT + 1)]
+    seen, expected = both(shape(4, 2, 16), lengths, window=window, kind=kind, softcap=softcap, sinks=sinks)
+    tolerance = 1e-5 if kind else 3e-6
+    torch.testing.assert_close(seen, expected, rtol=tolerance, atol=tolerance)
+
+
 def test_blocks_of_one_token() -> None:
     seen, expected = both(shape(4, 2, 32), [(9, 1), (3, 8), (0, 15)], block_size=1)
     torch.testing.assert_close(seen, expected, rtol=2e-6, atol=2e-6)

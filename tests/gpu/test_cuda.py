@@ -10,14 +10,17 @@ import torch
 
 pytest.importorskip("triton")
 
-from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, Turn, form_of, rotate_and_store, store
 from inflight.engine.cuda import fp8
 from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
+from inflight.engine.cuda.experts import FusedExperts, mix
 from inflight.engine.cuda.forward import DecodeGraphs
 from inflight.engine.cuda.layers import RotaryTable
 from inflight.engine.engine import Engine
 from inflight.engine.kvcache.memory_pool import StoredKv
 from inflight.engine.models import rope
+from inflight.engine.models.config import ExpertsConfig, ModelConfig
+from inflight.engine.models.experts import MoeBlock, route
 from inflight.engine.models.layers import Activation, AttentionOptions, GemmaRmsNorm, RmsNorm
 from inflight.engine.quant.formats import to_e4m3, to_int8
 from tests.engine.support.checkpoints import checkpoint, greedy
@@ -53,6 +56,38 @@ def test_kernels(
     torch.testing.assert_close(seen, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("softcap", "sinks", "window"), [(0.7, False, None), (None, True, 128), (30.0, True, 40)])
+def test_soft_caps_and_sinks(softcap: float | None, sinks: bool, window: int | None, dtype: torch.dtype) -> None:
+    more = {"softcap": softcap, "sinks": sinks, "window": window}
+    seen, expected = both(shape(8, 2, 64), MIXED, dtype=dtype, device=CUDA, **more)  # type: ignore[arg-type]
+    torch.testing.assert_close(seen, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("one_tile", [False, True])
+@pytest.mark.parametrize("tokens", [1, 9, 300, 3000])
+def test_experts(tokens: int, one_tile: bool, dtype: torch.dtype) -> None:
+    """Of few rows each, of many, and of so many that PyTorch sorts them."""
+    config = ExpertsConfig(32, 4, 96, "softmax", True, shared_size=80, shared_gate=True)
+    model = ModelConfig("", 1, 128, (), 1, 1e-6, "silu", False, False, "")
+    with torch.device("meta"):
+        block = MoeBlock(model, config).to(dtype)
+    block.to_empty(device=CUDA).requires_grad_(False)
+    torch.manual_seed(tokens)
+    for parameter in block.parameters():
+        parameter.normal_(0, 0.1)
+    x = torch.randn(tokens, 128, device=CUDA, dtype=dtype)
+    chosen, weights = route(block.gate(x), config, None)
+    expected = block.mix(x, chosen, weights)
+    fused = FusedExperts(block, block.shared_expert, one_tile)
+    seen = mix(fused.made(x, chosen.int(), weights), None, None)
+    torch.testing.assert_close(seen, expected, rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    scores, picked = fused.gate(x), fused.chosen(x)[0].long()  # of equal scores PyTorch may choose either
+    assert float((scores.gather(1, picked) == scores.gather(1, chosen)).float().mean()) > 0.99
+    assert torch.isfinite(fused(x)).all()
+
+
 def test_a_token_that_decodes_sees_the_same_whatever_its_neighbours() -> None:
     config, dtype = shape(8, 2, 128), torch.bfloat16
     ranges = ranges_of([(200, 1), (3, 1), (77, 1)], 16)
@@ -79,8 +114,8 @@ def test_what_lies_between_products(dtype: torch.dtype) -> None:
         norm = kind(128, 1e-5).to(CUDA, dtype).requires_grad_(False)
         norm.weight.normal_()
         cache = StoredKv(*torch.zeros(2, 2, 9, 128, device=CUDA, dtype=dtype), *torch.ones(2, 2, 9, device=CUDA))
-        norms = HeadNorms(norm.weight, norm.weight, 1e-5, kind is GemmaRmsNorm)
-        query = rotate_and_store(x, rotation, slots, cache, norms)
+        norms = HeadNorms(norm.weight, norm.weight, 1e-5, form_of(norm))
+        query = rotate_and_store(x, Turn(rotation), slots, cache, norms)
         torch.testing.assert_close(query, rope.rotate(norm(x[:, :8]), *angles), **close)
         torch.testing.assert_close(cache.keys.transpose(0, 1), rope.rotate(norm(x[:, 8:10]), *angles), **close)
         assert torch.equal(cache.values.transpose(0, 1), x[:, 10:])

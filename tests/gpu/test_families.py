@@ -41,11 +41,11 @@ _ADAPTED = ["gpt2", "cohere2", "granitemoe", "deepseek_v2"]
 
 
 def _load(directory: Path, **settings: Any) -> Engine:
-    """Return a warm engine on the device."""
+    """Return an engine on the device, with graphs."""
     where = {"cpu_step": "pytorch"} if DRY else {}
     engine = load(directory, device=DEVICE.type, **where | settings)
     if not DRY:
-        engine.warm_up()
+        engine._runner.warm_up()
     return engine
 
 
@@ -66,36 +66,27 @@ def _check(name: str, requests: list[Request], outputs: dict[int, Output]) -> No
 
 
 @each
-def test_alone(name: str) -> None:
-    engine = _load(checkpoint(name), max_batch_size=4, max_tokens_per_step=96)
+def test_alone_and_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str) -> None:
+    engine, prompts = _mixed(name)
     if not DRY:
         known = not unknown_to_gpu_kernels(engine._runner._model.config)
         assert (engine._runner._kernels is not None) == known
     request = ask(PROMPTS[0], COUNT)
     outputs = run(engine, [request])
     assert outputs[request.key].tokens == greedy(name, tuple(request.prompt), COUNT)
-
-
-@each
-def test_in_a_mixed_batch_with_reuse_chunks_and_preemption(name: str) -> None:
-    """Twice: the second time most prefixes are cached."""
-    engine, prompts = _mixed(name)
-    preemptions = 0
-    for turn in range(2):
-        requests = [ask(prompt, COUNT) for prompt in prompts]
-        outputs = run(engine, requests)
-        _check(name, requests, outputs)
-        metrics = [output.metrics for output in outputs.values() if output.metrics]
-        preemptions += sum(one.preemptions for one in metrics)
-        assert any(one.cached_tokens for one in metrics), f"nothing was reused in turn {turn}"
-    assert preemptions
+    requests = [ask(prompt, COUNT) for prompt in prompts]
+    outputs = run(engine, requests)
+    _check(name, requests, outputs)
+    metrics = [output.metrics for output in outputs.values() if output.metrics]
+    assert any(one.preemptions for one in metrics), "nothing was preempted"
+    assert any(one.cached_tokens for one in metrics), "nothing was reused"
 
 
 @each
 def test_in_bfloat16(name: str) -> None:
     """Nearly all tokens are among the reference's first few; rounding may choose other experts, and other tokens."""
     engine, prompts = _mixed(name, dtype="bfloat16")
-    requests = [ask(prompt, COUNT, ignore_eos=True) for prompt in prompts]
+    requests = [ask(prompt, COUNT, ignore_eos=True) for prompt in prompts[:16]]
     outputs = run(engine, requests)
     ranks = [
         _ranks(_logits(name, request.prompt, outputs[request.key].tokens), outputs[request.key].tokens)

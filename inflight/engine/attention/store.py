@@ -14,13 +14,21 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight.engine.kvcache.memory_pool import StoredKv
+from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm, WideRmsNorm
 
 _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
 _ROUND = tl.constexpr(1.5 * 2**23)
 """Added to a small float32 and taken away again, it leaves the nearest integer, ties to even."""
+_PLAIN, _OFFSET, _WIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _ROWS = 16
 """Heads of a tile: with heads of 128, four warps load 16 bytes per thread and half."""
+
+
+def form_of(norm: RmsNorm) -> int:
+    """Return what a norm does with its weight, as the kernels know it (``config.NormKind``)."""
+    form = _OFFSET if isinstance(norm, GemmaRmsNorm) else _WIDE if isinstance(norm, WideRmsNorm) else _PLAIN
+    return int(form.value)
 
 
 @triton.jit
@@ -34,10 +42,16 @@ def quantized(x, scale, stored: tl.constexpr):
 
 
 @triton.jit
-def gained(normal, gain, OFFSET: tl.constexpr):
-    """Return normalized float32 values times the norm's weight, as ``layers.RmsNorm``; with OFFSET, Gemma's."""
+def gained(normal, gain, FORM: tl.constexpr):
+    """Return normalized float32 values times the norm's weight; ``FORM`` is that of ``form_of``."""
     wide = gain.to(tl.float32)
-    return normal * (1.0 + wide) if OFFSET else normal.to(gain.dtype).to(tl.float32) * wide
+    if FORM == _PLAIN:
+        result = normal.to(gain.dtype).to(tl.float32) * wide
+    elif FORM == _OFFSET:
+        result = normal * (1.0 + wide)
+    else:
+        result = normal * wide
+    return result
 
 
 @triton.jit
@@ -79,9 +93,25 @@ def _store_part(rows, x, scale, real, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _store_parts(
+    rows, low, high, rest, scale, real,
+    HALF: tl.constexpr, REST: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Store the parts of ``_rotated_heads`` behind each pointer, as multiples of ``scale [rows]``."""
+    if INTERLEAVED:
+        _store_part(rows, tl.interleave(low, high), scale, real, 2 * HALF, 2 * HALF_WIDTH)
+    else:
+        _store_part(rows, low, scale, real, HALF, HALF_WIDTH)
+        _store_part(rows + HALF, high, scale, real, HALF, HALF_WIDTH)
+    _store_part(rows + 2 * HALF, rest, scale, real, REST, REST_WIDTH)
+
+
+@triton.jit
 def _store_heads(
     low, high, rest, rows, scales, real,
     HALF: tl.constexpr, REST: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Store heads of one token in the cache; ``rows`` and ``scales`` point to the place of each."""
     if rows.dtype.element_ty == tl.int8:
@@ -93,41 +123,78 @@ def _store_heads(
         scale = tl.load(scales, mask=real, other=1.0)
     else:
         scale = tl.full(real.shape, 1.0, tl.float32)
-    _store_part(rows, low, scale, real, HALF, HALF_WIDTH)
-    _store_part(rows + HALF, high, scale, real, HALF, HALF_WIDTH)
-    _store_part(rows + 2 * HALF, rest, scale, real, REST, REST_WIDTH)
+    _store_parts(rows, low, high, rest, scale, real, HALF, REST, HALF_WIDTH, REST_WIDTH, INTERLEAVED)
 
 
 @triton.jit
-def _gained_part(x, inverse, gain, SIZE: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, kind: tl.constexpr):
-    """Return a part of normalized heads as the norm rounds it."""
+def _gained_part(
+    x, inverse, gain, apart, real, SIZE: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr, kind: tl.constexpr
+):  # fmt: skip
+    """Return a part of normalized heads as the norm rounds it.
+
+    ``apart``: how far behind ``gain`` the weights of each row begin; None: all rows have the same.
+    """
     if SIZE > 0:
         dims = tl.arange(0, WIDTH)
-        weight = tl.load(gain + dims, mask=dims < SIZE, other=0.0)
-        x = gained(x * inverse[:, None], weight[None, :], OFFSET).to(kind).to(tl.float32)
+        if apart is None:
+            weight = tl.load(gain + dims, mask=dims < SIZE, other=0.0)[None, :]
+        else:
+            mask = real[:, None] & (dims < SIZE)[None, :]
+            weight = tl.load(gain + apart[:, None] + dims[None, :], mask=mask, other=0.0)
+        x = gained(x * inverse[:, None], weight, FORM).to(kind).to(tl.float32)
     return x
 
 
 @triton.jit
+def _squares_of(row, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the sum of the squares of ``SIZE`` elements in a row."""
+    dims = tl.arange(0, WIDTH)
+    value = tl.load(row + dims, mask=dims < SIZE, other=0.0).to(tl.float32)
+    return tl.sum(value * value, 0)
+
+
+@triton.jit
+def _apart(both, HALF_WIDTH: tl.constexpr):
+    """Return the even and the odd columns of ``both [rows, 2 * HALF_WIDTH]``."""
+    return tl.split(tl.reshape(both, (both.shape[0], HALF_WIDTH, 2)))
+
+
+@triton.jit
 def _rotated_heads(
-    rows, gain, angles, real, eps,
-    HALF: tl.constexpr, REST: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+    rows, gain, apart, squares, angles, real, eps,
+    HALF: tl.constexpr, REST: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, FORM: tl.constexpr,
+    HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Return heads of one token, normalized where there is a ``gain`` and rotated, as they are rounded.
 
     In three parts, float32: the two halves that are rotated against each other, and the dimensions that are not. Each
-    is loaded on its own, so that a thread has both halves of what it rotates and loads 16 bytes at once.
+    is loaded on its own, so that a thread has both halves of what it rotates and loads 16 bytes at once; where they are
+    ``INTERLEAVED`` they are loaded together.
+
+    ``squares``: the sum over all ``HEADS`` heads, which are normalized as one; None: each is normalized by itself.
+    ``apart``: as in ``_gained_part``.
     """
     kind: tl.constexpr = rows.dtype.element_ty
-    low = _load_part(rows, real, HALF, HALF_WIDTH)
-    high = _load_part(rows + HALF, real, HALF, HALF_WIDTH)
+    if INTERLEAVED:
+        both = _load_part(rows, real, 2 * HALF, 2 * HALF_WIDTH)
+        low, high = _apart(both, HALF_WIDTH)
+    else:
+        low = _load_part(rows, real, HALF, HALF_WIDTH)
+        high = _load_part(rows + HALF, real, HALF, HALF_WIDTH)
     rest = _load_part(rows + 2 * HALF, real, REST, REST_WIDTH)
     if gain is not None:
-        squares = tl.sum(low * low, 1) + tl.sum(high * high, 1) + tl.sum(rest * rest, 1)
-        inverse = tl.rsqrt(tl.div_rn(squares, 2.0 * HALF + REST) + eps)
-        low = _gained_part(low, inverse, gain, HALF, HALF_WIDTH, OFFSET, kind)
-        high = _gained_part(high, inverse, gain + HALF, HALF, HALF_WIDTH, OFFSET, kind)
-        rest = _gained_part(rest, inverse, gain + 2 * HALF, REST, REST_WIDTH, OFFSET, kind)
+        if squares is None:
+            squares = tl.sum(low * low, 1) + tl.sum(high * high, 1) + tl.sum(rest * rest, 1)
+        else:
+            squares += tl.zeros(real.shape, tl.float32)
+        inverse = tl.rsqrt(tl.div_rn(squares, HEADS * (2.0 * HALF + REST)) + eps)
+        if INTERLEAVED:
+            both = _gained_part(both, inverse, gain, apart, real, 2 * HALF, 2 * HALF_WIDTH, FORM, kind)
+            low, high = _apart(both, HALF_WIDTH)
+        else:
+            low = _gained_part(low, inverse, gain, apart, real, HALF, HALF_WIDTH, FORM, kind)
+            high = _gained_part(high, inverse, gain + HALF, apart, real, HALF, HALF_WIDTH, FORM, kind)
+        rest = _gained_part(rest, inverse, gain + 2 * HALF, apart, real, REST, REST_WIDTH, FORM, kind)
     if HALF > 0:
         dims = tl.arange(0, HALF_WIDTH)
         cos = tl.load(angles + dims, mask=dims < HALF, other=1.0).to(tl.float32)[None, :]
@@ -140,15 +207,17 @@ def _rotated_heads(
 
 @triton.jit(do_not_specialize=["slots", "positions", "last"])
 def _store_kernel(
-    heads, rotated, table, positions, last, slots, query_gain, key_gain, eps,
+    heads, rotated, table, positions, last, slots, query_gain, key_gain, eps, query_scale,
     keys, values, key_scales, value_scales,
     token_stride, head_stride, slot_stride, scale_head, scale_slot,
     QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr,
+    HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr, AS_ONE: tl.constexpr, ONE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Take a tile of one token's heads: rotate queries, or rotate and store keys and store values.
 
-    Keys and values of a token with a negative slot are not stored.
+    Keys and values of a token with a negative slot are not stored. ``AS_ONE``: all queries of a token are normalized as
+    one vector, and so are its keys; ``ONE_WIDTH`` is a power of two that is no less than the longer of them.
     """
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     size: tl.constexpr = 2 * HALF + REST
@@ -162,13 +231,16 @@ def _store_kernel(
         head = part * ROWS + tl.arange(0, ROWS)
         real = head < QUERIES
         low, high, rest = _rotated_heads(
-            source + head * size, query_gain, angles, real, eps, HALF, REST, HALF_WIDTH, REST_WIDTH, OFFSET
-        )
+            source + head * size, query_gain, head * size if AS_ONE else None,
+            _squares_of(source, QUERIES * size, ONE_WIDTH) if AS_ONE else None, angles, real, eps,
+            HALF, REST, HALF_WIDTH, REST_WIDTH, FORM, QUERIES if AS_ONE else 1, INTERLEAVED,
+        )  # fmt: skip
+        if query_scale is not None:
+            factor = tl.load(query_scale + token)
+            low, high, rest = low * factor, high * factor, rest * factor
         target = rotated + token * (QUERIES * size) + head * size
         one = tl.full(real.shape, 1.0, tl.float32)
-        _store_part(target, low, one, real, HALF, HALF_WIDTH)
-        _store_part(target + HALF, high, one, real, HALF, HALF_WIDTH)
-        _store_part(target + 2 * HALF, rest, one, real, REST, REST_WIDTH)
+        _store_parts(target, low, high, rest, one, real, HALF, REST, HALF_WIDTH, REST_WIDTH, INTERLEAVED)
     else:
         head = (part - tiles) * ROWS + tl.arange(0, ROWS)
         slot = tl.load(slots + token).to(tl.int64)
@@ -176,38 +248,59 @@ def _store_kernel(
         wide = head.to(tl.int64)  # a layer's cache may be larger than 32 bits reach
         place, scale_place = wide * head_stride + slot * slot_stride, wide * scale_head + slot * scale_slot
         row = source + (QUERIES + head) * size
-        low, high, rest = _rotated_heads(row, key_gain, angles, real, eps, HALF, REST, HALF_WIDTH, REST_WIDTH, OFFSET)
-        _store_heads(low, high, rest, keys + place, key_scales + scale_place, real, HALF, REST, HALF_WIDTH, REST_WIDTH)
+        low, high, rest = _rotated_heads(
+            row, key_gain, head * size if AS_ONE else None,
+            _squares_of(source + QUERIES * size, KV_HEADS * size, ONE_WIDTH) if AS_ONE else None, angles, real, eps,
+            HALF, REST, HALF_WIDTH, REST_WIDTH, FORM, KV_HEADS if AS_ONE else 1, INTERLEAVED,
+        )  # fmt: skip
+        _store_heads(
+            low, high, rest, keys + place, key_scales + scale_place, real, HALF, REST, HALF_WIDTH, REST_WIDTH,
+            INTERLEAVED,
+        )  # fmt: skip
         value = _load_part(row + KV_HEADS * size, real, size, WIDTH)
         nothing = tl.zeros((ROWS, 1), tl.float32)
-        _store_heads(nothing, nothing, value, values + place, value_scales + scale_place, real, 0, size, 1, WIDTH)
+        _store_heads(
+            nothing, nothing, value, values + place, value_scales + scale_place, real, 0, size, 1, WIDTH, False
+        )  # fmt: skip
 
 
 def store(key: Tensor, value: Tensor, slots: Tensor, stored: StoredKv) -> None:
     """Store keys and values ``[tokens, kv_heads, head_dim]`` at ``slots [tokens]``, int32; negative: nowhere."""
-    _launch(torch.cat((key, value), 1), None, None, slots, stored, HeadNorms())
+    _launch(torch.cat((key, value), 1), None, Turn(), slots, stored, HeadNorms())
 
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The norms of queries and keys, head by head, where a model has them."""
+    """The norms of queries and keys, where a model has them."""
 
     query: Tensor | None = None
-    """Their weights ``[head_dim]``."""
+    """Their weights ``[head_dim]``, or ``[heads * head_dim]`` where all heads are normalized as one vector."""
     key: Tensor | None = None
     eps: float = 0.0
-    offset: bool = False
-    """Whether weights are offsets from one, as Gemma's."""
+    form: int = 0
+    """What they do with their weights (``form_of``)."""
+    as_one: bool = False
 
 
-def rotate_and_store(
-    heads: Tensor, rotation: tuple[Tensor, Tensor], slots: Tensor, stored: StoredKv, norms: HeadNorms
-) -> Tensor:
+@dataclass(frozen=True)
+class Turn:
+    """What positions do to a step's queries and keys."""
+
+    rotation: tuple[Tensor, Tensor] | None = None
+    """Cosines, then sines ``[positions, rotary_dim]``, contiguous, and the tokens' positions ``[tokens]``; None:
+    nothing is rotated."""
+    interleaved: bool = False
+    """``AttentionConfig.interleaved``."""
+    query_scale: Tensor | None = None
+    """What queries are multiplied by ``[tokens, 1, 1]``, float32, contiguous; None: by nothing."""
+
+
+def rotate_and_store(heads: Tensor, turn: Turn, slots: Tensor, stored: StoredKv, norms: HeadNorms) -> Tensor:
     """Normalize and rotate queries and keys, store keys and values, and return the queries.
 
     Args:
         heads: ``[tokens, heads + 2 * kv_heads, head_dim]``, queries, keys and values; each token's lie in a row.
-        rotation: cosines, then sines ``[positions, rotary_dim]``, contiguous; and the tokens' positions ``[tokens]``.
+        turn: what positions do.
         slots: int32 ``[tokens]``; negative: keys and values go nowhere.
         stored: where keys and values go.
         norms: of queries and keys.
@@ -217,27 +310,28 @@ def rotate_and_store(
     """
     tokens, count, size = heads.shape
     out = torch.empty((tokens, count - 2 * len(stored.keys), size), dtype=heads.dtype, device=heads.device)
-    _launch(heads, out, rotation, slots, stored, norms)
+    _launch(heads, out, turn, slots, stored, norms)
     return out
 
 
 def _launch(
-    heads: Tensor, out: Tensor | None, rotation: tuple[Tensor, Tensor] | None, slots: Tensor, stored: StoredKv,
-    norms: HeadNorms,
+    heads: Tensor, out: Tensor | None, turn: Turn, slots: Tensor, stored: StoredKv, norms: HeadNorms
 ) -> None:  # fmt: skip
     tokens, count, size = heads.shape
     kv_heads = len(stored.keys)
     queries = count - 2 * kv_heads
-    table, positions = rotation or (heads, slots)
-    half = table.shape[1] // 2 if rotation else 0
+    table, positions = turn.rotation or (heads, slots)
+    half = table.shape[1] // 2 if turn.rotation else 0
     rest = size - 2 * half
     half_width, width = triton.next_power_of_2(max(half, 1)), triton.next_power_of_2(size)
     rows = min(_ROWS, triton.next_power_of_2(max(queries, kv_heads)))
+    one_width = triton.next_power_of_2(max(queries, kv_heads) * size) if norms.as_one else 1
     _store_kernel[(tokens, triton.cdiv(queries, rows) + triton.cdiv(kv_heads, rows))](
         heads, heads if out is None else out, table, positions, len(table) - 1, slots, norms.query, norms.key,
-        norms.eps, stored.keys, stored.values, stored.key_scales, stored.value_scales,
+        norms.eps, turn.query_scale, stored.keys, stored.values, stored.key_scales, stored.value_scales,
         heads.stride(0), *stored.keys.stride()[:2], *stored.key_scales.stride(),
         QUERIES=queries, KV_HEADS=kv_heads, HALF=half, REST=rest, HALF_WIDTH=half_width,
-        REST_WIDTH=triton.next_power_of_2(max(rest, 1)), WIDTH=width, ROWS=rows, OFFSET=norms.offset,
+        REST_WIDTH=triton.next_power_of_2(max(rest, 1)), WIDTH=width, ROWS=rows, FORM=norms.form,
+        INTERLEAVED=turn.interleaved and half > 0, AS_ONE=norms.as_one, ONE_WIDTH=one_width,
         num_warps=min(4, max(1, rows * width // 512)),
     )  # fmt: skip

@@ -195,7 +195,9 @@ class TritonAttention:
             self._plans[key] = self._make_plans(query, len(stored.keys), options.window)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part in self._plans[key]:
-            triton_kernels.attend(query, stored, out, layout.ranges, part, size, options.scale)
+            triton_kernels.attend(
+                query, stored, out, layout.ranges, part, size, options.scale, options.softcap, options.sinks
+            )
         return out
 
     def _make_plans(self, query: Tensor, kv_heads: int, window: int | None) -> list[plan.AttentionPlan]:

@@ -34,6 +34,7 @@ model's parts of a million tokens fit."""
 _VARYING = ["ranges", "units", "members", "range_stride", "longest"]
 """Arguments that differ from step to step: a kernel must not be compiled again for their alignment or value."""
 _LOG2_E = 1.4426950408889634
+_LOG2_E_KERNEL = tl.constexpr(_LOG2_E)
 _SUMS = tl.constexpr(4)
 """Columns of a part after its values: the largest score (base 2) and the sum of weights; two are for alignment."""
 _UNROLLED = 16
@@ -42,10 +43,10 @@ _UNROLLED = 16
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_kernel(
-    query, keys, values, out, parts, ranges, units, key_scales, value_scales, scale,
+    query, keys, values, out, parts, ranges, units, key_scales, value_scales, sinks, scale, squeeze,
     query_token, keys_head, keys_slot, scale_head, scale_slot, range_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PLACES: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of rows over the tiles of keys of one unit.
 
@@ -82,17 +83,23 @@ def _attend_kernel(
     slots = _slots_of(entry + HEADER, begin, end, BLOCK_SIZE, KEYS)
     if ROWS > 16 and not WINDOW:
         for tile in range(begin, full):
-            one = _attend_tile(q, start + token, end, tile, slots, stored, scale, HEAD_DIM, WIDTH, KEYS, WINDOW, True)
+            one = _attend_tile(
+                q, start + token, end, tile, slots, stored, scale, squeeze, HEAD_DIM, WIDTH, KEYS, WINDOW, True, CAPPED
+            )
             if PLACES:
                 _store_part(parts, part + tile, kv_head, part_0 >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
             peak, total, acc = _fold(peak, total, acc, one[0], one[1], one[2])
             slots = _slots_of(entry + HEADER, tile + 1, end, BLOCK_SIZE, KEYS)
     for tile in range(full, stop):
-        one = _attend_tile(q, start + token, end, tile, slots, stored, scale, HEAD_DIM, WIDTH, KEYS, WINDOW, False)
+        one = _attend_tile(
+            q, start + token, end, tile, slots, stored, scale, squeeze, HEAD_DIM, WIDTH, KEYS, WINDOW, False, CAPPED
+        )
         if PLACES:
             _store_part(parts, part + tile, kv_head, part_0 >= 0, rows - first_row, one, HEAD_DIM, WIDTH, PLACES)
         peak, total, acc = _fold(peak, total, acc, one[0], one[1], one[2])
         slots = _slots_of(entry + HEADER, tile + 1, end, BLOCK_SIZE, KEYS)
+    if sinks is not None:
+        peak, total, acc = _fold_sink(peak, total, acc, tl.load(sinks + head))
     place = ((first + token) * tl.num_programs(1) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + place, _result(total, acc).to(out.dtype.element_ty), mask=asked & (part_0 < 0))
 
@@ -107,10 +114,11 @@ def _slots_of(blocks, tile, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def _attend_tile(
-    q, own, end, tile, slots, stored, scale,
+    q, own, end, tile, slots, stored, scale, squeeze,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, FULL: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Attend to one tile of keys; ``FULL``: no row is masked in it.
+    """Attend to one tile of keys; ``FULL``: no row is masked in it; ``CAPPED``: scores are squeezed first.
 
     Returns by row the largest score (base 2; minus infinity where all keys are masked), the sum of weights, and the
     weighted sum of values ``[ROWS, WIDTH]``.
@@ -124,6 +132,8 @@ def _attend_tile(
     plain: tl.constexpr = keys.dtype.element_ty == q.dtype
     if not plain:
         scores *= tl.load(key_scales + slots * scale_slot, there, other=0.0).to(tl.float32)[None, :]
+    if CAPPED:
+        scores = _tanh(scores * squeeze)
     if not FULL:
         visible = positions[None, :] <= own[:, None]
         if WINDOW:
@@ -147,6 +157,18 @@ def _fold(peak, total, acc, peak_of_tile, total_of_tile, acc_of_tile):
     keep, weight = tl.exp2(peak - shift), tl.exp2(peak_of_tile - shift)
     total = tl.fma(total_of_tile, weight, total * keep)
     return largest, total, tl.fma(acc_of_tile, weight[:, None], acc * keep[:, None])
+
+
+@triton.jit
+def _fold_sink(peak, total, acc, sink):
+    """Return the result with a score that takes a share and gives nothing."""
+    sink = sink.to(tl.float32) * _LOG2_E_KERNEL
+    return _fold(peak, total, acc, sink, tl.full(total.shape, 1.0, tl.float32), tl.zeros_like(acc))
+
+
+@triton.jit
+def _tanh(x):
+    return 1.0 - tl.div_rn(2.0, tl.exp2(x * (2.0 * _LOG2_E_KERNEL)) + 1.0)
 
 
 @triton.jit
@@ -176,7 +198,7 @@ def _widened(stored):
 
 @triton.jit(do_not_specialize=_VARYING)
 def _combine_kernel(
-    parts, out, ranges, members, bases, range_stride, longest,
+    parts, out, ranges, members, bases, sinks, range_stride, longest,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PLACES: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
@@ -211,12 +233,15 @@ def _combine_kernel(
             peak_of_tile = tl.load(place + HEAD_DIM, mask=there, other=float("-inf"))
             total_of_tile = tl.load(place + HEAD_DIM + 1, mask=there, other=0.0)
             peak, total, acc = _fold(peak, total, acc, peak_of_tile, total_of_tile, one)
+    if sinks is not None:
+        peak, total, acc = _fold_sink(peak, total, acc, tl.load(sinks + head + tl.arange(0, 1)))
     target = out + ((first + token) * tl.num_programs(1) + head) * HEAD_DIM + dims
     tl.store(target, _result(total, acc).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def attend(
-    query: Tensor, stored: StoredKv, out: Tensor, ranges: Tensor, plan: AttentionPlan, block_size: int, scale: float
+    query: Tensor, stored: StoredKv, out: Tensor, ranges: Tensor, plan: AttentionPlan, block_size: int, scale: float,
+    softcap: float | None = None, sinks: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Attend over the cache with some query ranges of the packed tokens.
 
@@ -228,6 +253,7 @@ def attend(
         plan: which of the ranges, their window, and what each program does.
         block_size: tokens per block.
         scale: of the scores; positive.
+        softcap, sinks: those of ``layers.AttentionOptions``.
     """
     _, heads, dim = query.shape
     kv_heads, tile, parts = len(stored.keys), plan.tile, out
@@ -242,12 +268,14 @@ def attend(
     sizes |= {"ROWS": tile.rows, "KEYS": tile.keys, "PLACES": places}
     _attend_kernel[(len(plan.units), kv_heads)](
         query, stored.keys, stored.values, out, parts, ranges, plan.units, stored.key_scales, stored.value_scales,
-        scale * _LOG2_E, query.stride(0), *stored.keys.stride()[:2], *stored.key_scales.stride(), ranges.stride(0),
-        BLOCK_SIZE=block_size, **sizes, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        sinks, (softcap or scale) * _LOG2_E, scale / (softcap or 1.0),
+        query.stride(0), *stored.keys.stride()[:2], *stored.key_scales.stride(), ranges.stride(0),
+        BLOCK_SIZE=block_size, **sizes, CAPPED=softcap is not None,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if places:
         _combine_kernel[(len(plan.members) * plan.longest, heads)](
-            parts, out, ranges, plan.members, plan.bases, ranges.stride(0), plan.longest,
+            parts, out, ranges, plan.members, plan.bases, sinks, ranges.stride(0), plan.longest,
             **sizes, UNROLLED=_UNROLLED, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from inflight.engine.attention.store import gained, quantized
-from inflight.engine.models.layers import GemmaRmsNorm, RmsNorm
+from inflight.engine.attention.store import form_of, gained, quantized
+from inflight.engine.models.layers import RmsNorm
 
 _BLOCK = 1024
 
@@ -32,26 +32,51 @@ class Residual(NamedTuple):
 
 
 class FusedRmsNorm(nn.Module):
-    """``layers.RmsNorm``, or Gemma's, with the residual's sum before it and the rounding to FP8 behind it."""
+    """``layers.RmsNorm``, of any form, with the residual's sum before it and the rounding to FP8 behind it."""
 
     def __init__(self, norm: RmsNorm, scale: Tensor | None = None) -> None:
         """``scale``: of the FP8 product that takes the result; None: it takes the result as it is."""
         super().__init__()
         self.weight, self.eps = norm.weight, norm.eps
-        self.offset = isinstance(norm, GemmaRmsNorm)
+        self.form = form_of(norm)
         self._scale = scale
 
     def forward(self, x: Tensor | Residual) -> Tensor:
         """Normalize ``x [tokens, size]``, contiguous, or a residual's sum, which is left where the residual was."""
         total, delta, gain = x if isinstance(x, Residual) else Residual(x, None, None)
-        tokens, size = total.shape
         out = torch.empty_like(total, dtype=total.dtype if self._scale is None else torch.float8_e4m3fn)
-        width = triton.next_power_of_2(size)
-        _add_rms_norm_kernel[(tokens,)](
-            total, delta, gain, self.weight, out, self._scale, self.eps,
-            SIZE=size, WIDTH=width, OFFSET=self.offset, num_warps=min(16, max(1, width // 512)),
-        )  # fmt: skip
+        _add_rms_norm(Residual(total, delta, gain), self.weight, out, self._scale, self.eps, self.form)
         return out
+
+
+class FusedSum(nn.Module):
+    """In place of a norm where there is none: the residual's sum, and the rounding to FP8 behind it."""
+
+    def __init__(self, behind: RmsNorm, scale: Tensor | None = None) -> None:
+        """``behind``: a norm like those that a residual's ``gain`` belongs to; ``scale``: as in ``FusedRmsNorm``."""
+        super().__init__()
+        self._eps, self._form, self._scale = behind.eps, form_of(behind), scale
+
+    def forward(self, x: Tensor | Residual) -> Tensor:
+        """Return ``x [tokens, size]``, contiguous, or a residual's sum, which is left where the residual was."""
+        total = x if isinstance(x, Residual) else Residual(x, None, None)
+        if self._scale is None and total.delta is None:
+            return total.x
+        out = None if self._scale is None else torch.empty_like(total.x, dtype=torch.float8_e4m3fn)
+        _add_rms_norm(total, None, out, self._scale, self._eps, self._form)
+        return total.x if out is None else out
+
+
+def _add_rms_norm(
+    total: Residual, weight: Tensor | None, out: Tensor | None, scale: Tensor | None, eps: float, form: int
+) -> None:  # fmt: skip
+    """Launch the kernel, whose arguments these are."""
+    tokens, size = total.x.shape
+    width = triton.next_power_of_2(size)
+    _add_rms_norm_kernel[(tokens,)](
+        total.x, total.delta, total.gain, weight, out, scale, eps,
+        SIZE=size, WIDTH=width, FORM=form, num_warps=min(16, max(1, width // 512)),
+    )  # fmt: skip
 
 
 def gate(x: Tensor, gelu: bool, scale: Tensor | None = None) -> Tensor:
@@ -74,11 +99,12 @@ def _rounded(x, scale, kind: tl.constexpr, stored: tl.constexpr):
 @triton.jit
 def _add_rms_norm_kernel(
     x, delta, delta_gain, weight, out, scale, eps,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Normalize a row, or its sum with a row of ``delta``, which is left in ``x``.
 
-    With a ``delta_gain``, ``delta`` goes through a norm of that weight first.
+    With a ``delta_gain``, ``delta`` goes through a norm of that weight first. Without a ``weight`` the sum is not
+    normalized, and where it is all that is wanted ``out`` is None.
     """
     dims = tl.arange(0, WIDTH)
     inside = dims < SIZE
@@ -90,14 +116,16 @@ def _add_rms_norm_kernel(
         if delta_gain is not None:
             gain = tl.load(delta_gain + dims, mask=inside, other=0.0)
             mean = tl.div_rn(tl.sum(more * more, 0), 1.0 * SIZE)
-            more = gained(more * tl.rsqrt(mean + eps), gain, OFFSET).to(kind).to(tl.float32)
+            more = gained(more * tl.rsqrt(mean + eps), gain, FORM).to(kind).to(tl.float32)
         total = (value + more).to(kind)
         tl.store(x + place, total, mask=inside)
         value = total.to(tl.float32)
-    gain = tl.load(weight + dims, mask=inside, other=0.0)
-    mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * SIZE)
-    result = gained(value * tl.rsqrt(mean + eps), gain, OFFSET)
-    tl.store(out + place, _rounded(result, scale, kind, out.dtype.element_ty), mask=inside)
+    if weight is not None:
+        gain = tl.load(weight + dims, mask=inside, other=0.0)
+        mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * SIZE)
+        value = gained(value * tl.rsqrt(mean + eps), gain, FORM)
+    if out is not None:
+        tl.store(out + place, _rounded(value, scale, kind, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -74,9 +74,13 @@ class FusedExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[tokens, hidden]`` of ``x``, contiguous."""
-        made = self.made(x, *choose(self.gate(x), self.config, self.correction))
+        made = self.made(x, *self.chosen(x))
         shared = None if self.shared is None else self.shared(x)
         return mix(made, shared, None if self.shared_gate is None else self.shared_gate(x))
+
+    def chosen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token, and their weights; see ``choose``."""
+        return choose(self.gate(x), self.config, self.correction)
 
     def made(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return what each of a token's experts gives ``[tokens, per_token, hidden]``; see ``choose``."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.engine.attention.store import HeadNorms, rotate_and_store
+from inflight.engine.attention.store import HeadNorms, Turn, form_of, rotate_and_store
 from inflight.engine.attention.triton_backend import TritonAttention
-from inflight.engine.cuda.elementwise import FusedRmsNorm, Residual, gate
+from inflight.engine.cuda.elementwise import FusedRmsNorm, FusedSum, Residual, gate
 from inflight.engine.cuda.experts import FusedExperts
 from inflight.engine.cuda.fp8 import ScaledMmLinear
 from inflight.engine.kvcache.memory_pool import StoredKv
@@ -65,9 +65,10 @@ class FusedLayer(nn.Module):
             norm.weight if isinstance(norm, RmsNorm) else None
             for norm in (layer.attention_output_norm, layer.mlp_output_norm)
         )
-        self.attention_norm = FusedRmsNorm(layer.attention_norm, _input_scale(attention.qkv_proj))
+        scales = _input_scale(attention.qkv_proj), _scale_of_mlp(mlp)
+        self.attention_norm = _in_front(layer.attention_norm, layer.attention_output_norm, scales[0])
         self.attention = FusedAttention(attention)
-        self.mlp_norm = FusedRmsNorm(layer.mlp_norm, _scale_of_mlp(mlp))
+        self.mlp_norm = _in_front(layer.mlp_norm, layer.mlp_output_norm, scales[1])
         self.mlp = _fused_experts(mlp, one_tile) if isinstance(mlp, MoeBlock) else FusedMlp(mlp)
 
     def forward(self, x: Tensor | Residual, positions: Positions, attend: Attend) -> Residual:
@@ -76,6 +77,14 @@ class FusedLayer(nn.Module):
         sum_before = x.x if isinstance(x, Residual) else x
         x = Residual(sum_before, self.attention(normal, positions, attend), self._behind_attention)
         return Residual(x.x, self.mlp(self.mlp_norm(x)), self._behind_mlp)
+
+
+def _in_front(norm: nn.Module, behind: nn.Module, scale: Tensor | None) -> FusedRmsNorm | FusedSum:
+    """Return what computes a norm in front of a half of a layer, or the sum where there is a norm behind it alone."""
+    if isinstance(norm, RmsNorm):
+        return FusedRmsNorm(norm, scale)
+    assert isinstance(behind, RmsNorm)
+    return FusedSum(behind, scale)
 
 
 def _scale_of_mlp(mlp: GatedMlp | MoeBlock) -> Tensor | None:
@@ -113,23 +122,22 @@ class FusedAttention(nn.Module):
         query, key = attention.q_norm, attention.k_norm
         self._norms = HeadNorms()
         if isinstance(query, RmsNorm):
-            fused = FusedRmsNorm(query)
-            self._norms = HeadNorms(query.weight, key.weight, fused.eps, fused.offset)
+            as_one = attention.config.qk_norm == "width"
+            self._norms = HeadNorms(query.weight, key.weight, query.eps, form_of(query), as_one)
 
     def forward(self, x: Tensor, positions: Positions, attend: Attend) -> Tensor:
         """Return ``[tokens, hidden]``."""
-        plain, rotation = self._plain, positions.rotation
-        assert rotation is not None
+        plain, turn = self._plain, Turn(positions.rotation, self._plain.config.interleaved, positions.query_scale)
         heads = plain.qkv_proj(x).view(len(x), -1, plain.head_dim)
         if isinstance(attend, TritonAttention):
             slots, stored = attend.target(plain.layer)
-            query = rotate_and_store(heads, rotation, slots, stored, self._norms)
+            query = rotate_and_store(heads, turn, slots, stored, self._norms)
             out = attend.attend(plain.layer, query, plain.options)
         else:  # another attention stores keys and values itself
             key, value = heads.new_empty(2, plain.kv_heads, len(x), plain.head_dim)
             ones = torch.ones((), device=x.device).expand(key.shape[:2])
             slots = torch.arange(len(x), dtype=torch.int32, device=x.device)
-            query = rotate_and_store(heads, rotation, slots, StoredKv(key, value, ones, ones), self._norms)
+            query = rotate_and_store(heads, turn, slots, StoredKv(key, value, ones, ones), self._norms)
             parts = (query, key.transpose(0, 1), value.transpose(0, 1))
             out = attend(plain.layer, *parts, plain.options)
         return plain.o_proj(out.reshape(len(x), -1))

@@ -65,15 +65,8 @@ def unknown_to_gpu_kernels(config: ModelConfig) -> list[str]:
         "recurrent layers": bool(config.recurrent),
         "gate behind attention": any(one.output_gate for one in config.attention.values()),
         "latent attention": any(one.latent is not None for one in attention),
-        "attention sinks": any(one.sinks for one in attention),
-        "soft cap of scores": any(one.softcap is not None for one in attention),
         "attention within chunks": any(one.chunk is not None for one in attention),
-        "layers without rotary embedding": any(one.rope is None for one in attention),
-        "interleaved rotary embedding": any(one.interleaved for one in attention),
-        "scaling of queries by position": any(one.query_scaling is not None for one in attention),
-        "norm of all queries of a token as one": any(one.qk_norm in ("width", "unit") for one in attention),
-        "norms whose weight is applied before rounding": config.norm_kind == "wide",
-        "layers without a norm in front": config.norms == "behind",
+        "norms of queries without a weight": any(one.qk_norm == "unit" for one in attention),
     })  # fmt: skip
 
 

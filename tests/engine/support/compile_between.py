@@ -20,7 +20,7 @@ import torch
 import triton
 from triton.runtime import JITFunction, driver
 
-from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, Turn, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.cuda.elementwise import Residual
 from inflight.engine.kvcache.memory_pool import StoredKv
@@ -56,8 +56,8 @@ def _stored(cache: torch.dtype) -> None:
     scales = torch.ones(_KV_HEADS, 64, dtype=torch.bfloat16 if cache == torch.int8 else torch.float32)
     stored, slots = StoredKv(keys, keys, scales, scales), torch.zeros(4, dtype=torch.int32)
     heads, table = (torch.zeros(4, *size, _DIM, dtype=torch.bfloat16) for size in ([_HEADS + 2 * _KV_HEADS], []))
-    for norms in (HeadNorms(), HeadNorms(table[0], table[0], 1e-6, offset=True)):
-        rotate_and_store(heads, (table, slots), slots, stored, norms)
+    for norms in (HeadNorms(), HeadNorms(table[0], table[0], 1e-6, form=1)):
+        rotate_and_store(heads, Turn((table, slots)), slots, stored, norms)
     store(heads[:, :_KV_HEADS], heads[:, :_KV_HEADS], slots, stored)
 
 
@@ -65,6 +65,7 @@ def _between(scale: torch.Tensor | None) -> None:
     x, norm = torch.zeros(4, _HIDDEN, dtype=torch.bfloat16), RmsNorm(_HIDDEN, 1e-5).to(torch.bfloat16)
     for stream in (x, Residual(x, x, None), Residual(x, x, norm.weight)):
         elementwise.FusedRmsNorm(norm, scale)(stream)
+        elementwise.FusedSum(norm, scale)(stream)
     elementwise.gate(torch.zeros(4, 2 * _INNER, dtype=torch.bfloat16), False, scale)
     if scale is not None:
         fp8.quantize(x, scale)

@@ -19,7 +19,7 @@ from triton.runtime import JITFunction, driver
 
 from inflight.engine.attention import triton_kernels
 from inflight.engine.attention.plan import Card, common_tile, long_tile, plan, short_tile
-from inflight.engine.attention.store import HeadNorms, rotate_and_store, store
+from inflight.engine.attention.store import HeadNorms, Turn, rotate_and_store, store
 from inflight.engine.cuda import elementwise, fp8
 from inflight.engine.cuda.draw import draw
 from inflight.engine.cuda.elementwise import Residual
@@ -82,8 +82,11 @@ def _attention(card: Card, dtype: torch.dtype, cache: torch.dtype, dim: int) -> 
     places = torch.zeros(4, dtype=torch.int32)
     store(key, key, places, stored)
     heads, table = torch.zeros(4, _HEADS + 2 * _KV_HEADS, dim, dtype=dtype), torch.zeros(9, dim, dtype=dtype)
-    for norms in (HeadNorms(), HeadNorms(key[0, 0], key[0, 0], 1e-6, offset=True)):
-        rotate_and_store(heads, (table, places), places, stored, norms)
+    as_one = HeadNorms(heads[0].flatten(), heads[0].flatten(), 1e-6, form=2, as_one=True)
+    scaled = Turn((table, places), interleaved=True, query_scale=torch.ones(4, 1, 1))
+    for norms in (HeadNorms(), HeadNorms(key[0, 0], key[0, 0], 1e-6, form=1), as_one):
+        for turn in (Turn((table, places)), scaled, Turn()):
+            rotate_and_store(heads, turn, places, stored, norms)
     query = torch.zeros(4, _HEADS, dim, dtype=dtype)
     ranges, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     group, window = _HEADS // _KV_HEADS, None
@@ -94,6 +97,7 @@ def _attention(card: Card, dtype: torch.dtype, cache: torch.dtype, dim: int) -> 
     ):
         dealt = plan(ranges, members, longest, tile, group, window, 30, slots)
         triton_kernels.attend(query, stored, query, ranges, dealt, 16, 1.0)
+        triton_kernels.attend(query, stored, query, ranges, dealt, 16, 1.0, 30.0, query[0, :, 0])
 
 
 def _between(dtype: torch.dtype, has_fp8: bool) -> None:
@@ -103,6 +107,7 @@ def _between(dtype: torch.dtype, has_fp8: bool) -> None:
         elementwise.gate(rows, True, wanted)
         for stream in (rows, Residual(rows, rows, None), Residual(rows, rows, norm.weight)):
             elementwise.FusedRmsNorm(norm, wanted)(stream)
+            elementwise.FusedSum(norm, wanted)(stream)
     if has_fp8:
         fp8.quantize(x, scale)
 

@@ -77,11 +77,15 @@ def both(
     kind: str = "",
     window: int | None = None,
     device: torch.device = CPU,
+    softcap: float | None = None,
+    sinks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return what the kernels see, and what the reference sees, after both have stored the same."""
+    given = torch.linspace(-2, 3, config.num_heads, device=device).to(dtype) if sinks else None
+    options = AttentionOptions(config.attention_scale, window, softcap=softcap, sinks=given)
     ranges = ranges_of(lengths, block_size)
     ours, theirs = (filled(config, ranges, block_size, dtype, kind, device) for _ in range(2))
-    step = (1, *activations(config, ranges, dtype, device, kind), AttentionOptions(config.attention_scale, window))
+    step = (1, *activations(config, ranges, dtype, device, kind), options)
     expected = TorchAttention(theirs, ranges, block_size)(*step)
     seen = kernels_see(ours, ranges, block_size, *step)
     for mine, its in zip(ours.parts, theirs.parts, strict=True):

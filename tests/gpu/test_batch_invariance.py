@@ -7,10 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from benchmarks.checkpoints import Experts, Shape
 from inflight.engine.cuda.invariant import FEW_ROWS, MANY_ROWS, InvariantLinear, product
 from inflight.engine.cuda.prepare import INVARIANT_ON
 from tests.engine.support.driving import ask, run
-from tests.gpu.support.device import DEVICE, engine
+from tests.gpu.support.device import DEVICE, SHAPE, engine
+
+EXPERTS = Shape("experts", 1e7, 4096, 512, 1024, 2, 8, 2, Experts(16, 4, 256))
 
 ROWS = (1, 2, 3, 4, 8, 16, 17, 63, 64, 65, 100, 128, 129, 256, 1000, 4096)
 
@@ -35,8 +38,9 @@ def test_a_row_of_a_product_is_the_same_among_any_number_of_rows(columns: int, d
     assert float((whole.double() - exact).norm() / exact.norm()) < 3e-3
 
 
-def test_a_request_gets_the_same_bits_alone_and_among_others() -> None:
-    one = engine(batch_invariant=True, max_batch_size=64, max_tokens_per_step=96, num_blocks=2048)
+@pytest.mark.parametrize("shape", [SHAPE, EXPERTS], ids=lambda shape: shape.name)
+def test_a_request_gets_the_same_bits_alone_and_among_others(shape: Shape) -> None:
+    one = engine(shape, batch_invariant=True, max_batch_size=64, max_tokens_per_step=96, num_blocks=2048)
     assert isinstance(one._runner._model.lm_head, InvariantLinear)
     prompts = [tuple((7 * row + 3 * at) % 4000 for at in range(5 + 11 * row)) for row in range(40)]
     settings = {"max_tokens": 12, "log_probs": True, "temperature": 0.8}

@@ -84,9 +84,9 @@ def _attention(card: Card, dtype: torch.dtype, cache: torch.dtype, dim: int) -> 
     heads, table = torch.zeros(4, _HEADS + 2 * _KV_HEADS, dim, dtype=dtype), torch.zeros(9, dim, dtype=dtype)
     as_one = HeadNorms(heads[0].flatten(), heads[0].flatten(), 1e-6, form=2, as_one=True)
     scaled = Turn((table, places), interleaved=True, query_scale=torch.ones(4, 1, 1))
-    for norms in (HeadNorms(), HeadNorms(key[0, 0], key[0, 0], 1e-6, form=1), as_one):
-        for turn in (Turn((table, places)), scaled, Turn()):
-            rotate_and_store(heads, turn, places, stored, norms)
+    of_heads = HeadNorms(key[0, 0], key[0, 0], 1e-6, form=1)
+    for norms, turn in ((HeadNorms(), scaled), (of_heads, Turn((table, places))), (as_one, Turn())):
+        rotate_and_store(heads, turn, places, stored, norms)
     query = torch.zeros(4, _HEADS, dim, dtype=dtype)
     ranges, members = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     group, window = _HEADS // _KV_HEADS, None
@@ -97,7 +97,8 @@ def _attention(card: Card, dtype: torch.dtype, cache: torch.dtype, dim: int) -> 
     ):
         dealt = plan(ranges, members, longest, tile, group, window, 30, slots)
         triton_kernels.attend(query, stored, query, ranges, dealt, 16, 1.0)
-        triton_kernels.attend(query, stored, query, ranges, dealt, 16, 1.0, 30.0, query[0, :, 0])
+        if cache == dtype and dim == 128:
+            triton_kernels.attend(query, stored, query, ranges, dealt, 16, 1.0, 30.0, query[0, :, 0])
 
 
 def _between(dtype: torch.dtype, has_fp8: bool) -> None:

@@ -44,7 +44,7 @@ token: a small random checkpoint, alone and in mixed batches with reuse, chunks 
 
 - *native step*: Inflight's own kernels compute it on a CPU; else PyTorch does, which is several times slower.
 - *GPU kernels*: attention and what lies between the products run in kernels on a GPU, and decode steps as graphs; else
-  PyTorch alone computes it there, which nobody has tried on a GPU yet.
+  PyTorch alone computes it there, launch by launch, and `tests/gpu` holds it to transformers.
 - *quantizes*: `inflight build` quantizes it. A checkpoint that is quantized already may be served whether it does or
   not ([quantization](quantization.md)).
 - *GGUF*: it is served from a [GGUF file](gguf.md) too.

@@ -40,8 +40,8 @@ def test_it_is_refused_where_nobody_has_shown_it(capability: tuple[int, int], mo
 def test_what_stands_against_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeploymentError, match="speculation.candidates is 3; with engine.batch_invariant .* must be 1"):
         require_invariance(GPU, 3, load_config(checkpoint("llama")))
-    with pytest.raises(DeploymentError, match="for GptOssForCausalLM they have no .*attention sinks"):
-        require_invariance(GPU, 1, load_config(checkpoint("gpt-oss")))
+    with pytest.raises(DeploymentError, match="for DeepseekV3ForCausalLM they have no latent attention"):
+        require_invariance(GPU, 1, load_config(checkpoint("deepseek3")))
     monkeypatch.setattr(prepare, "has_compiler", lambda: False)
     with pytest.raises(DeploymentError, match="needs Triton's compiler"):
         require_invariance(GPU, 1, load_config(checkpoint("llama")))

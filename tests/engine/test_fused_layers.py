@@ -153,6 +153,17 @@ def test_a_layer_is_nine_launches_beside_the_combination_of_splits(
     assert once == {"embedding": 1, "add_rms_norm": 1}
 
 
+@torch.no_grad()
+def test_experts_are_six_launches_and_nothing_waits_for_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+    model = _model(1, **experts, moe_intermediate_size=32, norm_topk_prob=True)
+    fuse_layers(model)
+    x = torch.zeros(3, 64, dtype=torch.bfloat16)
+    with _launches(monkeypatch) as launched:
+        model.model.layers[0].mlp(x)
+    assert launched == {"product": 1, "choose": 1, "deal": 1, "expert": 2, "mix": 1}
+
+
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import torch
@@ -56,17 +57,24 @@ def _block(hidden: int, config: ExpertsConfig, device: torch.device) -> MoeBlock
 
 def engine(contact: Contact, _case: str) -> None:
     """Measure decoding and prefill of a model with experts, by our kernels and then by PyTorch alone."""
-    shape, batches = contact.sizes.expert_shape, contact.sizes.expert_batches
     for kernels in (True, False) if contact.kernels else (False,):
-        how = replace(contact, kernels=kernels)
-        label = "experts" if kernels else "experts, PyTorch"
-        with started(how, shape=shape, max_batch_size=max(batch.streams for batch in batches)) as made:
-            if kernels:
-                start(how, made)
-            assert kernels == (made._runner._kernels is not None)
-            for batch in batches if kernels else tuple(replace(one, output=min(one.output, 8)) for one in batches):
-                with contact.recorder.attempt(f"decode {batch.name}, {label}"):
-                    _rates(contact, made, batch, label)
+        _served(replace(contact, kernels=kernels), "experts" if kernels else "experts, PyTorch")
+        gc.collect()  # the engine, whose memory the next one needs
+        if not contact.dry:
+            torch.cuda.empty_cache()
+
+
+def _served(contact: Contact, label: str) -> None:
+    """Measure all batches on an engine; by PyTorch alone few tokens, since each takes a tenth of a second."""
+    shape, batches = contact.sizes.expert_shape, contact.sizes.expert_batches
+    with started(contact, shape=shape, max_batch_size=max(batch.streams for batch in batches)) as made:
+        if contact.kernels:
+            start(contact, made)
+        assert contact.kernels == (made._runner._kernels is not None)
+        for batch in batches:
+            few = batch if contact.kernels else replace(batch, output=min(batch.output, 8))
+            with contact.recorder.attempt(f"decode {batch.name}, {label}"):
+                _rates(contact, made, few, label)
 
 
 def _rates(contact: Contact, made: object, batch: Batch, label: str) -> None:

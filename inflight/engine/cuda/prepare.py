@@ -100,7 +100,7 @@ def _of_experts(model: DecoderModel, dtype: torch.dtype) -> int:
     """Return the bytes of the decoded experts of one layer, which are twice there when they become one tensor."""
     blocks = (block.experts.modules() for _, block in each_of(model, MoeBlock))
     linears = ([one for one in modules if isinstance(one, QuantizedLinear)] for modules in blocks)
-    sizes = (sum(one.weight.numel() * one.per_element for one in own) for own in linears)
+    sizes = (sum(one.elements for one in own) for own in linears)
     return max(sizes, default=0) * dtype.itemsize
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
+from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,20 @@ from weakref import WeakValueDictionary
 
 from inflight.errors import DeploymentError
 from inflight.gguf.config import dtype_of, read_config
+from inflight.gguf.header import TensorInfo
 from inflight.gguf.metadata import EMBEDDING, HEAD, Described
 from inflight.gguf.names import Source, checkpoint_tensors
 from inflight.gguf.reader import GgufModel
 from inflight.gguf.tokenizer import tokenizer_files
-from inflight.gguf.types import FLOATS, QUANTIZED, SERVED
+from inflight.gguf.types import FLOATS, QUANTIZED, SERVED, packed_together
 
 log = logging.getLogger(__name__)
 
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _OF_TEXT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
 """What goes with ``tokenizer.json``."""
+_PART = re.compile(r"(?<=attn_)[qkv](?=\.weight)|(?<=ffn_)(gate|up)(?=(_exps|_shexp)?\.weight)")
+"""What tells apart the tensors of one product: queries, keys and values; gates and what they are multiplied with."""
 
 
 class GgufCheckpoint:
@@ -120,16 +125,24 @@ def require_types(model: Described) -> None:
 
 
 def cpu_bytes(model: Described) -> int:
-    """Return the memory of a model's weights on a CPU.
+    """Return the memory of a model's weights on a CPU, in bytes.
 
     Linears are as the native step packs their blocks; all else is in the type of the computation, and so is an
     embedding, of which a head that has no tensor of its own is made.
     """
-    whole, total = 16 if dtype_of(model) == "bfloat16" else 32, 0.0
+    whole = 16 if dtype_of(model) == "bfloat16" else 32
+    products = defaultdict[str, list[TensorInfo]](list)
     for name, tensor in model.tensors.items():
-        packed = QUANTIZED.get(tensor.type.name)
-        bits = whole if packed is None or len(tensor.shape) == 1 else packed.bits_of_weight
-        if name == EMBEDDING:
-            bits = whole + (bits if HEAD not in model.tensors else 0)
-        total += math.prod(tensor.shape) * bits / 8
-    return int(total)
+        products[_PART.sub("", name)].append(tensor)
+    bits = dict[str, float]()
+    for tensors in products.values():
+        packed = {one.name: QUANTIZED[one.type.name] for one in tensors if _is_packed(one)}
+        together = packed_together(packed.values()).bits_of_weight if packed else whole
+        bits |= {one.name: together if one.name in packed else whole for one in tensors}
+    if EMBEDDING in bits:
+        bits[EMBEDDING] = whole if HEAD in bits else whole + bits[EMBEDDING]
+    return int(sum(math.prod(tensor.shape) * bits[name] for name, tensor in model.tensors.items()) / 8)
+
+
+def _is_packed(tensor: TensorInfo) -> bool:
+    return tensor.type.name in QUANTIZED and len(tensor.shape) > 1

@@ -5,6 +5,7 @@ Numbers and sizes: ``ggml_type`` and the blocks of https://github.com/ggml-org/g
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 
@@ -82,6 +83,19 @@ class PackedType(NamedTuple):
         return self.bits + self.scale_bits * (1 + self.minimums) / self.group
 
 
+def packed_together(types: Collection[PackedType]) -> PackedType:
+    """Return what the parts of one product are packed as: the most bits among them, the shortest groups.
+
+    If any has minimums, all get them; then integers that had none may be signed, and take eight bits.
+    """
+    return PackedType(
+        max(one.bits for one in types) if len({one.minimums for one in types}) == 1 else 8,
+        min(one.group for one in types),
+        any(one.minimums for one in types),
+        max(one.scale_bits for one in types),
+    )
+
+
 QUANTIZED: dict[str, PackedType] = {
     "Q4_0": PackedType(4, 32),
     "Q4_1": PackedType(4, 32, minimums=True),
@@ -99,6 +113,6 @@ QUANTIZED: dict[str, PackedType] = {
 }
 """The quantized types that are decoded, by name."""
 SERVED = (*FLOATS, *QUANTIZED)
-"""The types of tensors that are served, by name."""
+"""The names of the types of tensors that are served."""
 BLOCKS = {kind.name: kind for kind in TENSOR_TYPES.values()}
-"""By name."""
+"""All types of tensors, by name."""

@@ -14,6 +14,7 @@ from inflight.engine.quant.convert import decoding_cost
 from inflight.engine.quant.gguf_blocks import FORMATS, decode
 from inflight.engine.scoring import Scorer
 from inflight.errors import DeploymentError
+from inflight.gguf.types import QUANTIZED
 from tests.engine.support.checkpoints import PROMPTS, TOKENS
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.gguf_files import NAMES, GgufFile, draw_blocks, gguf_file, wide_gguf_file
@@ -81,6 +82,10 @@ def test_blocks_are_decoded_as_the_package_decodes_them(kind: str) -> None:
         made = decode(torch.from_numpy(blocks), kind)
         assert torch.equal(made.isnan(), expected.isnan())
         assert torch.equal(made.nan_to_num(0.0).view(torch.int32), expected.nan_to_num(0.0).view(torch.int32))
+
+
+def test_each_type_that_is_served_is_decoded() -> None:
+    assert set(FORMATS) == set(QUANTIZED)
 
 
 def test_weights_stay_in_blocks_in_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,16 @@ import torch
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.checkpoint import load_config, load_model, outline_model
 from inflight.engine.models.decoder import DecoderModel
+from inflight.engine.models.layers import RmsNorm
 from inflight.engine.native.bindings import NativeError, Weight, call
 from inflight.engine.native.model import NativeModel
-from inflight.engine.native.weights import quantized_source
+from inflight.engine.native.outline import linears_of
+from inflight.engine.native.weights import quantized_parts, quantized_source
 from inflight.engine.quant.gguf_blocks import FORMATS
 from inflight.engine.quant.gguf_linears import GGUF_LINEARS
 from inflight.engine.quant.linears import LinearShape
+from inflight.gguf.checkpoint import cpu_bytes
+from inflight.gguf.reader import GgufModel
 from inflight.gguf.types import QUANTIZED
 from tests.engine.support.gguf_files import draw_blocks, wide_gguf_file
 from tests.engine.support.native import CPU, SETS, by_pytorch, each_set, make_pool
@@ -45,11 +50,16 @@ OUTPUT = 1
 """The library's number for the projection of attention's outputs."""
 
 
+def _path(name: str) -> Path:
+    """Return a file in one type, or in a mixture of them."""
+    return wide_gguf_file(*MIXTURES.get(name, (name,)), experts=name == "experts").path
+
+
 @functools.cache
 def _file(name: str) -> DecoderModel:
-    """Return the loaded model of a file in one type, or in a mixture of them."""
-    file = wide_gguf_file(*MIXTURES.get(name, (name,)), experts=name == "experts")
-    outline = outline_model(file.path, load_config(file.path), torch.float32, CPU, 512, "auto")
+    """Return the loaded model of a file."""
+    path = _path(name)
+    outline = outline_model(path, load_config(path), torch.float32, CPU, 512, "auto")
     model = load_model(outline, CPU).model
     assert isinstance(model, DecoderModel)
     return model
@@ -97,6 +107,20 @@ def test_integers_scales_and_minimums_are_the_weight(kind: str) -> None:
         weight += source.minimums[..., None]
     exact = source.minimums is None
     torch.testing.assert_close(weight.flatten(1), linear.decode(torch.float32), rtol=0, atol=0 if exact else 1e-7)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *MIXTURES])
+def test_the_memory_that_is_shown_is_that_of_what_is_packed(name: str) -> None:
+    model = _file(name)
+    held = model.model.embed_tokens.weight.nbytes
+    held += sum(module.weight.nbytes for module in model.modules() if isinstance(module, RmsNorm))
+    for place in linears_of(model):
+        if parts := quantized_parts("", place.linear):
+            source = quantized_source(parts, torch.float32)
+            held += sum(one.nbytes for one in (source.weight, source.scales, source.minimums) if one is not None)
+        else:
+            held += place.weight().nbytes
+    assert cpu_bytes(GgufModel(_path(name))) == held
 
 
 @pytest.mark.skipif(not SETS, reason="no kernels run here")

@@ -14,7 +14,7 @@ from inflight.engine.quant.gguf_blocks import Groups
 from inflight.engine.quant.gguf_linears import GgufLinear
 from inflight.engine.quant.grouped import Fp8BlockLinear, Fp8TokenLinear, Int8TokenLinear
 from inflight.engine.quant.linears import Int4Fp8Linear, Int4WeightLinear, Mxfp4Linear, QuantizedLinear
-from inflight.gguf.types import QUANTIZED
+from inflight.gguf.types import QUANTIZED, packed_together
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3, torch.uint8: 4}
 """The library's numbers for types; two INT4 are held as uint8."""
@@ -171,25 +171,23 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source
 
 
 def _source_of_blocks(parts: list[GgufLinear]) -> Source:
-    """Return weights in blocks, of maybe several types, as integers of the fewest bits and the shortest groups.
+    """Return weights in blocks, of maybe several types, as integers by groups.
 
-    A weight is its group's scale times its integer, and the group's minimum, if any part has minimums.
+    A weight is its group's scale times its integer, and the group's minimum added, if any part has minimums.
     """
-    groups = [part.groups() for part in parts]
-    size = min(one.integers.shape[-1] for one in groups)
-    integers = torch.cat([one.integers.flatten(1) for one in groups])
+    # By the types and not by what the integers are, since all experts of a layer are packed as one type.
+    common = packed_together([QUANTIZED[part.type.name] for part in parts])
+    groups, size = [part.groups() for part in parts], common.group
+    weight = torch.cat([one.integers.flatten(1) for one in groups]).to(torch.int8)
     scales = torch.cat([_by_groups(one.scales, one, size) for one in groups])
     minimums = None
-    if any(one.minimums is not None for one in groups):
-        minimums = -torch.cat([
-            torch.zeros_like(_by_groups(one.scales, one, size)) if one.minimums is None
-            else _by_groups(one.minimums, one, size) for one in groups
+    if common.minimums:
+        minimums = torch.cat([
+            _by_groups(torch.zeros_like(one.scales) if one.minimums is None else one.minimums, one, size)
+            for one in groups
         ])  # fmt: skip
-    shape, weight = (len(integers), integers.shape[1]), integers.to(torch.int8)
-    packed = _INT8 if minimums is None else _INT8_MINIMUMS
-    # By the types and not by what the integers are, since all experts of a layer are packed as one type.
-    alike = len({one.minimums is None for one in groups}) == 1
-    if alike and all(QUANTIZED[part.type.name].bits == 4 for part in parts) and not shape[0] % 2:
+    shape, packed = (len(weight), weight.shape[1]), _INT8 if minimums is None else _INT8_MINIMUMS
+    if common.bits == 4 and not shape[0] % 2:  # two rows lie in a byte
         if minimums is not None:
             weight, minimums = weight - 8, minimums + 8 * scales
         packed, weight = _INT4 if minimums is None else _INT4_MINIMUMS, pack_int4(weight)

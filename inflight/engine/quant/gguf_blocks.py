@@ -1,7 +1,8 @@
 """The blocks of quantized GGUF tensors: integers of a few bits, in groups with a scale and maybe a minimum.
 
-A weight is its group's scale times its integer, less its group's minimum. Layouts: ggml-common.h and ggml-quants.c of
-https://github.com/ggml-org/ggml; what is decoded equals ``gguf.quants.dequantize`` of the ``gguf`` package bit for bit.
+A weight is its group's scale times its integer, and its group's minimum added. Layouts: ggml-common.h and ggml-quants.c
+of https://github.com/ggml-org/ggml; what is decoded equals ``gguf.quants.dequantize`` of the ``gguf`` package bit for
+bit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Groups(NamedTuple):
     scales: Tensor
     """Float32 ``[blocks, groups]``."""
     minimums: Tensor | None = None
-    """Float32 ``[blocks, groups]``; None: zero."""
+    """Float32 ``[blocks, groups]``, added to weights; None: zero."""
 
 
 def decode(weight: Tensor, kind: str) -> Tensor:
@@ -41,12 +42,12 @@ def decode(weight: Tensor, kind: str) -> Tensor:
         groups = target.view(integers.shape)
         groups.copy_(integers).mul_(scales[..., None])
         if minimums is not None:
-            groups.sub_(minimums[..., None])
+            groups.add_(minimums[..., None])
     return out
 
 
 def unpack(weight: Tensor, kind: str) -> Groups:
-    """Return the same as integers ``[rows, groups, size of a group]``, scales and minimums ``[rows, groups]``."""
+    """Return what blocks hold, by rows: integers ``[rows, groups, size of a group]``, the others ``[rows, groups]``."""
     integers, scales, minimums = zip(*_unpacked(weight, kind), strict=True)
     rows, size = len(weight), integers[0].shape[-1]
     return Groups(
@@ -94,7 +95,7 @@ def _q4_0(blocks: Tensor) -> Groups:
 
 
 def _q4_1(blocks: Tensor) -> Groups:
-    return Groups(_shifted(blocks[:, None, 4:], 4).flatten(2), _half(blocks, 0), -_half(blocks, 2))
+    return Groups(_shifted(blocks[:, None, 4:], 4).flatten(2), _half(blocks, 0), _half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Groups:
@@ -104,7 +105,7 @@ def _q5_0(blocks: Tensor) -> Groups:
 
 def _q5_1(blocks: Tensor) -> Groups:
     integers = _shifted(blocks[:, 8:], 4).flatten(1) | _bits(blocks[:, 4:8]) << 4
-    return Groups(integers[:, None], _half(blocks, 0), -_half(blocks, 2))
+    return Groups(integers[:, None], _half(blocks, 0), _half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Groups:
@@ -114,7 +115,7 @@ def _q8_0(blocks: Tensor) -> Groups:
 def _q2_k(blocks: Tensor) -> Groups:
     integers = _shifted(blocks[:, 16:80].unflatten(1, (2, 32)), 2).reshape(-1, 16, 16)
     scales, minimums = blocks[:, :16] & 15, blocks[:, :16] >> 4
-    return Groups(integers, _half(blocks, 80) * scales.float(), _half(blocks, 82) * minimums.float())
+    return Groups(integers, _half(blocks, 80) * scales.float(), -_half(blocks, 82) * minimums.float())
 
 
 def _q3_k(blocks: Tensor) -> Groups:
@@ -142,13 +143,13 @@ def _scales_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _q4_k(blocks: Tensor) -> Groups:
     scales, minimums = _scales_of_k(blocks[:, 4:16])
     integers = _shifted(blocks[:, 16:].unflatten(1, (4, 32)), 4).reshape(-1, 8, 32)
-    return Groups(integers, _half(blocks, 0) * scales.float(), _half(blocks, 2) * minimums.float())
+    return Groups(integers, _half(blocks, 0) * scales.float(), -_half(blocks, 2) * minimums.float())
 
 
 def _q5_k(blocks: Tensor) -> Groups:
     scales, minimums = _scales_of_k(blocks[:, 4:16])
     integers = _shifted(blocks[:, 48:].unflatten(1, (4, 32)), 4).reshape(-1, 8, 32) | _shifted(blocks[:, 16:48], 1) << 4
-    return Groups(integers, _half(blocks, 0) * scales.float(), _half(blocks, 2) * minimums.float())
+    return Groups(integers, _half(blocks, 0) * scales.float(), -_half(blocks, 2) * minimums.float())
 
 
 def _q6_k(blocks: Tensor) -> Groups:

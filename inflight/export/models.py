@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import psutil
 import typer
@@ -18,9 +18,9 @@ from inflight.gguf.checkpoint import cpu_bytes, open_gguf, require_types
 from inflight.gguf.files import is_gguf
 from inflight.hub.model_manifest import ModelManifest
 from inflight.hub.names import parse_model_name
-from inflight.hub.screen import printable, why_not_served
 from inflight.hub.staging import in_units
 from inflight.hub.store import StoredModel, find_entries, models_folder, remove_entry, stored_models
+from inflight.hub.verdict import printable, why_not_served
 from inflight.report.failures import one_line_errors
 from inflight.report.table import print_table
 from inflight.text.checkpoint import read_json
@@ -98,16 +98,16 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
     model = manifest.weights_path(directory)
     try:
         config = read_json(model / "config.json")
-        blocks = is_gguf(model) and _blocks(model, machine)
+        in_blocks = _bytes_in_blocks(model, machine) if is_gguf(model) else None
     except DeploymentError as error:
         return f"not served: {printable(error)}".replace(f"{directory}/", "")
     if (problem := why_not_served(config)) is not None:
         return f"not served: {problem}"
-    if blocks:
-        return _by_size(blocks, "GGUF")
+    if in_blocks is not None:
+        return _by_size(in_blocks, machine)
     try:
         shape = read_shape(model)
-        stored = None if is_gguf(model) else stored_weights(model, shape)
+        stored = stored_weights(model, shape)
     except DeploymentError as error:
         return f"not served: {error}"
     if isinstance(machine, str):
@@ -136,8 +136,8 @@ def _planned(plan: Plan) -> str:
     return f"{where}: {in_units(needed)} of {in_units(memory.total * plan.gpus_per_replica)}, {speed}"
 
 
-def _blocks(model: Path, machine: Gpu | str) -> int:
-    """Return the memory that a GGUF model's weights take; 0: none are in blocks.
+def _bytes_in_blocks(model: Path, machine: Gpu | str) -> int | None:
+    """Return the memory that a GGUF model's weights take on a machine, in bytes; None: none of them are in blocks.
 
     Raises:
         DeploymentError: the file is not what it should be, or not served.
@@ -145,13 +145,20 @@ def _blocks(model: Path, machine: Gpu | str) -> int:
     checkpoint = open_gguf(model)
     require_types(checkpoint.model)
     if not checkpoint.blocks:
-        return 0
-    on_gpu = isinstance(machine, Gpu) and not machine.is_cpu
-    return sum(tensor.nbytes for tensor in checkpoint.model.tensors.values()) if on_gpu else cpu_bytes(checkpoint.model)
+        return None
+    if not _is_gpu(machine):
+        return cpu_bytes(checkpoint.model)
+    return sum(tensor.nbytes for tensor in checkpoint.model.tensors.values())
 
 
-def _by_size(needed: int, kind: str) -> str:
-    """Return what is known of a model whose speed is not planned: the memory of its weights."""
-    free = psutil.virtual_memory().available
-    fits = "fits" if needed < free else "too large"
-    return f"{fits}: {in_units(needed)} of weights, {in_units(free)} of memory free; speed is not planned ({kind})"
+def _by_size(needed: int, machine: Gpu | str) -> str:
+    """Return what is known of a GGUF model in blocks, which is not planned: the memory of its weights."""
+    there, where = psutil.virtual_memory().available, "of memory free"
+    if _is_gpu(machine):
+        there, where = machine.memory_bytes, f"on {machine.name}"
+    fits = "fits" if needed < there else "too large"
+    return f"{fits}: {in_units(needed)} of weights, {in_units(there)} {where}; speed is not planned (GGUF)"
+
+
+def _is_gpu(machine: Gpu | str) -> TypeGuard[Gpu]:
+    return isinstance(machine, Gpu) and not machine.is_cpu

@@ -12,7 +12,7 @@ from inflight.gguf.metadata import Metadata
 from inflight.gguf.tokenizer import require_kind
 from inflight.hub.model_manifest import plain
 from inflight.hub.remote import Hub, Repository, Unreachable
-from inflight.hub.screen import Verdict, printable
+from inflight.hub.verdict import Verdict, printable
 
 _AT_FIRST, _MOST = 2 << 20, 64 << 20
 """Bytes: a header mostly holds the vocabulary, some megabytes."""

@@ -23,7 +23,7 @@ from inflight.hub.model_manifest import (
 )
 from inflight.hub.names import ModelName, is_commit
 from inflight.hub.remote import Hub, RemoteFile, Repository, Unreachable
-from inflight.hub.screen import Transfer, Verdict, judge_config, show_model, tell
+from inflight.hub.screen import Transfer, show_model, tell
 from inflight.hub.selection import CONFIG, Selection, select_files
 from inflight.hub.settings import HubSettings
 from inflight.hub.staging import (
@@ -37,6 +37,7 @@ from inflight.hub.staging import (
     sweep,
 )
 from inflight.hub.store import StoredModel, find_model, models_folder, place_of
+from inflight.hub.verdict import Verdict, judge_config
 
 
 @dataclass(frozen=True)

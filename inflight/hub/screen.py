@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from inflight.engine.models.adapted.known import require_known
-from inflight.engine.models.reading import is_known, read_model_config
-from inflight.errors import DeploymentError
-from inflight.hub.model_manifest import architecture_of, decode_object, is_weights
+from inflight.hub.model_manifest import is_weights
 from inflight.hub.names import ModelName
 from inflight.hub.remote import RemoteFile, Repository
 from inflight.hub.staging import free_disk, in_units
+from inflight.hub.verdict import Verdict
 
 _LINE_EVERY_S = 30.0
 
@@ -27,34 +23,6 @@ _LINE_EVERY_S = 30.0
 def tell(console: Console, line: str) -> None:
     """Print one line as it is: paths are not broken, brackets mean nothing."""
     console.print(f"inflight: {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a model is, and whether the portable engine serves it."""
-
-    architecture: str | None
-    """None: nothing says it."""
-    problem: str | None = None
-    """Why it is not served; None: it is, or may be."""
-    is_adapted: bool = False
-    """Whether transformers' code would compute it."""
-    cpu_bytes: int | None = None
-    """Memory of the weights on a CPU; None: it is that of their files, as far as is known."""
-
-    @property
-    def line(self) -> str:
-        """In words."""
-        if self.problem is not None:
-            return f"{self.architecture or 'unknown'}; the portable engine does not serve it: {self.problem}"
-        adapted = "; Inflight has no code of its own for it: transformers' may serve it (docs/adapter.md)"
-        return f"{self.architecture or 'unknown'}{adapted if self.is_adapted else ''}"
-
-
-def judge_config(config: bytes, where: str) -> Verdict:
-    """Judge a checkpoint by its config.json, which is called ``where``. Raises DeploymentError: it is not JSON."""
-    data = decode_object(config, where)
-    return Verdict(architecture_of(config, where), why_not_served(data), not is_known(data))
 
 
 def show_model(
@@ -80,26 +48,6 @@ def show_model(
     tell(console, f"{name}")
     for label, text in rows.items():
         console.print(f"  {label:<14}{text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def why_not_served(config: Mapping[str, Any]) -> str | None:
-    """Return why the engine does not serve a model, by its config.json; None: it does, or may.
-
-    What transformers' code makes of an architecture that Inflight has no code for is found when it is loaded.
-    """
-    try:
-        if is_known(config):
-            read_model_config(config)
-        else:
-            require_known(config)
-    except DeploymentError as error:
-        return printable(error)
-    return None
-
-
-def printable(error: DeploymentError) -> str:
-    """Return what is wrong, which may quote a file: what a terminal might obey in it becomes a question mark."""
-    return "".join(character if character.isprintable() else "?" for character in str(error))
 
 
 class Transfer:

@@ -9,8 +9,9 @@ from rich.console import Console
 from inflight.errors import DeploymentError
 from inflight.hub.names import parse_model_name
 from inflight.hub.pull import pull_model
-from inflight.hub.screen import Verdict, tell
+from inflight.hub.screen import tell
 from inflight.hub.store import find_model
+from inflight.hub.verdict import Verdict
 
 
 def model_to_serve(text: str, console: Console) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from inflight.export.models import judge
 from inflight.export.plan.gpus import cpu_gpu, find_gpu
 from inflight.hub.model_manifest import ModelFile, ModelManifest, now
+from inflight.hub.staging import in_units
 from inflight.resources import ROOT
 from tests.engine.support.adapted import small_checkpoint
+from tests.engine.support.gguf_files import wide_gguf_file
 from tests.engine.support.packed_models import published
 from tests.export.support.planning import SHAPES
 
@@ -48,6 +51,18 @@ def test_only_what_is_too_large_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": described}))
     assert _judge(tmp_path, find_gpu("a100-80")).startswith("not planned: precision FP8: a100-80 has compute")
     assert _judge(tmp_path, "no GPU of the table") == "not planned: no GPU of the table"
+
+
+def test_a_gguf_file_in_blocks_is_compared_with_the_memory_of_what_computes() -> None:
+    path = wide_gguf_file("Q8_0").path
+    manifest = ModelManifest(pulled=now(), format="gguf", files={path.name: ModelFile(bytes=1, sha256="0" * 64)})
+    h100 = find_gpu("h100")
+    tiny = h100.model_copy(update={"memory_mib": 0.5})
+    assert re.fullmatch(
+        r"fits: .* of weights, .* of memory free; speed is not planned \(GGUF\)", judge(manifest, path.parent, CPU)
+    )
+    assert f"of weights, {in_units(h100.memory_bytes)} on h100" in judge(manifest, path.parent, h100)
+    assert judge(manifest, path.parent, tiny).startswith("too large: ")
 
 
 @pytest.mark.parametrize(

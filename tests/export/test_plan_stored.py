@@ -11,11 +11,12 @@ import torch
 
 from inflight.engine.checkpoint import load_config, outline_model
 from inflight.errors import DeploymentError
-from inflight.export.model_shape import read_shape, stored_weights
+from inflight.export.model_shape import is_quantized, read_shape, stored_weights
 from inflight.export.plan.gpus import cpu_gpu, find_gpu
 from inflight.export.plan.plan import Plan, PlanRequest
 from inflight.export.plan.planner import make_plan
 from inflight.resources import ROOT
+from tests.engine.support.gguf_files import wide_gguf_file
 from tests.engine.support.packed_models import FORMATS, published
 from tests.engine.test_format_checkpoints import BY_PYTORCH
 
@@ -86,6 +87,43 @@ def test_models_of_modelopt_are_those_that_a_build_would_make(tmp_path: Path) ->
     assert stored.unloaded == planned.unloaded
     with pytest.raises(DeploymentError, match="begins with 8.9; use the checkpoint that is not quantized"):
         _plan(tmp_path, "a100-80")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"ignore": ["re:("]}, "quantization_config.ignore is 're:('; it must be a regular expression"),
+        ({"ignore": 5}, "quantization_config.ignore is 5; it must be a list of names"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; it must be a list of names"),
+        (None, "quantization_config.quant_method is None; it must be one of"),
+    ],
+)
+def test_a_configuration_without_files_may_be_wrong(fields: dict[str, Any] | None, said: str, tmp_path: Path) -> None:
+    described = {"quant_method": "awq"} | fields if fields is not None else "awq"
+    with pytest.raises(DeploymentError) as error:
+        _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config=described))
+    assert said in str(error.value)
+
+
+def test_what_is_left_out_by_name_is_not_quantized(tmp_path: Path) -> None:
+    whole, part = (
+        _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config={"quant_method": "awq"} | more))
+        for more in ({}, {"modules_to_not_convert": ["self_attn"]})
+    )
+    assert whole.parameters == part.parameters
+    assert part.weight_bytes > whole.weight_bytes + part.parameters.attention
+
+
+def test_no_configuration_is_none(tmp_path: Path) -> None:
+    directory = _published("Qwen3MoeForCausalLM", tmp_path, quantization_config=None)
+    assert not is_quantized(directory)
+    assert stored_weights(directory, read_shape(directory)) is None
+
+
+def test_gguf_files_in_blocks_are_refused_by_name() -> None:
+    assert _plan(wide_gguf_file("BF16").path).precision == "float32"
+    with pytest.raises(DeploymentError, match=r"m.*\.gguf: its weights are in Q4_K, Q6_K; GGUF files in blocks are"):
+        _plan(wide_gguf_file("Q4_K", (("v_proj", "Q6_K"),)).path)
 
 
 @pytest.mark.parametrize(

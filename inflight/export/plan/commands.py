@@ -46,7 +46,7 @@ Price = Annotated[float | None, _load(help="USD per hour of one of the GPUs name
 
 
 def plan(
-    model: Annotated[Path, typer.Argument(help="Checkpoint directory; only its config.json is read.")],
+    model: Annotated[Path, typer.Argument(help="Checkpoint directory; weights are not read.")],
     gpu: Annotated[
         list[str] | None, typer.Option(help="A GPU of build/gpus.toml, cpu, or auto: the GPU of this machine; repeat.")
     ] = None,
@@ -154,8 +154,8 @@ def _measure(model: Path, names: Sequence[str], precision: str, rounds: int, pat
     if quantization is not None:
         schemes = ", ".join(quantization.schemes) or "by another library"
         raise DeploymentError(
-            f"--measure: the checkpoint is quantized ({schemes}), and no roofline describes "
-            "how the portable engine computes with it; use `make bench ARGS=engine`, or measure the original"
+            f"--measure: the checkpoint is quantized ({schemes}), and only float32 and bf16 are measured; use "
+            "`make bench ARGS=engine`, or measure the original"
         )
     config = read_json(model / "config.json")
     resolved = resolve_precision(precision, gpu, read_model_config(config).dtype).name

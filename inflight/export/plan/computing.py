@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.engine.models.config import ModelConfig
-from inflight.engine.models.limits import unknown_to_native_step
+from inflight.engine.models.limits import why_not_native
 from inflight.export.plan.gpus import Gpu
 from inflight.export.plan.precision import Precision
 from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, ASSUMED_PYTORCH, Efficiency
@@ -11,8 +11,8 @@ from inflight.trtllm.models import why_unlisted
 
 
 def by_portable_engine_alone(config: ModelConfig, gpu: Gpu) -> bool:
-    """Return whether only the portable engine serves a model on a chip: on one of them, without sharing layers."""
-    return gpu.is_cpu or why_unlisted(config) is not None or config.outlined is not None
+    """Return whether only the portable engine serves a model on a chip. It runs on one; layers are not shared."""
+    return gpu.is_cpu or why_unlisted(config) is not None or config.modeling == "transformers"
 
 
 def assumed_efficiency(config: ModelConfig, gpu: Gpu, precision: Precision) -> Efficiency:
@@ -31,7 +31,7 @@ def why_unpredicted(config: ModelConfig, gpu: Gpu, precision: Precision, kv_cach
             "PyTorch computes this model's steps, which decodes quantized weights for each call and adds up in float64 "
             "where it rounds inputs or the KV cache, several times slower than bf16"
         )
-    if config.outlined is not None:
+    if config.modeling == "transformers":
         return "transformers' code computes this model, on a GPU without kernels and graphs, which nobody has measured"
     if (unlisted := why_unlisted(config)) is not None:
         return f"{unlisted}, and no roofline describes the portable engine on a GPU"
@@ -44,5 +44,5 @@ def why_unpredicted(config: ModelConfig, gpu: Gpu, precision: Precision, kv_cach
 
 
 def _by_pytorch(config: ModelConfig, precision: Precision) -> bool:
-    """Return whether PyTorch computes the steps on a CPU, and not Inflight's own kernels."""
-    return config.outlined is not None or bool(unknown_to_native_step(config)) or not precision.by_kernels
+    """Return whether PyTorch computes the steps on a CPU, and not the native step."""
+    return why_not_native(config) is not None or not precision.by_kernels

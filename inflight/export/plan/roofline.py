@@ -44,7 +44,7 @@ ASSUMED_CPU = Efficiency(
 """For the portable engine with its own kernels, close to what docs/results/plan and docs/results/native have measured
 with AVX2."""
 ASSUMED_PYTORCH = replace(ASSUMED_CPU, bandwidth=0.43)
-"""For the portable engine where PyTorch computes the steps: docs/adapter.md has it decode at 0.47 to 0.62 of the speed
+"""For the portable engine where PyTorch computes the steps: docs/adapter.md has it decode at 0.47 to 0.66 of the speed
 of the kernels, and compute prompts as fast."""
 
 

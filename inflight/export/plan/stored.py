@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,20 @@ from inflight.engine.native.weights import quantized_parts
 from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.grouped import LINEARS
 from inflight.engine.quant.linears import LinearShape, QuantizedLinear
+from inflight.engine.quant.readers import compressed_tensors
 from inflight.engine.quant.readers.methods import load_quantization
 from inflight.errors import DeploymentError
-from inflight.export.plan.gpus import Arithmetic
 from inflight.export.plan.precision import PRECISIONS, Precision, StoredWeights
 from inflight.export.plan.shape import Linear, linears
-from inflight.export.quantize.modelopt import fused_group
+from inflight.export.quantize.modelopt import SCHEMES, fused_group
 from inflight.text.checkpoint import read_json
 
 TENSORS = (
     "weight", "weight_scale", "weight_scale_inv", "activation_scale", "qweight", "scales", "qzeros", "g_idx",
 )  # fmt: skip
 """The tensors of a linear that the formats have: one that is quantized has all that its format asks for."""
-_LEFT_OUT = ("modules_to_not_convert", "ignore")
-"""What configurations call the names of modules that are not quantized."""
-_OF_TENSORRT_LLM = {"FP8": "fp8", "W8A8_SQ_PER_CHANNEL": "int8", "W4A16_AWQ": "int4-awq", "W4A8_AWQ": "w4a8-awq",
-                    "NVFP4": "nvfp4"}  # fmt: skip
-"""ModelOpt's schemes that TensorRT-LLM reads, and the precision of each."""
+_OF_TENSORRT_LLM = {scheme.algorithm: PRECISIONS[name] for name, scheme in SCHEMES.items()}
+"""The precisions of ModelOpt's schemes that TensorRT-LLM reads, by their names in checkpoints."""
 
 
 def read_stored(directory: Path, config: ModelConfig) -> StoredWeights | None:
@@ -50,12 +46,14 @@ def read_stored(directory: Path, config: ModelConfig) -> StoredWeights | None:
     Raises:
         DeploymentError: it is quantized in a way that is not supported.
     """
-    described = read_json(directory / "config.json").get("quantization_config")
-    own = linears(config)
-    names = _names(directory) or _expected(described or {}, own)
+    own, names = linears(config), _names(directory)
     quantization = load_quantization(directory, names)
     if quantization is None:
         return None
+    described: Mapping[str, Any] | None = read_json(directory / "config.json").get("quantization_config")
+    if not names:
+        names = _expected(described or {}, own)
+        quantization = load_quantization(directory, names) or quantization
     naming, plain = CheckpointNames(config, names), CheckpointNames(config, ())
     prefix, own_prefix = (one.of("model.") for one in (naming, plain))
     held = {one.name: quantization.of(prefix + one.name.removeprefix(own_prefix)) for one in own}
@@ -73,23 +71,25 @@ def _precision(
     held: Mapping[str, LayerQuantization],
     modelopt: bool,
 ) -> Precision:
-    """Return what the planner goes by."""
+    """Return what follows for a plan; ``held``: how each of ``own`` that is quantized is held, by name.
+
+    ``modelopt``: the checkpoint is ModelOpt's, whose schemes TensorRT-LLM reads.
+    """
     schemes = sorted({one.quant_algo for one in held.values()})
     shapes = {(held[one.name], one.inputs, one.outputs) for one in own if one.name in held}
     fused = {fused_group(one.name): held.get(one.name) for one in own}
     alike = all(fused[fused_group(one.name)] == held.get(one.name) for one in own)  # one product has one scheme
-    known = modelopt and len(schemes) == 1 and schemes[0] in _OF_TENSORRT_LLM
-    arithmetic: Arithmetic = PRECISIONS[_OF_TENSORRT_LLM[schemes[0]]].arithmetic if known else "fp16"
+    built = _OF_TENSORRT_LLM.get(schemes[0]) if modelopt and len(schemes) == 1 else None
     return Precision(
         name=", ".join(schemes) or config.dtype,
         weight=0 if schemes else 2,
-        arithmetic=arithmetic,
+        arithmetic=built.arithmetic if built else "fp16",
         base=2,
         fp8_kv_cache=quantization.fp8_kv_cache,
-        first_capability=PRECISIONS[_OF_TENSORRT_LLM[schemes[0]]].first_capability if known else (7, 0),
+        first_capability=built.first_capability if built else (7, 0),
         instead="the checkpoint that is not quantized",
         by_kernels=alike and all(is_native(*shape) for shape in shapes),
-        by_tensorrt_llm=known,
+        by_tensorrt_llm=built is not None,
     )
 
 
@@ -135,13 +135,19 @@ def _names(directory: Path) -> frozenset[str]:
 
 
 def _expected(described: Mapping[str, Any], own: tuple[Linear, ...]) -> frozenset[str]:
-    """Return what tensors a checkpoint would have, by its configuration alone."""
-    patterns = [str(one) for field in _LEFT_OUT for one in described.get(field) or ()]
-    quantized = [one.name for one in own if not any(_matches(one.name, pattern) for pattern in patterns)]
+    """Return what tensors a checkpoint would have, by its configuration alone.
+
+    Raises:
+        DeploymentError: what it says of linears that are not quantized is no list of names.
+    """
+    ignored, kept = (
+        compressed_tensors.read_names(described.get(field) or [], field)
+        for field in ("ignore", "modules_to_not_convert")
+    )
+    quantized = [
+        one.name
+        for one in own
+        if not any(compressed_tensors.matches(one.name, name) for name in ignored)
+        and not any(f".{name}." in f".{one.name}." or fnmatch.fnmatchcase(one.name, name) for name in kept)
+    ]
     return frozenset(f"{name}.{kind}" for name in quantized for kind in TENSORS)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), name) is not None
-    return name == pattern or f".{pattern}." in f".{name}." or fnmatch.fnmatchcase(name, pattern)

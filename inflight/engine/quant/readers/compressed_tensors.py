@@ -55,11 +55,11 @@ def read(data: Mapping[str, Any], names: frozenset[str]) -> Quantization:
     if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
         raise wrong("sparsity_config", sparsity, "left out: weights that are stored sparse are not supported")
     chosen(data, "quantization_status", ("compressed",), "compressed")
-    targets, ignored = _targets(data), _names(data.get("ignore") or [], "ignore")
+    targets, ignored = _targets(data), read_names(data.get("ignore") or [], "ignore")
     found, relays = dict[str, LayerQuantization](), _kv_scales(data.get("kv_cache_scheme"), names)
     for module in _quantized_modules(names):
-        group = next((group for target, group in targets if _matches(module, target)), None)
-        if group is None or any(_matches(module, name) for name in ignored):
+        group = next((group for target, group in targets if matches(module, target)), None)
+        if group is None or any(matches(module, name) for name in ignored):
             raise DeploymentError(
                 f"checkpoint: {module} is stored quantized, and {SOURCE} has no target that it matches, or ignores it"
             )
@@ -96,12 +96,12 @@ def _targets(data: Mapping[str, Any]) -> list[tuple[str, _Group]]:
             raise wrong(f"{place}.weights", None, "an object: only linears are quantized")
         inputs = compressed_args.read(group.get("input_activations"), f"{place}.input_activations")
         made = _Group(name, weights, inputs, stored)
-        targets |= dict.fromkeys(_names(group.get("targets"), f"{place}.targets"), made)
+        targets |= dict.fromkeys(read_names(group.get("targets"), f"{place}.targets"), made)
     return sorted(targets.items(), key=lambda one: (one[0] == _ANY_LINEAR, "re:" in one[0], one[0]))
 
 
-def _names(value: Any, field: str) -> list[str]:
-    """Return a list of names and patterns. Raises DeploymentError."""
+def read_names(value: Any, field: str) -> list[str]:
+    """Return a list of names and patterns. Raises DeploymentError: it is none, or a pattern may take for ever."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise wrong(field, value, "a list of names")
     for name in value:
@@ -133,7 +133,8 @@ def _ways(pattern: str) -> float:
     return ways * choices[0]
 
 
-def _matches(module: str, target: str) -> bool:
+def matches(module: str, target: str) -> bool:
+    """Return whether a target or an ignored name, which ``read_names`` has let pass, is that of a module."""
     if target.startswith("re:"):
         return len(module) < _LONGEST_NAME and re.match(target.removeprefix("re:"), module) is not None
     return target in (module, _ANY_LINEAR)

@@ -96,8 +96,8 @@ def _check_experts(data: Metadata, config: dict[str, Any]) -> None:
         raise data.wrong(data.key("expert_count"), experts, f"at most {_MOST_EXPERTS} in all {layers} layers")
 
 
-def _layer_types(data: Metadata, family: Family, layers: int, window: int | None) -> list[str] | None:
-    """Return the kinds of layers; None: they are alike."""
+def _layer_types(data: Metadata, family: Family, layers: int, window: float | None) -> list[str] | None:
+    """Return ``layer_types``; None: the layers are alike."""
     if not family.full_every:
         return None
     key = data.key("attention.sliding_window_pattern")
@@ -116,7 +116,7 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": data.find("rope.freq_base") or 10_000.0}
     dimensions = data.find("rope.dimension_count") or head_dim
     if dimensions != head_dim:
-        if family.paired_rows:  # of which all are
+        if family.paired_rows:  # ``Source.rows`` reorders whole heads
             raise data.wrong(data.key("rope.dimension_count"), dimensions, f"the size of a head, {head_dim}")
         rope["partial_rotary_factor"] = dimensions / head_dim
     tensors, length = model.tensors, data.find("rope.scaling.original_context_length")
@@ -140,7 +140,7 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
     }  # fmt: skip
 
 
-def _scaling(data: Metadata, family: Family, length: int | None) -> dict[str, Any]:
+def _scaling(data: Metadata, family: Family, length: float | None) -> dict[str, Any]:
     """Return what ``rope.scaling`` says; {}: nothing."""
     key, factor = data.key("rope.scaling.type"), data.find("rope.scaling.factor")
     kind = data.text(key, "none")
@@ -151,10 +151,9 @@ def _scaling(data: Metadata, family: Family, length: int | None) -> dict[str, An
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise data.wrong(key, kind, f"none, linear or yarn, or the file must have {ROPE_LONG}")
-    for name, harmless in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-        value, name = data.find(f"rope.scaling.{name}"), f"rope.scaling.{name}"
-        if value not in (None, harmless) and name not in family.reads:
-            raise data.wrong(data.key(name), value, "left out")
+    for name, harmless in (("rope.scaling.yarn_ext_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)):
+        if name not in family.reads and (value := data.find(name)) not in (None, harmless):
+            raise data.wrong(data.key(name), value, f"{harmless}, or left out")
     rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
     rope["attention_factor"] = data.find("rope.scaling.yarn_attn_factor")
     rope["beta_fast"], rope["beta_slow"] = (data.find(f"rope.scaling.yarn_beta_{name}") for name in ("fast", "slow"))

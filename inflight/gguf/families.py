@@ -17,6 +17,8 @@ Fields = dict[str, Any]
 _YARN_SCALE = "rope.scaling.yarn_log_multiplier"
 _SIGMOID = 2
 """``expert_gating_func``, of GGUF's numbers."""
+_LAYERS_OF_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""How many layers the 27B models have: files do not say otherwise which they are."""
 
 
 def _nothing(data: Metadata, config: Fields) -> Fields:
@@ -24,10 +26,9 @@ def _nothing(data: Metadata, config: Fields) -> Fields:
 
 
 def _gemma(data: Metadata, config: Fields) -> Fields:
-    """Gemma's largest models scale their scores by another size than their heads', and files do not say so."""
-    whole_heads = config["hidden_size"] // config["num_attention_heads"]
-    largest = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[data.architecture]
-    scalar = whole_heads if largest else config["head_dim"]
+    """The 27B models scale scores by the hidden size over the number of heads, which is not the size of a head."""
+    is_largest = config["num_hidden_layers"] == _LAYERS_OF_LARGEST_GEMMA[data.architecture]
+    scalar = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
     return {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scalar}
 
 
@@ -38,7 +39,7 @@ def _gemma3(data: Metadata, config: Fields) -> Fields:
 
 
 def _ministral(data: Metadata, config: Fields) -> Fields:
-    # llama.cpp takes the other of YaRN's two scales of attention for one.
+    # YaRN has two scales of attention; a file has only ``mscale_all_dim``, and llama.cpp takes ``mscale`` to be 1.
     scales = {"mscale": 1.0, "mscale_all_dim": data.find(_YARN_SCALE)}
     beta = {"llama_4_scaling_beta": data.find("attention.temperature_scale")}
     return {"rope_parameters": config["rope_parameters"] | beta | (scales if scales["mscale_all_dim"] else {})}
@@ -94,19 +95,19 @@ class Family(NamedTuple):
     names: Mapping[str, str] = {}
     """What the tensors of a layer are in the checkpoint, where it is not what ``names.INNER`` says."""
     paired_rows: bool = False
-    """Rows of queries and keys lie by the pairs that are rotated."""
+    """Whether the two rows of queries or keys that are rotated with each other lie side by side in the file."""
     norm_offset: float = 0.0
     """What is to be added to the weights of norms."""
     full_every: int = 0
     """If layers differ and the file does not say how: one of so many has no sliding window; 0: they are alike."""
     predicts_ahead: bool = False
-    """The last layers, ``nextn_predict_layers``, predict several tokens at once, and are not served."""
+    """Whether the last layers, ``nextn_predict_layers``, predict several tokens at once; they are not served."""
     reads: tuple[str, ...] = ()
-    """Values that others must not have, since nothing reads them."""
+    """Names of metadata that ``special`` reads. Files of families that do not read them are refused by them."""
     special: Callable[[Metadata, Fields], Fields] = _nothing
-    """Returns what ``config.json`` says beside what all say, or otherwise."""
+    """Returns the fields of ``config.json`` that the family has besides the common ones, or in place of them."""
     variants: tuple[tuple[str, Family], ...] = ()
-    """What else a file is of that has the value of that name."""
+    """Other families of the same ``general.architecture``: the first whose name the metadata have is taken."""
 
 
 _AROUND = {
@@ -177,7 +178,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(data: Metadata) -> Family:
-    """Return what a file was made of.
+    """Return the family of the checkpoint that a file was made of.
 
     Raises:
         DeploymentError: its architecture is not served.

@@ -44,13 +44,13 @@ class Metadata:
         self.architecture = self.text("general.architecture")
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a string."""
+        """Return a string. Raises DeploymentError: it is something else."""
         value = self.model.metadata.get(key, default)
         if not isinstance(value, str):
             raise self.wrong(key, value, "a string")
         return value
 
-    def find(self, name: str) -> Any:
+    def find(self, name: str) -> int | float | None:
         """Return a value of the architecture, e.g. of ``rope.freq_base``; None: it is not there.
 
         A list with one value for each layer is that value, if it is the same for all.
@@ -68,14 +68,14 @@ class Metadata:
         return value
 
     def count(self, name: str) -> int:
-        """Return a number that must be there: a positive integer."""
+        """Return a positive integer that must be there. Raises DeploymentError: it is missing, or something else."""
         value = self.find(name)
         if type(value) is not int or value < 1:
             raise self.wrong(self.key(name), value, "a positive integer")
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return whether something is so; None: the file does not say."""
+        """Return whether something is so; None: the file does not say. Raises DeploymentError: it is no boolean."""
         value = self.model.metadata.get(self.key(name))
         if not isinstance(value, bool | None):
             raise self.wrong(self.key(name), value, "true or false")
@@ -85,6 +85,6 @@ class Metadata:
         """Return the whole name of a value of the architecture."""
         return f"{self.architecture}.{name}"
 
-    def wrong(self, key: str, value: Any, allowed: str) -> DeploymentError:
-        """Return the error of a value."""
+    def wrong(self, key: str, value: object, allowed: str) -> DeploymentError:
+        """Return the error of the value of ``key``, which is whole; ``allowed``: what it must be, in words."""
         return DeploymentError(f"{self.model.path}: {key} is {value!r:.200}; it must be {allowed}")

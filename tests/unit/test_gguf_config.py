@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 
 from inflight.errors import DeploymentError
 from inflight.gguf.checkpoint import GgufCheckpoint, open_gguf
+from inflight.gguf.families import FAMILIES
+from inflight.gguf.types import SERVED
+from inflight.gguf.words import WORDS
+from inflight.resources import ROOT
 from inflight.text.checkpoint import read_json
 
 SHAPE: dict[str, Any] = {
@@ -121,7 +126,7 @@ def test_what_else_an_architecture_may_be(tmp_path: Path) -> None:
     assert config["architectures"] == ["Ministral3ForCausalLM"]
     scales = {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
     assert scales.items() <= config["rope_parameters"].items()
-    with pytest.raises(DeploymentError, match=r"mistral3\.rope\.scaling\.yarn_log_multiplier is 1\.0; it must be left"):
+    with pytest.raises(DeploymentError, match=r"mistral3\.rope\.scaling\.yarn_log_multiplier is 1\.0; it must be 0"):
         _ = GgufCheckpoint(
             _write(tmp_path / "n.gguf", "mistral3", rope__scaling__yarn_log_multiplier=1.0, **yarn)
         ).config
@@ -187,7 +192,7 @@ _Case = tuple[Callable[[Path], Path], str]
         (lambda path: _write(path, "llama", rope__scaling__attn_factor=1.5), "attn_factor is 1.5; it must be 1.0 with"),
         (
             lambda path: _write(path, "llama", rope__scaling__type="yarn", rope__scaling__yarn_ext_factor=0.5),
-            "yarn_ext_factor is 0.5; it must be left out",
+            "yarn_ext_factor is 0.5; it must be 1.0, or left out",
         ),
         (
             lambda path: _write(path, "llama", _FACTORS, rope__scaling__type="linear", rope__scaling__factor=2.0),
@@ -208,6 +213,14 @@ def test_what_is_refused(tmp_path: Path, write: Callable[[Path], Path], message:
         read_json(path / "config.json")
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_the_page_names_what_is_served() -> None:
+    cells = [line.strip("|").split("|") for line in (ROOT / "docs/gguf.md").read_text().splitlines() if line[:1] == "|"]
+    named = {row[0].strip(): set(re.findall(r"`([^`]+)`", row[1])) for row in cells if len(row) == 2}
+    assert named["`general.architecture`"] == set(FAMILIES)
+    assert named["types of tensors"] == set(SERVED)
+    assert named["`tokenizer.ggml.pre`, of `gpt2`"] == set(WORDS)
 
 
 def test_heads_that_rows_do_not_fit(tmp_path: Path) -> None:

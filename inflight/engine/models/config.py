@@ -192,7 +192,7 @@ class Matrix:
     outputs: int
     bias: bool
     share: float = 1.0
-    """Of the tokens, how many it multiplies: an expert those that are routed to it."""
+    """The share of the tokens that it multiplies: an expert multiplies those that are routed to it."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,11 @@ class OutlinedWeights:
     matrices: tuple[Matrix, ...]
     """All but the embedding and the head."""
     embedding: int
-    """Parameters of all embeddings, those of positions too; below, others'."""
+    """The number of parameters of all embeddings, those of positions included."""
     head: int
-    """0 where it is the embedding."""
+    """That of the head; 0 where it is the embedding."""
     others: int
-    """Norms, routers, and what else is neither a matrix nor its bias."""
+    """That of norms, routers, and what else is neither a matrix nor its bias."""
 
 
 @dataclass(frozen=True)

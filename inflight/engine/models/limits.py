@@ -1,4 +1,4 @@
-"""What of a model the other parts than plain PyTorch do not have, in words, and how long its sequences may be."""
+"""What of a model kernels, quantization and TensorRT-LLM's compiler do not have; and how long its sequences may be."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "GPTQ, `desc_act`": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": True},
     "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
 }  # fmt: skip
-"""A configuration of each format that is read, as checkpoints of it have it."""
+"""Configurations as checkpoints have them: of each format that is read for every architecture, one or a few."""
 
 
 @functools.cache
@@ -81,11 +81,13 @@ def _is_native(name: str) -> bool:
 _FORMATS_HEAD = """
 ## Architectures by format
 
-What computes the steps on a CPU, of a checkpoint that is not quantized (*plain*: float32, bfloat16, float16) and of one
-in each format; on a GPU weights are [decoded once](quantization.md#on-a-gpu), but for FP8 products. Every format is
-read for every architecture that Inflight has code of its own for: `tests/engine/test_matrix.py` packs a small
-checkpoint of each cell, and holds each weight to what it stands for and, where only weights are rounded, logits too.
-Experts that a checkpoint has in one tensor are read in gpt-oss' MXFP4 and as they are.
+Each cell says what computes the steps on a CPU: the native step, or PyTorch. *plain* is a checkpoint that is not
+quantized, in float32, bfloat16 or float16. On a GPU, weights are [decoded once](quantization.md#on-a-gpu), but for
+products in FP8. All these formats are read for every architecture that Inflight has code of its own for:
+`tests/engine/test_matrix.py` packs a small checkpoint for each cell, compares every weight with the one that was
+packed, and, where only weights are rounded, logits too. [Quantization](quantization.md#other-formats) has the variants
+of each format. A checkpoint that has all experts of a layer in one tensor may have them unquantized, or in gpt-oss'
+MXFP4.
 
 {refused}
 
@@ -122,8 +124,11 @@ class Feature:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Of ``deployment.yaml``, by section."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of ``SamplingParams``."""
     lora: str | None = None
+    """The adapter's name."""
     on_gpu: bool = False
+    """Whether the engine runs on a GPU."""
 
     @property
     def is_of_request(self) -> bool:
@@ -132,32 +137,32 @@ class Feature:
 
 
 FEATURES: dict[str, Feature] = {
-    "reuse of prefixes": Feature({"kv_cache": {"prefix_reuse": True}}),
-    "chunks of a size that is set": Feature({"batching": {"prefill_chunk_tokens": 64}}),
+    "prefix reuse": Feature({"kv_cache": {"prefix_reuse": True}}),
+    "chunked prefill, chunks of a set size": Feature({"batching": {"prefill_chunk_tokens": 64}}),
     "preemption": Feature({"batching": {"policy": "max_utilization"}}),
-    "drafts from n-grams": Feature({"speculation": {"method": "ngram"}}),
-    "drafts of another model": Feature({"speculation": {"method": "draft_target", "draft_model": "draft"}}),
-    "trees of guesses": Feature({"speculation": {"method": "ngram", "candidates": 2}}),
+    "n-gram drafts": Feature({"speculation": {"method": "ngram"}}),
+    "draft model": Feature({"speculation": {"method": "draft_target", "draft_model": "draft"}}),
+    "draft trees": Feature({"speculation": {"method": "ngram", "candidates": 2}}),
     "EAGLE": Feature({"speculation": {"method": "eagle", "draft_model": "draft"}}),
     "Medusa": Feature({"speculation": {"method": "medusa", "draft_model": "draft"}}),
     "lookahead": Feature({"speculation": {"method": "lookahead"}}),
-    "keys and values in FP8": Feature({"kv_cache": {"dtype": "fp8"}}),
-    "keys and values in INT8": Feature({"kv_cache": {"dtype": "int8"}}),
-    "offload of keys and values": Feature({"kv_cache": {"offload": {"to": "host"}}}),
-    "weights rounded to INT8 as they are loaded": Feature({"engine": {"weights": "int8"}}),
+    "KV cache in FP8": Feature({"kv_cache": {"dtype": "fp8"}}),
+    "KV cache in INT8": Feature({"kv_cache": {"dtype": "int8"}}),
+    "KV cache offload": Feature({"kv_cache": {"offload": {"to": "host"}}}),
+    "INT8 weights, rounded as they are loaded": Feature({"engine": {"weights": "int8"}}),
     "`batch_invariant` on a GPU": Feature({"engine": {"batch_invariant": True}}, on_gpu=True),
     "beam search": Feature(sampling={"beam_width": 2}),
     "log-probs": Feature(sampling={"log_probs": True}),
-    "likeliest tokens": Feature(sampling={"log_probs": True, "top_log_probs": 2}),
-    "logits of prompts": Feature(sampling={"context_logits": True}),
+    "top log-probs": Feature(sampling={"log_probs": True, "top_log_probs": 2}),
+    "prompt logits": Feature(sampling={"context_logits": True}),
     "guided decoding": Feature(sampling={"guide": Guide("json_schema", "{}")}),
     "LoRA adapters": Feature(lora="adapter"),
 }
-TENSORRT_LLM = ("trtllm", "tensorrtllm")
+"""What the table has a row for, by its name there."""
 
 
 def deployment_of(feature: Feature, kind: str) -> Deployment:
-    """Return a deployment with what a feature asks for, on an engine. Raises DeploymentError: it has it not."""
+    """Return a deployment with what a feature asks for, on an engine. Raises DeploymentError: the engine lacks it."""
     engine = {"kind": kind} | dict(feature.settings.get("engine", {}))
     more: dict[str, Any] = {}
     if kind == "trtllm" and feature.lora:
@@ -209,12 +214,15 @@ def _ask_portable(feature: Feature, model: ModelConfig) -> None:
 _FEATURES_HEAD = """
 ## Features by engine
 
-*Own code* is that of the architectures above, with attention in all layers, or with recurrent ones (*hybrids*); beside
-those, *latent* attention (DeepSeek's) is served as own code is, but for what it says here. Where there is a number, the
-words below are those in which the start stops, or a request is refused. TensorRT-LLM's columns say what a deployment is
-taken with; what upstream's backend makes of a request to a compiled engine, it says itself.
-`tests/engine/test_matrix.py` runs every cell of the portable engine. In own code, rotary embeddings may be scaled by
-any of {ropes}; others stop the start by name.
+The first four columns are the portable engine. *Own code* is Inflight's own, for the architectures above; *latent* are
+those with latent attention (DeepSeek's), *hybrids* those with recurrent layers. *Transformers' code* is the
+[adapter](adapter.md). A number leads to the message, below the table, with which the start stops or the request is
+refused. For TensorRT-LLM, *yes* means that the deployment is accepted, and its PyTorch flow accepts the request;
+*upstream's* means that upstream's backend decides what it does with a request to a compiled engine.
+`tests/engine/test_matrix.py` runs the cells of the portable engine, but for `batch_invariant`, which needs a GPU.
+
+Inflight's own code has these types of rotary embedding: {ropes}.
+The start stops at others and names them.
 
 """
 

@@ -31,6 +31,7 @@ FILES: dict[str, Callable[[], GgufFile]] = {
     "blocks": lambda: wide_gguf_file("Q4_K", tied=True),
 }
 _MOST_BYTES, _MOST_SECONDS = 64 << 20, 20
+"""Of memory that Python takes, and of the processor."""
 
 
 def _mutated(content: bytes, header: int, seed: int) -> bytes:
@@ -90,7 +91,7 @@ def _try(name: str, seeds: range, folder: Path) -> None:
     path = folder / "m.gguf"
     for seed in seeds:
         path.write_bytes(_mutated(content, header, seed))
-        started = time.monotonic()
+        started = time.process_time()
         tracemalloc.start()
         refusal = ""
         try:
@@ -101,7 +102,7 @@ def _try(name: str, seeds: range, folder: Path) -> None:
         tracemalloc.stop()
         assert "\n" not in refusal, seed
         assert peak < _MOST_BYTES, seed
-        assert time.monotonic() - started < _MOST_SECONDS, seed
+        assert time.process_time() - started < _MOST_SECONDS, seed
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from inflight.engine.cuda.prepare import prepare_weights
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.attention import read_options
 from inflight.engine.models.adapted.check import check
-from inflight.engine.models.adapted.model import AdaptedModel
+from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
+from inflight.engine.models.limits import check_invariant
 from inflight.engine.request import Output
 from inflight.errors import DeploymentError
 from tests.engine.support.adapted import COUNT, FACTS, all_types, judge, likeliest, small_checkpoint, small_reference
@@ -278,9 +278,8 @@ def test_our_code_alone_does_not_know_it() -> None:
 def test_what_only_our_own_code_has_is_refused_by_name() -> None:
     with pytest.raises(DeploymentError, match="engine.weights is int8: transformers' code computes the model"):
         load(small_checkpoint("arcee"), weights="int8")
-    model = AdaptedModel(small_checkpoint("arcee"), _data("arcee"), torch.float32, 64)
     with pytest.raises(DeploymentError, match="engine.batch_invariant is not supported on a GPU where transformers'"):
-        prepare_weights(model, torch.device("cuda"), lambda free: 0, batch_invariant=True)
+        check_invariant(read_adapted_config(small_checkpoint("arcee"), _data("arcee")))
 
 
 def _data(kind: str) -> dict[str, Any]:

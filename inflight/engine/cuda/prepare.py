@@ -44,14 +44,9 @@ def prepare_weights(
     ``batch_invariant``: take no FP8 products, and none of cuBLAS's: how those add up may depend on the number of rows.
 
     Raises:
-        DeploymentError: ``batch_invariant`` is asked for, and there is no memory to decode the weights, or the model's
-            code is transformers'.
+        DeploymentError: ``batch_invariant`` is asked for, and there is no memory to decode the weights.
     """
-    if device.type != "cuda":
-        return
-    if isinstance(model, AdaptedModel):
-        if batch_invariant:
-            check_invariant(model.config)
+    if device.type != "cuda" or isinstance(model, AdaptedModel):
         return
     _prepare_quantized(model, device, reserved, batch_invariant)
     if batch_invariant:
@@ -155,7 +150,7 @@ def require_invariance(device: torch.device, candidates: int, model: ModelConfig
     Args:
         device: the GPU.
         candidates: ``speculation.candidates``; more than one make trees of guesses, which no kernel attends to.
-        model: the model's shape; where the kernels lack a part of it, plain PyTorch would compute it.
+        model: the model's shape, all of which kernels must compute.
 
     Raises:
         DeploymentError: it would not hold on this device, or nobody has shown it.
@@ -174,8 +169,4 @@ def require_invariance(device: torch.device, candidates: int, model: ModelConfig
         )
     if not has_compiler():
         raise DeploymentError("engine.batch_invariant needs Triton's compiler, for its own products and attention")
-    if model.modeling == "native" and (unknown := unknown_to_gpu_kernels(model)):
-        raise DeploymentError(
-            f"engine.batch_invariant needs kernels on a GPU; for {model.architecture} they have no "
-            f"{', no '.join(unknown)}"
-        )
+    check_invariant(model)

@@ -48,13 +48,18 @@ def why_not_native(config: ModelConfig) -> str | None:
 
 
 def check_invariant(config: ModelConfig) -> None:
-    """Check that ``engine.batch_invariant`` can be had on a GPU.
+    """Check that ``engine.batch_invariant`` can be had on a GPU: kernels alone keep to it.
 
     Raises:
-        DeploymentError: not where transformers' code computes the model.
+        DeploymentError: transformers' code computes the model, or the kernels lack a part of it.
     """
     if config.modeling == "transformers":
         raise DeploymentError("engine.batch_invariant is not supported on a GPU where transformers' code computes")
+    if unknown := unknown_to_gpu_kernels(config):
+        raise DeploymentError(
+            f"engine.batch_invariant needs kernels on a GPU; for {config.architecture} they have no "
+            f"{', no '.join(unknown)}"
+        )
 
 
 def unknown_to_gpu_kernels(config: ModelConfig) -> list[str]:

@@ -77,7 +77,8 @@ class Downloader:
         finally:
             self._stop.set()
             for thread in threads:
-                thread.join(_LONGEST_STOP_S)
+                if thread.is_alive():  # a signal may come before one has started
+                    thread.join(_LONGEST_STOP_S)
         if failures:
             raise failures[0]
         return done

@@ -78,7 +78,7 @@ def test_a_serve_that_is_stopped_while_it_pulls(slow: FakeHub, models: Path) -> 
     _wait_until(lambda: _staged(models) > 100_000)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert said.endswith("are kept, and the same command goes on from there\n")
 
 

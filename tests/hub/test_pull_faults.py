@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from inflight.cli import app
 from inflight.hub import download, remote
 from inflight.hub.model_manifest import read_manifest
 from tests.fakes.hub import FakeHub
@@ -312,3 +316,14 @@ def test_an_interrupted_pull_of_a_commit_that_the_branch_has_left(hub: FakeHub, 
     hub.log.clear()
     inflight("pull", f"org/name@{first}")
     assert str(hub.sent("model.safetensors")[0]).startswith("bytes=")
+
+
+def test_an_interruption_before_a_connection_has_begun(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "threading", SimpleNamespace(Thread=Interrupted))
+    done = CliRunner().invoke(app, ["pull", "org/name"])
+    assert done.exit_code == 130, done.output
+    assert done.stderr.endswith("are kept, and the same command goes on from there\n")

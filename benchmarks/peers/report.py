@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figures import bars, panels
 from benchmarks.peers.checkpoints import SHAPES
 from benchmarks.peers.choice import Ratio, best, ratio
-from benchmarks.peers.measure import figure_names, figures_of
+from benchmarks.peers.measure import MOST_OTHERS, figure_names, figures_of
 from benchmarks.peers.record import Record
 from benchmarks.peers.serving import OUTPUT, STREAMS, WORDS, speed_name
 from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Part, Variant
@@ -227,4 +227,14 @@ def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -
 def _missing(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -> str:
     failed = [f"Not measured: {key}." for key, one in record.grid.items() if "failed" in one]
     begun = {key for one in record.rounds(part, 0) for key in one} - rounds[0].keys()
-    return " ".join([*failed, *(f"Not measured in every round: {key}." for key in sorted(begun))])
+    return " ".join(
+        [*failed, *(f"Not measured in every round: {key}." for key in sorted(begun)), *_disturbed(record, part, rounds)]
+    )
+
+
+def _disturbed(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence on each measurement beside which others took more of the processors than they may."""
+    for number, done in enumerate(record.rounds(part, 0)[: len(rounds)], 1):
+        for key in (one for one in rounds[0] if done.get(one, {}).get("others", 0.0) > MOST_OTHERS):
+            share = 100 * done[key]["others"]
+            yield f"Disturbed in round {number}, so slower than on a quiet machine: {key} (others {share:.0f} %)."

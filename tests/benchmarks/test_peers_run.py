@@ -105,6 +105,10 @@ def test_tables_have_the_bests_and_the_ratios(run: Run) -> None:
         assert [row["tokens/s"] for row in rows] == figure_names("engine", CELLS)
         assert {row["ratio"] for row in rows} == {round(90 / fastest, 2)}
     assert "Not measured: vllm: float32." in ratios.caveat
+    assert "Disturbed" not in ratios.caveat
+    run.record.rounds("engine", 3)[1]["inflight: INT8"]["others"] = 0.2
+    [disturbed, _] = results(run.record, "engine", 3, CELLS, "125M")
+    assert "Disturbed in round 2, so slower than on a quiet machine: inflight: INT8 (others 20 %)." in disturbed.caveat
     assert {row["contender"] for row in engines.rows} == set(WORKERS)
     ours = {(row["class"], row["variant"]): row["KL to float32"] for row in engines.rows if row["contender"] == OURS}
     assert ours.keys() == {("16-bit", "bfloat16"), ("8-bit", "INT8"), ("4-bit", "INT4")}

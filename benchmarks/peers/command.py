@@ -31,7 +31,7 @@ _LONG_PROMPT = 1024
 """Of the one stream whose prefill is measured too."""
 _PAGE = Page(
     "Peers beside us",
-    "Inflight beside OpenVINO GenAI, vLLM's CPU build and llama.cpp, on one machine, the same Llama checkpoints with "
+    "Inflight beside OpenVINO GenAI, vLLM's CPU build and llama.cpp, on one machine, the same checkpoints with "
     "random weights, as many threads for each as there are cores, and each contender at the best of its grid, or in "
     "the variants that a section's command names. "
     'Written by `make peers` and `make bench ARGS="peers --output FOLDER"`, with a folder for each kind of machine; '

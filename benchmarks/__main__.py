@@ -14,6 +14,7 @@ from benchmarks.suite import suite
 
 bench = typer.Typer(help="Measure Inflight.", add_completion=False, pretty_exceptions_enable=False)
 for _command in (
+    engine_commands.adapter,
     engine_commands.engine,
     engine_commands.headlines,
     engine_commands.hybrid,

@@ -33,6 +33,8 @@ class Experts:
     per_token: int
     size: int
     """Intermediate size of each."""
+    packed: bool = False
+    """Whether they are in MXFP4."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,13 @@ _HYBRID_PAGE = Page(
     'Written by `make bench ARGS="hybrid --output docs/results/hybrid"`.',
     ("hybrid-reuse",),
 )
+_ADAPTER_PAGE = Page(
+    "The adapter's speed",
+    "What an architecture costs that transformers' code computes, in place of Inflight's own: the same Llama "
+    'checkpoint with each. Written by `make bench ARGS="adapter --output docs/results/adapter"`; '
+    "[the adapter](../../adapter.md) says what it is.",
+    ("adapter",),
+)
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,22 @@ def hybrid(
     place = _Place(FOLDER, device, threads)
     setting, command = place.setting(quick), place.command("hybrid", *(["--quick"] if quick else []))
     report_results(lambda: [hybrid_reuse(setting)], command, output, _HYBRID_PAGE)
+
+
+def adapter(
+    rounds: Annotated[int, typer.Option(min=1, help="How often each step is measured.")] = 5,
+    quick: Annotated[bool, typer.Option(help="A short run on a tiny model, to check that it works.")] = False,
+    checkpoints: Checkpoints = FOLDER,
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Measure decode and prefill of a Llama by the native step, by Inflight's PyTorch and by transformers' code."""
+    with one_line_errors(console):
+        from benchmarks.adapter import adapter_speed
+
+    place = _Place(checkpoints, "cpu", threads)
+    setting, options = place.setting(quick), [f"--rounds {rounds}", *(["--quick"] if quick else [])]
+    report_results(lambda: [adapter_speed(setting, rounds)], place.command("adapter", *options), output, _ADAPTER_PAGE)
 
 
 def scheduler(

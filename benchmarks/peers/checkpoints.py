@@ -1,4 +1,4 @@
-"""The checkpoints that every contender gets: random weights in bfloat16, and a tokenizer.
+"""The checkpoints that every contender gets: random weights in bfloat16, or gpt-oss' packed experts, and a tokenizer.
 
 The tokenizer is made up: every id is a few letters, so that whatever a model with random weights says is text, and a
 word of up to three letters is one token.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import ascii_lowercase
+from typing import TYPE_CHECKING
 
 from benchmarks.checkpoints import LARGE, Experts, Shape, written_once
+from benchmarks.peers.gpt_oss import GPT_OSS, gpt_oss_config, gpt_oss_tensors
+
+if TYPE_CHECKING:  # it takes seconds to load, and only making a checkpoint needs it
+    from torch import Tensor
 
 TINYLLAMA = Shape("1.1B", 1.1e9, 32_000, 2048, 5632, 22, 32, 4)
 LLAMA3 = Shape("8B", 8.03e9, 128_256, 4096, 14_336, 32, 32, 8)
 MOE = Shape("1.3B-A0.25B", 1.34e9, 32_000, 1024, 2048, 24, 16, 4, Experts(32, 4, 512))
 """A token goes through 0.25 billion of its parameters: a quarter of a billion without the embedding."""
-SHAPES = {shape.name: shape for shape in (LARGE, TINYLLAMA, LLAMA3, MOE)}
+LARGE_MOE = Shape("3.5B-A1.0B", 3.52e9, 32_000, 2048, 6144, 16, 16, 4, Experts(32, 8, 1024))
+"""A token goes through 1.04 billion of its parameters, without the embedding."""
+SHAPES = {shape.name: shape for shape in (LARGE, TINYLLAMA, LLAMA3, MOE, LARGE_MOE, GPT_OSS)}
 LONGEST = 8192
 """Tokens of a sequence, of every shape."""
 _SHARD_BYTES = 1 << 30
@@ -32,27 +39,30 @@ def checkpoint(shape: Shape, folder: Path) -> Path:
     Raises:
         InflightError: the folder cannot be written.
     """
+    if _is_packed(shape):
+        return written_once(folder / f"{shape.name}-mxfp4", lambda made: _write(shape, made))
     kind = "qwen3moe" if shape.experts else "llama"
     return written_once(folder / f"{kind}-{shape.name}-bf16", lambda made: _write(shape, made))
+
+
+def _is_packed(shape: Shape) -> bool:
+    return shape.experts is not None and shape.experts.packed
 
 
 def _write(shape: Shape, directory: Path) -> None:
     from benchmarks.random_weights import config_of
 
-    config = config_of(shape) | {"max_position_embeddings": LONGEST}
+    packed = _is_packed(shape)
+    config = gpt_oss_config(shape) if packed else config_of(shape) | {"max_position_embeddings": LONGEST}
     _write_weights(shape, directory)
     write_tokenizer(shape.vocab, directory)
     (directory / "config.json").write_text(json.dumps(config))  # the last: with it, the checkpoint is there
 
 
 def _write_weights(shape: Shape, directory: Path) -> None:
-    import torch
     from safetensors.torch import save_file
-    from torch import Tensor
 
-    from benchmarks.random_weights import RandomShards
-
-    shards, waiting, found = RandomShards(shape, False, torch.device("cpu")), dict[str, Tensor](), dict[str, str]()
+    waiting, found = dict[str, "Tensor"](), dict[str, str]()
 
     def flush() -> None:
         file = f"model-{len(set(found.values())):05}.safetensors"
@@ -65,10 +75,24 @@ def _write_weights(shape: Shape, directory: Path) -> None:
         if sum(one.nbytes for one in waiting.values()) >= _SHARD_BYTES:
             flush()
 
-    shards.load(shards.names, take)
+    _draw(shape, take)
     flush()
     index = {"metadata": {}, "weight_map": found}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _draw(shape: Shape, take: Callable[[str, Tensor], None]) -> None:
+    """Call ``take`` with each tensor of the checkpoint."""
+    import torch
+
+    from benchmarks.random_weights import RandomShards
+
+    if _is_packed(shape):
+        for name, tensor in gpt_oss_tensors(shape):
+            take(name, tensor)
+    else:
+        shards = RandomShards(shape, False, torch.device("cpu"))
+        shards.load(shards.names, take)
 
 
 def write_tokenizer(vocab: int, directory: Path) -> None:

@@ -24,7 +24,7 @@ from inflight.report.table import print_table
 PHASES = ("decode", "prefill")
 _GRID_SEED = 0
 """Of the grid's prompts; a round's seed is its number, from 1 on."""
-_MOST_OTHERS, _TRIES = 0.05, 4
+MOST_OTHERS, _TRIES = 0.05, 4
 """The part of the processors' time that others may take beside a measurement, and how often it is tried."""
 
 
@@ -86,9 +86,9 @@ class Run:
     def _quietly(self, part: Part, variant: Variant, seed: int) -> dict[str, Any]:
         """Measure, again while others take too much of the processors; return the least disturbed."""
         tries: list[dict[str, Any]] = []
-        while len(tries) < _TRIES and (not tries or tries[-1]["others"] > _MOST_OTHERS):
+        while len(tries) < _TRIES and (not tries or tries[-1]["others"] > MOST_OTHERS):
             tries.append(self._once(part, variant, seed))
-            if (others := tries[-1]["others"]) > _MOST_OTHERS:
+            if (others := tries[-1]["others"]) > MOST_OTHERS:
                 self.say(f"    others took {others:.0%} of the processors meanwhile")
         return min(tries, key=lambda one: float(one["others"]))
 

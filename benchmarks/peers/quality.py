@@ -1,4 +1,9 @@
-"""How far each variant's next-token distributions are from float32's, on the demo model, whose text is real."""
+"""How far each variant's next-token distributions are from a reference's.
+
+Of Llama shapes that is on the demo model, whose text is real, from transformers in float32. The demo model has no
+experts: of shapes that have some, it is on the measured checkpoint itself, from ours in 16 bits. That shows that all
+compute the same model.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,15 @@ import numpy.typing as npt
 from benchmarks.peers.contenders import Place, cores
 from benchmarks.peers.jobs import WorkerFailure
 from benchmarks.peers.variants import Variant
-from benchmarks.peers.workers.work import normalized
+from benchmarks.peers.workers.work import Cell, normalized, random_prompts
 from inflight.resources import DEMO, HELD_OUT_DATA
 
 MODEL = DEMO / "model"
 _EXAMPLES = 16
 """Questions with their answers, of the held-out text; vLLM makes an object of each log-prob, which takes its time."""
+
+_RANDOM = Cell(4, 64, 1)
+"""Prompts of a checkpoint with random weights."""
 
 LogProbs = npt.NDArray[np.float32]
 
@@ -36,7 +44,9 @@ def kl_divergence(reference: LogProbs, other: LogProbs) -> float:
 
 
 class Quality:
-    """The prompts and what transformers computes for them in float32."""
+    """A model, prompts, and what transformers computes for them in float32."""
+
+    model = MODEL
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -62,18 +72,40 @@ class Quality:
         Raises:
             InflightError: it could not compute it.
         """
+        try:
+            return kl_divergence(self.reference, self._log_probs(variant))
+        except ValueError as error:
+            raise WorkerFailure(f"{variant.key}: {error}") from None
+
+    def _log_probs(self, variant: Variant) -> LogProbs:
         worker = self._place.worker(variant.contender, measures=False)
-        model = self._place.converted(variant, MODEL)
+        model = self._place.converted(variant, self.model)
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "log_probs.npy"
             job = {"action": "quality", "model": str(model.resolve()), "settings": dict(variant.settings)}
             asked = {"threads": len(cores()), "prompts": self.prompts, "output": str(output)}
             worker.do(job | asked, self._place.timeout_s)
-            found = np.load(output)
-        try:
-            return kl_divergence(self.reference, found)
-        except ValueError as error:
-            raise WorkerFailure(f"{variant.key}: {error}") from None
+            found: LogProbs = np.load(output)
+            return found
+
+
+class SameModel(Quality):
+    """The measured checkpoint, random prompts, and what ours computes for them."""
+
+    def __init__(self, place: Place, checkpoint: Path, ours: Variant) -> None:
+        """``ours`` is the variant of ours that the others are compared with."""
+        super().__init__(place)
+        self.model, self._ours = checkpoint, ours
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        """Random ones."""
+        return random_prompts(_RANDOM, 0)
+
+    @cached_property
+    def reference(self) -> LogProbs:
+        """The log-probs ``[positions, vocab]``."""
+        return self._log_probs(self._ours)
 
 
 def _reference(prompts: Iterable[Sequence[int]]) -> LogProbs:

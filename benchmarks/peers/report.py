@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import bars, panels
+from benchmarks.peers.checkpoints import SHAPES
 from benchmarks.peers.choice import Ratio, best, ratio
-from benchmarks.peers.measure import figure_names, figures_of
+from benchmarks.peers.measure import MOST_OTHERS, figure_names, figures_of
 from benchmarks.peers.record import Record
 from benchmarks.peers.serving import OUTPUT, STREAMS, WORDS, speed_name
 from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Part, Variant
@@ -25,6 +26,12 @@ _KL_CAVEAT = (
     "KL is in nats, the mean over the demo model's held-out text, to transformers in float32. vLLM's, llama.cpp's and "
     "ours are of the timed engine; OpenVINO's are of the model with its plain cache, since its pipeline returns none. "
     "llama.cpp samples no tokens, as in its own llama-batched-bench; the others choose greedily."
+)
+_KL_OF_EXPERTS = (
+    "KL is in nats, the mean over random prompts of this checkpoint, to ours in 16 bits: it says that all compute the "
+    "same model. With random weights a token's experts are nearly tied, so that a peer that rounds activations to 8 "
+    "bits chooses others for some tokens. llama.cpp samples no tokens, as in its own llama-batched-bench; ours chooses "
+    "greedily."
 )
 
 
@@ -101,6 +108,7 @@ def _summary(found: Mapping[tuple[Class, str], Ratio]) -> str:
 
 
 def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequence[Cell], suffix: str) -> Result:
+    reference, caveat = ("ours", _KL_OF_EXPERTS) if SHAPES[record.content["shape"]].experts else ("float32", _KL_CAVEAT)
     rows: list[Row] = [
         {
             "class": kind,
@@ -109,7 +117,7 @@ def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequenc
             "variant": one.name,
             **_spread(rounds, one, name),
             "CPU ms per token": _cpu(record, one, name),
-            "KL to float32": record.content["kl"].get(one.key, _NONE),
+            f"KL to {reference}": record.content["kl"].get(one.key, _NONE),
         }
         for kind, name, one in _bests(GRID, rounds, figure_names("engine", cells))
     ]
@@ -117,7 +125,7 @@ def _engines(record: Record, rounds: Sequence[Mapping[str, Any]], cells: Sequenc
     of = "the best of each contender's grid" if chosen else "the variants that were asked for"
     title = f"The engines alone, {_heading(suffix)}: {of}"
     lead = "`decode, 8 x 128` is of 8 streams behind prompts of 128 tokens."
-    return Result(f"engine-{suffix}", title, f"{lead} {_measured(record, 'engine', rounds)}", rows, None, _KL_CAVEAT)
+    return Result(f"engine-{suffix}", title, f"{lead} {_measured(record, 'engine', rounds)}", rows, None, caveat)
 
 
 def _spread(rounds: Sequence[Mapping[str, Any]], variant: Variant, name: str) -> Row:
@@ -178,10 +186,12 @@ def _served(record: Record, variant: Variant, streams: int) -> Row:
 
 
 def _picture(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], variants: Iterable[Variant]) -> Figure | None:
-    """Draw each contender's best median of the 16-bit class, a panel for each kind of speed; None: there is none."""
-    every = [one for one in variants if one.kind == "16-bit" and one.key in rounds[0]]
+    """Draw each contender's best median of its class of 16 bits, a panel for each kind of speed; None: of none."""
+    sixteen: tuple[Class, ...] = ("16-bit", "MXFP4, 16-bit")
+    every = [one for one in variants if one.kind in sixteen and one.key in rounds[0]]
     if not every:
         return None
+    of = every[0].kind
     kinds = list(dict.fromkeys(name.partition(",")[0] for name in names))
     figure, axes = panels(len(kinds))
     for axis, kind in zip(axes, kinds, strict=True):
@@ -190,10 +200,10 @@ def _picture(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], variants
             groups[name.partition(", ")[2]] = {
                 contender: float(_spread(rounds, found, name)["median"])
                 for contender in dict.fromkeys(one.contender for one in every)
-                if (found := best(_of("16-bit", every, contender), rounds, name))
+                if (found := best(_of(of, every, contender), rounds, name))
             }
         speed = kind if kind == "tokens/s" else f"{kind} tokens/s"
-        bars(axis, groups, f"{speed}, 16-bit, medians")
+        bars(axis, groups, f"{speed}, {of}, medians")
     return figure
 
 
@@ -217,4 +227,14 @@ def _measured(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -
 def _missing(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -> str:
     failed = [f"Not measured: {key}." for key, one in record.grid.items() if "failed" in one]
     begun = {key for one in record.rounds(part, 0) for key in one} - rounds[0].keys()
-    return " ".join([*failed, *(f"Not measured in every round: {key}." for key in sorted(begun))])
+    return " ".join(
+        [*failed, *(f"Not measured in every round: {key}." for key in sorted(begun)), *_disturbed(record, part, rounds)]
+    )
+
+
+def _disturbed(record: Record, part: Part, rounds: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence on each measurement beside which others took more of the processors than they may."""
+    for number, done in enumerate(record.rounds(part, 0)[: len(rounds)], 1):
+        for key in (one for one in rounds[0] if done.get(one, {}).get("others", 0.0) > MOST_OTHERS):
+            share = 100 * done[key]["others"]
+            yield f"Disturbed in round {number}, so slower than on a quiet machine: {key} (others {share:.0f} %)."

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Class = Literal["16-bit", "8-bit", "4-bit"]
+Class = Literal["16-bit", "8-bit", "4-bit", "MXFP4, 16-bit", "MXFP4, 8-bit"]
 Part = Literal["engine", "http"]
-CLASSES: tuple[Class, ...] = ("16-bit", "8-bit", "4-bit")
+PLAIN: tuple[Class, ...] = ("16-bit", "8-bit", "4-bit")
+PACKED: tuple[Class, ...] = ("MXFP4, 16-bit", "MXFP4, 8-bit")
+"""Of checkpoints whose experts are in MXFP4, which stay so: the bits of their other weights."""
+CLASSES = (*PLAIN, *PACKED)
 OURS = "inflight"
 WORKERS = {
     OURS: "benchmarks.peers.workers.inflight_engine",
@@ -87,6 +90,12 @@ GRID = (
     _openvino("4-bit", "int4", "u8"),
     _llama("4-bit", "q4_0", "f16"),
     _llama("4-bit", "q4_K_M", "f16"),
+    _ours("MXFP4, 16-bit", "MXFP4, bfloat16", dtype="bfloat16"),
+    _ours("MXFP4, 16-bit", "MXFP4, bfloat16, INT8 KV", dtype="bfloat16", kv_cache_dtype="int8"),
+    _llama("MXFP4, 16-bit", "mxfp4-bf16", "f16"),
+    _llama("MXFP4, 16-bit", "mxfp4-f16", "f16"),
+    _ours("MXFP4, 8-bit", "MXFP4, INT8", dtype="bfloat16", weights="int8"),
+    _llama("MXFP4, 8-bit", "mxfp4-q8_0", "f16"),
 )
 """The engines alone. vLLM's CPU build converts no weights at load, and has no variants of fewer bits."""
 
@@ -107,7 +116,7 @@ class Selection:
     """What is measured: variants that all of these leave."""
 
     contenders: Sequence[str] = tuple(WORKERS)
-    kinds: Sequence[str] = CLASSES
+    kinds: Sequence[str] = PLAIN
     names: Sequence[str] = ()
     """Keys of variants; none: all."""
 

@@ -1,4 +1,4 @@
-"""A Llama or Qwen3-MoE checkpoint of Hugging Face as a GGUF file in bfloat16, with its byte-level tokenizer.
+"""A checkpoint of Hugging Face as a GGUF file, with its byte-level tokenizer: a Llama, a Qwen3-MoE or a gpt-oss.
 
 llama.cpp's own conversion script knows published tokenizers only, by a hash of what they do; ours are not among them.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from benchmarks.peers.workers.gpt_oss_gguf import add_gpt_oss_config, gpt_oss_name, is_packed, packed_experts
 
 Bits = npt.NDArray[np.uint16]
 _NAMES = {
@@ -34,35 +36,50 @@ _NAMES = {
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }
-_KINDS = {"llama": "llama", "qwen3_moe": "qwen3moe"}
+_KINDS = {"llama": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
 """llama.cpp's names of the architectures."""
-_FLOATS = ("norm.weight", "mlp.gate.weight")
+_TYPES = {"BF16": np.uint16, "U8": np.uint8}
+"""How numpy reads the types of safetensors."""
+_FLOATS = ("norm.weight", "mlp.gate.weight", "mlp.router.weight", "sinks", "bias")
 """The ends of names of tensors that llama.cpp has in float32."""
 
 
-def write_gguf(source: Path, output: Path) -> None:
+def write_gguf(source: Path, output: Path, kind: Literal["bf16", "f16"] = "bf16") -> None:
     """Write the checkpoint ``source``, whose weights are in bfloat16, to the file ``output``.
 
+    Args:
+        source: the checkpoint's directory.
+        output: the file.
+        kind: the type of the weights there, but for those in MXFP4, which stay as they are.
+
     Raises:
-        ValueError: it is neither a Llama nor a Qwen3-MoE, or not in bfloat16.
+        ValueError: it is none of these models, or not in bfloat16.
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text())
-    if (kind := config["model_type"]) not in _KINDS:
-        raise ValueError(f"{source}: model_type is {kind!r}; only {' and '.join(_KINDS)} are converted")
-    writer = gguf.GGUFWriter(output, _KINDS[kind])
+    if (model := config["model_type"]) not in _KINDS:
+        raise ValueError(f"{source}: model_type is {model!r}; only {', '.join(_KINDS)} are converted")
+    writer = gguf.GGUFWriter(output, _KINDS[model])
     _add_config(writer, config)
     _add_tokenizer(writer, source, config["vocab_size"])
     for name, bits in stacked(tensors(source)):
         if name.endswith(_FLOATS):
-            writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
+            writer.add_tensor(gguf_name(name, model), widened(bits))
+            continue
+        rows = bits
+        if model == "llama":
+            rows = in_ggufs_order(name, bits, config["num_attention_heads"], config["num_key_value_heads"])
+        if kind == "f16":
+            writer.add_tensor(gguf_name(name, model), widened(rows).astype(np.float16))
         else:
-            rows = bits
-            if kind == "llama":
-                rows = in_ggufs_order(name, bits, config["num_attention_heads"], config["num_key_value_heads"])
             raw = np.ascontiguousarray(rows).view(np.uint8)
-            writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(gguf_name(name, model), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    for name, array in packed_experts(stored(source)):
+        if array.dtype == np.uint8:
+            writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        else:
+            writer.add_tensor(name, widened(array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,10 +87,24 @@ def write_gguf(source: Path, output: Path) -> None:
 
 
 def tensors(source: Path) -> Iterator[tuple[str, Bits]]:
-    """Yield the tensors of a checkpoint's safetensors files as the bits of bfloat16, mapped and not read.
+    """Yield the tensors of a checkpoint as the bits of bfloat16, mapped and not read; no packed experts.
 
     Raises:
         ValueError: one of them is of another type.
+    """
+    for name, array in stored(source):
+        if is_packed(name):
+            continue
+        if array.dtype != np.uint16:
+            raise ValueError(f"{source}: {name} is {array.dtype}; only BF16 is converted")
+        yield name, array
+
+
+def stored(source: Path) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Yield the tensors of a checkpoint's safetensors files, mapped and not read; bfloat16 as its bits.
+
+    Raises:
+        ValueError: one of them is of a type that no checkpoint here has.
     """
     for path in sorted(source.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -81,10 +112,15 @@ def tensors(source: Path) -> Iterator[tuple[str, Bits]]:
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
         for name, entry in header.items():
-            if entry["dtype"] != "BF16":
-                raise ValueError(f"{path}: {name} is {entry['dtype']}; only BF16 is converted")
+            if entry["dtype"] not in _TYPES:
+                raise ValueError(f"{path}: {name} is {entry['dtype']}; only {' and '.join(_TYPES)} are converted")
             begin = 8 + size + entry["data_offsets"][0]
-            yield name, np.memmap(path, np.uint16, "r", begin, tuple(entry["shape"]))
+            yield name, np.memmap(path, _TYPES[entry["dtype"]], "r", begin, tuple(entry["shape"]))
+
+
+def widened(bits: Bits) -> npt.NDArray[np.float32]:
+    """Return the float32 of bfloat16's bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def stacked(found: Iterable[tuple[str, Bits]]) -> Iterator[tuple[str, Bits]]:
@@ -101,8 +137,10 @@ def stacked(found: Iterable[tuple[str, Bits]]) -> Iterator[tuple[str, Bits]]:
         yield name, np.stack([parts[number] for number in sorted(parts)])
 
 
-def gguf_name(name: str) -> str:
-    """Return GGUF's name of a tensor of Hugging Face's Llama."""
+def gguf_name(name: str, model: str = "llama") -> str:
+    """Return GGUF's name of a tensor of Hugging Face's; ``model``: the ``model_type``."""
+    if model == "gpt_oss" and (own := gpt_oss_name(name)):
+        return own
     module, _, kind = name.rpartition(".")
     if not module.startswith("model.layers."):
         return f"{_NAMES[module]}.{kind}"
@@ -133,12 +171,15 @@ def _add_config(writer: Any, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    if config["model_type"] == "gpt_oss":
+        add_gpt_oss_config(writer, config)
     writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(32)  # mostly bfloat16

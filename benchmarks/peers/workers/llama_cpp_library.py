@@ -9,7 +9,7 @@ import ctypes
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,15 @@ _BATCH = 2048
 """Tokens of a call, as llama-batched-bench has it; llama.cpp computes ``n_ubatch`` of them at a time."""
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 """ggml's numbers of the types of a KV cache."""
-_FILE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 7, "q4_K_M": 15}
-"""llama.cpp's numbers of the types of a file; ``bf16`` is the file as it is converted."""
+_FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_K_M": 15, "mxfp4-q8_0": 38}
+"""llama.cpp's numbers of the types of a file."""
+_CONVERTED: Mapping[str, Literal["bf16", "f16"]] = {
+    "bf16": "bf16",
+    "f16": "f16",
+    "mxfp4-bf16": "bf16",
+    "mxfp4-f16": "f16",
+}
+"""The types of the files that are used as they are converted. Experts in MXFP4 stay so."""
 
 
 class Batch:
@@ -99,8 +106,8 @@ class Model:
 def prepare(source: Path, output: Path, settings: Settings) -> None:
     """Write the checkpoint as a GGUF file of the type ``settings["weights"]``."""
     kind = settings["weights"]
-    if kind == "bf16":
-        write_gguf(source, output / FILE)
+    if kind in _CONVERTED:
+        write_gguf(source, output / FILE, _CONVERTED[kind])
         return
     import llama_cpp
 

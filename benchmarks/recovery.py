@@ -30,7 +30,7 @@ SERVER = "Triton"
 VICTIMS = ("tokenizer", "tensorrt_llm", "detokenizer", SERVER)
 LIMIT_S = 5.0
 """Within which running requests are to have ended."""
-_LONG = GenerateOptions(max_tokens=900, ignore_eos=True)
+_LONG = GenerateOptions(max_tokens=1900, ignore_eos=True)  # nearly all that the demo's context has room for
 _SHORT = GenerateOptions(max_tokens=4)
 _START_S, _END_S = 180.0, 60.0
 _ASK_S, _PAUSE_S = 2.0, 0.05

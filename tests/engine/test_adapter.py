@@ -165,6 +165,7 @@ def _edit(directory: Path, **fields: Any) -> None:
     ("phi", {"num_hidden_layers": 4}, r"no tensor for model.layers.3"),
     ("phi", {"num_hidden_layers": 2}, "tensor model.layers.2.* has no place in this architecture"),
     ("phi", {"intermediate_size": 80}, r"tensor model.layers.0.mlp.fc1.bias is .96.; expected .80."),
+    ("phi", {"intermediate_size": 10**8}, r"its files hold [\d,]+ numbers; config.json asks for 38,\d{3},\d{3},\d{3}"),
     ("qwen3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "has 'chunked_attention'"),
 ])  # fmt: skip
 def test_what_the_configuration_asks_for_is_refused_by_name(

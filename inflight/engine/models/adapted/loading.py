@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from inflight.engine.models.naming import OTHER_PARTS
 from inflight.errors import DeploymentError
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
+_MORE = 2
+"""A model of so many times the parameters that its checkpoint has is refused before it gets memory: transformers
+allocates all that config.json asks for before it says which tensors are missing."""
 _PREFIXES = {
     r"^language_model\.lm_head\.": "lm_head.",
     r"^language_model\.model\.": "model.",
@@ -22,7 +26,9 @@ _PREFIXES = {
 """What text parts are called in checkpoints with images, and in the language model alone."""
 
 
-def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dtype, is_text_part: bool) -> Any:
+def load_weights(
+    kind: type[Any], directory: Path, config: Any, dtype: torch.dtype, is_text_part: bool, parameters: int
+) -> Any:
     """Return a model of transformers with the checkpoint's weights, on the CPU.
 
     Args:
@@ -31,11 +37,14 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
         config: as the model has it that was outlined.
         dtype: of the computation.
         is_text_part: the checkpoint has parts besides, which are not served.
+        parameters: how many the outlined model has.
 
     Raises:
         DeploymentError: a tensor is missing, unexpected, or of the wrong shape or type.
     """
-    _require_floats(directory)
+    stored = _count_floats(directory)
+    if parameters > _MORE * stored:
+        raise DeploymentError(f"checkpoint: its files hold {stored:,} numbers; config.json asks for {parameters:,}")
     try:
         model, told = kind.from_pretrained(
             directory,
@@ -66,12 +75,20 @@ def load_weights(kind: type[Any], directory: Path, config: Any, dtype: torch.dty
     return model.eval().requires_grad_(False)
 
 
-def _require_floats(directory: Path) -> None:
-    """Require that weights are stored as floats: transformers takes other types, and what they hold, as numbers."""
+def _count_floats(directory: Path) -> int:
+    """Return how many numbers the files hold.
+
+    Raises:
+        DeploymentError: weights are not stored as floats: transformers takes what other types hold as numbers.
+    """
+    count = 0
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, framework="pt") as shard:
             for name in list(shard.keys()):
                 stored = shard.get_slice(name)
-                is_mask = len(stored.get_shape()) > 3  # some checkpoints have those of attention, which nobody reads
+                shape = stored.get_shape()
+                count += math.prod(shape)
+                is_mask = len(shape) > 3  # some checkpoints have those of attention, which nobody reads
                 if name.endswith((".weight", ".bias")) and stored.get_dtype() not in _FLOATS and not is_mask:
                     raise DeploymentError(f"checkpoint: tensor {name} is {stored.get_dtype()}; a float is expected")
+    return count

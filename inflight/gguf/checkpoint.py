@@ -18,11 +18,12 @@ from weakref import WeakValueDictionary
 
 from inflight.errors import DeploymentError
 from inflight.gguf.config import dtype_of, read_config
+from inflight.gguf.files import LARGEST_FILE, read_whole
 from inflight.gguf.header import TensorInfo
 from inflight.gguf.metadata import EMBEDDING, HEAD, Described
 from inflight.gguf.names import Source, checkpoint_tensors
 from inflight.gguf.reader import GgufModel
-from inflight.gguf.tokenizer import tokenizer_files
+from inflight.gguf.tokenizer import described_files, tokenizer_files
 from inflight.gguf.types import FLOATS, QUANTIZED, SERVED, packed_together
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class GgufCheckpoint:
         """
         self.model = GgufModel(path)
         directory = self.model.path.parent
-        self._text_directory = directory if (directory / _TOKENIZER).is_file() else None
+        self._text_directory = directory if (directory / _TOKENIZER).exists() else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -65,13 +66,15 @@ class GgufCheckpoint:
             if in_blocks(name, source)
         }
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, largest: int = LARGEST_FILE) -> bytes | None:
         """Return what a file of the checkpoint would hold; None: it has no such file.
 
-        If a ``tokenizer.json`` lies beside the model's file, it is taken with the files that go with it.
+        If a ``tokenizer.json`` lies beside the model's file, it is taken with the files that go with it; those that are
+        missing are made of the metadata.
 
         Raises:
-            DeploymentError: what it would be made of is not supported, or missing, or wrong.
+            DeploymentError: what it would be made of is not supported, or missing, or wrong, or a file beside the
+                model's has more than ``largest`` bytes.
         """
         if name == _CONFIG:
             return json.dumps(self.config).encode()
@@ -81,17 +84,13 @@ class GgufCheckpoint:
             file = self._text_directory / name
             if name == _TOKENIZER:
                 log.info("%s is taken in place of what the model's file says of its tokenizer", file)
-            try:
-                return file.read_bytes()
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                raise DeploymentError(f"{file}: cannot be read: {error.strerror}") from None
+            if (content := read_whole(file, largest)) is not None:
+                return content
         return json.dumps(self._text[name]).encode() if name in self._text else None
 
     @cached_property
     def _text(self) -> dict[str, dict[str, Any]]:
-        return tokenizer_files(self.model)
+        return tokenizer_files(self.model) if self._text_directory is None else described_files(self.model)
 
 
 _opened: WeakValueDictionary[Path, GgufCheckpoint] = WeakValueDictionary()

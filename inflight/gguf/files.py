@@ -12,6 +12,8 @@ SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """Matches the name of a part of a model: its title, the part's number from 1 on, and how many there are."""
 OF_IMAGES = "mmproj"
 """What names of files begin with that hold projections for images, and no models."""
+LARGEST_FILE = 256 << 20
+"""Bytes of a file beside weights: a tokenizer's."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -59,3 +61,21 @@ def parts_of(path: Path) -> list[Path]:
     if path not in paths:
         raise DeploymentError(f"{path}: the name counts the parts of a model, and it is none of {count}")
     return paths
+
+
+def read_whole(path: Path, largest: int = LARGEST_FILE) -> bytes | None:
+    """Return what a file holds; None: there is none.
+
+    Raises:
+        DeploymentError: it cannot be read, is no plain file, or has more than ``largest`` bytes.
+    """
+    try:
+        size = path.stat().st_size
+        if size > largest or not path.is_file():  # a pipe would be waited for
+            found = f"has {size} bytes" if path.is_file() else "is no plain file"
+            raise DeploymentError(f"{path}: {found}; a file of at most {largest} bytes is expected")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None

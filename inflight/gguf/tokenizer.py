@@ -8,6 +8,7 @@ the Rust library, the second as transformers converts SentencePiece's (``convert
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 """``tokenizer.ggml.token_type``; 6 is a byte's."""
 _LONGEST_PIECE = 1024
 """Characters; a piece's splits are tried one by one."""
+_MOST_MERGED = 1 << 25
+"""Characters of what merges make, each by itself. Mistral's 32,000 pieces come to 325,000, a hundredth of it."""
 _MARK = "▁"
 """SentencePiece's space."""
 _ENDS = (
@@ -29,6 +32,8 @@ _ENDS = (
 """Control tokens that end an answer, of published models; files name only one or two of a model's by number."""
 _HARMONY = {"<|return|>", "<|call|>"}
 """Where both are there, ``<|end|>`` ends a message within an answer."""
+_MAY_BE_NONE, _NO_TOKEN = ("padding", "unknown"), (-1, (1 << 32) - 1)
+"""Special tokens that some files number so where the model has none."""
 _PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -42,9 +47,6 @@ class _Vocabulary:
         self.tokens: list[str] = self.find("tokens", list, [])
         if not all(type(token) is str for token in self.tokens) or not self.tokens:
             raise self.wrong("tokens", len(self.tokens), "a list of strings")
-        twice, count = Counter(self.tokens).most_common(1)[0]
-        if count > 1:
-            raise self.wrong("tokens", twice, "there once")
         types = self._numbers("token_type")
         self.types: list[int] = [_NORMAL] * len(self.tokens) if types is None else types.tolist()
         self.special = {
@@ -56,7 +58,14 @@ class _Vocabulary:
 
     @property
     def ids(self) -> dict[str, int]:
-        """The vocabulary, without what only fills gaps between numbers."""
+        """The vocabulary, without what only fills gaps between numbers.
+
+        Raises:
+            DeploymentError: a token is there twice.
+        """
+        twice, count = Counter(self.tokens).most_common(1)[0]
+        if count > 1:
+            raise self.wrong("tokens", twice, "there once")
         return {
             token: number
             for number, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
@@ -85,6 +94,14 @@ class _Vocabulary:
         return sorted(ends - ({control["<|end|>"]} if control.keys() >= {*_HARMONY, "<|end|>"} else set()))
 
     @property
+    def template(self) -> str | None:
+        """The chat template; None: there is none."""
+        template = self._data.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise DeploymentError(f"{self._of.path}: tokenizer.chat_template is {template!r:.200}; it must be a string")
+        return template
+
+    @property
     def scores(self) -> list[float]:
         """Of the tokens: the merge into the one with the highest comes first."""
         scores = self._numbers("scores")
@@ -111,31 +128,45 @@ class _Vocabulary:
         return values
 
     def _token(self, name: str) -> int | None:
-        """Return the number of a special token."""
+        """Return the number of a special token; None: there is none."""
         number = self.find(f"{name}_token_id", int, None)
+        if name in _MAY_BE_NONE and number in _NO_TOKEN:
+            return None
         if number is not None and not 0 <= number < len(self.tokens):
             raise self.wrong(f"{name}_token_id", number, f"the number of one of {len(self.tokens)} tokens")
         return number
 
 
 def tokenizer_files(model: Described) -> dict[str, dict[str, Any]]:
-    """Return a model's ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``.
+    """Return a model's ``tokenizer.json``, and what ``described_files`` returns.
 
     Raises:
         DeploymentError: the kind of tokenizer is not supported, or what must be there is missing or wrong.
     """
     require_kind(model)
     vocabulary = _Vocabulary(model)
-    template = model.metadata.get("tokenizer.chat_template")
+    make = _byte_level if vocabulary.model == "gpt2" else _sentencepiece
+    tokenizer = {"version": "1.0", "added_tokens": vocabulary.added, **make(vocabulary)}
+    return {"tokenizer.json": tokenizer, **_described(vocabulary)}
+
+
+def described_files(model: Described) -> dict[str, dict[str, Any]]:
+    """Return a model's ``tokenizer_config.json`` and ``generation_config.json``, whatever the kind of its tokenizer.
+
+    Raises:
+        DeploymentError: what they are made of is wrong.
+    """
+    return _described(_Vocabulary(model)) if "tokenizer.ggml.tokens" in model.metadata else {}
+
+
+def _described(vocabulary: _Vocabulary) -> dict[str, dict[str, Any]]:
     config: dict[str, Any] = {f"{name}_token": token for name, token in vocabulary.special.items()}
+    if (template := vocabulary.template) is not None:
+        config["chat_template"] = template
     generation: dict[str, Any] = {"eos_token_id": vocabulary.end_ids}
     if (pad := vocabulary.special.get("pad")) is not None:
         generation["pad_token_id"] = vocabulary.tokens.index(pad)
-    return {
-        "tokenizer.json": _tokenizer(vocabulary),
-        "tokenizer_config.json": config | ({"chat_template": template} if isinstance(template, str) else {}),
-        "generation_config.json": generation,
-    }
+    return {"tokenizer_config.json": config, "generation_config.json": generation}
 
 
 def require_kind(model: Described) -> None:
@@ -156,24 +187,14 @@ def _wrong(model: Described, name: str, value: Any, allowed: str) -> DeploymentE
     return DeploymentError(f"{model.path}: tokenizer.ggml.{name} is {value!r:.200}; it must be {allowed}")
 
 
-def _tokenizer(vocabulary: _Vocabulary) -> dict[str, Any]:
-    make = _byte_level if vocabulary.model == "gpt2" else _sentencepiece
-    return {"version": "1.0", "added_tokens": vocabulary.added, **make(vocabulary)}
-
-
 _BESIDE = "of another kind, put the model's tokenizer.json and tokenizer_config.json beside the file"
 
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     """Return what ``tokenizer.json`` says of a byte-level BPE."""
     words: Words = WORDS[vocabulary.find("pre", str, "none")]
-    # A token may itself begin with a space.
-    merges = [
-        (merge[: at + 1], merge[at + 2 :])
-        for merge in vocabulary.find("merges", list, [])
-        if (at := _space(merge)) >= 0
-    ]
-    model = {"type": "BPE", "vocab": vocabulary.ids, "merges": merges, "ignore_merges": words.whole}
+    ids = vocabulary.ids
+    model = {"type": "BPE", "vocab": ids, "merges": _listed_merges(vocabulary, ids), "ignore_merges": words.whole}
     return {
         "normalizer": words.normalizer and {"type": words.normalizer},
         "pre_tokenizer": words.rules(),
@@ -181,6 +202,22 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,
     }
+
+
+def _listed_merges(vocabulary: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the merges that the file lists. Without them, text would become single bytes, which are tokens too."""
+    listed, merges = vocabulary.find("merges", list, []), list[tuple[str, str]]()
+    for merge in listed:
+        at = merge.find(" ", 1)  # a token may itself begin with a space
+        left, right = merge[: max(at, 0)], merge[at + 1 :]
+        if left not in ids or right not in ids or left + right not in ids:
+            raise vocabulary.wrong("merges", merge, "two tokens that make a third, with a space between them")
+        merges.append((left, right))
+    if not merges:
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+            if kind == _NORMAL and len(token) > 1:
+                raise vocabulary.wrong("merges", None, f"there, by which tokens like {token[:40]!r} are made")
+    return merges
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
@@ -218,12 +255,16 @@ def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     longest = max(normal, key=len, default="")
     if len(longest) > _LONGEST_PIECE:
         raise vocabulary.wrong("tokens", longest[:20], f"of at most {_LONGEST_PIECE} characters")
-    scores, merges = vocabulary.scores, list[tuple[float, str, str]]()
+    tokens, scores, merges, characters = vocabulary.tokens, vocabulary.scores, list[tuple[float, str, str]](), 0
     for token, number in normal.items():
-        halves = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [(left, right) for left, right in halves if left in normal and right in normal]
-        known.sort(key=lambda pair: (normal[pair[0]], normal[pair[1]]))
-        merges += [(scores[number], *pair) for pair in known]
+        halves = ((normal.get(token[:at]), normal.get(token[at:])) for at in range(1, len(token)))
+        known = sorted((left, right) for left, right in halves if left is not None and right is not None)
+        # The vocabulary's own strings: those of the halves would take the square of the file's size.
+        merges += [(scores[number], tokens[left], tokens[right]) for left, right in known]
+        characters += len(known) * len(token)
+        if characters > _MOST_MERGED:
+            allowed = f"such that what merges make has at most {_MOST_MERGED} characters"
+            raise vocabulary.wrong("tokens", f"{len(tokens)} pieces", allowed)
     merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
     return [(left, right) for _, left, right in merges]
 
@@ -248,8 +289,3 @@ def _ends(vocabulary: _Vocabulary, begins: bool) -> dict[str, Any] | None:
             for token in wanted.values()
         },
     }
-
-
-def _space(merge: Any) -> int:
-    """Return where a merge's left token ends; -1: it is none."""
-    return merge.find(" ", 1) - 1 if isinstance(merge, str) and " " in merge[1:] else -1

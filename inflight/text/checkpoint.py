@@ -11,10 +11,10 @@ from typing import Any
 
 from inflight.errors import DeploymentError
 from inflight.gguf.checkpoint import open_gguf
-from inflight.gguf.files import is_gguf
+from inflight.gguf.files import LARGEST_FILE, is_gguf, read_whole
 
-LARGEST_JSON, LARGEST_FILE = 8 << 20, 256 << 20
-"""Bytes of a file of settings, which takes up to 30 times as much memory while it is read; and of a tokenizer."""
+LARGEST_JSON = 8 << 20
+"""Bytes of a file of settings, which takes up to 30 times as much memory while it is read."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -101,15 +101,8 @@ def read_file(path: Path, largest: int = LARGEST_FILE) -> bytes | None:
             supported.
     """
     if is_gguf(path.parent):
-        return open_gguf(path.parent).read(path.name)
-    try:
-        if (size := path.stat().st_size) > largest or not path.is_file():
-            raise DeploymentError(f"{path}: has {size} bytes; a file of at most {largest} is expected")
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+        return open_gguf(path.parent).read(path.name, largest)
+    return read_whole(path, largest)
 
 
 def read_json(path: Path, optional: bool = False, largest: int = LARGEST_JSON) -> dict[str, Any]:
@@ -122,7 +115,7 @@ def read_json(path: Path, optional: bool = False, largest: int = LARGEST_JSON) -
     if content is None:
         if optional:
             return {}
-        raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory")
+        raise DeploymentError(f"{path}: missing; the model must be a Hugging Face checkpoint directory or a GGUF file")
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -130,14 +132,14 @@ def _tokens(writer: gguf.GGUFWriter, tokens: list[str], **more: Any) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(settings["types"])
     writer.add_token_merges(settings["merges"])
-    for name in ("eos_token_id", "scores", "remove_extra_whitespaces", "add_bos_token", "bos_token_id"):
-        if name in more:
-            key, value = f"tokenizer.ggml.{name}", more[name]
-            if isinstance(value, list):
-                writer.add_array(key, value)
-            else:
-                kind = gguf.GGUFValueType.BOOL if isinstance(value, bool) else gguf.GGUFValueType.INT32
-                writer.add_key_value(key, value, kind)
+    for name in more.keys() - {"model", "pre", "types", "merges"}:
+        key, value = f"tokenizer.{name}" if name == "chat_template" else f"tokenizer.ggml.{name}", more[name]
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            kinds = {bool: gguf.GGUFValueType.BOOL, str: gguf.GGUFValueType.STRING}
+            large = gguf.GGUFValueType.INT32 if type(value) is int and value < 1 << 31 else gguf.GGUFValueType.UINT32
+            writer.add_key_value(key, value, kinds.get(type(value), large))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,18 @@ def _tokens(writer: gguf.GGUFWriter, tokens: list[str], **more: Any) -> None:
             lambda one: _tokens(one, ["a"], model="llama", scores=[0.0], remove_extra_whitespaces=True),
             "remove_extra_whitespaces is True",
         ),
-        (lambda one: _tokens(one, ["a", "b"], merges=["a c"]), "not a tokenizer: .*"),
+        (lambda one: _tokens(one, ["a", "b"], merges=["a b"]), "merges is 'a b'; it must be two tokens that mak"),
+        (lambda one: _tokens(one, ["a", "b"], merges=["a c"]), "merges is 'a c'; it must be two tokens that make a"),
+        (lambda one: _tokens(one, ["a", "b", "ab"], merges=["a b", "ab"]), "merges is 'ab'; it must be two tokens"),
+        (lambda one: _tokens(one, ["a", "b", "ab"], merges=["b  "]), "merges is 'b  '; it must be two tokens"),
+        (lambda one: _tokens(one, ["a", "b", "ab"], merges=["a b", ""]), "merges is ''; it must be two tokens"),
+        (lambda one: _tokens(one, ["a", "b", "ab"]), "merges is None; it must be there, by which tokens like 'ab' are"),
+        (lambda one: _tokens(one, ["a"], unknown_token_id=-2), "unknown_token_id is -2; it must be the number of"),
+        (lambda one: _tokens(one, ["a"], bos_token_id=(1 << 32) - 1), "bos_token_id is 4294967295; it must be the num"),
+        (
+            lambda one: _tokens(one, ["a"], chat_template=["a"]),
+            r"tokenizer.chat_template is \['a'\]; it must be a string",
+        ),
         (lambda one: _tokens(one, ["a", "b"], add_bos_token=7), "add_bos_token is 7; it must be a bool"),
     ],
 )
@@ -191,8 +204,35 @@ def test_tokens_that_end_an_answer(tmp_path: Path, tokens: list[str], ends: set[
 
 
 def test_an_ordinary_token_of_that_text_ends_nothing(tmp_path: Path) -> None:
-    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: _tokens(writer, ["<|end|>", "a"], eos_token_id=1))
+    settings = {"model": "llama", "scores": [0.0, 0.0], "eos_token_id": 1}
+    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: _tokens(writer, ["<|end|>", "a"], **settings))
     assert Tokenizer.from_checkpoint(path).config.end_ids == {1}
+
+
+@pytest.mark.parametrize("none", [-1, (1 << 32) - 1])
+def test_numbers_for_tokens_that_a_model_does_not_have(tmp_path: Path, none: int) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        _tokens(writer, ["a", "b"], padding_token_id=none, unknown_token_id=none, eos_token_id=1)
+
+    tokenizer = Tokenizer.from_checkpoint(write_vocabulary(tmp_path / "m.gguf", add))
+    assert tokenizer.config.special_tokens == {"eos_token": "b"}
+    assert tokenizer.config.pad_id == 1  # that of the end, as where nothing is said
+
+
+def test_pieces_that_are_made_in_too_many_ways(tmp_path: Path) -> None:
+    """Their merges would take the cube of the file's size."""
+    pieces = ["a" * length for length in range(1, 1025)]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        _tokens(writer, pieces, model="llama", scores=[0.0] * len(pieces))
+
+    path = write_vocabulary(tmp_path / "m.gguf", add)
+    tracemalloc.start()
+    with pytest.raises(DeploymentError, match="tokens is '1024 pieces'; it must be such that what merges make"):
+        Tokenizer.from_checkpoint(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20
 
 
 def test_phi3_takes_the_space_behind_a_control_token(tmp_path: Path) -> None:
@@ -216,6 +256,65 @@ def test_a_tokenizer_beside_the_file_is_taken(folder: Path, tmp_path: Path, capl
     assert f"{tmp_path / 'tokenizer.json'} is taken in place of what the model's file says" in caplog.text
     assert tokenizer.config.end_ids == ORIGINAL.config.end_ids
     _same(tokenizer, ORIGINAL, HARD[4])
+
+
+@pytest.mark.parametrize("beside", [(), ("tokenizer_config.json",), ("generation_config.json",)])
+def test_files_that_are_missing_beside_the_model_are_made_of_its_metadata(tmp_path: Path, beside: tuple[str]) -> None:
+    """Ids and a template need no tokenizer of a known kind."""
+    tokens = ["<end>", "<pad>", "<bos>", "a", "a"]
+    special = {"eos_token_id": 0, "padding_token_id": 1, "bos_token_id": 2, "chat_template": "{{ bos_token }}x"}
+    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: _tokens(writer, tokens, model="bert", **special))
+    for name in ("tokenizer.json", *beside):
+        (tmp_path / name).write_bytes((MODEL / name).read_bytes())
+    config = Tokenizer.from_checkpoint(path).config
+    if "generation_config.json" in beside:
+        assert config.end_ids == ORIGINAL.config.end_ids
+    else:
+        assert (config.end_ids, config.pad_id) == ({0}, 1)
+    if "tokenizer_config.json" in beside:
+        assert config.chat_template == ORIGINAL.config.chat_template
+    else:
+        assert config.chat_template == special["chat_template"]
+        assert config.special_tokens == {"bos_token": "<bos>", "eos_token": "<end>", "pad_token": "<pad>"}
+
+
+def test_a_template_beside_the_model_comes_before_that_of_its_metadata(tmp_path: Path) -> None:
+    settings = {"model": "bert", "bos_token_id": 0, "chat_template": "{{ bos_token }}x"}
+    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: _tokens(writer, ["<bos>"], **settings))
+    (tmp_path / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("y")
+    config = Tokenizer.from_checkpoint(path).config
+    assert (config.chat_template, config.special_tokens) == ("y", {"bos_token": "<bos>"})
+
+
+def test_a_model_without_any_tokens_has_what_lies_beside_it(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: writer.add_tokenizer_model("none"))
+    (tmp_path / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    assert Tokenizer.from_checkpoint(path).config.end_ids == frozenset()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_files_beside_the_model_are_plain_and_not_too_large(tmp_path: Path, name: str) -> None:
+    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: _tokens(writer, ["a"]))
+    (tmp_path / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    file = tmp_path / name
+    for words in ("has 10737418240 bytes; a file of at most", "is no plain file; a file of at most"):
+        file.unlink(missing_ok=True)
+        if words.startswith("has"):
+            with file.open("wb") as sparse:
+                sparse.truncate(10 << 30)
+        else:
+            os.mkfifo(file)
+        with pytest.raises(DeploymentError, match=f"{name}: {words}"):
+            Tokenizer.from_checkpoint(path)
+
+
+def test_settings_beside_the_model_have_the_limit_of_settings(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "m.gguf", lambda writer: _tokens(writer, ["a"]))
+    (tmp_path / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text(" " * (9 << 20) + "{}")
+    with pytest.raises(DeploymentError, match=r"generation_config\.json: has 9437186 bytes; a file of at most 8388608"):
+        Tokenizer.from_checkpoint(path)
 
 
 @given(data=st.data())

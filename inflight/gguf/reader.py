@@ -16,6 +16,8 @@ from inflight.gguf.files import SUFFIX, parts_of
 from inflight.gguf.header import FileHeader, TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
+_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux's number; Python has the name from 3.13 on."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,11 @@ class GgufModel:
 
 def _mapped(path: Path) -> memoryview:
     try:
-        with path.open("rb") as file:  # a private mapping: PyTorch warns of memory that cannot be written
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        # A private mapping, since PyTorch warns of memory that cannot be written. Nothing is written, so that memory need
+        # not be reserved: a file may be larger than it.
+        flags, access = mmap.MAP_PRIVATE | _UNRESERVED, mmap.PROT_READ | mmap.PROT_WRITE
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=access))
     except ValueError:  # an empty file cannot be mapped
         raise DeploymentError(f"{path}: not a GGUF file: it is empty") from None
     except OSError as error:

@@ -63,7 +63,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
 """By GGUF's numbers."""
 
 FLOATS = ("F32", "F16", "BF16")
-"""The types that are not quantized."""
+"""The types of floats that are served as they are."""
 
 
 class PackedType(NamedTuple):

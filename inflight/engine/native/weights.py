@@ -49,7 +49,7 @@ _MOST_SUMMED = 1 << 17
 
 
 @dataclass(frozen=True)
-class Source:
+class PackSource:
     """A weight, and what goes with it."""
 
     weight: Tensor
@@ -136,14 +136,14 @@ def packing_of(parts: list[QuantizedLinear]) -> Packing:
     return one.quant_algo, group, getattr(one, "zero_point", None) is not None
 
 
-def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | None) -> Source:
+def plain_source(weight: Tensor, bias: nn.Parameter | None, packed_type: int | None) -> PackSource:
     """Return the weight and bias of a linear that is not quantized, to be packed as a type; None: the weight's own."""
     outputs, inputs = weight.shape
     bias = None if bias is None else bias.detach().float().contiguous()
-    return Source(weight, TYPES[weight.dtype] if packed_type is None else packed_type, (outputs, inputs), bias)
+    return PackSource(weight, TYPES[weight.dtype] if packed_type is None else packed_type, (outputs, inputs), bias)
 
 
-def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source:
+def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> PackSource:
     """Return the weights of quantized linears that take one input alike, as one; ``dtype``: of the computation."""
     one = parts[0]
     if isinstance(one, GgufLinear):
@@ -156,7 +156,7 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source
     packed = _PACKED[one.quant_algo]
     packed = (_IN_GROUPS if minimums is None else _WITH_MINIMUMS).get(packed, packed) if group else packed
     input_scale = float(one.input_scale) if one.round_input else 0.0
-    return Source(
+    return PackSource(
         weight,
         packed,
         (len(scales), one.weight.shape[1] * (2 if isinstance(one, Mxfp4Linear) else 1)),
@@ -170,7 +170,7 @@ def quantized_source(parts: list[QuantizedLinear], dtype: torch.dtype) -> Source
     )
 
 
-def _source_of_blocks(parts: list[GgufLinear]) -> Source:
+def _source_of_blocks(parts: list[GgufLinear]) -> PackSource:
     """Return weights in blocks, of maybe several types, as integers by groups.
 
     A weight is its group's scale times its integer, and the group's minimum added, if any part has minimums.
@@ -192,7 +192,7 @@ def _source_of_blocks(parts: list[GgufLinear]) -> Source:
             weight, minimums = weight - 8, minimums + 8 * scales
         packed, weight = _INT4 if minimums is None else _INT4_MINIMUMS, pack_int4(weight)
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts]).float()
-    return Source(weight, packed, shape, bias, scales, group=size, minimums=minimums)
+    return PackSource(weight, packed, shape, bias, scales, group=size, minimums=minimums)
 
 
 def _by_groups(values: Tensor, groups: Groups, size: int) -> Tensor:

@@ -41,9 +41,10 @@ INNER = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 """What the tensors of a layer are; braces stand for an expert's number: the tensor has those of all experts."""
+_OF_HEAD = "lm_head.weight"
 _LAYER = re.compile(r"blk\.(\d{1,6})\.([\w.]+)\.(weight|bias)")
-_MOST_TENSORS = 1 << 18
-"""Of a checkpoint, with each expert's."""
+_MOST_OF_CHECKPOINT = 1 << 18
+"""Tensors, with each expert's."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def checkpoint_tensors(model: GgufModel, config: dict[str, Any]) -> dict[str, So
         config: its ``config.json``.
 
     Raises:
-        DeploymentError: one has rows that are not those of its heads, or there are too many.
+        DeploymentError: one has rows that are not those of its heads, two are the same, or there are too many.
     """
     family = family_of(Metadata(model))
     tensors = dict[str, Source]()
@@ -105,12 +106,22 @@ def checkpoint_tensors(model: GgufModel, config: dict[str, Any]) -> dict[str, So
             if family.paired_rows and ours.rpartition(".")[0].endswith((".q_proj", ".k_proj")):
                 heads = _heads(model, tensor, config, ours)
             offset = family.norm_offset if ours.endswith("norm.weight") else 0.0
+            if ours in tensors:
+                raise _same(model, ours, tensors[ours].tensor, tensor)
             tensors[ours] = Source(tensor, heads, offset, expert, ours.endswith("shared_expert_gate.weight"))
-        if len(tensors) > _MOST_TENSORS:
-            raise DeploymentError(f"{model.path}: it has more than {_MOST_TENSORS} tensors, with each expert's")
+        if len(tensors) > _MOST_OF_CHECKPOINT:
+            raise DeploymentError(f"{model.path}: it has more than {_MOST_OF_CHECKPOINT} tensors, with each expert's")
     if shares_blocks(model):
-        tensors["lm_head.weight"] = Source(model.tensors[EMBEDDING])
+        embedding = model.tensors[EMBEDDING]
+        if (held := tensors.setdefault(_OF_HEAD, Source(embedding))).tensor is not embedding:
+            raise _same(model, _OF_HEAD, held.tensor, embedding)
     return tensors
+
+
+def _same(model: GgufModel, ours: str, *tensors: TensorInfo) -> DeploymentError:
+    """Return the error of tensors that are one in the checkpoint."""
+    names = " and ".join(f"{tensor.name!r:.200}" for tensor in tensors)
+    return DeploymentError(f"{model.path}: tensors {names} are both {ours:.200}; only one of them can be taken")
 
 
 def shares_blocks(model: GgufModel) -> bool:
@@ -144,7 +155,7 @@ def _names(
         yield name, None
     elif "{}" not in ours:
         yield f"model.layers.{layer}.{ours}", None
-    elif len(tensor.shape) == (3 if kind == "weight" else 2) and tensor.shape[0] <= _MOST_TENSORS:
+    elif len(tensor.shape) == (3 if kind == "weight" else 2) and tensor.shape[0] <= _MOST_OF_CHECKPOINT:
         for expert in range(tensor.shape[0]):
             yield f"model.layers.{layer}.{ours.format(expert)}", expert
     else:

@@ -37,7 +37,8 @@ def read_config(model: GgufModel) -> dict[str, Any]:
     head_dim, eps = _head_dim(data, hidden // heads), "attention.layer_norm_rms_epsilon"
     if data.find(eps) is None:
         raise data.wrong(data.key(eps), None, "there")
-    window = data.find("attention.sliding_window") or None
+    window = data.find("attention.sliding_window")
+    window = (family.window if window is None else window) or None
     layers = _layers(data, family)
     config: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -122,6 +123,7 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
     tensors, length = model.tensors, data.find("rope.scaling.original_context_length")
     attention = data.find("rope.scaling.attn_factor")
     if ROPE_LONG in tensors or ROPE_SHORT in tensors:
+        _require_no_scaling(data)
         longs, shorts = (_factors(model, data, name) for name in (ROPE_LONG, ROPE_SHORT))
         rope |= {"rope_type": "longrope", "long_factor": longs, "short_factor": shorts}
         return rope | {"original_max_position_embeddings": length, "attention_factor": attention or 1.0}
@@ -131,7 +133,7 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
     if ROPE_FACTORS not in tensors:
         return rope | scaled
     if scaled:
-        raise DeploymentError(f"{model.path}: it has {ROPE_FACTORS} and rope.scaling.type {scaled['rope_type']}, too")
+        raise _both(model, f"rope.scaling.type {scaled['rope_type']}")
     # Llama 3.1's scaling is in the file as what each frequency is divided by, which is longrope with one list.
     factors = _factors(model, data, ROPE_FACTORS)
     return rope | {
@@ -140,15 +142,35 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
     }  # fmt: skip
 
 
+def _require_no_scaling(data: Metadata) -> None:
+    """Require that the factors of longrope are all that scales positions."""
+    key = data.key("rope.scaling.type")
+    if (kind := data.text(key, "none")) not in ("none", "longrope"):
+        raise data.wrong(key, kind, f"none or longrope beside {ROPE_LONG}")
+    if (factor := _factor(data)) is not None:
+        raise data.wrong(data.key("rope.scaling.factor"), factor, f"1.0, or left out, beside {ROPE_LONG}")
+    if ROPE_FACTORS in data.model.tensors:
+        raise _both(data.model, ROPE_LONG)
+
+
+def _both(model: Described, other: str) -> DeploymentError:
+    return DeploymentError(f"{model.path}: it has both {ROPE_FACTORS} and {other}; only one of them can be applied")
+
+
+def _factor(data: Metadata) -> float | None:
+    """Return what positions are divided by, by its name or the older one; None: nothing."""
+    factor = data.find("rope.scaling.factor") or data.find("rope.scale_linear")
+    return None if factor in (None, 0, 1.0) else factor
+
+
 def _scaling(data: Metadata, family: Family, length: float | None) -> dict[str, Any]:
     """Return what ``rope.scaling`` says; {}: nothing."""
     key, factor = data.key("rope.scaling.type"), data.find("rope.scaling.factor")
-    kind = data.text(key, "none")
+    kind = data.text(key, "linear")  # as llama.cpp has it
     if kind == "none":
-        older = data.find("rope.scale_linear")
-        return {"rope_type": "linear", "factor": older} if older not in (None, 1.0) else {}
+        return {}
     if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
+        return {} if (factor := _factor(data)) is None else {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise data.wrong(key, kind, f"none, linear or yarn, or the file must have {ROPE_LONG}")
     for name, harmless in (("rope.scaling.yarn_ext_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)):

@@ -100,6 +100,8 @@ class Family(NamedTuple):
     """What is to be added to the weights of norms."""
     full_every: int = 0
     """If layers differ and the file does not say how: one of so many has no sliding window; 0: they are alike."""
+    window: int | None = None
+    """The sliding window, where the file does not say."""
     predicts_ahead: bool = False
     """Whether the last layers, ``nextn_predict_layers``, predict several tokens at once; they are not served."""
     reads: tuple[str, ...] = ()
@@ -158,10 +160,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2moe": Family("Qwen2MoeForCausalLM", _QWEN2_MOE, special=_qwen2_moe),
     "qwen3": Family("Qwen3ForCausalLM"),
     "qwen3moe": Family("Qwen3MoeForCausalLM", special=_qwen3_moe),
-    "gemma2": Family("Gemma2ForCausalLM", _AROUND, norm_offset=-1.0, full_every=2, special=_gemma),
+    "gemma2": Family("Gemma2ForCausalLM", _AROUND, norm_offset=-1.0, full_every=2, window=4096, special=_gemma),
     "gemma3": Family("Gemma3ForCausalLM", _AROUND, norm_offset=-1.0, full_every=6, special=_gemma3),
     "phi3": Family("Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}),
-    "gpt-oss": Family("GptOssForCausalLM", _GPT_OSS, full_every=2, special=_gpt_oss),
+    "gpt-oss": Family("GptOssForCausalLM", _GPT_OSS, full_every=2, window=128, special=_gpt_oss),
     "olmo2": Family(
         "Olmo2ForCausalLM",
         _BEHIND,

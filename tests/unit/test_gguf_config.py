@@ -42,7 +42,8 @@ def _write(path: Path, architecture: str, tensors: dict[str, np.ndarray] | None 
             kinds = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32, str: gguf.GGUFValueType.STRING}
             writer.add_key_value(key, value, kinds.get(type(value), gguf.GGUFValueType.FLOAT32))
     for name, tensor in (_EMBEDDING | (tensors or {})).items():
-        writer.add_tensor(name, tensor)
+        raw = gguf.GGMLQuantizationType.Q8_0 if tensor.dtype == np.uint8 else None
+        writer.add_tensor(name, tensor, raw_dtype=raw)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     return path
@@ -113,6 +114,17 @@ def test_a_mistral_has_a_window(tmp_path: Path) -> None:
     assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 9)
 
 
+def test_the_window_where_the_file_does_not_say(tmp_path: Path) -> None:
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 1}
+    for architecture, window, more in (("gemma2", 4096, {}), ("gpt-oss", 128, experts), ("gemma3", None, {})):
+        path = _write(tmp_path / "m.gguf", architecture, _FOUR if more else {}, **more)
+        config = GgufCheckpoint(path).config
+        kind = "sliding_attention" if window else "full_attention"
+        assert (config.get("sliding_window"), config["layer_types"]) == (window, [kind])
+    config = GgufCheckpoint(_write(tmp_path / "n.gguf", "gemma2", attention__sliding_window=0)).config
+    assert ("sliding_window" in config, config["layer_types"]) == (False, ["full_attention"])
+
+
 def test_what_else_an_architecture_may_be(tmp_path: Path) -> None:
     yarn: dict[str, Any] = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
     ministral = _write(
@@ -153,6 +165,25 @@ def test_the_last_layers_of_glm_predict_ahead_and_are_left_out(tmp_path: Path) -
 def test_the_older_name_of_linear_scaling(tmp_path: Path) -> None:
     rope = GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", rope__scale_linear=2.0)).config["rope_parameters"]
     assert rope == {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        ({"rope__scaling__factor": 4.0}, 4.0),
+        ({"rope__scaling__factor": 4.0, "rope__scale_linear": 2.0}, 4.0),
+        ({"rope__scaling__type": "linear", "rope__scale_linear": 2.0}, 2.0),
+        ({"rope__scaling__type": "linear"}, None),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 1.0}, None),
+        ({"rope__scaling__factor": 0.0}, None),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None),
+    ],
+)
+def test_scaling_is_linear_where_the_file_does_not_say(
+    tmp_path: Path, metadata: dict[str, Any], factor: float | None
+) -> None:
+    rope = GgufCheckpoint(_write(tmp_path / "m.gguf", "llama", **metadata)).config["rope_parameters"]
+    assert (rope["rope_type"], rope.get("factor")) == ("linear" if factor else "default", factor)
 
 
 def test_values_by_layer_that_are_all_the_same(tmp_path: Path) -> None:
@@ -196,7 +227,19 @@ _Case = tuple[Callable[[Path], Path], str]
         ),
         (
             lambda path: _write(path, "llama", _FACTORS, rope__scaling__type="linear", rope__scaling__factor=2.0),
-            "it has rope_freqs.weight and rope.scaling.type linear",
+            "it has both rope_freqs.weight and rope.scaling.type linear; only one of them can be applied",
+        ),
+        (
+            lambda path: _write(path, "phi3", _LONG, rope__scaling__type="linear", rope__scaling__factor=2.0),
+            "phi3.rope.scaling.type is 'linear'; it must be none or longrope beside rope_factors_long.weight",
+        ),
+        (
+            lambda path: _write(path, "phi3", _LONG, rope__scaling__type="longrope", rope__scaling__factor=2.0),
+            "phi3.rope.scaling.factor is 2.0; it must be 1.0, or left out, beside rope_factors_long.weight",
+        ),
+        (
+            lambda path: _write(path, "phi3", _LONG | _FACTORS),
+            "it has both rope_freqs.weight and rope_factors_long.weight; only one of them can be applied",
         ),
         (lambda path: _write(path, "phi3", _LONG), "rope_factors_short.weight is 'missing'; it must be a row of F32"),
         (
@@ -226,6 +269,37 @@ def test_the_page_names_what_is_served() -> None:
 def test_heads_that_rows_do_not_fit(tmp_path: Path) -> None:
     path = _write(tmp_path / "m.gguf", "llama", {"blk.0.attn_q.weight": np.zeros((6, 8), np.float32)})
     with pytest.raises(DeploymentError, match="tensor 'blk.0.attn_q.weight' has 6 rows; 2 heads have 4 each"):
+        _ = GgufCheckpoint(path).tensors
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("model.norm.weight", "output_norm.weight"),
+            "'model.norm.weight' and 'output_norm.weight' are both model.norm",
+        ),
+        (
+            ("blk.0.ffn_norm.weight", "blk.0.post_attention_norm.weight"),
+            "are both model.layers.0.post_attention_layernorm.weight; only one of them can be taken",
+        ),
+    ],
+)
+def test_tensors_that_are_one_in_the_checkpoint(tmp_path: Path, names: tuple[str, str], message: str) -> None:
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 1}
+    tensors = _FOUR | {name: np.zeros(8, np.float32) for name in names}
+    path = _write(tmp_path / "m.gguf", "gpt-oss", tensors, **experts)
+    with pytest.raises(DeploymentError, match=message) as error:
+        _ = GgufCheckpoint(path).tensors
+    assert str(error.value).startswith(f"{path}: tensors ")
+
+
+def test_a_head_by_the_checkpoints_name_beside_an_embedding_in_blocks(tmp_path: Path) -> None:
+    """The embedding is the head there."""
+    blocks = gguf.quants.quantize(np.zeros((7, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    tensors = {"token_embd.weight": blocks, "lm_head.weight": np.zeros((7, 32), np.float32)}
+    path = _write(tmp_path / "m.gguf", "llama", tensors, embedding_length=32)
+    with pytest.raises(DeploymentError, match=r"'lm_head\.weight' and 'token_embd\.weight' are both lm_head\.weight"):
         _ = GgufCheckpoint(path).tensors
 
 

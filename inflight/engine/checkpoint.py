@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from inflight.engine.device import BFLOAT16
 from inflight.engine.expert_stacks import ExpertStack, expert_stacks
-from inflight.engine.gguf_shards import GgufShards
+from inflight.engine.gguf_shards import GgufShards, named_in_errors
 from inflight.engine.kvcache.memory_pool import Fp8KvPool, Int8KvPool, KvPool, KvScales
 from inflight.engine.kvcache.state_pool import StatePool
 from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
@@ -113,11 +113,12 @@ def load_config(directory: Path, modeling: str = "native") -> ModelConfig:
         DeploymentError: ``config.json`` is missing or not supported.
     """
     data = read_json(directory / "config.json")
-    if modeling == "native" or (modeling == "auto" and is_known(data)):
-        return read_model_config(data)
-    why = "engine.modeling is transformers" if modeling == "transformers" else "Inflight has none of its own for it"
-    log.info("transformers' code computes %s: %s", architecture_name(data), why)
-    return read_adapted_config(directory, data)
+    with named_in_errors(directory):
+        if modeling == "native" or (modeling == "auto" and is_known(data)):
+            return read_model_config(data)
+        why = "engine.modeling is transformers" if modeling == "transformers" else "Inflight has none of its own for it"
+        log.info("transformers' code computes %s: %s", architecture_name(data), why)
+        return read_adapted_config(directory, data)
 
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -169,7 +170,8 @@ def load_model(outline: LoadedModel, device: torch.device) -> LoadedModel:
     if outline.calibrated and kv_scales is None:
         ignored |= of_scales.keys()
     ignored |= {name for name in shards.names if naming.is_other_part(name)}
-    _fill(targets, shards, ignored)
+    with named_in_errors(shards.path if isinstance(shards, GgufShards) else None):
+        _fill(targets, shards, ignored)
     model.eval().requires_grad_(False)
     return outline
 
@@ -215,12 +217,13 @@ def outline_model(
         return LoadedModel(adapted, shards, None, kv_dtype, kv_scales, exact)
     if config.is_text_part and CheckpointNames(config, shards.names).of("lm_head.weight") in shards.names:
         config = replace(config, tie_word_embeddings=False)  # such files often do not say; the tensor does
-    _require_layers(config, shards.names)
-    try:
-        model = build_model(config, served_length).to(dtype)
-    except RuntimeError as error:
-        raise DeploymentError(f"config.json: a model of its sizes cannot be built: {error}") from None
-    convert_linears(model, quantization, shards.names, exact, separate)
+    with named_in_errors(directory):
+        _require_layers(config, shards.names)
+        try:
+            model = build_model(config, served_length).to(dtype)
+        except RuntimeError as error:
+            raise DeploymentError(f"config.json: a model of its sizes cannot be built: {error}") from None
+        convert_linears(model, quantization, shards.names, exact, separate)
     return LoadedModel(model, shards, quantization, kv_dtype, kv_scales, exact)
 
 

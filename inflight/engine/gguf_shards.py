@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from inflight.engine.quant.gguf_blocks import MXFP4, decode, mxfp4_parts
+from inflight.errors import DeploymentError
 from inflight.gguf.checkpoint import in_blocks, open_gguf, require_types
+from inflight.gguf.files import is_gguf
 from inflight.gguf.names import Source
 from inflight.gguf.types import FLOATS
 
@@ -30,7 +33,7 @@ class GgufShards:
         Raises:
             DeploymentError: a file is missing or not what it should be, or a tensor is of a type that is not decoded.
         """
-        self._path, self._checkpoint = path, open_gguf(path)  # held, so that others need not read it again
+        self.path, self._checkpoint = path, open_gguf(path)  # held, so that others need not read it again
         require_types(self._checkpoint.model)
         self._tensors = self._checkpoint.tensors
         scales = [f"{name}_scale" for name, source in self._tensors.items() if _has_scales(name, source)]
@@ -42,10 +45,21 @@ class GgufShards:
         Raises:
             DeploymentError: what ``take`` raises, of the first tensor that it does for.
         """
-        log.info("loading %s", self._path.name)
+        log.info("loading %s", self.path.name)
         wanted = [name for name in self._tensors if name in names]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
             list(pool.map(lambda name: _take(name, self._tensors[name], take), wanted))
+
+
+@contextmanager
+def named_in_errors(model: Path | None) -> Iterator[None]:
+    """Name a GGUF file in errors about the checkpoint that is made of it; None: there is no such file."""
+    try:
+        yield
+    except DeploymentError as error:
+        if model is None or not is_gguf(model) or str(model) in str(error):
+            raise
+        raise DeploymentError(f"{model}: {error}") from None
 
 
 def _has_scales(name: str, source: Source) -> bool:

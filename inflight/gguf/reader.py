@@ -74,8 +74,8 @@ class GgufModel:
 
 def _mapped(path: Path) -> memoryview:
     try:
-        # A private mapping, since PyTorch warns of memory that cannot be written. Nothing is written, so that memory need
-        # not be reserved: a file may be larger than it.
+        # A private mapping, since PyTorch warns of memory that cannot be written. Nothing is written, so that memory
+        # need not be reserved: a file may be larger than it.
         flags, access = mmap.MAP_PRIVATE | _UNRESERVED, mmap.PROT_READ | mmap.PROT_WRITE
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=access))

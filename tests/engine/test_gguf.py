@@ -134,6 +134,8 @@ def _with(path: Path, tensor: str, kind: str) -> Path:
     ],
 )
 def test_what_the_engine_refuses(tmp_path: Path, tensor: str, kind: str, message: str) -> None:
+    path = _with(tmp_path / "m.gguf", tensor, kind)
     with pytest.raises(DeploymentError, match=message) as error:
-        load(_with(tmp_path / "m.gguf", tensor, kind))
+        load(path)
     assert "\n" not in str(error.value)
+    assert str(error.value).count(str(path)) == 1

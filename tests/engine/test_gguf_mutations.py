@@ -6,7 +6,7 @@ import re
 import struct
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,8 @@ FILES: dict[str, Callable[[], GgufFile]] = {
     "experts": lambda: gguf_file("gpt-oss", "F32", ((".experts.", "MXFP4"),)),
     "blocks": lambda: wide_gguf_file("Q4_K", tied=True),
 }
+NAMED = {"experts": (63,), "blocks": (97,)}
+"""Mutations that are refused when the model is built, by code that knows no file."""
 _MOST_BYTES, _MOST_SECONDS = 64 << 20, 20
 """Of memory that Python takes, and of the processor."""
 
@@ -82,7 +84,7 @@ def _load(path: Path) -> None:
     load_model(outline_model(path, config, torch.float32, CPU, 64, "auto"), CPU)
 
 
-def _try(name: str, seeds: range, folder: Path) -> None:
+def _try(name: str, seeds: Sequence[int], folder: Path) -> None:
     """Load a file, and mutations of it."""
     source = FILES[name]().path
     _load(source)
@@ -101,13 +103,14 @@ def _try(name: str, seeds: range, folder: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert "\n" not in refusal, seed
+        assert not refusal or path.name in refusal, seed
         assert peak < _MOST_BYTES, seed
         assert time.process_time() - started < _MOST_SECONDS, seed
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_mutated_files_are_refused_or_load(name: str, tmp_path: Path) -> None:
-    _try(name, range(30), tmp_path)
+    _try(name, (*range(30), *NAMED.get(name, ())), tmp_path)
 
 
 @pytest.mark.proof

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inflight.engine.attention.torch_backend import QueryRange
-from inflight.engine.checkpoint import load_config, load_model, outline_model
+from inflight.engine.checkpoint import load_config, load_model, outline_model, resolve_dtype
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.layers import RmsNorm
 from inflight.engine.native.bindings import NativeError, Weight, call
@@ -50,16 +50,17 @@ OUTPUT = 1
 """The library's number for the projection of attention's outputs."""
 
 
-def _path(name: str) -> Path:
+def _path(name: str, tied: bool = False) -> Path:
     """Return a file in one type, or in a mixture of them."""
-    return wide_gguf_file(*MIXTURES.get(name, (name,)), experts=name == "experts").path
+    return wide_gguf_file(*MIXTURES.get(name, (name,)), tied=tied, experts=name == "experts").path
 
 
 @functools.cache
-def _file(name: str) -> DecoderModel:
+def _file(name: str, tied: bool = False) -> DecoderModel:
     """Return the loaded model of a file."""
-    path = _path(name)
-    outline = outline_model(path, load_config(path), torch.float32, CPU, 512, "auto")
+    path = _path(name, tied)
+    config = load_config(path)
+    outline = outline_model(path, config, resolve_dtype("auto", config, CPU), CPU, 512, "auto")
     model = load_model(outline, CPU).model
     assert isinstance(model, DecoderModel)
     return model
@@ -109,18 +110,24 @@ def test_integers_scales_and_minimums_are_the_weight(kind: str) -> None:
     torch.testing.assert_close(weight.flatten(1), linear.decode(torch.float32), rtol=0, atol=0 if exact else 1e-7)
 
 
-@pytest.mark.parametrize("name", [*FORMATS, *MIXTURES])
-def test_the_memory_that_is_shown_is_that_of_what_is_packed(name: str) -> None:
-    model = _file(name)
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        *((name, False) for name in (*FORMATS, *MIXTURES, "F16", "BF16")),
+        *((name, True) for name in ("Q4_K", "Q8_0", "F16", "BF16")),
+    ],
+)
+def test_the_memory_that_is_shown_is_that_of_what_is_packed(name: str, tied: bool) -> None:
+    model = _file(name, tied)
     held = model.model.embed_tokens.weight.nbytes
     held += sum(module.weight.nbytes for module in model.modules() if isinstance(module, RmsNorm))
     for place in linears_of(model):
         if parts := quantized_parts("", place.linear):
-            source = quantized_source(parts, torch.float32)
+            source = quantized_source(parts, model.dtype)
             held += sum(one.nbytes for one in (source.weight, source.scales, source.minimums) if one is not None)
         else:
             held += place.weight().nbytes
-    assert cpu_bytes(GgufModel(_path(name))) == held
+    assert cpu_bytes(GgufModel(_path(name, tied))) == held
 
 
 @pytest.mark.skipif(not SETS, reason="no kernels run here")

@@ -26,6 +26,7 @@ struct Isa {
   static constexpr int kWeightBytes = 2;  // of a weight, as add_products takes it
   static constexpr int kOffset = 0;       // that stored weights have
   static constexpr float kLargestInput = 32767.0f;
+  static constexpr bool kSplitsWords = false;
   using F = __m256;
   using I = __m256i;
 
@@ -114,10 +115,11 @@ struct Isa {
   static I load_int(const int32_t* p) { return _mm256_loadu_si256((const I*)p); }
   static void store_int(int32_t* p, I x) { _mm256_storeu_si256((I*)p, x); }
   static I shift_right(I x, int bits) { return _mm256_srli_epi32(x, bits); }
+  static I shift_left(I x, int bits) { return _mm256_slli_epi32(x, bits); }
   static I and_int(I a, I b) { return _mm256_and_si256(a, b); }
-  // Words that are places among the values of E2M1 to twice these values, with kMxfp4Offset. The first of the table is
-  // zero, so that the words' upper bytes stay zero.
-  static I e2m1_words(I places) {
+  // Bytes that are places among the values of E2M1 to twice these values, with kMxfp4Offset. The first of the table is
+  // zero, so that the upper bytes of words stay zero.
+  static I e2m1(I places) {
     const __m128i values = _mm_setr_epi8(0, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 24);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), places);
   }
@@ -144,6 +146,8 @@ struct Isa {
     memcpy(&word, p, 4);
     return _mm256_set1_epi32(word);
   }
+  // Declared only: bytes are not multiplied.
+  static void split_words(const int16_t*, int, int8_t*);
   // Integers as they are stored to what add_products takes.
   static I load_weights(const int8_t* p) { return words(p); }
   static I add_products(I sums, I weights, I inputs) { return add_word_products(sums, weights, inputs); }

@@ -45,6 +45,7 @@ struct Isa {
   static constexpr int kWeightBytes = 1;  // of a weight, as add_products takes it
   static constexpr int kOffset = 128;     // that stored weights have
   static constexpr float kLargestInput = 127.0f;
+  static constexpr bool kSplitsWords = true;
 #else
   // Without such instructions words are multiplied, by pairs. So inputs keep 16 bits.
   using Input = int16_t;
@@ -53,6 +54,7 @@ struct Isa {
   static constexpr int kWeightBytes = 2;
   static constexpr int kOffset = 0;
   static constexpr float kLargestInput = 32767.0f;
+  static constexpr bool kSplitsWords = false;
 #endif
   using F = __m512;
   using I = __m512i;
@@ -131,10 +133,11 @@ struct Isa {
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
   static I shift_right(I x, int bits) { return _mm512_srli_epi32(x, bits); }
+  static I shift_left(I x, int bits) { return _mm512_slli_epi32(x, bits); }
   static I and_int(I a, I b) { return _mm512_and_si512(a, b); }
-  // Words that are places among the values of E2M1 to twice these values, with kMxfp4Offset. The first of the table is
-  // zero, so that the words' upper bytes stay zero.
-  static I e2m1_words(I places) {
+  // Bytes that are places among the values of E2M1 to twice these values, with kMxfp4Offset. The first of the table is
+  // zero, so that the upper bytes of words stay zero.
+  static I e2m1(I places) {
     const __m128i values = _mm_setr_epi8(0, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 24);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), places);
   }
@@ -173,7 +176,20 @@ struct Isa {
     asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));  // in place, as in add_int
     return sums;
   }
+  // Splits words of at most kLargestWord into bytes with a sign, word = 256 * upper + lower. Of eight inputs there are the
+  // lower and the upper bytes of 0, 4, 1 and 5, and those of 2, 6, 3 and 7: the order of the four bits of a lane.
+  static void split_words(const int16_t* words, int count, int8_t* to) {
+    const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15);
+    for (int k = 0; k < count; k += 8, to += 16) {
+      // The upper byte of the sum is rounded to the nearest; its lower one has 128 too many.
+      const __m128i sums = _mm_add_epi16(_mm_loadu_si128((const __m128i*)(words + k)), _mm_set1_epi16(128));
+      const __m128i bytes = _mm_xor_si128(sums, _mm_set1_epi16(128));
+      _mm_store_si128((__m128i*)to, _mm_shuffle_epi8(bytes, order));
+    }
+  }
 #else
+  // Declared only: bytes are not multiplied.
+  static void split_words(const int16_t*, int, int8_t*);
   static I load_weights(const int8_t* p) { return words(p); }
   static I add_products(I sums, I weights, I inputs) { return add_word_products(sums, weights, inputs); }
   // Adds the products of pairs of words.

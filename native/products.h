@@ -177,9 +177,15 @@ struct FloatScales {
   static F scale(const char* scales, int vector) { return Isa::load((const float*)scales + vector * kLanes); }
 };
 
+// Where they are in bfloat16.
+struct HalfScales {
+  static constexpr ptrdiff_t kScaleBytes = sizeof(uint16_t);
+  static F scale(const char* scales, int vector) { return Isa::from_bf16((const uint16_t*)scales + vector * kLanes); }
+};
+
 // The integers of kInt8. `Stored`: as packed weights have them, else as Isa::add_products takes them.
 template <bool Stored>
-struct Bytes : FloatScales {
+struct Bytes : std::conditional_t<Stored, HalfScales, FloatScales> {
   static constexpr bool kMinimums = false;
   static constexpr int kUnit = Isa::kUnit;  // inputs whose products a lane adds up at once
   static constexpr int kStep = kUnit;       // inputs of a turn of the loop
@@ -256,23 +262,29 @@ struct IntegerProducts {
           add_unit<R, P>(in, weights, rows, k + number.value * Form::kUnit, sums);
         });
       }
-      for (int v = 0; v < P * kVectors; v++) {
-        const char* from = scales + v / kVectors * in.panel_stride;
-        const F scale = Form::scale(from, v % kVectors);
-        for (int r = 0; r < R; r++) {
-          float* sum = to + r * P * kPanel + v * kLanes;
-          const GroupScale& of_row = in.scale(r, group);
-          const F by = Isa::mul(scale, Isa::set(of_row.scale));
-          F total = Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum));
-          if (Form::kMinimums) {
-            const float inputs = of_row.scale * ((float)of_row.start / -inflight::kNibbleOffset);
-            total = Isa::fma(Isa::load((const float*)from + kPanel + v % kVectors * kLanes), Isa::set(inputs), total);
-          }
-          Isa::store(sum, total);
-        }
-      }
+      add_group<R, P>(in, scales, group, sums, to);
       scales += group_bytes(size);
       rows += size * Form::kInputBytes;
+    }
+  }
+
+  // Adds the products of a group, which are whole numbers, to the sums.
+  template <int R, int P>
+  static void add_group(const Operands& in, const char* scales, int group, const I (&sums)[R][P * kVectors], float* to) {
+    for (int v = 0; v < P * kVectors; v++) {
+      const char* from = scales + v / kVectors * in.panel_stride;
+      const F scale = Form::scale(from, v % kVectors);
+      for (int r = 0; r < R; r++) {
+        float* sum = to + r * P * kPanel + v * kLanes;
+        const GroupScale& of_row = in.scale(r, group);
+        const F by = Isa::mul(scale, Isa::set(of_row.scale));
+        F total = Isa::fma(Isa::to_float(sums[r][v]), by, Isa::load(sum));
+        if (Form::kMinimums) {
+          const float inputs = of_row.scale * ((float)of_row.start / -inflight::kNibbleOffset);
+          total = Isa::fma(Isa::load((const float*)from + kPanel + v % kVectors * kLanes), Isa::set(inputs), total);
+        }
+        Isa::store(sum, total);
+      }
     }
   }
 

@@ -85,6 +85,8 @@ struct Nibbles : Words<true> {
     const I lanes = Isa::load_int((const int32_t*)(weights + bytes(k / kStep * kStep)) + vector * kLanes);
     return Isa::and_int(Isa::shift_right(lanes, k % kStep * 2), Isa::set_int(0x000f000f));
   }
+  // What four bits become as bytes.
+  static I bytes_of(I nibbles) { return nibbles; }
 };
 
 // MXFP4: as INT4, but that four bits are the place of a weight among all values, and scales are powers of two.
@@ -94,7 +96,66 @@ struct Mxfp4 : Nibbles {
   static F scale(const char* scales, int vector) {
     return Isa::mul(Isa::power_of_two((const uint8_t*)scales + vector * kLanes), Isa::set(0.5f));
   }
-  static I load(const char* weights, int k, int vector) { return Isa::e2m1_words(Nibbles::load(weights, k, vector)); }
+  static I load(const char* weights, int k, int vector) { return bytes_of(Nibbles::load(weights, k, vector)); }
+  static I bytes_of(I nibbles) { return Isa::e2m1(nibbles); }
+};
+
+// Weights of four bits. The words of a single row are split into bytes, where bytes are multiplied by fours: a word is 256
+// times its upper byte plus its lower one, both with a sign. So weights need not become words, which takes longer than to
+// read them; the whole numbers that come out are the same.
+template <class Form>
+struct NibbleProducts : IntegerProducts<Form> {
+  using Words = IntegerProducts<Form>;
+
+  template <int R, int P, bool FromMemory = false>
+  static void add(const Operands& in, float* to) {
+    if constexpr (R == 1 && Isa::kSplitsWords)
+      add_split<P>(in, to);
+    else
+      Words::template add<R, P, FromMemory>(in, to);
+  }
+
+  template <int P>
+  static void add_split(const Operands& in, float* to) {
+    const int size = Form::group(in);
+    const I mask = Isa::set_int(0x0f0f0f0f);
+    const char *scales = in.weights, *rows = in.rows;
+    for (int group = 0; group * size < in.inputs; group++) {
+      alignas(64) int8_t row[inflight::kLongestGroup * sizeof(int16_t)];
+      Isa::split_words((const int16_t*)rows, size, row);
+      I lower[P * kVectors], upper[P * kVectors];
+      for (int v = 0; v < P * kVectors; v++) {
+        lower[v] = Isa::set_int(in.scale(0, group).start);
+        upper[v] = Isa::set_int(0);
+      }
+      const char* weights = scales + Words::kHeader;
+      for (int k = 0; k < size; k += Form::kStep, weights += Form::bytes(Form::kStep)) {
+        const int8_t* bytes = row + k * sizeof(int16_t);
+        const I x[] = {Isa::spread(bytes), Isa::spread(bytes + 4), Isa::spread(bytes + 8), Isa::spread(bytes + 12)};
+        for (int v = 0; v < P * kVectors; v++) {
+          const char* from = weights + v / kVectors * in.panel_stride;
+          const I lanes = Isa::load_int((const int32_t*)from + v % kVectors * kLanes);
+          const I even = Form::bytes_of(Isa::and_int(lanes, mask));
+          const I odd = Form::bytes_of(Isa::and_int(Isa::shift_right(lanes, 4), mask));
+          lower[v] = Isa::add_products(lower[v], even, x[0]);
+          upper[v] = Isa::add_products(upper[v], even, x[1]);
+          lower[v] = Isa::add_products(lower[v], odd, x[2]);
+          upper[v] = Isa::add_products(upper[v], odd, x[3]);
+        }
+      }
+      I sums[1][P * kVectors];
+      for (int v = 0; v < P * kVectors; v++) sums[0][v] = Isa::add_int(lower[v], Isa::shift_left(upper[v], 8));
+      Words::template add_group<1, P>(in, scales, group, sums, to);
+      scales += Words::group_bytes(size);
+      rows += size * Form::kInputBytes;
+    }
+  }
+};
+
+// Few rows of weights of four bits, and many.
+template <class Form, class DecodedForm>
+struct AsNibbles : AsIntegers<Form, DecodedForm> {
+  using Stored = NibbleProducts<Form>;
 };
 
 // INT8 with inputs in INT8: `to` has sums of 32 bits, which are exact. `Stored` as of IntegerProducts.
@@ -133,7 +194,7 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
   using Halves = std::conditional_t<Isa::kDotsBf16, AsHalves, AsWidened>;
   using Int8 = AsIntegers<Bytes<true>, Bytes<Isa::kWeightBytes == 1>>;
   using Int8Columns = AsIntegers<Words<true>, Words<false>>;
-  using Int4Minimums = AsIntegers<WithMinimums<Nibbles>, WithMinimums<Words<false>>>;
+  using Int4Minimums = AsNibbles<WithMinimums<Nibbles>, WithMinimums<Words<false>>>;
   using Int8Minimums = AsIntegers<WithMinimums<Words<true>>, WithMinimums<Words<false>>>;
   switch (weight.type) {
     case inflight::kFloat32: multiply_as<AsFloats>(product, count, first, last); break;
@@ -141,9 +202,9 @@ void multiply(const PackedWeight& weight, const InputRows& rows, int count, int 
     case inflight::kInt8: multiply_as<Int8>(product, count, first, last); break;
     case inflight::kE4m3: multiply_as<AsE4m3>(product, count, first, last); break;
     case inflight::kE4m3Groups: multiply_as<AsE4m3Groups>(product, count, first, last); break;
-    case inflight::kInt4: multiply_as<AsIntegers<Nibbles, Words<false>>>(product, count, first, last); break;
+    case inflight::kInt4: multiply_as<AsNibbles<Nibbles, Words<false>>>(product, count, first, last); break;
     case inflight::kInt8Columns: multiply_as<Int8Columns>(product, count, first, last); break;
-    case inflight::kMxfp4: multiply_as<AsIntegers<Mxfp4, Words<false>>>(product, count, first, last); break;
+    case inflight::kMxfp4: multiply_as<AsNibbles<Mxfp4, Words<false>>>(product, count, first, last); break;
     case inflight::kInt4Minimums: multiply_as<Int4Minimums>(product, count, first, last); break;
     case inflight::kInt8Minimums: multiply_as<Int8Minimums>(product, count, first, last); break;
     case inflight::kInt8Sums: multiply_as<Tiled<true, AsWhole>>(product, count, first, last); break;

@@ -110,7 +110,7 @@ void prepare(const PackedWeight& weight, const float* row, const float* gain, fl
     const int offset = weight.type == inflight::kInt8Columns ? 0
                        : weight.type == inflight::kMxfp4     ? inflight::kMxfp4Offset
                                                              : inflight::kNibbleOffset;
-    round_to_integers(input, weight, 32767.0f, offset, (int16_t*)out, scales);
+    round_to_integers(input, weight, kLargestWord, offset, (int16_t*)out, scales);
   } else if (weight.type == inflight::kInt8Sums) {
     round_to_int8(input, weight, (Isa::Input*)out, scales);
   } else if (is_e4m3(weight.type) && (weight.input_group || weight.input_scale > 0.0f)) {

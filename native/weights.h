@@ -1,11 +1,11 @@
 // How weights and the rows that they are multiplied with lie in memory.
 //
 // A panel has all inputs of its columns. Floats lie input by input; bfloat16 by pairs of inputs, so that a pair of a
-// column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, then the integers, by units of
-// Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by groups of kWordGroup inputs,
-// in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and without groups. INT4 lies by
-// groups, in lanes of eight inputs of a column. So does MXFP4, whose scales are bytes. Where there are minimums, a group has
-// them behind its scales.
+// column lies together; INT8 by groups of Isa::kGroup inputs: the scale of each column, in bfloat16, which takes less
+// memory, then the integers, by units of Isa::kUnit inputs. Of quantized checkpoints E4M3 lies input by input. INT8 lies by
+// groups of kWordGroup inputs, in which pairs of a column lie together; where inputs are in INT8 too, it lies by units and
+// without groups. INT4 lies by groups, in lanes of eight inputs of a column. So does MXFP4, whose scales are bytes. Where
+// there are minimums, a group has them behind its scales.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +17,7 @@ namespace {
 constexpr int kChunk = 128;  // inputs of a panel that many rows take in one go; whole groups
 constexpr int kBlockRows = Isa::kBlockRows;
 static_assert(kChunk % Isa::kGroup == 0 && kChunk == inflight::kLongestGroup);
+constexpr float kLargestWord = 0x7f7f;  // of a row's inputs of 16 bits: 256 times a byte with a sign, and such a byte
 
 // What a group of a row's inputs is a multiple of, and what its sums of products start with.
 struct GroupScale {
@@ -34,7 +35,10 @@ inline bool is_int4(Type type) { return type == inflight::kInt4 || type == infli
 inline bool is_e4m3(Type type) { return type == inflight::kE4m3 || type == inflight::kE4m3Groups; }
 
 // The bytes in front of a group's integers: a scale for each column, and maybe a minimum.
-inline ptrdiff_t header_bytes(Type type) { return kPanel * (ptrdiff_t)sizeof(float) * (has_minimums(type) ? 2 : 1); }
+inline ptrdiff_t header_bytes(Type type) {
+  const ptrdiff_t scale = type == inflight::kInt8 ? sizeof(uint16_t) : sizeof(float);
+  return kPanel * (has_minimums(type) ? 2 * scale : scale);
+}
 
 // The bytes of a group.
 inline ptrdiff_t group_bytes(const PackedWeight& weight) {
@@ -87,8 +91,8 @@ inline float element(const PackSource& source, size_t at) {
 // Where an integer of a column lies, by units of so many inputs.
 inline size_t place(int k, int column, int unit) { return ((size_t)k / unit * kPanel + column) * unit + k % unit; }
 
-// Rounds a column's weights, which begin at `row`, to INT8 by groups: to the nearest multiple of a 127th of the largest.
-// A group with NaN or infinity has NaN as its scale.
+// Rounds a column's weights, which begin at `row`, to INT8 by groups: to the nearest multiple of a 127th of the largest,
+// which is rounded to bfloat16. A group with NaN or infinity has NaN as its scale.
 inline void pack_integers(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   const int inputs = to.inputs;
   for (int first = 0; first < inputs; first += Isa::kGroup, panel += group_bytes(to)) {
@@ -99,9 +103,10 @@ inline void pack_integers(const PackedWeight& to, const PackSource& source, size
       largest = std::max(largest, std::fabs(x));
       nothing += x * 0.0f;
     }
-    const float scale = largest / 127.0f + nothing;
-    ((float*)panel)[column] = scale;
-    int8_t* integers = (int8_t*)panel + kPanel * sizeof(float);
+    const uint16_t rounded = bf16_of(largest / 127.0f + nothing);
+    const float scale = float_of(rounded);
+    ((uint16_t*)panel)[column] = rounded;
+    int8_t* integers = (int8_t*)panel + header_bytes(to.type);
     for (int k = first; k < last; k++) {
       const float steps = scale > 0.0f ? std::nearbyint(element(source, row + k) / scale) : 0.0f;
       // A subnormal scale is rounded itself.
@@ -159,7 +164,7 @@ inline void pack_nibbles(const PackedWeight& to, const PackSource& source, size_
 }
 
 // Packs a column of MXFP4: the exponents of its powers of two as bytes, and for each weight its place among all values,
-// which Isa::e2m1_words decodes. A power of two of 2^-127 counts as zero, and 2^128 as infinity.
+// which Isa::e2m1 decodes. A power of two of 2^-127 counts as zero, and 2^128 as infinity.
 inline void pack_mxfp4(const PackedWeight& to, const PackSource& source, size_t row, int column, char* panel) {
   static constexpr uint8_t kPlaces[16] = {7, 8, 9, 10, 11, 12, 13, 14, 7, 6, 5, 4, 3, 2, 1, 0};  // of E2M1's bits
   const uint8_t* from = (const uint8_t*)source.data + row * (to.inputs / 2);
@@ -211,7 +216,7 @@ void pack(const PackedWeight& to, const PackSource& source, const int32_t* order
       for (size_t at = 0; at < bytes; at++) out[at] += (char)Isa::kOffset;
     if (to.type == inflight::kInt8)
       for (size_t group = 0; group < bytes; group += group_bytes(to))
-        for (int at = 0; at < kPanel * Isa::kGroup; at++) out[group + kPanel * sizeof(float) + at] += (char)Isa::kOffset;
+        for (int at = 0; at < kPanel * Isa::kGroup; at++) out[group + header_bytes(to.type) + at] += (char)Isa::kOffset;
   }
 }
 

@@ -130,11 +130,11 @@ def test_what_it_stores_is_what_pytorch_stores(kind: str, scale: float, instruct
         assert stored.isclose(expected, rtol=1e-3, atol=1e-5).double().mean() > 0.99
 
 
-def _round_by_groups(x: Tensor, group: int, most: int) -> Tensor:
+def _round_by_groups(x: Tensor, group: int, most: int, scales: torch.dtype = torch.float32) -> Tensor:
     """Round each group of the last dimension to multiples of a part of its largest value."""
     groups = functional.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
-    unit = groups.abs().amax(-1, keepdim=True) / most
-    rounded = torch.where(unit > 0, groups / unit, 0.0).round() * unit
+    unit = (groups.abs().amax(-1, keepdim=True) / most).to(scales).float()
+    rounded = torch.where(unit > 0, groups / unit, 0.0).round().clamp(-most, most) * unit
     return rounded.flatten(-2)[..., : x.shape[-1]]
 
 
@@ -146,7 +146,9 @@ def test_weights_in_int8_are_those_of_rounded_linears(name: str, instruction_set
     group, most, tolerance = (32, 127, 0.1) if multiplies_bytes else (64, 32767, 3e-3)
     twins = _Twins(name, "float32", 16, instruction_set, "int8")
     for linear in [module for module in twins.model.modules() if isinstance(module, nn.Linear)]:
-        linear.weight = nn.Parameter(_round_by_groups(linear.weight, group, 127), requires_grad=False)
+        linear.weight = nn.Parameter(
+            _round_by_groups(linear.weight, group, 127, torch.bfloat16), requires_grad=False
+        )
         linear.register_forward_pre_hook(lambda _, inputs: _round_by_groups(inputs[0], group, most))
     one, other = _tokens(300, 1), _tokens(90, 2)
     worst = twins.differ((0, one[:200], 0, []), (1, other[:30], 0, []))

@@ -20,6 +20,15 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == SUFFIX and not model.is_dir()
 
 
+def whole_path(model: Path) -> Path:
+    """Return a model's path from the root on, without links; a GGUF file keeps its name.
+
+    The name says that it is one, and where the other parts are. In the Hub's own cache it is a link to a file that is
+    named after its hash.
+    """
+    return model.parent.resolve() / model.name if is_gguf(model) else model.resolve()
+
+
 def locate_model(path: Path) -> Path:
     """Return where a model is: ``path``, or the only GGUF model of a directory that has no other weights.
 

@@ -37,6 +37,11 @@ class HubSettings:
             DeploymentError: a variable has a value that cannot be meant.
         """
         endpoint = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
+        if "@" in endpoint:  # and the value is not told: manifests, archives and messages would hold the password
+            raise DeploymentError(
+                "HF_ENDPOINT has a user's name or password before an @, which is not taken; "
+                "set the address alone, and HF_TOKEN to a token that the mirror takes"
+            )
         try:
             parts = urlsplit(endpoint)
             known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

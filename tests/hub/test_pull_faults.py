@@ -182,6 +182,17 @@ def test_an_address_that_is_none(address: str, models: Path, monkeypatch: pytest
     assert refused("pull", "org/name").startswith(f"HF_ENDPOINT is {address!r}; it must be an address")
 
 
+@pytest.mark.parametrize(
+    "address", ["https://me:secret@hub", "http://secret@hub:port", "me:secret@hub", "http://[me:secret@hub"]
+)
+def test_a_password_in_the_address(address: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be in every manifest and archive."""
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    said = refused("pull", "org/name")
+    assert said.startswith("HF_ENDPOINT has a user's name or password before an @, which is not taken")
+    assert "secret" not in said
+
+
 def test_a_models_folder_that_moves_with_the_user(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_MODELS", "models")
     assert refused("pull", "org/name") == "INFLIGHT_MODELS is 'models'; it must be an absolute path"

@@ -58,7 +58,10 @@ def _token() -> str | None:
     given = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
     where = "HF_TOKEN"
     if not given:
-        stored = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or _hf_home() / "token")).expanduser()
+        named = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or _hf_home() / "token"))
+        stored = expand_home(named)
+        if stored is None:
+            return None
         where = str(stored)
         try:
             given = stored.read_text(encoding="utf-8")
@@ -68,6 +71,14 @@ def _token() -> str | None:
     if not re.fullmatch(r"[\x21-\x7e]*", token):
         raise DeploymentError(f"{where} holds characters that no token has")
     return token or None
+
+
+def expand_home(path: Path) -> Path | None:
+    """Return a path with a home directory in place of ``~``; None: the user has none, as in some containers."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return None
 
 
 def _hf_home() -> Path:

@@ -17,6 +17,7 @@ from inflight.errors import DeploymentError
 from inflight.hub.model_manifest import ModelManifest, read_manifest, require_sizes
 from inflight.hub.names import ModelName
 from inflight.hub.selection import is_variant, select_gguf
+from inflight.hub.settings import expand_home
 from inflight.hub.staging import PARTIAL, staging_of
 
 _PARTIAL_NAME = re.compile(rf"\.([0-9a-f]{{40}}.*){re.escape(PARTIAL)}")
@@ -54,16 +55,17 @@ def models_folder() -> Path:
     """Return where models are kept.
 
     Raises:
-        DeploymentError: ``INFLIGHT_MODELS`` is a relative path, which would be another folder in each directory.
+        DeploymentError: ``INFLIGHT_MODELS`` is a relative path, which would be another folder in each directory; or
+            the folder is in a home directory, and there is none.
     """
     given = os.environ.get("INFLIGHT_MODELS")
-    if given:
-        path = Path(given).expanduser()
-        if not path.is_absolute():
-            raise DeploymentError(f"INFLIGHT_MODELS is {given!r}; it must be an absolute path")
-        return path
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "inflight/models"
+    named = Path(given or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    path = expand_home(named)
+    if path is None:
+        raise DeploymentError(f"{named}: there is no such home directory; set INFLIGHT_MODELS to an absolute path")
+    if given and not path.is_absolute():
+        raise DeploymentError(f"INFLIGHT_MODELS is {given!r}; it must be an absolute path")
+    return path if given else path / "inflight/models"
 
 
 def place_of(repo: str, commit: str, variant: str | None) -> Path:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import pwd
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -196,6 +198,23 @@ def test_a_password_in_the_address(address: str, models: Path, monkeypatch: pyte
 def test_a_models_folder_that_moves_with_the_user(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_MODELS", "models")
     assert refused("pull", "org/name") == "INFLIGHT_MODELS is 'models'; it must be an absolute path"
+
+
+def test_a_home_directory_that_is_not_there(hub: FakeHub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_uid: int) -> NoReturn:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HF_HOME")
+    inflight("pull", "org/name")  # without a token, which needs a home
+    monkeypatch.delenv("INFLIGHT_MODELS")
+    for words in (("pull", "org/name"), ("models",), ("models", "rm", "org/name"), ("serve", "org/name")):
+        said = "~/.cache: there is no such home directory; set INFLIGHT_MODELS to an absolute path"
+        assert refused(*words) == said
+    monkeypatch.setenv("INFLIGHT_MODELS", "~nobody-is-called-so/models")
+    assert refused("models").startswith("~nobody-is-called-so/models: there is no such home directory")
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_byte(

@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from inflight.errors import DeploymentError
 from inflight.hub.model_manifest import ModelManifest, read_manifest, require_sizes
 from inflight.hub.names import ModelName
 from inflight.hub.selection import is_variant, select_gguf
 from inflight.hub.settings import expand_home
-from inflight.hub.staging import PARTIAL, staging_of
+from inflight.hub.staging import PARTIAL, locked, remove_empty, staging_of, target_of
 
 _PARTIAL_NAME = re.compile(rf"\.([0-9a-f]{{40}}.*){re.escape(PARTIAL)}")
 _SHORTEST_COMMIT = 7
@@ -46,7 +47,7 @@ class StoredModel:
     @property
     def name(self) -> str:
         """The name that commands take for this entry."""
-        place = self.directory.name.removeprefix(".").removesuffix(PARTIAL)
+        place = target_of(self.directory).name
         commit, _, variant = place.partition("-")
         return f"{self.repo}@{commit[:12]}" + (f":{variant}" if variant else "")
 
@@ -172,15 +173,23 @@ def _has_variant(model: StoredModel, gguf: str | None) -> bool:
 
 
 def remove_entry(model: StoredModel) -> None:
-    """Remove an entry: at once from its place, then from the disk."""
+    """Remove an entry: at once from its place, then from the disk.
+
+    Raises:
+        DeploymentError: another process writes it, or has moved it since it was found.
+    """
+
+    def refuse() -> NoReturn:
+        raise DeploymentError(f"another process pulls {model.name}; it is not removed")
+
     doomed = model.directory
-    if not model.is_partial:
-        doomed = staging_of(model.directory)
-        if doomed.exists():
-            shutil.rmtree(doomed)
-        os.replace(model.directory, doomed)
-    shutil.rmtree(doomed)
-    for folder in (doomed.parent, doomed.parent.parent):  # of the repository and its owner, where they are empty now
-        if any(folder.iterdir()):
-            return
-        folder.rmdir()
+    with locked(target_of(model.directory), refuse):
+        if not model.directory.exists():
+            raise DeploymentError(f"{model.name} is not there any more; `inflight models` lists what is")
+        if not model.is_partial:
+            doomed = staging_of(model.directory)
+            if doomed.exists():
+                shutil.rmtree(doomed)
+            os.replace(model.directory, doomed)
+        shutil.rmtree(doomed)
+    remove_empty((doomed.parent, doomed.parent.parent))  # of the repository and its owner

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -170,8 +170,21 @@ class Hub:
                 raise DeploymentError(f"{name.repo} has more than {_MOST_ENTRIES} files and folders")
             if following is None:
                 return
-            page = f"/api/{following.partition('/api/')[2]}"  # a mirror may repeat the address of what it mirrors
+            page = self._next_page(route, following)
         raise DeploymentError(f"{self.endpoint}{route}: the list of files has no end")
+
+    def _next_page(self, route: str, following: str) -> str:
+        """Return the route of a list's next page, which is at the address ``following``.
+
+        Only what comes behind the question mark is new; in front of it a mirror may repeat what it mirrors.
+        """
+        try:
+            query = urlsplit(following).query
+        except ValueError:
+            query = ""
+        if not query:
+            raise DeploymentError(f"{self.endpoint}{route}: {following!r} is no address of the list's next page")
+        return f"{route.partition('?')[0]}?{query}"
 
     def _get(
         self,

@@ -198,7 +198,11 @@ def test_a_hub_that_names_files_elsewhere(path: str, hub: FakeHub, models: Path,
     assert not list(tmp_path.rglob("*evil*"))
 
 
-@pytest.mark.parametrize("listed_as", ["", "https://hub.example"], ids=["of its own", "of what it mirrors"])
+@pytest.mark.parametrize(
+    "listed_as",
+    ["", "https://hub.example", "https://mirror.example/artifactory/api/huggingfaceml/remote"],
+    ids=["of its own", "of what it mirrors", "of a path with api in it"],
+)
 def test_the_list_of_files_has_pages(listed_as: str, hub: FakeHub) -> None:
     hub.faults.page_size, hub.listed_as = 3, listed_as
     directory = Path(inflight("pull", "org/name").stdout.strip())

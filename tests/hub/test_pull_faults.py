@@ -288,6 +288,8 @@ def _listed(size: str) -> bytes:
         ("/tree/", (200, {}, _listed("-5")), "not a list of files"),
         ("/tree/", (200, {}, _listed("true")), "not a list of files"),
         ("/tree/", (200, {}, _listed("9" * 5000)), "not a list of files"),
+        ("/tree/", (200, {"Link": '</api/models/org/name>; rel="next"'}, b"[]"), "is no address of the list's next page"),
+        ("/tree/", (200, {"Link": '<http://[>; rel="next"'}, b"[]"), "'http://[' is no address of the list's next page"),
         ("/revision/", (200, {}, b"[" * 100_000), "not valid JSON"),
         ("/revision/", (200, {"Content-Encoding": "gzip"}, gzip.compress(b"{}")), "not valid JSON"),
         ("/revision/", (503, {"Retry-After": "\xb2"}, b""), "does not answer after 5 tries"),

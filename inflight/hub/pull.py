@@ -75,7 +75,7 @@ def pull_model(
         tell(console, f"{name} is here already: {here.directory}")
         return here.directory
     if settings.offline:
-        raise DeploymentError(f"HF_HUB_OFFLINE is set, and {_found_offline(name, here)}")
+        raise DeploymentError(f"{settings.offline} is set, and {_found_offline(name, here)}")
     stop = threading.Event()
     with Hub(settings, stop.wait) as hub:
         try:

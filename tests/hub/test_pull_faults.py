@@ -154,11 +154,29 @@ def test_what_does_not_exist(hub: FakeHub, models: Path) -> None:
     assert not models.exists()
 
 
+def test_a_token_that_is_refused_is_named_by_where_it_is_from(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.faults.answers["/revision/"] = (401, {}, b"")
+    assert refused("pull", "org/name") == f"{hub.address} wants a token: set HF_TOKEN (org/name)"
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/token").write_text("mine\n")
+    (tmp_path / "another").write_text("mine\n")
+    places = {"HF_TOKEN_PATH": str(tmp_path / "another"), "HUGGING_FACE_HUB_TOKEN": "mine", "HF_TOKEN": "mine"}
+    assert f"refuses the token of {tmp_path / 'hf/token'} (org/name)" in refused("pull", "org/name")
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+        named = name if value == "mine" else value
+        assert refused("pull", "org/name") == f"{hub.address} refuses the token of {named} (org/name)"
+
+
 def test_offline(hub: FakeHub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    assert refused("pull", "org/name") == f"TRANSFORMERS_OFFLINE is set, and there is no org/name in {models}"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert refused("pull", "org/name") == f"HF_HUB_OFFLINE is set, and there is no org/name in {models}"
     assert not hub.log
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     inflight("pull", "org/name")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.log.clear()

@@ -87,6 +87,11 @@ def _is_entry(path: Path) -> bool:
 def _entry(path: Path) -> StoredModel:
     if path.name.startswith("."):
         return StoredModel(path, None, "its pull was interrupted; the same pull goes on from there")
+    return look_at(path)
+
+
+def look_at(path: Path) -> StoredModel:
+    """Return what is in the directory of a model, at its place or elsewhere."""
     manifest = None
     try:
         manifest = read_manifest(path)

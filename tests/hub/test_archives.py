@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inflight.hub.model_manifest import read_manifest
+from inflight.hub.model_manifest import read_manifest, write_manifest
 from tests.fakes.hub import FakeHub
 from tests.hub.conftest import FILES, OURS, WEIGHTS
 from tests.hub.support.commands import inflight, refused
@@ -61,6 +62,59 @@ def test_the_same_model_is_the_same_archive(kind: str, pulled: Path, tmp_path: P
         inflight("pack", str(pulled), str(tmp_path / name), "--format", kind)
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
     assert "b.tar exists" in refused("pack", str(pulled), str(tmp_path / "b.tar"))
+
+
+@pytest.fixture
+def archive(pulled: Path, tmp_path: Path) -> str:
+    """An archive of the model that was pulled."""
+    inflight("pack", "org/name", str(tmp_path / "model.tar"))
+    return str(tmp_path / "model.tar")
+
+
+@pytest.mark.parametrize("damage", ["a file is gone", "a file is shorter", "the manifest is none", "all is gone"])
+def test_a_damaged_model_is_mended_by_its_archive(damage: str, archive: str, pulled: Path, tmp_path: Path) -> None:
+    inflight("unpack", archive, "--to", str(tmp_path / "mine"))
+    for directory in (pulled, tmp_path / "mine"):
+        if damage == "a file is shorter":
+            os.truncate(directory / "model.safetensors", 1000)
+        elif damage == "the manifest is none":
+            (directory / "model-manifest.json").write_text("{")
+        for path in directory.iterdir():
+            if damage == "all is gone" or (damage == "a file is gone" and path.name == "LICENSE"):
+                path.unlink()
+    assert inflight("unpack", archive).stdout.strip() == str(pulled)
+    assert all((pulled / name).read_bytes() == FILES[name] for name in OURS)
+    assert [path.name for path in pulled.parent.iterdir()] == [pulled.name], "nothing else is left"
+    if damage != "all is gone":
+        refused("unpack", archive, "--to", str(tmp_path / "mine"))
+
+
+def test_a_model_with_other_files_is_left_alone(archive: str, pulled: Path) -> None:
+    manifest = read_manifest(pulled)
+    files = {name: file for name, file in manifest.files.items() if name != "LICENSE"}
+    write_manifest(manifest.model_copy(update={"files": files}), pulled)
+    name = f"org/name@{pulled.name[:12]}"
+    said = f"{pulled} holds {name}, with other files; `inflight models rm {name}` removes it"
+    assert refused("unpack", archive) == said
+    inflight("models", "rm", name)
+    inflight("unpack", archive)
+
+
+def test_what_a_pull_has_kept_stays_until_the_archive_proves_whole(
+    archive: str, pulled: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    inflight("models", "rm", "org/name")
+    hub.faults.cut_after["model.safetensors"] = [300_000] + [0] * 9
+    refused("pull", "org/name")
+    kept = pulled.with_name(f".{pulled.name}.partial")
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    data = bytearray(Path(archive).read_bytes())
+    data[data.rindex(WEIGHTS[:1024])] ^= 1
+    (tmp_path / "broken.tar").write_bytes(data)
+    assert "model.safetensors has the SHA-256" in refused("unpack", str(tmp_path / "broken.tar"))
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    inflight("unpack", archive)
+    assert [path.name for path in pulled.parent.iterdir()] == [pulled.name]
 
 
 def test_a_directory_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
@@ -142,7 +196,7 @@ LINK = b"x" * 7
 )  # fmt: skip
 def test_what_is_made_up_is_refused(members: list[Member], said: str, models: Path, tmp_path: Path) -> None:
     assert said in refused("unpack", _write(tmp_path / "x.tar", *members))
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"x.tar"}, "nothing is left"
+    assert [path.name for path in tmp_path.rglob("*")] == ["x.tar"], "nothing is left"
 
 
 def test_an_archive_that_is_none(models: Path, tmp_path: Path) -> None:

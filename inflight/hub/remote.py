@@ -299,7 +299,7 @@ def _part(response: httpx.Response, start: int, count: int) -> bytes:
     """Return ``count`` bytes of a file from ``start`` on. Raises TryLater: the answer ends before."""
     begin, _total = _extent(response, start)
     data, stop = bytearray(), start - begin + count
-    for chunk in response.iter_bytes(_CHUNK):
+    for chunk in response.iter_raw(_CHUNK):
         data += chunk
         if len(data) >= stop:
             return bytes(data[start - begin : stop])

@@ -133,6 +133,13 @@ def test_a_directory_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*again*")), "no archive is left, nor half of one"
 
 
+def test_a_gguf_model_beside_projections_for_images(models: Path, tmp_path: Path) -> None:
+    for name in ("mmproj-F16.gguf", "tiny-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(name.encode())
+    inflight("pull", str(tmp_path))
+    assert read_manifest(tmp_path).weights_path(tmp_path) == tmp_path / "tiny-Q8_0.gguf"
+
+
 def test_a_directory_without_weights(tmp_path: Path, models: Path) -> None:
     assert "there are no weights" in refused("pull", str(tmp_path))
     assert "--to: " in refused("pull", str(tmp_path), "--to", "x")
@@ -186,7 +193,8 @@ LINK = b"x" * 7
         ([_manifest(GOOD, repo="../../evil"), CONFIG, MODEL], "'../../evil' is not the name of a model"),
         ([_manifest(GOOD, commit="../evil"), CONFIG, MODEL], "commit: string should match pattern"),
         ([_manifest(GOOD, commit=None), CONFIG, MODEL], "must be org/name, with a commit"),
-        ([_manifest({"config.json": b"{}"}), CONFIG], "it lists no weights"),
+        ([_manifest({"config.json": b"{}"}), CONFIG], "it lists no weights in safetensors"),
+        ([_manifest(GOOD, format="gguf"), CONFIG, MODEL], "it lists no weights in gguf"),
         ([_manifest(GOOD, surprise=1), CONFIG, MODEL], "surprise: extra inputs are not permitted"),
         ([_file("model-manifest.json", b"{")], "invalid JSON"),
         ([_file("model-manifest.json", b" " * (17 << 20))], "model-manifest.json has 17825792 bytes, too many"),

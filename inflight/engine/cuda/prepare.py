@@ -144,8 +144,8 @@ def _missing(model: ServedModel, kv_pool: KvPool) -> str | None:
     if takes(model):
         return None
     return (
-        "the experts' weights stay quantized, or their inputs are rounded, and the kernels multiply only decoded weights "
-        "by inputs as they are"
+        "the experts' weights stay quantized, or their inputs are rounded, and the kernels multiply only decoded "
+        "weights by inputs as they are"
     )
 
 

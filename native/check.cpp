@@ -85,9 +85,9 @@ void Model::check_weight(const InflightWeight& from, int layer, int which) const
   for (const auto& [own, all] : {std::pair(INFLIGHT_EXPERT_GATE_UP, &one.parts.gate_up),
                                  std::pair(INFLIGHT_EXPERT_DOWN, &one.parts.down)})
     for (const Weight& other : *all)
-      if (which == own && other.panels && (other.type != from.packed_type || (from.group && other.group != from.group)))
+      if (which == own && other.panels && (other.type != from.packed_type || other.group != packed_group(from)))
         fail("weight %d of an expert of layer %d has type %d in groups of %d; another's has type %d in groups of %d",
-             which, layer, from.packed_type, from.group, other.type, other.group);
+             which, layer, from.packed_type, packed_group(from), other.type, other.group);
 }
 
 void Model::check(const InflightStep& step) const {

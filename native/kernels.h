@@ -1,8 +1,9 @@
 // The kernels of one instruction set, as a table of functions, and the plain structures that they work on.
 //
-// Every kernel adds up a row in one order, whatever the number of rows: a column of a product has one accumulator per
-// row, which takes the inputs in ascending order or, by tiles, pair by pair in the order of their sums, and attention cuts the keys at fixed positions. So a token's bits do
-// not depend on what else is in its step.
+// Every kernel adds up a row in one order, whatever the number of rows. A column of a product has one accumulator per
+// row, which takes the inputs in ascending order; by AMX's tiles, it takes pairs of inputs in the order in which a tile
+// adds them up (tiles.h). Attention cuts the keys at fixed positions. So a token's bits do not depend on what else is in
+// its step.
 #pragma once
 
 #include <cstddef>

@@ -153,6 +153,11 @@ struct Drawing {
   std::vector<int32_t> count, sorted;
 };
 
+// The inputs of a group of a weight that is packed. A weight of kInt8Columns has groups even where a column has one scale.
+inline int packed_group(const InflightWeight& from) {
+  return from.packed_type == kInt8Columns && !from.group ? kWordGroup : from.group;
+}
+
 // A task of attention: some tokens of a range, one head of keys, and some cuts of the keys.
 struct Attending {
   int range, token, tokens, kv_head, cut_begin, cut_end;

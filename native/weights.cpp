@@ -42,7 +42,7 @@ void Model::set_weight(int layer, int which, int expert, const InflightWeight& f
   to.type = (Type)from.packed_type;
   to.inputs = from.inputs;
   to.columns = panels * panel;
-  to.group = to.type == kInt8Columns && !from.group ? kWordGroup : from.group;
+  to.group = packed_group(from);
   to.input_scale = from.input_scale;
   to.input_group = from.input_group;
   to.panels = panels_of(to, layer, which, expert);

@@ -133,7 +133,7 @@ class ModelRunner:
             try:
                 self._native.use(kv_pool, self._block_size)
             except NativeError as error:
-                raise DeploymentError(f"{error}; engine.cpu_step: pytorch can") from None
+                raise DeploymentError(error.refusal) from None
         self._kv_pool, self._state_pool = kv_pool, state_pool
         sizes = (self._block_size, max_batch_size, self.max_length, self._one_tile)
         forward = cuda_forward if self._kernels is None else type(self._kernels)

@@ -10,7 +10,7 @@ from inflight.errors import DeploymentError
 SUFFIX = ".gguf"
 SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """Matches the name of a part of a model: its title, the part's number from 1 on, and how many there are."""
-OF_IMAGES = "mmproj"
+_OF_IMAGES = "mmproj"
 """What names of files begin with that hold projections for images, and no models."""
 LARGEST_FILE = 256 << 20
 """Bytes of a file beside weights: a tokenizer's."""
@@ -22,6 +22,20 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == SUFFIX and not model.is_dir()
 
 
+def is_of_images(path: str) -> bool:
+    """Whether a file of that name holds projections for images, and no model."""
+    return path.rpartition("/")[2].lower().startswith(_OF_IMAGES)
+
+
+def whole_path(model: Path) -> Path:
+    """Return a model's path from the root on, without links; a GGUF file keeps its name.
+
+    The name says that it is one, and where the other parts are. In the Hub's own cache it is a link to a file that is
+    named after its hash.
+    """
+    return model.parent.resolve() / model.name if is_gguf(model) else model.resolve()
+
+
 def locate_model(path: Path) -> Path:
     """Return where a model is: ``path``, or the only GGUF model of a directory that has no other weights.
 
@@ -30,7 +44,7 @@ def locate_model(path: Path) -> Path:
     """
     if not path.is_dir() or any((path / name).is_file() for name in _WEIGHTS):
         return path
-    found = [file for file in sorted(path.glob(f"*{SUFFIX}")) if not file.name.lower().startswith(OF_IMAGES)]
+    found = [file for file in sorted(path.glob(f"*{SUFFIX}")) if not is_of_images(file.name)]
     models = {parts_of(file)[0] for file in found}
     if len(models) > 1:
         names = ", ".join(sorted(model.name for model in models))

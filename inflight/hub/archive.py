@@ -28,26 +28,27 @@ from inflight.hub.model_manifest import (
     ModelManifest,
     decode_manifest,
     encode_manifest,
-    read_manifest,
     require_sizes,
 )
 from inflight.hub.names import is_safe_path
 from inflight.hub.screen import Transfer, tell
 from inflight.hub.selection import variant_of
-from inflight.hub.staging import locked, publish, require_disk, require_empty, staging_of, sweep
-from inflight.hub.store import place_of
+from inflight.hub.staging import locked, publish, remove_empty, require_disk, require_empty, staging_of
+from inflight.hub.store import look_at, place_of
 from inflight.hub.tar_files import HashingReader, add_bytes, add_file, opened
 
 ArchiveFormat = Literal["tar", "oci"]
 _CHUNK = 1 << 20
 _MOST_COPIES = 4
+_UNPACKED = ".unpacked"
+"""The folder of a staging in which an archive's files are written; no model has hidden files."""
 
 
 def unpack_archive(archive: Path, to: Path | None, console: Console) -> Path:
     """Unpack a model, and return its directory: ``to``, or its place in the models folder.
 
     Raises:
-        DeploymentError: the archive is not what it should be, or the disk is too small; nothing of it is left.
+        DeploymentError: the archive is not what it should be, or the disk is too small; nothing of it is left then.
     """
     with opened(archive) as (tar, found):
         manifest, members = _contents(tar, found, archive)
@@ -55,8 +56,9 @@ def unpack_archive(archive: Path, to: Path | None, console: Console) -> Path:
             raise DeploymentError(f"{archive}: its files would have {manifest.nbytes} bytes, many times its own")
         target = to or _place(manifest, archive)
         with locked(target, lambda: tell(console, f"another process writes {target}; waiting for it")):
-            if not _is_there(target, manifest):
-                require_empty(target)
+            if not _is_there(target, manifest, to is not None):
+                if to is not None or not target.is_dir():
+                    require_empty(target)
                 require_disk(target, manifest.nbytes)
                 _write(tar, archive, manifest, members, target, console)
     tell(console, f"unpacked {manifest.name}: {target}")
@@ -99,15 +101,23 @@ def _place(manifest: ModelManifest, archive: Path) -> Path:
     return place_of(manifest.repo, manifest.commit, variant_of(manifest))
 
 
-def _is_there(target: Path, manifest: ModelManifest) -> bool:
-    """Return whether the same files are there already, each in its size."""
-    if not (target / MODEL_MANIFEST).exists():
+def _is_there(target: Path, manifest: ModelManifest, named: bool) -> bool:
+    """Return whether the same files are there already, each in its size.
+
+    A damaged model in the models folder is taken for none; one that the user has ``named`` is left alone.
+
+    Raises:
+        DeploymentError: other files are there; or the user's directory is damaged.
+    """
+    if not target.exists() or (named and not (target / MODEL_MANIFEST).exists()):
         return False
-    there = read_manifest(target)
-    if there.files != manifest.files:
-        raise DeploymentError(f"{target} holds {there.name}, with other files")
-    require_sizes(there, target)
-    return True
+    found = look_at(target)
+    if found.manifest is not None and found.manifest.files != manifest.files:
+        way = "name another directory" if named else f"`inflight models rm {found.name}` removes it"
+        raise DeploymentError(f"{target} holds {found.manifest.name}, with other files; {way}")
+    if found.problem is not None and named:
+        raise DeploymentError(found.problem)
+    return found.problem is None
 
 
 def _write(
@@ -119,16 +129,21 @@ def _write(
     console: Console,
 ) -> None:
     staging = staging_of(target)
-    staging.mkdir(parents=True, exist_ok=True)
-    sweep(staging, lambda _: False)
+    unpacked = staging / _UNPACKED  # what an interrupted pull has kept lies beside it, until the archive proves whole
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpacked.mkdir(parents=True)
     try:
         with closing(Transfer(console, manifest.nbytes, 0)) as transfer:
             for path, file in manifest.files.items():
-                _extract(tar, members[path], staging / path, file, f"{archive}: {path}", transfer.advance)
-        publish(staging, target, manifest)
+                _extract(tar, members[path], unpacked / path, file, f"{archive}: {path}", transfer.advance)
+        if target.exists():  # empty, or a damaged model
+            shutil.rmtree(target)
+        publish(unpacked, target, manifest)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        remove_empty([staging])
         raise
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _extract(

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inflight.errors import DeploymentError
+from inflight.gguf.files import is_of_images
 from inflight.hub.names import is_hidden, is_model_file, parse_model_name, require_model_file
 
 MODEL_MANIFEST = "model-manifest.json"
@@ -81,7 +82,8 @@ class ModelManifest(BaseModel):
         """Return what is served of ``directory``: itself, or its GGUF file, of a split one the first part."""
         if self.format == "safetensors":
             return directory
-        return directory / min(path for path in self.files if path.endswith(".gguf"))
+        found = [path for path in self.files if path.endswith(".gguf")]
+        return directory / min([path for path in found if not is_of_images(path)] or found)
 
 
 def is_weights(path: str) -> bool:
@@ -110,8 +112,8 @@ def decode_manifest(data: bytes, where: str) -> ModelManifest:
         require_model_file(path, where)
     if MODEL_MANIFEST in manifest.files:
         raise DeploymentError(f"{where}: it lists itself among the files")
-    if not any(is_weights(path) for path in manifest.files):
-        raise DeploymentError(f"{where}: it lists no weights")
+    if not any(path.endswith(f".{manifest.format}") for path in manifest.files):
+        raise DeploymentError(f"{where}: it lists no weights in {manifest.format}")
     if manifest.repo is not None and (parse_model_name(manifest.repo).repo != manifest.repo or not manifest.commit):
         raise DeploymentError(f"{where}: repo {manifest.repo!r} must be org/name, with a commit")
     return manifest

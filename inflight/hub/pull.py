@@ -16,9 +16,9 @@ from inflight.hub.download import Downloader
 from inflight.hub.model_manifest import (
     MODEL_MANIFEST,
     ModelManifest,
+    is_weights,
     now,
     read_manifest,
-    require_sizes,
     write_manifest,
 )
 from inflight.hub.names import ModelName, is_commit
@@ -36,7 +36,7 @@ from inflight.hub.staging import (
     staging_of,
     sweep,
 )
-from inflight.hub.store import StoredModel, find_model, models_folder, place_of
+from inflight.hub.store import StoredModel, find_model, look_at, models_folder, place_of
 from inflight.hub.verdict import Verdict, judge_config
 
 
@@ -75,7 +75,7 @@ def pull_model(
         tell(console, f"{name} is here already: {here.directory}")
         return here.directory
     if settings.offline:
-        raise DeploymentError(f"HF_HUB_OFFLINE is set, and {_found_offline(name, here)}")
+        raise DeploymentError(f"{settings.offline} is set, and {_found_offline(name, here)}")
     stop = threading.Event()
     with Hub(settings, stop.wait) as hub:
         try:
@@ -158,24 +158,31 @@ def _is_here(target: Path, offer: Offer, named: bool) -> bool:
     A damaged one in the models folder becomes what a pull goes on from; one that the user has ``named`` is left alone.
 
     Raises:
-        DeploymentError: the user's directory holds something else, or is damaged.
+        DeploymentError: another model is there; or the user's directory is damaged.
     """
     if not target.exists() or (named and not (target / MODEL_MANIFEST).exists()):
         return False
-    try:
-        manifest = read_manifest(target)
-        if (manifest.repo, manifest.commit) != (offer.repository.repo, offer.repository.commit) or (
-            set(manifest.files) != set(offer.selection.paths)
-        ):
-            raise DeploymentError(f"{target} holds {manifest.name}, another model")
-        require_sizes(manifest, target)
-    except DeploymentError:
-        if named:
-            raise
-        shutil.rmtree(staging_of(target), ignore_errors=True)
-        target.rename(staging_of(target))
-        return False
-    return True
+    found, offered = look_at(target), offer.selection.paths
+    if found.manifest is not None and _is_another(found.manifest, offer):
+        first = min(filter(is_weights, found.manifest.files))
+        way = "name another directory" if named else f"`inflight models rm {found.name}` removes it"
+        raise DeploymentError(f"{target} holds another model, {first} of {found.manifest.name}; {way}")
+    problem = found.problem
+    if found.manifest is not None and problem is None and set(found.manifest.files) != set(offered):
+        problem = f"{target} holds other files of {found.manifest.name} than are got now; name another directory"
+    if problem is None:
+        return True
+    if named:
+        raise DeploymentError(problem)
+    shutil.rmtree(staging_of(target), ignore_errors=True)
+    target.rename(staging_of(target))
+    return False
+
+
+def _is_another(manifest: ModelManifest, offer: Offer) -> bool:
+    """Return whether a manifest is of other weights: files of a model may differ, GGUF files may share a place."""
+    is_here = (manifest.repo, manifest.commit, set(filter(is_weights, manifest.files)))
+    return is_here != (offer.repository.repo, offer.repository.commit, set(filter(is_weights, offer.selection.paths)))
 
 
 def _note_revision(target: Path, name: ModelName) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -74,7 +74,7 @@ class Hub:
             DeploymentError: the environment's certificates cannot be read, or its proxies not be used.
         """
         self.endpoint = settings.endpoint
-        self._has_token, self._wait = settings.token is not None, wait
+        self._token_of, self._wait = settings.token and settings.token_of, wait
         headers = {"User-Agent": f"inflight/{VERSION}", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         context = make_ssl_context()
@@ -170,8 +170,21 @@ class Hub:
                 raise DeploymentError(f"{name.repo} has more than {_MOST_ENTRIES} files and folders")
             if following is None:
                 return
-            page = f"/api/{following.partition('/api/')[2]}"  # a mirror may repeat the address of what it mirrors
+            page = self._next_page(route, following)
         raise DeploymentError(f"{self.endpoint}{route}: the list of files has no end")
+
+    def _next_page(self, route: str, following: str) -> str:
+        """Return the route of a list's next page, which is at the address ``following``.
+
+        Only what comes behind the question mark is new; in front of it a mirror may repeat what it mirrors.
+        """
+        try:
+            query = urlsplit(following).query
+        except ValueError:
+            query = ""
+        if not query:
+            raise DeploymentError(f"{self.endpoint}{route}: {following!r} is no address of the list's next page")
+        return f"{route.partition('?')[0]}?{query}"
 
     def _get(
         self,
@@ -214,7 +227,7 @@ class Hub:
     def _refusal(self, status: int, code: str, response: httpx.Response, name: ModelName) -> str:
         page = f"{self.endpoint}/{name.repo}"
         if code == "GatedRepo" or (status == 403 and not code):
-            if not self._has_token:
+            if not self._token_of:
                 return f"{name.repo} is gated: accept its terms at {page}, then set HF_TOKEN to a token of your account"
             return f"{name.repo} is gated, and the token's account has no access: ask for it at {page}"
         if code == "RevisionNotFound":
@@ -222,10 +235,10 @@ class Hub:
         if code == "EntryNotFound":
             return f"{response.url}: the hub's list has this file, and the hub does not"
         if code == "RepoNotFound" or status == 404:
-            more = "" if self._has_token else "; if it is private, set HF_TOKEN"
+            more = "" if self._token_of else "; if it is private, set HF_TOKEN"
             return f"there is no model {name.repo} at {self.endpoint}{more}"
         if status == 401:
-            needed = "refuses the token of HF_TOKEN" if self._has_token else "wants a token: set HF_TOKEN"
+            needed = f"refuses the token of {self._token_of}" if self._token_of else "wants a token: set HF_TOKEN"
             return f"{self.endpoint} {needed} ({name.repo})"
         said = response.headers.get("X-Error-Message") or response.reason_phrase
         return f"{response.url} answers {status} {said}".rstrip()
@@ -286,7 +299,7 @@ def _part(response: httpx.Response, start: int, count: int) -> bytes:
     """Return ``count`` bytes of a file from ``start`` on. Raises TryLater: the answer ends before."""
     begin, _total = _extent(response, start)
     data, stop = bytearray(), start - begin + count
-    for chunk in response.iter_bytes(_CHUNK):
+    for chunk in response.iter_raw(_CHUNK):
         data += chunk
         if len(data) >= stop:
             return bytes(data[start - begin : stop])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from inflight.errors import DeploymentError
-from inflight.gguf.files import OF_IMAGES, SPLIT_NAME
+from inflight.gguf.files import SPLIT_NAME, is_of_images
 from inflight.hub.model_manifest import MODEL_MANIFEST, ModelFormat, ModelManifest, decode_object, is_weights
 from inflight.hub.names import ModelName, is_hidden, is_model_file, require_model_file
 
@@ -100,7 +100,7 @@ def _variants(paths: Iterable[str]) -> Mapping[str, list[str]]:
     """Return the GGUF files by name without suffix; the parts of a split one together, in order."""
     variants: dict[str, list[str]] = {}
     for path in sorted(path for path in paths if path.endswith(".gguf")):
-        if path.rpartition("/")[2].lower().startswith(OF_IMAGES):
+        if is_of_images(path):
             continue
         part = SPLIT_NAME.fullmatch(path)
         variants.setdefault(part[1] if part else path.removesuffix(".gguf"), []).append(path)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inflight.errors import DeploymentError
-from inflight.hub.model_manifest import ModelManifest, write_manifest
+from inflight.hub.model_manifest import ModelManifest, require_sizes, write_manifest
 
 PARTIAL = ".partial"
 
@@ -24,13 +24,28 @@ def staging_of(target: Path) -> Path:
     return target.with_name(f".{target.name}{PARTIAL}")
 
 
+def target_of(directory: Path) -> Path:
+    """Return the place of which ``directory`` is the staging; of a place itself, that."""
+    if not directory.name.endswith(PARTIAL):
+        return directory
+    return directory.with_name(directory.name.removeprefix(".").removesuffix(PARTIAL))
+
+
 @contextmanager
 def locked(target: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """Be the only process that writes ``target``; ``waits`` is called once if another one does, before the wait."""
+    """Be the only process that writes ``target``.
+
+    ``waits`` is called if another one does, before the wait, and may raise what is to happen in its place. Folders that
+    are made here, and in which nothing is at the end, are removed.
+    """
     path = target.with_name(f".{target.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    made = [folder for folder in path.parents if not folder.exists()]
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:  # another process has just removed the folder, which was empty
+            continue
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,9 +57,17 @@ def locked(target: Path, waits: Callable[[], None]) -> Iterator[None]:
                     yield
                 finally:
                     path.unlink(missing_ok=True)
+                    remove_empty(made)
                 return
         finally:
             os.close(descriptor)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, each of which lies in the next one, up to the first in which something is."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -99,7 +122,12 @@ def sweep(staging: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def publish(staging: Path, target: Path, manifest: ModelManifest) -> None:
-    """Write the manifest and move the model to ``target``; all its files are on the disk by then."""
+    """Write the manifest and move the model to ``target``; all its files are on the disk by then.
+
+    Raises:
+        DeploymentError: one of them is not: someone has removed it meanwhile.
+    """
+    require_sizes(manifest, staging)
     write_manifest(manifest, staging)
     os.replace(staging, target)
     descriptor = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -12,12 +12,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from inflight.errors import DeploymentError
 from inflight.hub.model_manifest import ModelManifest, read_manifest, require_sizes
 from inflight.hub.names import ModelName
 from inflight.hub.selection import is_variant, select_gguf
-from inflight.hub.staging import PARTIAL, staging_of
+from inflight.hub.settings import expand_home
+from inflight.hub.staging import PARTIAL, locked, remove_empty, staging_of, target_of
 
 _PARTIAL_NAME = re.compile(rf"\.([0-9a-f]{{40}}.*){re.escape(PARTIAL)}")
 _SHORTEST_COMMIT = 7
@@ -45,7 +47,7 @@ class StoredModel:
     @property
     def name(self) -> str:
         """The name that commands take for this entry."""
-        place = self.directory.name.removeprefix(".").removesuffix(PARTIAL)
+        place = target_of(self.directory).name
         commit, _, variant = place.partition("-")
         return f"{self.repo}@{commit[:12]}" + (f":{variant}" if variant else "")
 
@@ -54,16 +56,17 @@ def models_folder() -> Path:
     """Return where models are kept.
 
     Raises:
-        DeploymentError: ``INFLIGHT_MODELS`` is a relative path, which would be another folder in each directory.
+        DeploymentError: ``INFLIGHT_MODELS`` is a relative path, which would be another folder in each directory; or
+            the folder is in a home directory, and there is none.
     """
     given = os.environ.get("INFLIGHT_MODELS")
-    if given:
-        path = Path(given).expanduser()
-        if not path.is_absolute():
-            raise DeploymentError(f"INFLIGHT_MODELS is {given!r}; it must be an absolute path")
-        return path
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "inflight/models"
+    named = Path(given or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    path = expand_home(named)
+    if path is None:
+        raise DeploymentError(f"{named}: there is no such home directory; set INFLIGHT_MODELS to an absolute path")
+    if given and not path.is_absolute():
+        raise DeploymentError(f"INFLIGHT_MODELS is {given!r}; it must be an absolute path")
+    return path if given else path / "inflight/models"
 
 
 def place_of(repo: str, commit: str, variant: str | None) -> Path:
@@ -84,6 +87,11 @@ def _is_entry(path: Path) -> bool:
 def _entry(path: Path) -> StoredModel:
     if path.name.startswith("."):
         return StoredModel(path, None, "its pull was interrupted; the same pull goes on from there")
+    return look_at(path)
+
+
+def look_at(path: Path) -> StoredModel:
+    """Return what is in the directory of a model, at its place or elsewhere."""
     manifest = None
     try:
         manifest = read_manifest(path)
@@ -170,15 +178,23 @@ def _has_variant(model: StoredModel, gguf: str | None) -> bool:
 
 
 def remove_entry(model: StoredModel) -> None:
-    """Remove an entry: at once from its place, then from the disk."""
+    """Remove an entry: at once from its place, then from the disk.
+
+    Raises:
+        DeploymentError: another process writes it, or has moved it since it was found.
+    """
+
+    def refuse() -> NoReturn:
+        raise DeploymentError(f"another process pulls {model.name}; it is not removed")
+
     doomed = model.directory
-    if not model.is_partial:
-        doomed = staging_of(model.directory)
-        if doomed.exists():
-            shutil.rmtree(doomed)
-        os.replace(model.directory, doomed)
-    shutil.rmtree(doomed)
-    for folder in (doomed.parent, doomed.parent.parent):  # of the repository and its owner, where they are empty now
-        if any(folder.iterdir()):
-            return
-        folder.rmdir()
+    with locked(target_of(model.directory), refuse):
+        if not model.directory.exists():
+            raise DeploymentError(f"{model.name} is not there any more; `inflight models` lists what is")
+        if not model.is_partial:
+            doomed = staging_of(model.directory)
+            if doomed.exists():
+                shutil.rmtree(doomed)
+            os.replace(model.directory, doomed)
+        shutil.rmtree(doomed)
+    remove_empty((doomed.parent, doomed.parent.parent))  # of the repository and its owner

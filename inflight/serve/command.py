@@ -21,7 +21,7 @@ from rich.console import Console
 
 from inflight.addresses import nearest_of
 from inflight.errors import DeploymentError
-from inflight.gguf.files import is_gguf, locate_model
+from inflight.gguf.files import is_gguf, locate_model, whole_path
 from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
 from inflight.serve.installation import find_installation
@@ -111,7 +111,7 @@ def _choose(directory: str | None, model: str | None, scratch: Path) -> Path:
     if not is_gguf(found) and not (found / _CHECKPOINT).is_file():
         files = _CHECKPOINT if model else f"{FILE_NAME} of a deployment and no {_CHECKPOINT}"
         raise DeploymentError(f"{named} has no {files} of a Hugging Face checkpoint")
-    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(found.resolve())}))
+    (scratch / FILE_NAME).write_text(yaml.safe_dump({"model": str(whole_path(found))}))
     return scratch
 
 

@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from inflight.errors import DeploymentError, readable
-from inflight.gguf.files import is_gguf, locate_model, title_of
+from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
@@ -332,7 +332,7 @@ def model_name(checkpoint: Path) -> str:
     That is where it is `model`, or the commit of a model that was pulled; in the Hub's own cache commits lie in
     `models--org--name/snapshots`.
     """
-    path = checkpoint.resolve()
+    path = whole_path(checkpoint)
     name = title_of(path) if is_gguf(path) else path.name
     if not _SAYS_NOTHING.fullmatch(name):
         return readable(name)
@@ -391,4 +391,4 @@ def _located(directory: Path, path: Path) -> Path:
     The stages run in a Python that Triton embeds and isolates: it takes ASCII for the encoding of file names, whatever
     the locale and the environment say, and encodes no other character. Bytes that it decoded itself it gives back.
     """
-    return (directory / os.fsdecode(str(path).encode("utf-8", "surrogateescape"))).resolve()
+    return whole_path(directory / os.fsdecode(str(path).encode("utf-8", "surrogateescape")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 from inflight.engine.attention.triton_backend import StepLayout
 from inflight.engine.checkpoint import load_config
 from inflight.engine.cuda import forward as forward_module
+from inflight.engine.cuda import prepare
 from inflight.engine.cuda.forward import CudaForward, CudaGraph
 from inflight.engine.engine import Engine
 from inflight.engine.kvcache import offload_pool as offload_pool_module
@@ -24,11 +26,14 @@ from inflight.engine.kvcache.blocks import BlockCopy
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.kvcache.offload_pool import HostMemory, MappedFile, OffloadPool, RestoreRule
 from inflight.engine.models.layers import AttentionOptions
+from inflight.engine.quant.linears import Int8WeightLinear, LinearShape
 from inflight.engine.transfer import OwnStream, ToHost
+from inflight.errors import DeploymentError
 from tests.engine.support.checkpoints import checkpoint, greedy
 from tests.engine.support.driving import ask, finish, load
 from tests.engine.support.fake_cuda import fake_cuda
 from tests.engine.support.fake_streams import CUDA, Cuda, Event, Misuse, Stream
+from tests.engine.support.native import random_decoder
 
 PROMPTS = [tuple(range(5, 25)), (3,), (20, 30, 40), tuple(range(60, 77))]
 SMALL: dict[str, Any] = {"num_blocks": 12, "offload_bytes": 1 << 18, "offload_min_tokens": 1}
@@ -124,6 +129,21 @@ def _replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(CudaGraph, "__call__", counted)
     return replays
+
+
+def test_experts_that_stay_quantized_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, name = random_decoder("experts"), "model.layers.1.mlp.experts.5.down_proj"
+    model.set_submodule(name, Int8WeightLinear(LinearShape(name, 64, 48, False, torch.float32, 16, False, True)))
+    monkeypatch.setattr(prepare, "has_compiler", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    pool: Any = SimpleNamespace(device=torch.device("cuda"), stored=torch.float32)
+    assert prepare.cuda_forward(model, pool, 16, 3, 40, False) is None
+    assert "the experts' weights stay quantized, or their inputs are rounded" in caplog.text
+    assert caplog.text.endswith("attention runs without kernels, and decode steps without graphs\n")
+    with pytest.raises(DeploymentError, match="engine.batch_invariant needs the kernels: the experts' weights stay"):
+        prepare.cuda_forward(model, pool, 16, 3, 40, True)
 
 
 def test_chunks_graphs_and_steps_ahead_keep_to_the_rules(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
@@ -17,6 +18,7 @@ import torch
 from inflight.engine.attention.torch_backend import QueryRange
 from inflight.engine.config import EngineConfig
 from inflight.engine.native import bindings, prepare
+from inflight.engine.native.model import NativeModel
 from inflight.errors import DeploymentError
 from inflight.settings.deployment import EngineSettings
 from tests.engine.support.checkpoints import checkpoint
@@ -40,6 +42,24 @@ def test_the_engine_serves_with_it(instruction_set: str, caplog: pytest.LogCaptu
     request = ask([1, 2, 3], 5)
     by_pytorch_ = load(checkpoint("llama"), cpu_step="pytorch")
     assert run(engine, [request])[request.key].tokens == run(by_pytorch_, [request])[request.key].tokens
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+@pytest.mark.parametrize("name", ["_take", "use"])
+def test_what_the_library_refuses_too_late_for_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that the library has are PyTorch's no more."""
+    original = getattr(NativeModel, name)
+    calls = itertools.count()
+
+    def refuse_second(*arguments: Any) -> None:
+        if name == "use" or next(calls):
+            raise bindings.NativeError("weight 1 is odd")
+        original(*arguments)
+
+    monkeypatch.setattr(NativeModel, name, refuse_second)
+    words = "the native step cannot compute this model: weight 1 is odd; `engine.cpu_step: pytorch` computes it"
+    with pytest.raises(DeploymentError, match=words):
+        load(checkpoint("llama"))
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ PACKED = {
     "Q4_0": 4, "Q4_1": 9, "Q5_0": 5, "Q5_1": 10, "Q8_0": 5, "Q2_K": 9, "Q3_K": 4, "Q4_K": 9, "Q5_K": 10, "Q6_K": 5,
     "IQ4_NL": 5, "IQ4_XS": 5,
 }  # fmt: skip
-OUTPUT = 1
-"""The library's number for the projection of attention's outputs."""
+OUTPUT, EXPERT_DOWN = 1, 7
+"""The library's numbers for the projection of attention's outputs, and for an expert's last product."""
 
 
 def _path(name: str, tied: bool = False) -> Path:
@@ -149,3 +149,14 @@ def test_minimums_that_do_not_fit_are_refused() -> None:
         weight = Weight(*(changes.get(name, getattr(fits, name)) for name, _ in Weight._fields_))
         with pytest.raises(NativeError, match=words):
             call("inflight_set_weight", native._handle, 0, OUTPUT, 0, weight)
+
+
+@pytest.mark.skipif(not SETS, reason="no kernels run here")
+@pytest.mark.parametrize("group", [0, 32])
+def test_experts_in_other_groups_than_the_others_are_refused(group: int) -> None:
+    """Their memory is divided evenly. No group at all stands for one that the kernels have chosen."""
+    _, native = _native("experts", SETS[0])
+    held = torch.zeros(200_000)
+    weight = Weight(2, 5, held.data_ptr(), 256, 256, None, held.data_ptr(), None, 0.0, group)
+    with pytest.raises(NativeError, match=rf"type 5 in groups of {group or 64}; another's has type 5 in groups of 16"):
+        call("inflight_set_weight", native._handle, 1, EXPERT_DOWN, 0, weight)

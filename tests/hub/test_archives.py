@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inflight.hub.model_manifest import read_manifest
+from inflight.hub.model_manifest import read_manifest, write_manifest
 from tests.fakes.hub import FakeHub
 from tests.hub.conftest import FILES, OURS, WEIGHTS
 from tests.hub.support.commands import inflight, refused
@@ -63,6 +64,59 @@ def test_the_same_model_is_the_same_archive(kind: str, pulled: Path, tmp_path: P
     assert "b.tar exists" in refused("pack", str(pulled), str(tmp_path / "b.tar"))
 
 
+@pytest.fixture
+def archive(pulled: Path, tmp_path: Path) -> str:
+    """An archive of the model that was pulled."""
+    inflight("pack", "org/name", str(tmp_path / "model.tar"))
+    return str(tmp_path / "model.tar")
+
+
+@pytest.mark.parametrize("damage", ["a file is gone", "a file is shorter", "the manifest is none", "all is gone"])
+def test_a_damaged_model_is_mended_by_its_archive(damage: str, archive: str, pulled: Path, tmp_path: Path) -> None:
+    inflight("unpack", archive, "--to", str(tmp_path / "mine"))
+    for directory in (pulled, tmp_path / "mine"):
+        if damage == "a file is shorter":
+            os.truncate(directory / "model.safetensors", 1000)
+        elif damage == "the manifest is none":
+            (directory / "model-manifest.json").write_text("{")
+        for path in directory.iterdir():
+            if damage == "all is gone" or (damage == "a file is gone" and path.name == "LICENSE"):
+                path.unlink()
+    assert inflight("unpack", archive).stdout.strip() == str(pulled)
+    assert all((pulled / name).read_bytes() == FILES[name] for name in OURS)
+    assert [path.name for path in pulled.parent.iterdir()] == [pulled.name], "nothing else is left"
+    if damage != "all is gone":
+        refused("unpack", archive, "--to", str(tmp_path / "mine"))
+
+
+def test_a_model_with_other_files_is_left_alone(archive: str, pulled: Path) -> None:
+    manifest = read_manifest(pulled)
+    files = {name: file for name, file in manifest.files.items() if name != "LICENSE"}
+    write_manifest(manifest.model_copy(update={"files": files}), pulled)
+    name = f"org/name@{pulled.name[:12]}"
+    said = f"{pulled} holds {name}, with other files; `inflight models rm {name}` removes it"
+    assert refused("unpack", archive) == said
+    inflight("models", "rm", name)
+    inflight("unpack", archive)
+
+
+def test_what_a_pull_has_kept_stays_until_the_archive_proves_whole(
+    archive: str, pulled: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    inflight("models", "rm", "org/name")
+    hub.faults.cut_after["model.safetensors"] = [300_000] + [0] * 9
+    refused("pull", "org/name")
+    kept = pulled.with_name(f".{pulled.name}.partial")
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    data = bytearray(Path(archive).read_bytes())
+    data[data.rindex(WEIGHTS[:1024])] ^= 1
+    (tmp_path / "broken.tar").write_bytes(data)
+    assert "model.safetensors has the SHA-256" in refused("unpack", str(tmp_path / "broken.tar"))
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    inflight("unpack", archive)
+    assert [path.name for path in pulled.parent.iterdir()] == [pulled.name]
+
+
 def test_a_directory_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
     archive = str(tmp_path / "mine.tar")
     inflight("pack", str(checkpoint), archive)
@@ -77,6 +131,13 @@ def test_a_directory_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
     assert "has the SHA-256" in refused("pull", str(checkpoint))
     assert "has the SHA-256" in refused("pack", str(checkpoint), str(tmp_path / "again.tar"))
     assert not list(tmp_path.glob("*again*")), "no archive is left, nor half of one"
+
+
+def test_a_gguf_model_beside_projections_for_images(models: Path, tmp_path: Path) -> None:
+    for name in ("mmproj-F16.gguf", "tiny-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(name.encode())
+    inflight("pull", str(tmp_path))
+    assert read_manifest(tmp_path).weights_path(tmp_path) == tmp_path / "tiny-Q8_0.gguf"
 
 
 def test_a_directory_without_weights(tmp_path: Path, models: Path) -> None:
@@ -132,7 +193,8 @@ LINK = b"x" * 7
         ([_manifest(GOOD, repo="../../evil"), CONFIG, MODEL], "'../../evil' is not the name of a model"),
         ([_manifest(GOOD, commit="../evil"), CONFIG, MODEL], "commit: string should match pattern"),
         ([_manifest(GOOD, commit=None), CONFIG, MODEL], "must be org/name, with a commit"),
-        ([_manifest({"config.json": b"{}"}), CONFIG], "it lists no weights"),
+        ([_manifest({"config.json": b"{}"}), CONFIG], "it lists no weights in safetensors"),
+        ([_manifest(GOOD, format="gguf"), CONFIG, MODEL], "it lists no weights in gguf"),
         ([_manifest(GOOD, surprise=1), CONFIG, MODEL], "surprise: extra inputs are not permitted"),
         ([_file("model-manifest.json", b"{")], "invalid JSON"),
         ([_file("model-manifest.json", b" " * (17 << 20))], "model-manifest.json has 17825792 bytes, too many"),
@@ -142,7 +204,7 @@ LINK = b"x" * 7
 )  # fmt: skip
 def test_what_is_made_up_is_refused(members: list[Member], said: str, models: Path, tmp_path: Path) -> None:
     assert said in refused("unpack", _write(tmp_path / "x.tar", *members))
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"x.tar"}, "nothing is left"
+    assert [path.name for path in tmp_path.rglob("*")] == ["x.tar"], "nothing is left"
 
 
 def test_an_archive_that_is_none(models: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import struct
 import tempfile
 from pathlib import Path
@@ -108,6 +109,14 @@ def test_a_header_longer_than_what_is_asked_for_first(
     hub.faults.cut_after["demo-Q8_0.gguf"] = [100, 2000] if fault == "cut" else []
     assert "LlamaForCausalLM" in inflight("serve", "org/demo:Q8_0").stderr
     assert [path.name for path in served] == ["demo-Q8_0.gguf"]
+
+
+def test_a_header_that_is_sent_compressed_is_not_decoded(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compression was asked for, and what is sent so may be of any size."""
+    monkeypatch.setattr(gguf_header, "_AT_FIRST", 1 << 10)
+    hub.add("org/demo", {"demo-Q8_0.gguf": demo_as("Q8_0")})
+    hub.faults.answers["/storage/"] = (200, {"Content-Encoding": "gzip"}, gzip.compress(demo_as("Q8_0"), 1))
+    assert "not a GGUF file: it does not begin with GGUF" in refused("serve", "org/demo:Q8_0")
 
 
 def test_a_header_without_end(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

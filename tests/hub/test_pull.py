@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inflight.hub import screen
-from inflight.hub.model_manifest import read_manifest
+from inflight.hub.model_manifest import read_manifest, write_manifest
 from inflight.hub.names import parse_model_name
 from inflight.hub.store import find_model
 from tests.fakes.hub import FakeHub
@@ -198,7 +198,11 @@ def test_a_hub_that_names_files_elsewhere(path: str, hub: FakeHub, models: Path,
     assert not list(tmp_path.rglob("*evil*"))
 
 
-@pytest.mark.parametrize("listed_as", ["", "https://hub.example"], ids=["of its own", "of what it mirrors"])
+@pytest.mark.parametrize(
+    "listed_as",
+    ["", "https://hub.example", "https://mirror.example/artifactory/api/huggingfaceml/remote"],
+    ids=["of its own", "of what it mirrors", "of a path with api in it"],
+)
 def test_the_list_of_files_has_pages(listed_as: str, hub: FakeHub) -> None:
     hub.faults.page_size, hub.listed_as = 3, listed_as
     directory = Path(inflight("pull", "org/name").stdout.strip())
@@ -248,6 +252,35 @@ def test_the_exact_name_of_a_gguf_file_is_no_word_of_another(hub: FakeHub, model
     here = find_model(parse_model_name("org/gguf:tiny"))
     assert here is not None
     assert here.directory == directory
+
+
+def test_gguf_files_that_share_a_place(hub: FakeHub, models: Path) -> None:
+    """Dashes stand for slashes there."""
+    hub.add("org/gguf", {"Q4/model.gguf": b"GGUF one", "Q4-model.gguf": b"GGUF two"})
+    directory = Path(inflight("pull", "org/gguf:Q4/model.gguf").stdout.strip())
+    commit = hub.repositories["org/gguf"].names["main"][:12]
+    said = refused("pull", "org/gguf:Q4-model.gguf")
+    assert said == (
+        f"{directory} holds another model, Q4/model.gguf of org/gguf@{commit}; "
+        f"`inflight models rm org/gguf@{commit}:Q4-model` removes it"
+    )
+    assert (directory / "Q4/model.gguf").read_bytes() == b"GGUF one"
+    inflight("models", "rm", f"org/gguf@{commit}:Q4-model")
+    inflight("pull", "org/gguf:Q4-model.gguf")
+    assert (directory / "Q4-model.gguf").read_bytes() == b"GGUF two"
+
+
+def test_a_model_that_was_got_with_fewer_files_is_completed(hub: FakeHub, tmp_path: Path) -> None:
+    """As another version of the program may have chosen them."""
+    for words in ([], ["--to", str(tmp_path / "mine")]):
+        directory = Path(inflight("pull", "org/name", *words).stdout.strip())
+        (directory / "LICENSE").unlink()
+        manifest = read_manifest(directory)
+        files = {name: file for name, file in manifest.files.items() if name != "LICENSE"}
+        write_manifest(manifest.model_copy(update={"files": files}), directory)
+    assert "holds other files of org/name@" in refused("pull", "org/name", "--to", str(tmp_path / "mine"))
+    directory = Path(inflight("pull", "org/name").stdout.strip())
+    assert (directory / "LICENSE").read_bytes() == FILES["LICENSE"]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import pwd
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -152,11 +154,29 @@ def test_what_does_not_exist(hub: FakeHub, models: Path) -> None:
     assert not models.exists()
 
 
+def test_a_token_that_is_refused_is_named_by_where_it_is_from(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.faults.answers["/revision/"] = (401, {}, b"")
+    assert refused("pull", "org/name") == f"{hub.address} wants a token: set HF_TOKEN (org/name)"
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/token").write_text("mine\n")
+    (tmp_path / "another").write_text("mine\n")
+    places = {"HF_TOKEN_PATH": str(tmp_path / "another"), "HUGGING_FACE_HUB_TOKEN": "mine", "HF_TOKEN": "mine"}
+    assert f"refuses the token of {tmp_path / 'hf/token'} (org/name)" in refused("pull", "org/name")
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+        named = name if value == "mine" else value
+        assert refused("pull", "org/name") == f"{hub.address} refuses the token of {named} (org/name)"
+
+
 def test_offline(hub: FakeHub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    assert refused("pull", "org/name") == f"TRANSFORMERS_OFFLINE is set, and there is no org/name in {models}"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert refused("pull", "org/name") == f"HF_HUB_OFFLINE is set, and there is no org/name in {models}"
     assert not hub.log
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     inflight("pull", "org/name")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.log.clear()
@@ -182,9 +202,37 @@ def test_an_address_that_is_none(address: str, models: Path, monkeypatch: pytest
     assert refused("pull", "org/name").startswith(f"HF_ENDPOINT is {address!r}; it must be an address")
 
 
+@pytest.mark.parametrize(
+    "address", ["https://me:secret@hub", "http://secret@hub:port", "me:secret@hub", "http://[me:secret@hub"]
+)
+def test_a_password_in_the_address(address: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be in every manifest and archive."""
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    said = refused("pull", "org/name")
+    assert said.startswith("HF_ENDPOINT has a user's name or password before an @, which is not taken")
+    assert "secret" not in said
+
+
 def test_a_models_folder_that_moves_with_the_user(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_MODELS", "models")
     assert refused("pull", "org/name") == "INFLIGHT_MODELS is 'models'; it must be an absolute path"
+
+
+def test_a_home_directory_that_is_not_there(hub: FakeHub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_uid: int) -> NoReturn:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HF_HOME")
+    inflight("pull", "org/name")  # without a token, which needs a home
+    monkeypatch.delenv("INFLIGHT_MODELS")
+    for words in (("pull", "org/name"), ("models",), ("models", "rm", "org/name"), ("serve", "org/name")):
+        said = "~/.cache: there is no such home directory; set INFLIGHT_MODELS to an absolute path"
+        assert refused(*words) == said
+    monkeypatch.setenv("INFLIGHT_MODELS", "~nobody-is-called-so/models")
+    assert refused("models").startswith("~nobody-is-called-so/models: there is no such home directory")
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_byte(
@@ -258,6 +306,8 @@ def _listed(size: str) -> bytes:
         ("/tree/", (200, {}, _listed("-5")), "not a list of files"),
         ("/tree/", (200, {}, _listed("true")), "not a list of files"),
         ("/tree/", (200, {}, _listed("9" * 5000)), "not a list of files"),
+        ("/tree/", (200, {"Link": '</api/models/x>; rel="next"'}, b"[]"), "is no address of the list's next page"),
+        ("/tree/", (200, {"Link": '<http://[>; rel="next"'}, b"[]"), "is no address of the list's next page"),
         ("/revision/", (200, {}, b"[" * 100_000), "not valid JSON"),
         ("/revision/", (200, {"Content-Encoding": "gzip"}, gzip.compress(b"{}")), "not valid JSON"),
         ("/revision/", (503, {"Retry-After": "\xb2"}, b""), "does not answer after 5 tries"),

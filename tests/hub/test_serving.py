@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from inflight.cli import app
+from inflight.export.plan.commands import _name
+from inflight.gguf.files import parts_of
 from inflight.resources import DEMO
 from inflight.settings.deployment import model_name
 from tests.fakes.hub import FakeHub
@@ -30,6 +32,29 @@ def test_a_model_that_is_not_here_is_pulled(words: list[str], served: list[Path]
 
 def test_a_model_of_the_hubs_own_cache_has_its_name(tmp_path: Path) -> None:
     assert model_name(tmp_path / "models--org--a-name--b" / "snapshots" / ("0" * 40)) == "a-name--b"
+
+
+@pytest.mark.parametrize(
+    "names", [["m-Q8_0.gguf"], ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]], ids=["whole", "in parts"]
+)
+@pytest.mark.parametrize("way", ["directory", "file", "deployment"])
+def test_a_gguf_model_of_the_hubs_own_cache(way: str, names: list[str], served: list[Path], tmp_path: Path) -> None:
+    """Its files are links to others, whose names neither end in .gguf nor count parts."""
+    cache = tmp_path.resolve() / "models--org--a"
+    snapshot = cache / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for number, name in enumerate(names):
+        (cache / "blobs" / f"{number:064}").write_bytes(b"GGUF")
+        (snapshot / name).symlink_to(f"../../blobs/{number:064}")
+    (tmp_path / "deployment").mkdir()
+    (tmp_path / "deployment/deployment.yaml").write_text(f"model: {snapshot / names[0]}\n")
+    words = {"directory": snapshot, "file": snapshot / names[0], "deployment": tmp_path / "deployment"}
+    inflight("serve", str(words[way]))
+    assert served == [snapshot / names[0]]
+    assert parts_of(served[0]) == [snapshot / name for name in names]
+    assert model_name(served[0]) == "m-Q8_0"
+    assert _name(snapshot / names[0]) == names[0], "what a plan of it is called"
 
 
 def test_a_model_that_is_here_needs_no_hub(served: list[Path], hub: FakeHub, models: Path) -> None:

@@ -141,7 +141,12 @@ def _missing(model: ServedModel, kv_pool: KvPool) -> str | None:
         return f"the kernels have no {', no '.join(unknown)}"
     from inflight.engine.cuda.experts import takes
 
-    return None if takes(model) else "the kernels multiply by experts only in the type of the computation"
+    if takes(model):
+        return None
+    return (
+        "the experts' weights stay quantized, or their inputs are rounded, and the kernels multiply only decoded "
+        "weights by inputs as they are"
+    )
 
 
 def require_invariance(device: torch.device, candidates: int, model: ModelConfig) -> None:

@@ -25,6 +25,11 @@ _MESSAGE_BYTES = 256
 class NativeError(Exception):
     """The library refuses what it is given; the message says why."""
 
+    @property
+    def refusal(self) -> str:
+        """What a user is told where it is too late for PyTorch to take over."""
+        return f"the native step cannot compute this model: {self}; `engine.cpu_step: pytorch` computes it"
+
 
 class Rope(ctypes.Structure):
     """``InflightRope``."""

@@ -60,7 +60,7 @@ class NativeModel:
                 if number == 0:
                     raise
                 # PyTorch cannot compute a model that has given up a part of its weights.
-                raise DeploymentError(f"{error}; engine.cpu_step: pytorch can") from None
+                raise DeploymentError(error.refusal) from None
 
     def use(self, kv_pool: KvPool, block_size: int) -> None:
         """Keep keys and values in this memory from now on."""

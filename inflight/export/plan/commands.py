@@ -24,6 +24,7 @@ from inflight.export.plan.planner import make_plan, rank
 from inflight.export.plan.precision import resolve_precision
 from inflight.export.plan.report import Answer, plan_page, show_plans
 from inflight.export.plan.roofline import Efficiency
+from inflight.gguf.files import whole_path
 from inflight.report.failures import one_line_errors
 from inflight.report.provenance import provenance
 from inflight.resources import bundled
@@ -138,7 +139,7 @@ def _calibrated(
 
 def _name(model: Path) -> str:
     """Return a checkpoint's name; that of a deployment too, where the directory is just called ``model``."""
-    path = model.resolve()
+    path = whole_path(model)
     return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
 
 

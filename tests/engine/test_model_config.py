@@ -137,11 +137,17 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_list(architectures:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("use_bidirectional_attention", True), ("is_causal", False), ("final_logit_softcapping", 30.0)],
+    ("of", "name", "value"),
+    [
+        ("llama", "use_bidirectional_attention", True),
+        ("llama", "is_causal", False),
+        ("llama", "final_logit_softcapping", 30.0),
+        ("olmoe", "clip_qkv", 8.0),
+        ("olmoe", "clip_qkv", 0),
+    ],
 )
-def test_an_option_that_would_change_the_output_is_refused_by_name(name: str, value: float) -> None:
-    data = _read("llama")
+def test_an_option_that_would_change_the_output_is_refused_by_name(of: str, name: str, value: float) -> None:
+    data = _read(of)
     with pytest.raises(DeploymentError, match=f"{name} is {value}; it is not supported"):
         read_model_config(data | {name: value})
     assert read_model_config(data | {name: None}) == read_model_config(data)
@@ -225,6 +231,16 @@ def test_a_window_longer_than_any_context_is_none(window: int, tmp_path: Path) -
         run(load(one, cpu_step="auto"), [ask(PROMPT, 8)]).popitem()[1].tokens for one in (directory, whole)
     )
     assert tokens == expected
+
+
+def test_llama4s_first_files_say_by_a_number_that_queries_are_scaled() -> None:
+    data = _read("llama4")
+    readings = {value: read_model_config(data | {"attn_temperature_tuning": value}) for value in (0, 4)}
+    for value, config in readings.items():
+        assert config == read_model_config(data | {"attn_temperature_tuning": bool(value)})
+    assert readings[0] != readings[4]
+    with pytest.raises(DeploymentError, match="attn_temperature_tuning is -4; it must be true, false, or an integer"):
+        read_model_config(data | {"attn_temperature_tuning": -4})
 
 
 def test_what_is_null_is_left_out() -> None:

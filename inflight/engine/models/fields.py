@@ -29,6 +29,11 @@ def _is_list(value: Any, kind: Kind) -> bool:
 
 DTYPE: Kind = (lambda value: value in ("float32", "bfloat16", "float16")), "float32, bfloat16 or float16"
 FLAG: Kind = (lambda value: isinstance(value, bool)), "true or false"
+SWITCH: Kind = (
+    (lambda value: isinstance(value, bool) or (type(value) is int and 0 <= value <= MOST)),
+    "true, false, or an integer of which 0 is false",
+)
+"""What transformers 4.51 wrote as an integer, and later versions write as true or false."""
 COUNT: Kind = (lambda value: type(value) is int and 1 <= value <= MOST), "a positive integer below 2^31"
 LENGTH: Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
 SIZE: Kind = (lambda value: type(value) is int and 1 <= value <= MOST_SIZE), "a positive integer up to 2^20"

@@ -29,6 +29,7 @@ from inflight.engine.models.fields import (
     MOST,
     NUMBER,
     SIZE,
+    SWITCH,
     Fields,
     checked,
     given,
@@ -46,6 +47,7 @@ _UNSUPPORTED = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "mamba_ssm_dtype": ("float32",),
+    "clip_qkv": (),
 }
 """Options, each with the values, beside null, that say that it is not used."""
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -272,7 +274,7 @@ def _qk_norm(architecture: Architecture, fields: Fields, rotated: bool) -> QkNor
 
 def _query_scaling(architecture: Architecture, fields: Fields, rope: Mapping[str, Any] | None) -> QueryScaling | None:
     if architecture.query_scaling == "no_rope" and rope is None:
-        if not fields.given("attn_temperature_tuning", True, FLAG):
+        if not fields.given("attn_temperature_tuning", True, SWITCH):
             return None
         return QueryScaling(fields.given("attn_scale", 0.1, AMOUNT), fields.given("floor_scale", 8192, COUNT), offset=1)
     if architecture.query_scaling == "rope" and rope is not None and rope.get("llama_4_scaling_beta"):

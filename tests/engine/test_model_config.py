@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from inflight.engine.checkpoint import resolve_dtype
@@ -47,7 +48,9 @@ def _rewrite(directory: Path, change: Callable[[Json], Json]) -> Path:
 
 def _old(data: Json) -> Json:
     """Spell a configuration as transformers 4 did."""
-    old = {name: value for name, value in data.items() if name not in ("rope_parameters", "dtype", "layer_types")}
+    has_pattern = data["architectures"] == ["Gemma3ForCausalLM"]
+    new = {"rope_parameters", "dtype"} | ({"layer_types"} if has_pattern else set())
+    old = {name: value for name, value in data.items() if name not in new}
     old["torch_dtype"] = data["dtype"]
     ropes = data["rope_parameters"]
     if "full_attention" in ropes:
@@ -81,6 +84,24 @@ def test_phi3s_own_names_of_longrope(spelling: str) -> None:
     data |= {"rope_scaling": {"type": spelling} | factors, "original_max_position_embeddings": 128}
     [rope] = {str(rope): rope for rope in _ropes(read_model_config(data))}.values()
     assert (rope["rope_type"], rope["original_max_position_embeddings"]) == ("longrope", 128)
+
+
+@pytest.mark.parametrize("within", [None, 64])
+@pytest.mark.parametrize("beside", [None, 128])
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_the_length_that_a_model_was_made_for_first(kind: str, beside: int | None, within: int | None) -> None:
+    """Beside the rotary parameters it wins over the one within; without any it is max_position_embeddings."""
+    lengths = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope = {"rope_type": kind, "rope_theta": 1e4} | lengths | factors
+    rope |= {"original_max_position_embeddings": within} if within else {}
+    data = _read("llama") | {"rope_parameters": rope}
+    data |= {"original_max_position_embeddings": beside} if beside else {}
+    known = transformers.LlamaConfig(**json.loads(json.dumps(data)))
+    known.standardize_rope_params()  # as each computation of frequencies does
+    lengths_read = {one["original_max_position_embeddings"] for one in _ropes(read_model_config(data))}
+    assert lengths_read == {known.rope_parameters["original_max_position_embeddings"]}
+    assert lengths_read == {beside or within or data["max_position_embeddings"]}
 
 
 def test_what_an_old_gemma_leaves_out() -> None:
@@ -203,7 +224,11 @@ WRONG: list[tuple[str, Json, str]] = [
     ("qwen3moe", {"mlp_only_layers": [0] * 10**6}, "it must be a list of layers, up to 4096"),
     ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
     ("mistral", {"sliding_window": -4}, "sliding_window is -4; it must be a positive integer"),
-    ("qwen2", {"layer_types": None, "use_sliding_window": True, "max_window_layers": "2"}, "max_window_layers is '2'"),
+    ("qwen2, windows", {"layer_types": None, "max_window_layers": "2"}, "max_window_layers is '2'"),
+    ("qwen2, windows", {"use_sliding_window": False}, "use_sliding_window is false, but layer_types has"),
+    ("mistral", {"layer_types": ["full_attention"] * 3}, "it must be a list of 3, each of ['sliding_attention']"),
+    ("llama", {"layer_types": ["sliding_attention"] * 3}, "it must be a list of 3, each of ['full_attention']"),
+    ("olmo3", {"layer_types": None, "sliding_window_pattern": 3}, "sliding_window_pattern is 3; without layer_types"),
     ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a number above 0"),
     (
         "gemma3",

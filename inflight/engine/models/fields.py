@@ -52,12 +52,25 @@ FACTORS: Kind = (lambda value: _is_list(value, NUMBER)), f"a list of numbers abo
 INDICES: Kind = (lambda value: _is_list(value, INDEX)), f"a list of layers, up to {_LONGEST_LIST}"
 
 
+_NULL_MEANS = {
+    "sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping",
+    "num_key_value_heads", "head_dim", "partial_rotary_factor", "q_lora_rank", "rope_interleave", "norm_topk_prob",
+    "n_group", "topk_group", "topk_method", "first_k_dense_replace",
+}  # fmt: skip
+"""Fields that some class of transformers has a default for and takes null for, which is then not the default."""
+
+
 class Fields:
-    """The fields of one ``config.json``, or of the text part of one."""
+    """The fields of one ``config.json``, or of the text part of one.
+
+    What is null is as if it were not there, as in files that older versions of transformers wrote. But in some fields
+    null means something: no window, no soft cap, as many heads of keys as of queries. There it stands in place of the
+    architecture's default.
+    """
 
     def __init__(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
-        """``defaults``: what the architecture has where ``data`` has nothing, or null."""
-        given = {name: value for name, value in data.items() if value is not None}
+        """``defaults``: what the architecture has where ``data`` has nothing, or a null that means nothing."""
+        given = {name: value for name, value in data.items() if value is not None or name in _NULL_MEANS}
         self.data: Mapping[str, Any] = {**(defaults or {}), **given}
         """What is given or has a default."""
 
@@ -66,7 +79,7 @@ class Fields:
         return int(checked(name, self.data.get(name), kind))
 
     def given(self, name: str, default: Any, kind: Kind) -> Any:
-        """Return a value that may be left out, or null."""
+        """Return a value that may be left out, or null; ``default``: for an architecture that has none of its own."""
         return given(self.data, name, default, kind)
 
 

@@ -69,7 +69,12 @@ class AdaptedModel(ServedModel):
             DeploymentError: a tensor is missing, unexpected, or of the wrong shape.
         """
         model = load_weights(
-            type(self.whole), self._directory, self._hugging, self._dtype, self.config.is_text_part, self._parameter_count
+            type(self.whole),
+            self._directory,
+            self._hugging,
+            self._dtype,
+            self.config.is_text_part,
+            self._parameter_count,
         )
         replace_conv1d(model)
         experts.replace_experts(model)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from inflight.engine.checkpoint import load_config
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.attention import read_options
 from inflight.engine.models.adapted.check import check
@@ -110,6 +111,15 @@ def test_the_text_part_of_models_with_images(name: str) -> None:
     prompts = PROMPTS[:4]
     for prompt, output in zip(prompts, _outputs(checkpoint(name), prompts, modeling="transformers"), strict=True):
         assert output.tokens == likeliest(reference(name), prompt, output.tokens)[0]
+
+
+@pytest.mark.parametrize("outside", ["dtype", "torch_dtype"])
+def test_both_ways_of_reading_take_the_type_of_weights_from_the_same_place(outside: str, tmp_path: Path) -> None:
+    """What stands outside wins over what a text part says."""
+    shutil.copytree(checkpoint("gemma3, with images"), tmp_path, dirs_exist_ok=True)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    _edit(tmp_path, **{"dtype": None, "text_config": text | {"dtype": "float32"}, outside: "bfloat16"})
+    assert {load_config(tmp_path, modeling).dtype for modeling in ("native", "transformers")} == {"bfloat16"}
 
 
 def test_bfloat16_and_a_cache_of_int8() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inflight.engine.models.architectures import ARCHITECTURES
@@ -105,3 +105,24 @@ def test_no_window_no_chunks_and_no_caps() -> None:
             "llama4_text",
             _least("llama4_text", _made("llama4_text")) | {"attention_chunk_size": None},
         )
+
+
+@pytest.mark.parametrize("within", [None, 64])
+@pytest.mark.parametrize("beside", [None, 128])
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_the_length_that_a_model_was_made_for_first(kind: str, beside: int | None, within: int | None) -> None:
+    """Beside the rotary parameters it wins over the one within; without any it is max_position_embeddings."""
+    lengths = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+    rope = {"rope_type": kind, "rope_theta": 1e4} | lengths | factors
+    rope |= {"original_max_position_embeddings": within} if within else {}
+    data = _made("llama") | {"rope_parameters": rope}
+    data |= {"original_max_position_embeddings": beside} if beside else {}
+    known = LlamaConfig(**json.loads(json.dumps(data)))
+    known.standardize_rope_params()  # as each computation of frequencies does
+    read = _read("LlamaForCausalLM", "llama", data).layers[0].attention
+    assert read is not None
+    assert read.rope is not None
+    length = read.rope["original_max_position_embeddings"]
+    assert length == known.rope_parameters["original_max_position_embeddings"]
+    assert length == (beside or within or data["max_position_embeddings"])

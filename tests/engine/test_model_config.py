@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from inflight.engine.checkpoint import resolve_dtype
@@ -84,24 +83,6 @@ def test_phi3s_own_names_of_longrope(spelling: str) -> None:
     data |= {"rope_scaling": {"type": spelling} | factors, "original_max_position_embeddings": 128}
     [rope] = {str(rope): rope for rope in _ropes(read_model_config(data))}.values()
     assert (rope["rope_type"], rope["original_max_position_embeddings"]) == ("longrope", 128)
-
-
-@pytest.mark.parametrize("within", [None, 64])
-@pytest.mark.parametrize("beside", [None, 128])
-@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
-def test_the_length_that_a_model_was_made_for_first(kind: str, beside: int | None, within: int | None) -> None:
-    """Beside the rotary parameters it wins over the one within; without any it is max_position_embeddings."""
-    lengths = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    rope = {"rope_type": kind, "rope_theta": 1e4} | lengths | factors
-    rope |= {"original_max_position_embeddings": within} if within else {}
-    data = _read("llama") | {"rope_parameters": rope}
-    data |= {"original_max_position_embeddings": beside} if beside else {}
-    known = transformers.LlamaConfig(**json.loads(json.dumps(data)))
-    known.standardize_rope_params()  # as each computation of frequencies does
-    lengths_read = {one["original_max_position_embeddings"] for one in _ropes(read_model_config(data))}
-    assert lengths_read == {known.rope_parameters["original_max_position_embeddings"]}
-    assert lengths_read == {beside or within or data["max_position_embeddings"]}
 
 
 def test_what_an_old_gemma_leaves_out() -> None:
@@ -222,6 +203,13 @@ WRONG: list[tuple[str, Json, str]] = [
     ),
     ("qwen3moe", {"num_experts": 10**7}, "num_experts is 10000000; it must be a positive integer up to 8192"),
     ("qwen3moe", {"mlp_only_layers": [0] * 10**6}, "it must be a list of layers, up to 4096"),
+    ("deepseek3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; only 'sigmoid' is supported here"),
+    ("deepseek3", {"topk_method": "greedy"}, "topk_method is 'greedy'; only 'noaux_tc' is supported here"),
+    ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob is True; only False is supported here"),
+    ("deepseek2", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; only 'softmax' is supported here"),
+    ("mistral4", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; only 'softmax' is supported here"),
+    ("qwen3.5moe", {"norm_topk_prob": False}, "norm_topk_prob is False; only True is supported here"),
+    ("qwen3.5", {"hidden_act": "gelu_pytorch_tanh"}, "activation 'gelu_pytorch_tanh' is not one of ['silu']"),
     ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
     ("mistral", {"sliding_window": -4}, "sliding_window is -4; it must be a positive integer"),
     ("qwen2, windows", {"layer_types": None, "max_window_layers": "2"}, "max_window_layers is '2'"),

@@ -46,6 +46,7 @@ from inflight.errors import DeploymentError, nearest
 CONDITIONAL = "ForConditionalGeneration"
 """The end of the names of architectures that also take images or sound; their text parts are served."""
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""Recurrent layers have the first alone: transformers has it behind their convolution, too."""
 _UNSUPPORTED = {
     "use_bidirectional_attention": (False, "vision"),  # text cannot attend to later tokens, and images are not served
     "is_causal": (True,),
@@ -91,8 +92,9 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         raise DeploymentError(f"config.json: attn_output_gate is {gate}; it is not supported")
     names = ("hidden_activation", "hidden_act")
     activation = next((fields.data[name] for name in names if fields.data.get(name) is not None), "silu")
-    if activation not in _ACTIVATIONS:
-        raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(_ACTIVATIONS)}")
+    known = _ACTIVATIONS[:1] if architecture.recurrent_every else _ACTIVATIONS
+    if activation not in known:
+        raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(known)}")
     hidden_size = fields.required("hidden_size")
     return ModelConfig(
         architecture=name,
@@ -104,7 +106,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         activation=activation,
         tie_word_embeddings=fields.given("tie_word_embeddings", False, FLAG),
         mlp_bias=fields.given("mlp_bias", False, FLAG),
-        dtype=_dtype(fields),
+        dtype=stored_dtype(data),
         is_text_part=text is not data,
         norms=architecture.norms,
         norm_kind=architecture.norm_kind,
@@ -115,10 +117,18 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _dtype(fields: Fields) -> str:
-    names = ("dtype", "torch_dtype")
-    name = next((name for name in names if fields.data.get(name) is not None), names[0])
-    return str(fields.given(name, "float32", DTYPE))
+def stored_dtype(data: Mapping[str, Any]) -> str:
+    """Return the type of the weights by ``config.json``: what stands outside wins over what a text part says.
+
+    Raises:
+        DeploymentError: it is one that no weights are in.
+    """
+    text = data.get("text_config")
+    for part in (data, text if isinstance(text, Mapping) else {}):
+        for name in ("dtype", "torch_dtype"):
+            if part.get(name) is not None:
+                return str(checked(name, part[name], DTYPE))
+    return "float32"
 
 
 def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -128,9 +138,8 @@ def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         kind = text.get("model_type")
         for architecture, row in ARCHITECTURES.items():
             if kind in row.text_types:
-                types = {key: data[key] for key in ("dtype", "torch_dtype") if data.get(key) is not None}
                 tied = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
-                return architecture, dict(text) | types | tied
+                return architecture, dict(text) | tied
         known = sorted(kind for row in ARCHITECTURES.values() for kind in row.text_types)
         raise DeploymentError(
             f"config.json: the text part of {name} is of model_type {kind!r}, which is not supported; supported: "

@@ -14,6 +14,8 @@ MOST_LAYERS, MOST_EXPERTS, MOST_EXPERTS_OF_ALL = 1000, 8192, 1 << 17
 """Of a model, of a layer, and experts of all layers together: what is above takes minutes and gigabytes to build,
 before the weights show whether it is meant. Published models have up to 126, 512 and 25,000."""
 MOST_SIZE = 1 << 20
+MOST_LENGTH = 1 << 24
+"""Tokens of a sequence, where transformers' code computes it."""
 _LONGEST_LIST = 4096
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """Of the positive numbers that float32 holds without loss."""

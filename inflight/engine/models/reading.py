@@ -67,6 +67,18 @@ def is_known(data: Mapping[str, Any]) -> bool:
     return name in ARCHITECTURES
 
 
+def require_usual_files(data: Mapping[str, Any]) -> None:
+    """Require that the weights are where all checkpoints have them.
+
+    Raises:
+        DeploymentError: by ``config.json`` they are elsewhere, where transformers would look for them.
+    """
+    if data.get("transformers_weights") is not None:
+        raise DeploymentError(
+            f"config.json: transformers_weights is {data['transformers_weights']!r}; it is not supported"
+        )
+
+
 def architecture_name(data: Mapping[str, Any]) -> str:
     """Return the first name in ``architectures`` of a ``config.json``."""
     names = data.get("architectures")

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -175,6 +175,7 @@ def _edit(directory: Path, **fields: Any) -> None:
     ("phi", {"num_key_value_heads": 10**9}, "num_key_value_heads is 1000000000; 1048576 is the largest"),
     ("xglm", {"num_layers": 10**9}, "num_layers is 1000000000; 1000 is the largest"),
     ("xglm", {"attention_heads": 10**9}, "attention_heads is 1000000000; 1048576 is the largest"),
+    ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 2**21}}}, "head_dim is 2097152; 1048576 is the largest"),
     ("trocr", {"decoder_layers": 10**9}, "decoder_layers is 1000000000; 1000 is the largest"),
     ("phi", {"max_position_embeddings": 2**24 + 1}, "is 16777217; 16777216 is the largest"),
     ("phi", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; it is not"),
@@ -208,7 +209,7 @@ def test_what_the_configuration_asks_for_is_refused_by_name(
 
 def test_a_size_by_a_name_that_only_its_class_knows_is_found_when_it_was_read() -> None:
     class Odd(transformers.PreTrainedConfig):
-        attribute_map = {"num_hidden_layers": "storeys"}
+        attribute_map: ClassVar = {"num_hidden_layers": "storeys"}
 
     with pytest.raises(DeploymentError, match="num_hidden_layers is 1001; 1000 is the largest"):
         require_sizes_read(Odd(storeys=1001))

@@ -91,6 +91,30 @@ def test_what_is_null_is_as_in_transformers(name: str, kind: str, field: str) ->
     assert field in said
 
 
+@each
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 16}, {"sliding_window": 16, "max_window_layers": 5}])
+def test_layers_that_have_a_window_are_those_of_transformers(name: str, kind: str, fields: Json) -> None:
+    known = {field.name for field in dataclasses.fields(CONFIG_MAPPING[kind])}
+    if "use_sliding_window" in known and known.issuperset(fields):
+        used = {"use_sliding_window": True} | fields
+        whole = _made(kind, **used)
+        assert _read(name, kind, _least(kind, whole) | used) == _read(name, kind, whole)
+
+
+def test_the_last_layer_of_a_gemma4_is_full() -> None:
+    kinds = {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 6}
+    whole = _made("gemma4_text", **kinds)
+    read = _read("Gemma4ForCausalLM", "gemma4_text", _least("gemma4_text", whole) | kinds)
+    assert read == _read("Gemma4ForCausalLM", "gemma4_text", whole)
+    assert read.windows == (512,) * 5 + (None,)
+
+
+def test_deepseek2_is_interleaved_whatever_the_file_says() -> None:
+    data = _made("deepseek_v2")
+    read = _read("DeepseekV2ForCausalLM", "deepseek_v2", data | {"rope_interleave": False})
+    assert read == _read("DeepseekV2ForCausalLM", "deepseek_v2", data)
+
+
 def test_no_window_no_chunks_and_no_caps() -> None:
     """What null means; not what would stand there without it."""
     mistral, gemma = (_least(kind, _made(kind)) for kind in ("mistral", "gemma2"))

@@ -79,7 +79,8 @@ def require_sizes_read(config: Any) -> None:
         DeploymentError: a size is too large.
     """
     names = [name for names in _LIMITED for name in names.split()]
-    _require_sizes({name: getattr(config, name, None) for name in names})
+    for part in config.per_layer_config if config.is_heterogeneous else [config]:  # layers may have sizes of their own
+        _require_sizes({name: getattr(part, name, None) for name in names})
 
 
 def _require_sizes(data: Mapping[str, Any]) -> None:

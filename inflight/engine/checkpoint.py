@@ -22,7 +22,7 @@ from inflight.engine.models.build import build_model
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.models.naming import CheckpointNames
-from inflight.engine.models.reading import architecture_name, is_known, read_model_config
+from inflight.engine.models.reading import architecture_name, is_known, read_model_config, require_usual_files
 from inflight.engine.models.served import ServedModel
 from inflight.engine.ordered_rows import OrderedRows, ordered_rows
 from inflight.engine.quant.config import Quantization
@@ -114,6 +114,7 @@ def load_config(directory: Path, modeling: str = "native") -> ModelConfig:
     """
     data = read_json(directory / "config.json")
     with named_in_errors(directory):
+        require_usual_files(data)
         if modeling == "native" or (modeling == "auto" and is_known(data)):
             return read_model_config(data)
         why = "engine.modeling is transformers" if modeling == "transformers" else "Inflight has none of its own for it"

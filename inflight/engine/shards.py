@@ -34,6 +34,8 @@ class Shards:
             DeploymentError: a file is missing or is not what it should be; it is named.
         """
         self._names = {file: self._read_names(file) for file in _files(directory)}
+        self.files = tuple(self._names)
+        """All of them."""
         counts = Counter(name for names in self._names.values() for name in names)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
@@ -74,7 +76,7 @@ def _load(file: Path, names: list[str], take: Callable[[str, Tensor], None]) -> 
 
 
 def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
+    file, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if index.is_file():
         places = read_json(index, largest=_LARGEST_INDEX).get("weight_map")
         if not isinstance(places, dict):
@@ -82,8 +84,9 @@ def _files(directory: Path) -> list[Path]:
         names = sorted(set(map(str, places.values())))
         if outside := [name for name in names if not _SHARD.fullmatch(name) or ".." in name]:
             raise DeploymentError(f"{index}: {outside[0]!r} is no name of a file of weights beside it")
+        if file.is_file() and names != [file.name]:  # Shards of one copy beside the whole of another: which is meant?
+            raise DeploymentError(f"{directory}: it has {file.name}, and {index.name} that names other files")
         return [directory / name for name in names]
-    file = directory / "model.safetensors"
     if not file.is_file():
         raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
     return [file]

@@ -61,9 +61,12 @@ def read_config(model: GgufModel) -> dict[str, Any]:
         "dtype": dtype_of(model),
         "rope_parameters": _rope(model, data, family, head_dim),
     }
+    config["original_max_position_embeddings"] = config["rope_parameters"].get("original_max_position_embeddings")
     config |= family.special(data, config)
     _check_experts(data, config)
-    return {name: value for name, value in config.items() if value is not None}
+    said = {name: value for name, value in config.items() if value is not None}
+    # A file without a window has none, whatever window the architecture has where config.json says nothing.
+    return {"sliding_window": None} | said
 
 
 def _head_dim(data: Metadata, default: int) -> int:
@@ -126,6 +129,7 @@ def _rope(model: GgufModel, data: Metadata, family: Family, head_dim: int) -> di
         _require_no_scaling(data)
         longs, shorts = (_factors(model, data, name) for name in (ROPE_LONG, ROPE_SHORT))
         rope |= {"rope_type": "longrope", "long_factor": longs, "short_factor": shorts}
+        length = length or data.count("context_length")
         return rope | {"original_max_position_embeddings": length, "attention_factor": attention or 1.0}
     if attention not in (None, 1.0):
         raise data.wrong(data.key("rope.scaling.attn_factor"), attention, f"1.0 without {ROPE_LONG}")

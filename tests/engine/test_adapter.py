@@ -7,16 +7,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from inflight.engine.checkpoint import load_config
 from inflight.engine.kvcache.memory_pool import KvPool
 from inflight.engine.models.adapted.attention import read_options
 from inflight.engine.models.adapted.check import check
+from inflight.engine.models.adapted.known import require_sizes_read
 from inflight.engine.models.adapted.model import AdaptedModel, read_adapted_config
 from inflight.engine.models.limits import check_invariant
 from inflight.engine.request import Output
@@ -31,6 +34,10 @@ EVERY_TIME = [
 ]  # fmt: skip
 """Dense and with experts, with learned positions and without any, windows, latent attention, and layers that share."""
 TYPES = all_types()
+_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", EVERY_TIME)
@@ -88,10 +95,7 @@ def test_neighbours_change_no_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("rope", [
     {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
-    {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
-        "original_max_position_embeddings": 32,
-    },
+    _LONGROPE,
 ], ids=lambda rope: rope["rope_type"])  # fmt: skip
 def test_a_long_neighbour_does_not_change_the_frequencies_of_all(tmp_path: Path, rope: dict[str, Any]) -> None:
     """transformers takes them by the longest sequence of a step; here the longest that is served settles them."""
@@ -110,6 +114,15 @@ def test_the_text_part_of_models_with_images(name: str) -> None:
     prompts = PROMPTS[:4]
     for prompt, output in zip(prompts, _outputs(checkpoint(name), prompts, modeling="transformers"), strict=True):
         assert output.tokens == likeliest(reference(name), prompt, output.tokens)[0]
+
+
+@pytest.mark.parametrize("outside", ["dtype", "torch_dtype"])
+def test_both_ways_of_reading_take_the_type_of_weights_from_the_same_place(outside: str, tmp_path: Path) -> None:
+    """What stands outside wins over what a text part says."""
+    shutil.copytree(checkpoint("gemma3, with images"), tmp_path, dirs_exist_ok=True)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    _edit(tmp_path, **{"dtype": None, "text_config": text | {"dtype": "float32"}, outside: "bfloat16"})
+    assert {load_config(tmp_path, modeling).dtype for modeling in ("native", "transformers")} == {"bfloat16"}
 
 
 def test_bfloat16_and_a_cache_of_int8() -> None:
@@ -160,6 +173,22 @@ def _edit(directory: Path, **fields: Any) -> None:
     ("phi", {"hidden_size": "wide"}, "transformers cannot read it"),
     ("phi", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; 1000 is the largest"),
     ("phi", {"num_key_value_heads": 10**9}, "num_key_value_heads is 1000000000; 1048576 is the largest"),
+    ("xglm", {"num_layers": 10**9}, "num_layers is 1000000000; 1000 is the largest"),
+    ("xglm", {"attention_heads": 10**9}, "attention_heads is 1000000000; 1048576 is the largest"),
+    ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 2**21}}}, "head_dim is 2097152; 1048576 is the largest"),
+    ("trocr", {"decoder_layers": 10**9}, "decoder_layers is 1000000000; 1000 is the largest"),
+    ("phi", {"max_position_embeddings": 2**24 + 1}, "is 16777217; 16777216 is the largest"),
+    ("phi", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; it is not"),
+    ("phi", {"text_config": {"hidden_size": 64}}, "a model_type 'phi' has no text part, but the file has one"),
+    ("phi", {"text_config": {}}, "a model_type 'phi' has no text part, but the file has one"),
+    ("phi", {"generator": {"a": 1}}, "a model_type 'phi' has no text part, but the file has one"),
+    ("phi", {"text_config": 5}, "config.json: "),
+    ("phi", {"text_config": ["a"]}, "config.json: "),
+    ("phi", {"text_config": {}, "decoder": {"a": 1}}, "transformers cannot read it"),
+    ("mistral", {"sliding_window": 0}, "a token does not see itself"),
+    ("llama", {"rope_parameters": _LONGROPE | {"long_factor": [1.0] * 3}}, "rope_type 'longrope' cannot be computed"),
+    ("llama", {"rope_parameters": _LONGROPE | {"long_factor": "x" * 8}}, "rope_type 'longrope' cannot be computed"),
+    ("llama", {"rope_parameters": _LONGROPE | {"long_factor": [1.0, "x"] * 4}}, "'longrope' cannot be computed"),
     ("phi", {"max_position_embeddings": 0}, "max_position_embeddings of its config.json is 0"),
     ("phi", {"is_encoder_decoder": True}, "is_encoder_decoder is true"),
     ("phi", {"num_hidden_layers": 4}, r"no tensor for model.layers.3"),
@@ -176,6 +205,14 @@ def test_what_the_configuration_asks_for_is_refused_by_name(
     with pytest.raises(DeploymentError, match=said) as refused:
         load(tmp_path, modeling="transformers")
     assert "\n" not in str(refused.value)
+
+
+def test_a_size_by_a_name_that_only_its_class_knows_is_found_when_it_was_read() -> None:
+    class Odd(transformers.PreTrainedConfig):
+        attribute_map: ClassVar = {"num_hidden_layers": "storeys"}
+
+    with pytest.raises(DeploymentError, match="num_hidden_layers is 1001; 1000 is the largest"):
+        require_sizes_read(Odd(storeys=1001))
 
 
 @pytest.mark.parametrize(("kind", "said"), [
@@ -252,6 +289,17 @@ def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
     save_file(tensors | {"model.norm.weight": taken.int()}, file, {"format": "pt"})
     with pytest.raises(DeploymentError, match="checkpoint: tensor model.norm.weight is I32; a float is expected"):
         load(tmp_path, modeling="transformers")
+
+
+def test_the_files_that_are_counted_are_those_that_are_loaded(tmp_path: Path) -> None:
+    shutil.copytree(small_checkpoint("arcee"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "another.safetensors").write_bytes(b"no weights of this model")
+    load(tmp_path, modeling="transformers")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DeploymentError, match=r"model\.safetensors: cannot be read") as refused:
+        load(tmp_path, modeling="transformers")
+    assert "\n" not in str(refused.value)
 
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

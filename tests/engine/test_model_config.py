@@ -47,7 +47,9 @@ def _rewrite(directory: Path, change: Callable[[Json], Json]) -> Path:
 
 def _old(data: Json) -> Json:
     """Spell a configuration as transformers 4 did."""
-    old = {name: value for name, value in data.items() if name not in ("rope_parameters", "dtype", "layer_types")}
+    has_pattern = data["architectures"] == ["Gemma3ForCausalLM"]
+    new = {"rope_parameters", "dtype"} | ({"layer_types"} if has_pattern else set())
+    old = {name: value for name, value in data.items() if name not in new}
     old["torch_dtype"] = data["dtype"]
     ropes = data["rope_parameters"]
     if "full_attention" in ropes:
@@ -137,11 +139,17 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_list(architectures:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("use_bidirectional_attention", True), ("is_causal", False), ("final_logit_softcapping", 30.0)],
+    ("of", "name", "value"),
+    [
+        ("llama", "use_bidirectional_attention", True),
+        ("llama", "is_causal", False),
+        ("llama", "final_logit_softcapping", 30.0),
+        ("olmoe", "clip_qkv", 8.0),
+        ("olmoe", "clip_qkv", 0),
+    ],
 )
-def test_an_option_that_would_change_the_output_is_refused_by_name(name: str, value: float) -> None:
-    data = _read("llama")
+def test_an_option_that_would_change_the_output_is_refused_by_name(of: str, name: str, value: float) -> None:
+    data = _read(of)
     with pytest.raises(DeploymentError, match=f"{name} is {value}; it is not supported"):
         read_model_config(data | {name: value})
     assert read_model_config(data | {name: None}) == read_model_config(data)
@@ -195,9 +203,20 @@ WRONG: list[tuple[str, Json, str]] = [
     ),
     ("qwen3moe", {"num_experts": 10**7}, "num_experts is 10000000; it must be a positive integer up to 8192"),
     ("qwen3moe", {"mlp_only_layers": [0] * 10**6}, "it must be a list of layers, up to 4096"),
+    ("deepseek3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; only 'sigmoid' is supported here"),
+    ("deepseek3", {"topk_method": "greedy"}, "topk_method is 'greedy'; only 'noaux_tc' is supported here"),
+    ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob is True; only False is supported here"),
+    ("deepseek2", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; only 'softmax' is supported here"),
+    ("mistral4", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; only 'softmax' is supported here"),
+    ("qwen3.5moe", {"norm_topk_prob": False}, "norm_topk_prob is False; only True is supported here"),
+    ("qwen3.5", {"hidden_act": "gelu_pytorch_tanh"}, "activation 'gelu_pytorch_tanh' is not one of ['silu']"),
     ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
     ("mistral", {"sliding_window": -4}, "sliding_window is -4; it must be a positive integer"),
-    ("qwen2", {"layer_types": None, "use_sliding_window": True, "max_window_layers": "2"}, "max_window_layers is '2'"),
+    ("qwen2, windows", {"layer_types": None, "max_window_layers": "2"}, "max_window_layers is '2'"),
+    ("qwen2, windows", {"use_sliding_window": False}, "use_sliding_window is false, but layer_types has"),
+    ("mistral", {"layer_types": ["full_attention"] * 3}, "it must be a list of 3, each of ['sliding_attention']"),
+    ("llama", {"layer_types": ["sliding_attention"] * 3}, "it must be a list of 3, each of ['full_attention']"),
+    ("olmo3", {"layer_types": None, "sliding_window_pattern": 3}, "sliding_window_pattern is 3; without layer_types"),
     ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a number above 0"),
     (
         "gemma3",
@@ -225,6 +244,16 @@ def test_a_window_longer_than_any_context_is_none(window: int, tmp_path: Path) -
         run(load(one, cpu_step="auto"), [ask(PROMPT, 8)]).popitem()[1].tokens for one in (directory, whole)
     )
     assert tokens == expected
+
+
+def test_llama4s_first_files_say_by_a_number_that_queries_are_scaled() -> None:
+    data = _read("llama4")
+    readings = {value: read_model_config(data | {"attn_temperature_tuning": value}) for value in (0, 4)}
+    for value, config in readings.items():
+        assert config == read_model_config(data | {"attn_temperature_tuning": bool(value)})
+    assert readings[0] != readings[4]
+    with pytest.raises(DeploymentError, match="attn_temperature_tuning is -4; it must be true, false, or an integer"):
+        read_model_config(data | {"attn_temperature_tuning": -4})
 
 
 def test_what_is_null_is_left_out() -> None:

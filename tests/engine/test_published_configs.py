@@ -23,6 +23,10 @@ def _record(folder: str, family: str) -> dict[str, Any]:
     return json.loads((FACTS / folder / f"{family}.json").read_text())
 
 
+def _published(family: str) -> dict[str, Any]:
+    return SCRIPT["as_library_reads"](_record("published_configs", family)["config"])
+
+
 PUBLISHED = [family for family in FAMILIES if "published" in _record("tensor_names", family)]
 # The configuration is of a derivative with fewer experts.
 OTHER_SIZES = ("Gemma4ForConditionalGeneration-26B-A4B",)
@@ -34,7 +38,7 @@ OF_THE_TEXT = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_library_reads_it_with_the_class_that_the_architecture_names(family: str) -> None:
-    published = _record("published_configs", family)["config"]
+    published = _published(family)
     [architecture] = published["architectures"]
     assert architecture == family.split("-")[0] or architecture in SCRIPT["RENAMED"]
     fields = {key: value for key, value in published.items() if key != "model_type"}
@@ -80,7 +84,7 @@ def test_published_tensors_have_the_prefix_that_the_library_writes(family: str) 
 @pytest.mark.parametrize("family", [family for family in PUBLISHED if family not in OTHER_SIZES])
 def test_published_shapes_are_those_of_the_published_configuration(family: str) -> None:
     """The two were found apart; the model of the one, which has no memory here, has the shapes of the other."""
-    published = _record("published_configs", family)["config"]
+    published = _published(family)
     fields = {key: value for key, value in published.items() if key not in ("model_type", "quantization_config")}
     config = transformers.AutoConfig.for_model(published["model_type"], **fields)
     with torch.device("meta"):

@@ -124,6 +124,16 @@ LAYER_CHOICES: dict[str, dict[str, Any]] = {
 RENAMED = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
 
+def as_library_reads(published: dict[str, Any]) -> dict[str, Any]:
+    """Return a published configuration without what older versions of the library wrote and this one does not read."""
+    text = published.get("text_config")
+    if isinstance(text, dict):
+        published = published | {"text_config": as_library_reads(text)}
+    if "attn_temperature_tuning" in published:  # 4.51 wrote 4 for true
+        published = published | {"attn_temperature_tuning": bool(published["attn_temperature_tuning"])}
+    return published
+
+
 def tiny(text: dict[str, Any], family: str) -> dict[str, Any]:
     """Return the text part of a configuration with small sizes and few layers."""
     small = {key: SIZES.get(key, value) if value is not None else None for key, value in text.items()}
@@ -149,6 +159,7 @@ def _up_to_each_kind(kinds: list[str]) -> list[str]:
 
 def tiny_config(family: str, published: dict[str, Any]) -> Any:
     """Return the configuration object of a tiny model; quantized weights are replaced by plain ones."""
+    published = as_library_reads(published)
     fields = {key: value for key, value in published.items() if key not in ("model_type", "quantization_config")}
     if "text_config" in fields:
         fields["text_config"] = tiny(fields["text_config"], family)

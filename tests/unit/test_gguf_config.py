@@ -66,6 +66,7 @@ def test_a_llama(tmp_path: Path) -> None:
         "attention_bias": False,
         "mlp_bias": False,
         "dtype": "float32",
+        "sliding_window": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     }
     assert read_json(path / "hf_quant_config.json", optional=True) == {}

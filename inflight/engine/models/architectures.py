@@ -11,56 +11,22 @@ from typing import Any, Literal, NamedTuple
 from inflight.engine.models import expert_reading
 from inflight.engine.models.config import ExpertsConfig, NormKind, Norms, QkNorm
 from inflight.engine.models.fields import Fields
+from inflight.engine.models.renamings import (
+    AROUND,
+    BEFORE,
+    GEMMA4,
+    GLM4,
+    GLM4_MOE,
+    GPT_OSS,
+    LLAMA4,
+    MIXTRAL,
+    OLMO,
+    SHARED_EXPERTS,
+    Renaming,
+)
 
-Renaming = tuple[str, str]
-"""A regular expression for a part of a name here, and what the checkpoint has in its place."""
 ReadExperts = Callable[[Fields, int], ExpertsConfig | None]
 """Returns the experts of a layer; None: it has an ordinary feed-forward."""
-
-_BEFORE: tuple[Renaming, ...] = (
-    (r"\.attention_norm\b", ".input_layernorm"),
-    (r"\.mlp_norm\b", ".post_attention_layernorm"),
-)
-_AROUND: tuple[Renaming, ...] = (
-    (r"\.attention_norm\b", ".input_layernorm"),
-    (r"\.attention_output_norm\b", ".post_attention_layernorm"),
-    (r"\.mlp_norm\b", ".pre_feedforward_layernorm"),
-    (r"\.mlp_output_norm\b", ".post_feedforward_layernorm"),
-)
-_GLM4: tuple[Renaming, ...] = (
-    *_BEFORE,
-    (r"\.attention_output_norm\b", ".post_self_attn_layernorm"),
-    (r"\.mlp_output_norm\b", ".post_mlp_layernorm"),
-)
-_OLMO: tuple[Renaming, ...] = (
-    (r"\.attention_output_norm\b", ".post_attention_layernorm"),
-    (r"\.mlp_output_norm\b", ".post_feedforward_layernorm"),
-)
-_MIXTRAL: tuple[Renaming, ...] = (
-    (r"\.mlp\.", ".block_sparse_moe."),
-    (r"(\.experts\.\d+)\.gate_proj\b", r"\1.w1"),
-    (r"(\.experts\.\d+)\.up_proj\b", r"\1.w3"),
-    (r"(\.experts\.\d+)\.down_proj\b", r"\1.w2"),
-)
-_SHARED_EXPERTS: tuple[Renaming, ...] = ((r"\.shared_expert\.", ".shared_experts."),)
-_GLM4_MOE: tuple[Renaming, ...] = (
-    *_SHARED_EXPERTS,
-    (r"\.mlp\.correction\b", ".mlp.gate.e_score_correction_bias"),
-)
-_GEMMA4: tuple[Renaming, ...] = (
-    (r"\.moe\.gate\b", ".router.proj"),
-    (r"\.moe\.scale\b", ".router.scale"),
-    (r"\.moe\.per_expert_scale\b", ".router.per_expert_scale"),
-    (r"\.moe\.experts\b", ".experts"),
-    (r"\.moe\.mlp_norm\b", ".post_feedforward_layernorm_1"),
-    (r"\.moe\.output_norm\b", ".post_feedforward_layernorm_2"),
-    (r"\.moe\.input_norm\b", ".pre_feedforward_layernorm_2"),
-)
-_GPT_OSS: tuple[Renaming, ...] = ((r"\.mlp\.gate\b", ".mlp.router"),)
-_LLAMA4: tuple[Renaming, ...] = (
-    (r"\.mlp\.gate\b", ".feed_forward.router"),
-    (r"\.mlp\.", ".feed_forward."),
-)
 
 
 class Architecture(NamedTuple):
@@ -77,14 +43,20 @@ class Architecture(NamedTuple):
     norm_kind: NormKind = "plain"
     scaled_embeddings: bool = False
     """Embeddings are multiplied by the root of their size."""
-    names: tuple[Renaming, ...] = _BEFORE
+    names: tuple[Renaming, ...] = BEFORE
     """Applied in turn to the names of modules."""
     defaults: Mapping[str, Any] = {}
     """What transformers' configuration class has where the file has nothing."""
-    all_layers_slide: bool = False
-    """If the file gives no layer types, all layers have the sliding window, if it gives one."""
+    windows: Literal["none", "all", "used", "later", "alternate", "unrotated"] = "none"
+    """Which layers have the sliding window. none; all: if the file gives one; used: all, if use_sliding_window is true.
+    The others, if it is true and the file gives no layer types: later: from max_window_layers on; alternate: the first,
+    third and so on before that; unrotated: those without a rotary embedding."""
     full_every: int = 0
-    """If the file gives no layer types, one layer of so many has no sliding window; 0: see ``all_layers_slide``."""
+    """If the file gives no layer types, one layer of so many has no sliding window; 0: see ``windows``."""
+    reads_pattern: bool = False
+    """The file may say so by ``sliding_window_pattern``."""
+    last_is_full: bool = False
+    """The last layer has no sliding window, whatever the file says."""
     sliding_rope: Literal["shared", "plain", "local"] = "shared"
     """Of layers with a sliding window, unless the file says: that of all layers; that, never scaled; or one with a base
     of its own, never scaled."""
@@ -130,6 +102,7 @@ _GEMMA_DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
     "head_dim": 256,
+    "num_key_value_heads": 4,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
@@ -137,7 +110,7 @@ _GEMMA = Architecture(
     norms="around",
     norm_kind="offset",
     scaled_embeddings=True,
-    names=_AROUND,
+    names=AROUND,
     softcaps=True,
     scalar=True,
 )
@@ -153,7 +126,26 @@ _GPT_OSS_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_GLM_DEFAULTS = {"partial_rotary_factor": 0.5, "head_dim": 128, "attention_bias": True, "rms_norm_eps": 1.5625e-07}
+_MISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_MINISTRAL3_ROPE = {"rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384}
+_MISTRAL4_ROPE = {"rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192}
+_GLM_DEFAULTS = {
+    "partial_rotary_factor": 0.5,
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "attention_bias": True,
+    "rms_norm_eps": 1.5625e-07,
+}
+_QWEN_WINDOWS = {"sliding_window": 4096, "max_window_layers": 28}
+_SIGMOID = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_LATENT = _SIGMOID | {"rope_interleave": True}
 
 _QWEN_HYBRID = Architecture(
     qk_norm="head",
@@ -163,6 +155,7 @@ _QWEN_HYBRID = Architecture(
     predicts_ahead=True,
     defaults={
         "head_dim": 256,
+        "num_key_value_heads": 4,
         "partial_rotary_factor": 0.25,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,
@@ -171,60 +164,82 @@ _QWEN_HYBRID = Architecture(
         "linear_num_value_heads": 32,
     },
 )
+_HYBRID_EXPERTS = {"norm_topk_prob": True, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(),
-    "MistralForCausalLM": Architecture(all_layers_slide=True, text_types=("mistral",)),
+    "MistralForCausalLM": Architecture(
+        windows="all", defaults={"sliding_window": 4096, "num_key_value_heads": 8}, text_types=("mistral",)
+    ),
     "Ministral3ForCausalLM": Architecture(
-        all_layers_slide=True,
+        windows="all",
         query_scaling="rope",
-        defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+        defaults={
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "rope_parameters": _MISTRAL_ROPE | _MINISTRAL3_ROPE,
+        },
         text_types=("ministral3",),
     ),
-    "Qwen2ForCausalLM": Architecture(qkv_bias=True, biased_output=False, text_types=("qwen2", "qwen2_5_vl_text")),
-    "Qwen2MoeForCausalLM": Architecture(qkv_bias=True, biased_output=False, experts=expert_reading.qwen_experts),
-    "Qwen3ForCausalLM": Architecture(qk_norm="head", defaults={"head_dim": 128}, text_types=("qwen3", "qwen3_vl_text")),
+    "Qwen2ForCausalLM": Architecture(
+        qkv_bias=True,
+        biased_output=False,
+        windows="later",
+        defaults=_QWEN_WINDOWS | {"num_key_value_heads": 32},
+        text_types=("qwen2", "qwen2_5_vl_text"),
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        qkv_bias=True,
+        biased_output=False,
+        windows="alternate",
+        experts=expert_reading.qwen_experts,
+        defaults=_QWEN_WINDOWS | {"num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        qk_norm="head",
+        windows="later",
+        defaults=_QWEN_WINDOWS | {"head_dim": 128, "num_key_value_heads": 32},
+        text_types=("qwen3", "qwen3_vl_text"),
+    ),
     "Qwen3MoeForCausalLM": Architecture(
         qk_norm="head",
+        windows="used",
         experts=expert_reading.qwen_experts,
         stacked="either",
+        defaults={"sliding_window": 4096, "num_key_value_heads": 4},
         text_types=("qwen3_moe", "qwen3_vl_moe_text"),
     ),
     "Qwen3NextForCausalLM": _QWEN_HYBRID._replace(
         interleaved_projection=True,
         experts=expert_reading.qwen_experts,
-        defaults={
-            **_QWEN_HYBRID.defaults,
-            "norm_topk_prob": True,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-        },
+        defaults=_QWEN_HYBRID.defaults
+        | _HYBRID_EXPERTS
+        | {"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
     ),
     "Qwen3_5ForCausalLM": _QWEN_HYBRID._replace(text_types=("qwen3_5_text",)),
     "Qwen3_5MoeForCausalLM": _QWEN_HYBRID._replace(
-        experts=expert_reading.qwen_experts,
-        defaults={
-            **_QWEN_HYBRID.defaults,
-            "norm_topk_prob": True,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-        },
+        experts=expert_reading.normalized_qwen_experts,
+        defaults=_QWEN_HYBRID.defaults
+        | _HYBRID_EXPERTS
+        | {"num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8},
         text_types=("qwen3_5_moe_text",),
     ),
     "MixtralForCausalLM": Architecture(
-        all_layers_slide=True,
+        windows="all",
         experts=expert_reading.mixtral_experts,
-        names=(*_BEFORE, *_MIXTRAL),
+        names=(*BEFORE, *MIXTRAL),
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8, "num_experts_per_tok": 2},
     ),
     "OlmoeForCausalLM": Architecture(
         qk_norm="width", experts=expert_reading.olmoe_experts, defaults={"rms_norm_eps": 1e-5, "num_experts_per_tok": 8}
     ),
-    "Phi3ForCausalLM": Architecture(all_layers_slide=True, longrope_types=("su", "yarn"), fused_in_checkpoint=True),
+    "Phi3ForCausalLM": Architecture(
+        windows="all",
+        longrope_types=("su", "yarn"),
+        fused_in_checkpoint=True,
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    ),
     "Gemma2ForCausalLM": _GEMMA._replace(
         full_every=2,
         defaults=_GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -232,6 +247,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForCausalLM": _GEMMA._replace(
         qk_norm="head",
         full_every=6,
+        reads_pattern=True,
         sliding_rope="local",
         defaults=_GEMMA_DEFAULTS | {"rope_theta": 1e6},
         text_types=("gemma3_text",),
@@ -240,73 +256,79 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm_kind="wide",
         qk_norm="head",
         full_every=6,
+        last_is_full=True,
         scalar=False,
         gemma4=True,
-        names=(*_GEMMA4, *_AROUND),
+        names=(*GEMMA4, *AROUND),
         experts=expert_reading.gemma4_experts,
         defaults=_GEMMA_DEFAULTS | {"rope_parameters": _GEMMA4_ROPES, "sliding_window": 512},
         text_types=("gemma4_text", "gemma4_unified_text"),
     ),
     "GlmForCausalLM": Architecture(biased_output=False, interleaved=True, defaults=_GLM_DEFAULTS),
     "Glm4ForCausalLM": Architecture(
-        biased_output=False, norms="around", names=_GLM4, interleaved=True, defaults=_GLM_DEFAULTS
+        biased_output=False, norms="around", names=GLM4, interleaved=True, defaults=_GLM_DEFAULTS
     ),
     "Glm4MoeForCausalLM": Architecture(
         biased_output=False,
         qk_norm="head",
         qk_norm_option="use_qk_norm",
         experts=expert_reading.sigmoid_experts,
-        names=(*_BEFORE, *_GLM4_MOE),
+        names=(*BEFORE, *GLM4_MOE),
         predicts_ahead=True,
-        defaults={
-            "partial_rotary_factor": 0.5,
-            "rms_norm_eps": 1e-5,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 1,
-        },
+        defaults=_SIGMOID
+        | {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 8},
     ),
     "DeepseekV2ForCausalLM": Architecture(
         latent=True,
+        interleaved=True,
         experts=expert_reading.deepseek2_experts,
-        names=(*_BEFORE, *_SHARED_EXPERTS),
+        names=(*BEFORE, *SHARED_EXPERTS),
+        defaults={"q_lora_rank": 1536, "topk_method": "greedy"},
     ),
     "DeepseekV3ForCausalLM": Architecture(
         latent=True,
         experts=expert_reading.sigmoid_experts,
-        names=(*_BEFORE, *_GLM4_MOE),
+        names=(*BEFORE, *GLM4_MOE),
         predicts_ahead=True,
-        defaults={"first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
+        defaults=_LATENT
+        | {"q_lora_rank": 1536, "routed_scaling_factor": 2.5, "num_experts_per_tok": 8}
+        | {"first_k_dense_replace": 3, "n_group": 8, "topk_group": 4},
     ),
     "Glm4MoeLiteForCausalLM": Architecture(
         latent=True,
         experts=expert_reading.sigmoid_experts,
-        names=(*_BEFORE, *_GLM4_MOE),
+        names=(*BEFORE, *GLM4_MOE),
         predicts_ahead=True,
-        defaults={"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "num_experts_per_tok": 4},
+        defaults=_LATENT
+        | {"q_lora_rank": 768, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "num_experts_per_tok": 4},
     ),
     "Mistral4ForCausalLM": Architecture(
         latent=True,
         query_scaling="rope",
         experts=expert_reading.mistral4_experts,
-        names=(*_BEFORE, *_SHARED_EXPERTS),
-        defaults={"num_experts_per_tok": 4},
+        names=(*BEFORE, *SHARED_EXPERTS),
+        defaults=_LATENT
+        | {"q_lora_rank": 1024, "first_k_dense_replace": 0, "num_experts_per_tok": 4}
+        | {"rope_parameters": _MISTRAL_ROPE | _MISTRAL4_ROPE},
         text_types=("mistral4",),
     ),
     "SmolLM3ForCausalLM": Architecture(
-        no_rope=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4}
+        no_rope=True,
+        windows="unrotated",
+        defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4},
     ),
     "Olmo2ForCausalLM": Architecture(
         qk_norm="width",
         norms="behind",
         norm_kind="wide",
-        names=_OLMO,
+        names=OLMO,
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
     ),
     "Olmo3ForCausalLM": Architecture(
         qk_norm="width",
         norms="behind",
         norm_kind="wide",
-        names=_OLMO,
+        names=OLMO,
         full_every=4,
         sliding_rope="plain",
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
@@ -316,12 +338,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         sinks=True,
         stacked="interleaved",
         experts=expert_reading.gpt_oss_experts,
-        names=(*_BEFORE, *_GPT_OSS),
+        names=(*BEFORE, *GPT_OSS),
         defaults={
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
             "rope_theta": 150_000.0,
             "head_dim": 64,
+            "num_key_value_heads": 8,
             "sliding_window": 128,
             "num_experts_per_tok": 4,
             "rope_parameters": _GPT_OSS_ROPE,
@@ -337,12 +360,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         stacked="transposed",
         experts=expert_reading.llama4_experts,
         dense_size="intermediate_size_mlp",
-        names=(*_BEFORE, *_LLAMA4),
+        names=(*BEFORE, *LLAMA4),
         defaults={
             "use_qk_norm": True,
             "rms_norm_eps": 1e-5,
             "rope_theta": 5e5,
             "head_dim": 128,
+            "num_key_value_heads": 8,
             "attention_chunk_size": 8192,
             "num_experts_per_tok": 1,
         },
@@ -350,3 +374,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 """By the name in ``architectures`` of ``config.json``."""
+
+
+def _text_part(architecture: str, **defaults: Any) -> Architecture:
+    row = ARCHITECTURES[architecture]
+    return row._replace(defaults={**row.defaults, **defaults})
+
+
+TEXT_PARTS: dict[str, Architecture] = {
+    "qwen2_5_vl_text": _text_part(
+        "Qwen2ForCausalLM", rope_theta=1e6, rms_norm_eps=1e-5, max_window_layers=80, num_key_value_heads=8
+    ),
+    "qwen3_vl_text": _text_part("Qwen3ForCausalLM", rope_theta=5e5)._replace(windows="none"),
+    "qwen3_vl_moe_text": _text_part(
+        "Qwen3MoeForCausalLM", rope_theta=5e5, norm_topk_prob=True, num_key_value_heads=16, num_experts_per_tok=4
+    )._replace(windows="none", experts=expert_reading.normalized_qwen_experts),
+    "gemma4_unified_text": _text_part("Gemma4ForCausalLM", sliding_window=1024),
+}
+"""Text parts, by ``model_type``, for which their file need not say all that the architecture that they are says."""

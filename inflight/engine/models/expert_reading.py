@@ -38,6 +38,12 @@ def qwen_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     )
 
 
+def normalized_qwen_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
+    """Read those of Qwen3.5-MoE and Qwen3-VL-MoE, whose weights are divided by their sum without asking the file."""
+    _require(fields, "norm_topk_prob", True)
+    return qwen_experts(fields, layer)
+
+
 def mixtral_experts(fields: Fields, layer: int) -> ExpertsConfig:
     """Read those of Mixtral."""
     return ExpertsConfig(
@@ -70,6 +76,12 @@ def gpt_oss_experts(fields: Fields, layer: int) -> ExpertsConfig:
 
 def sigmoid_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     """Read those of GLM-4 MoE and DeepSeek-V3."""
+    _require(fields, "scoring_func", "sigmoid")
+    _require(fields, "topk_method", "noaux_tc")
+    return _grouped_experts(fields, layer)
+
+
+def _grouped_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     if _is_dense(fields, layer):
         return None
     size = fields.required("moe_intermediate_size")
@@ -78,10 +90,10 @@ def sigmoid_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
         per_token=fields.required("num_experts_per_tok"),
         intermediate_size=size,
         routing="sigmoid",
-        normalized=fields.given("norm_topk_prob", True, FLAG),
+        normalized=fields.given("norm_topk_prob", False, FLAG),
         scale=fields.given("routed_scaling_factor", 1.0, AMOUNT),
-        groups=fields.given("n_group", 1, COUNT),
-        groups_per_token=fields.given("topk_group", 1, COUNT),
+        groups=fields.required("n_group", COUNT),
+        groups_per_token=fields.required("topk_group", COUNT),
         shared_size=size * fields.given("n_shared_experts", 1, INDEX),
     )
 
@@ -90,7 +102,9 @@ def deepseek2_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     """Read those of DeepSeek-V2."""
     if _is_dense(fields, layer):
         return None
-    method = fields.data.get("topk_method", "greedy")
+    _require(fields, "scoring_func", "softmax")
+    _require(fields, "norm_topk_prob", False)
+    method = fields.data.get("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
         raise DeploymentError(
             f"config.json: topk_method is {method!r}; supported are 'greedy' and 'group_limited_greedy'"
@@ -101,10 +115,10 @@ def deepseek2_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
         per_token=fields.required("num_experts_per_tok"),
         intermediate_size=size,
         routing="softmax",
-        normalized=False,  # whatever norm_topk_prob says
+        normalized=False,
         scale=fields.given("routed_scaling_factor", 1.0, AMOUNT),
-        groups=fields.given("n_group", 1, COUNT) if grouped else 1,
-        groups_per_token=fields.given("topk_group", 1, COUNT) if grouped else 1,
+        groups=fields.required("n_group", COUNT) if grouped else 1,
+        groups_per_token=fields.required("topk_group", COUNT) if grouped else 1,
         group_best=1,
         shared_size=size * fields.given("n_shared_experts", 2, INDEX),
     )
@@ -112,8 +126,16 @@ def deepseek2_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
 
 def mistral4_experts(fields: Fields, layer: int) -> ExpertsConfig | None:
     """Read those of Mistral 4, which routes by softmax and is else as DeepSeek-V3."""
-    experts = sigmoid_experts(fields, layer)
+    _require(fields, "scoring_func", "softmax")
+    experts = _grouped_experts(fields, layer)
     return experts and replace(experts, routing="softmax")
+
+
+def _require(fields: Fields, name: str, computed: str | bool) -> None:
+    """Require that the file, if it has a field that transformers does not read, says what is computed."""
+    value = fields.data.get(name)
+    if value is not None and value != computed:
+        raise DeploymentError(f"config.json: {name} is {value!r}; only {computed!r} is supported here")
 
 
 def _is_dense(fields: Fields, layer: int) -> bool:

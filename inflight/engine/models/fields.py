@@ -14,6 +14,8 @@ MOST_LAYERS, MOST_EXPERTS, MOST_EXPERTS_OF_ALL = 1000, 8192, 1 << 17
 """Of a model, of a layer, and experts of all layers together: what is above takes minutes and gigabytes to build,
 before the weights show whether it is meant. Published models have up to 126, 512 and 25,000."""
 MOST_SIZE = 1 << 20
+MOST_LENGTH = 1 << 24
+"""Tokens of a sequence, where transformers' code computes it."""
 _LONGEST_LIST = 4096
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """Of the positive numbers that float32 holds without loss."""
@@ -29,6 +31,11 @@ def _is_list(value: Any, kind: Kind) -> bool:
 
 DTYPE: Kind = (lambda value: value in ("float32", "bfloat16", "float16")), "float32, bfloat16 or float16"
 FLAG: Kind = (lambda value: isinstance(value, bool)), "true or false"
+SWITCH: Kind = (
+    (lambda value: isinstance(value, bool) or (type(value) is int and 0 <= value <= MOST)),
+    "true, false, or an integer of which 0 is false",
+)
+"""What transformers 4.51 wrote as an integer, and later versions write as true or false."""
 COUNT: Kind = (lambda value: type(value) is int and 1 <= value <= MOST), "a positive integer below 2^31"
 LENGTH: Kind = (lambda value: type(value) is int and value >= 1), "a positive integer"
 SIZE: Kind = (lambda value: type(value) is int and 1 <= value <= MOST_SIZE), "a positive integer up to 2^20"
@@ -47,12 +54,25 @@ FACTORS: Kind = (lambda value: _is_list(value, NUMBER)), f"a list of numbers abo
 INDICES: Kind = (lambda value: _is_list(value, INDEX)), f"a list of layers, up to {_LONGEST_LIST}"
 
 
+_NULL_MEANS = {
+    "sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping",
+    "num_key_value_heads", "head_dim", "partial_rotary_factor", "q_lora_rank", "rope_interleave", "norm_topk_prob",
+    "n_group", "topk_group", "topk_method", "first_k_dense_replace",
+}  # fmt: skip
+"""Fields that some class of transformers has a default for and takes null for, which is then not the default."""
+
+
 class Fields:
-    """The fields of one ``config.json``, or of the text part of one."""
+    """The fields of one ``config.json``, or of the text part of one.
+
+    What is null is as if it were not there, as in files that older versions of transformers wrote. But in some fields
+    null means something: no window, no soft cap, as many heads of keys as of queries. There it stands in place of the
+    architecture's default.
+    """
 
     def __init__(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
-        """``defaults``: what the architecture has where ``data`` has nothing, or null."""
-        given = {name: value for name, value in data.items() if value is not None}
+        """``defaults``: what the architecture has where ``data`` has nothing, or a null that means nothing."""
+        given = {name: value for name, value in data.items() if value is not None or name in _NULL_MEANS}
         self.data: Mapping[str, Any] = {**(defaults or {}), **given}
         """What is given or has a default."""
 
@@ -61,7 +81,7 @@ class Fields:
         return int(checked(name, self.data.get(name), kind))
 
     def given(self, name: str, default: Any, kind: Kind) -> Any:
-        """Return a value that may be left out, or null."""
+        """Return a value that may be left out, or null; ``default``: for an architecture that has none of its own."""
         return given(self.data, name, default, kind)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from inflight.engine.models.config import AttentionConfig, LayerConfig
 from inflight.engine.models.fields import COUNT, FLAG, INDEX, SIZE, Fields
@@ -69,7 +70,7 @@ def _own_fields(fields: Fields, kind: str, index: int, same: bool) -> Fields:
     """Return what one layer has of its own, by either way of saying it: transformers writes another than it reads."""
     overrides = fields.data.get("per_layer_config")
     if overrides is not None:
-        own = overrides.get(str(index), {}) if isinstance(overrides, Mapping) else None
+        own = _of_layer(overrides, index) if isinstance(overrides, Mapping) else None
         if not isinstance(own, Mapping) or not {"head_dim", "num_key_value_heads"}.issuperset(own):
             raise DeploymentError(
                 f"config.json: per_layer_config is {overrides!r}; by the numbers of layers it may have head_dim and "
@@ -80,3 +81,8 @@ def _own_fields(fields: Fields, kind: str, index: int, same: bool) -> Fields:
         return Fields({})
     kv_heads = fields.given("num_global_key_value_heads", None, COUNT) if same else None
     return Fields({"head_dim": fields.given("global_head_dim", 512, SIZE), "num_key_value_heads": kv_heads})
+
+
+def _of_layer(overrides: Mapping[str, Any], index: int) -> Any:
+    """Return what is said of a layer, whose number may have zeros in front: transformers 5.23 writes them."""
+    return next((own for number, own in overrides.items() if number.lstrip("0") == str(index or "")), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inflight.engine.models.architectures import ARCHITECTURES, Architecture
+from inflight.engine.models.architectures import ARCHITECTURES, TEXT_PARTS, Architecture
 from inflight.engine.models.config import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -21,52 +21,42 @@ from inflight.engine.models.fields import (
     AMOUNT,
     COUNT,
     DTYPE,
-    FACTORS,
     FLAG,
     INDEX,
-    LAYERS,
-    LENGTH,
-    MOST,
     NUMBER,
     SIZE,
+    SWITCH,
     Fields,
     checked,
-    given,
 )
 from inflight.engine.models.gemma4_reading import gemma4_layers
+from inflight.engine.models.layer_kinds import (
+    CHUNKED,
+    FULL,
+    RECURRENT,
+    SLIDING,
+    layer_kinds,
+    rotated_layers,
+    sliding_window,
+)
+from inflight.engine.models.rope_reading import read_rope
 from inflight.engine.models.yarn import yarn_sharpening
 from inflight.errors import DeploymentError, nearest
 
 CONDITIONAL = "ForConditionalGeneration"
 """The end of the names of architectures that also take images or sound; their text parts are served."""
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""Recurrent layers have the first alone: transformers has it behind their convolution, too."""
 _UNSUPPORTED = {
     "use_bidirectional_attention": (False, "vision"),  # text cannot attend to later tokens, and images are not served
     "is_causal": (True,),
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "mamba_ssm_dtype": ("float32",),
+    "clip_qkv": (),
 }
 """Options, each with the values, beside null, that say that it is not used."""
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-_SLIDING, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
-_RECURRENT = "linear_attention"
-_OF_ROPE = {
-    "factor": NUMBER,
-    "original_max_position_embeddings": NUMBER,
-    "low_freq_factor": NUMBER,
-    "high_freq_factor": NUMBER,
-    "attention_factor": NUMBER,
-    "beta_fast": AMOUNT,
-    "beta_slow": AMOUNT,
-    "mscale": AMOUNT,
-    "mscale_all_dim": AMOUNT,
-    "llama_4_scaling_beta": AMOUNT,
-    "truncate": FLAG,
-    "short_factor": FACTORS,
-    "long_factor": FACTORS,
-}
-"""The parameters of rotary embeddings."""
 
 
 def is_known(data: Mapping[str, Any]) -> bool:
@@ -75,6 +65,18 @@ def is_known(data: Mapping[str, Any]) -> bool:
     if name.endswith(CONDITIONAL) and isinstance(text, Mapping):
         return any(text.get("model_type") in row.text_types for row in ARCHITECTURES.values())
     return name in ARCHITECTURES
+
+
+def require_usual_files(data: Mapping[str, Any]) -> None:
+    """Require that the weights are where all checkpoints have them.
+
+    Raises:
+        DeploymentError: by ``config.json`` they are elsewhere, where transformers would look for them.
+    """
+    if data.get("transformers_weights") is not None:
+        raise DeploymentError(
+            f"config.json: transformers_weights is {data['transformers_weights']!r}; it is not supported"
+        )
 
 
 def architecture_name(data: Mapping[str, Any]) -> str:
@@ -90,7 +92,8 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         DeploymentError: the architecture or one of its options is not supported; it names both.
     """
     name, text = _text_part(data)
-    architecture = ARCHITECTURES[name]
+    own = TEXT_PARTS.get(str(text.get("model_type"))) if text is not data else None
+    architecture = own or ARCHITECTURES[name]
     fields = Fields(text, architecture.defaults)
     for option, harmless in _UNSUPPORTED.items():
         value = fields.data.get(option)
@@ -101,8 +104,9 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         raise DeploymentError(f"config.json: attn_output_gate is {gate}; it is not supported")
     names = ("hidden_activation", "hidden_act")
     activation = next((fields.data[name] for name in names if fields.data.get(name) is not None), "silu")
-    if activation not in _ACTIVATIONS:
-        raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(_ACTIVATIONS)}")
+    known = _ACTIVATIONS[:1] if architecture.recurrent_every else _ACTIVATIONS
+    if activation not in known:
+        raise DeploymentError(f"config.json: activation {activation!r} is not one of {list(known)}")
     hidden_size = fields.required("hidden_size")
     return ModelConfig(
         architecture=name,
@@ -114,7 +118,7 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
         activation=activation,
         tie_word_embeddings=fields.given("tie_word_embeddings", False, FLAG),
         mlp_bias=fields.given("mlp_bias", False, FLAG),
-        dtype=_dtype(fields),
+        dtype=stored_dtype(data),
         is_text_part=text is not data,
         norms=architecture.norms,
         norm_kind=architecture.norm_kind,
@@ -125,10 +129,18 @@ def read_model_config(data: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _dtype(fields: Fields) -> str:
-    names = ("dtype", "torch_dtype")
-    name = next((name for name in names if fields.data.get(name) is not None), names[0])
-    return str(fields.given(name, "float32", DTYPE))
+def stored_dtype(data: Mapping[str, Any]) -> str:
+    """Return the type of the weights by ``config.json``: what stands outside wins over what a text part says.
+
+    Raises:
+        DeploymentError: it is one that no weights are in.
+    """
+    text = data.get("text_config")
+    for part in (data, text if isinstance(text, Mapping) else {}):
+        for name in ("dtype", "torch_dtype"):
+            if part.get(name) is not None:
+                return str(checked(name, part[name], DTYPE))
+    return "float32"
 
 
 def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -138,10 +150,8 @@ def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         kind = text.get("model_type")
         for architecture, row in ARCHITECTURES.items():
             if kind in row.text_types:
-                own = {key: value for key, value in text.items() if value is not None}
-                types = {key: data[key] for key in ("dtype", "torch_dtype") if data.get(key) is not None}
                 tied = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
-                return architecture, own | types | tied
+                return architecture, dict(text) | tied
         known = sorted(kind for row in ARCHITECTURES.values() for kind in row.text_types)
         raise DeploymentError(
             f"config.json: the text part of {name} is of model_type {kind!r}, which is not supported; supported: "
@@ -156,14 +166,14 @@ def _text_part(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _layers(architecture: Architecture, fields: Fields) -> tuple[LayerConfig, ...]:
-    kinds = _layer_kinds(architecture, fields)
-    rotated = _rotated_layers(architecture, fields, len(kinds))
+    kinds = layer_kinds(architecture, fields)
+    rotated = rotated_layers(architecture, fields, len(kinds))
     layers = []
     for index, kind in enumerate(kinds):
         experts = architecture.experts(fields, index) if architecture.experts else None
         has_both = experts is None or architecture.gemma4
         size = fields.required(architecture.dense_size) if has_both else 0
-        if kind == _RECURRENT:
+        if kind == RECURRENT:
             layers.append(LayerConfig(None, size, experts, _gated_delta_net(architecture, fields)))
         else:
             layers.append(LayerConfig(_attention(architecture, fields, kind, rotated[index]), size, experts))
@@ -211,7 +221,7 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
     if architecture.gemma4:
         scalar = 1.0
     bias = fields.given("attention_bias", False, FLAG)
-    rope = _rope(architecture, fields, kind, head_dim) if rotated else None
+    rope = read_rope(architecture, fields, kind, head_dim) if rotated else None
     return AttentionConfig(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -220,8 +230,8 @@ def _attention(architecture: Architecture, fields: Fields, kind: str, rotated: b
         qkv_bias=bias or architecture.qkv_bias,
         output_bias=bias and architecture.biased_output,
         qk_norm=_qk_norm(architecture, fields, rotated),
-        window=_window(fields) if kind == _SLIDING else None,
-        chunk=fields.given("attention_chunk_size", None, COUNT) if kind == _CHUNKED else None,
+        window=sliding_window(fields) if kind == SLIDING else None,
+        chunk=fields.given("attention_chunk_size", None, COUNT) if kind == CHUNKED else None,
         rope=rope,
         interleaved=architecture.interleaved,
         query_scaling=_query_scaling(architecture, fields, rope),
@@ -242,7 +252,7 @@ def _latent_attention(architecture: Architecture, fields: Fields) -> AttentionCo
     )
     if latent.rope_dim % 2:
         raise DeploymentError(f"config.json: qk_rope_head_dim is {latent.rope_dim}; it must be even")
-    rope = dict(_rope(architecture, fields, _FULL, latent.rope_dim))
+    rope = dict(read_rope(architecture, fields, FULL, latent.rope_dim))
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
     if rope["rope_type"] != "default" and rope.get("mscale_all_dim"):
         if "factor" not in rope:
@@ -257,7 +267,7 @@ def _latent_attention(architecture: Architecture, fields: Fields) -> AttentionCo
         qkv_bias=bias,
         output_bias=bias,
         rope=rope,
-        interleaved=fields.given("rope_interleave", True, FLAG),
+        interleaved=architecture.interleaved or fields.given("rope_interleave", False, FLAG),
         query_scaling=_query_scaling(architecture, fields, rope),
         latent=latent,
     )
@@ -272,7 +282,7 @@ def _qk_norm(architecture: Architecture, fields: Fields, rotated: bool) -> QkNor
 
 def _query_scaling(architecture: Architecture, fields: Fields, rope: Mapping[str, Any] | None) -> QueryScaling | None:
     if architecture.query_scaling == "no_rope" and rope is None:
-        if not fields.given("attn_temperature_tuning", True, FLAG):
+        if not fields.given("attn_temperature_tuning", True, SWITCH):
             return None
         return QueryScaling(fields.given("attn_scale", 0.1, AMOUNT), fields.given("floor_scale", 8192, COUNT), offset=1)
     if architecture.query_scaling == "rope" and rope is not None and rope.get("llama_4_scaling_beta"):
@@ -280,99 +290,3 @@ def _query_scaling(architecture: Architecture, fields: Fields, rope: Mapping[str
         length = int(rope.get(name) or fields.required("max_position_embeddings", COUNT))
         return QueryScaling(rope["llama_4_scaling_beta"], checked(name, length, COUNT))
     return None
-
-
-def _window(fields: Fields) -> int | None:
-    """Return the sliding window, at most as long as any context: some files say none by the largest number they can."""
-    window = fields.given("sliding_window", None, LENGTH)
-    return window and min(window, MOST)
-
-
-def _rotated_layers(architecture: Architecture, fields: Fields, count: int) -> list[bool]:
-    """Return per layer whether it has a rotary embedding."""
-    if not architecture.no_rope:
-        return [True] * count
-    interval = fields.given("no_rope_layer_interval", 4, COUNT)
-    flags = fields.data.get("no_rope_layers")
-    if flags is None or flags == []:  # Llama 4's files say the latter
-        flags = [int((layer + 1) % interval != 0) for layer in range(count)]
-    if not isinstance(flags, list) or len(flags) != count or not all(flag in (0, 1) for flag in flags):
-        raise DeploymentError(f"config.json: no_rope_layers is {flags!r}; it must be a list of {count}, each 0 or 1")
-    return [bool(flag) for flag in flags]
-
-
-def _layer_kinds(architecture: Architecture, fields: Fields) -> list[str]:
-    """Return per layer the kind of its attention; older files imply it."""
-    count = fields.required("num_hidden_layers", LAYERS)
-    if (kinds := fields.data.get("layer_types")) is not None:
-        allowed = {_FULL, _SLIDING} | ({_CHUNKED} if architecture.chunked else set())
-        if architecture.recurrent_every:
-            allowed = {_FULL, _RECURRENT}
-        elif architecture.latent:
-            allowed = {_FULL}
-        if not isinstance(kinds, list) or len(kinds) != count or not allowed.issuperset(map(str, kinds)):
-            raise DeploymentError(
-                f"config.json: layer_types is {kinds!r}; it must be a list of {count}, each of {sorted(allowed)}"
-            )
-        return kinds
-    if architecture.chunked:
-        return [_CHUNKED if rotated else _FULL for rotated in _rotated_layers(architecture, fields, count)]
-    if architecture.recurrent_every:
-        interval = fields.given("full_attention_interval", architecture.recurrent_every, COUNT)
-        return [_RECURRENT if (layer + 1) % interval else _FULL for layer in range(count)]
-    if architecture.full_every:
-        pattern = fields.given("sliding_window_pattern", architecture.full_every, COUNT)
-        return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(count)]
-    if architecture.all_layers_slide:
-        return [_SLIDING] * count
-    if fields.given("use_sliding_window", False, FLAG):
-        return _windows_of_some(architecture, fields, count)
-    return [_FULL] * count
-
-
-def _windows_of_some(architecture: Architecture, fields: Fields, count: int) -> list[str]:
-    """Return the kinds of layers where the file says that some have a sliding window, and not which."""
-    if architecture.no_rope:
-        return [_FULL if rotated else _SLIDING for rotated in _rotated_layers(architecture, fields, count)]
-    first = fields.given("max_window_layers", count, INDEX)
-    return [_SLIDING if layer >= first else _FULL for layer in range(count)]
-
-
-def _rope(architecture: Architecture, fields: Fields, kind: str, head_dim: int) -> Mapping[str, Any]:
-    """Return the rotary parameters of a layer of this kind, with ``rope_type`` and ``rope_theta`` set."""
-    data = fields.data
-    spellings = [data[name] for name in ("rope_scaling", "rope_parameters") if data.get(name) is not None]
-    if wrong := [one for one in spellings if not isinstance(one, Mapping)]:
-        raise DeploymentError(f"config.json: the parameters of RoPE are {wrong[0]!r}; an object is expected")
-    parameters: Mapping[str, Any] = next(filter(None, spellings), {})
-    if isinstance(parameters.get(kind), Mapping):
-        parameters = parameters[kind]
-    elif kind == _SLIDING and architecture.sliding_rope == "local":
-        parameters = {"rope_theta": data.get("rope_local_base_freq", 10_000.0)}
-    elif kind == _SLIDING and architecture.sliding_rope == "plain":
-        parameters = {"rope_theta": parameters.get("rope_theta")}
-    rope = {name: value for name, value in parameters.items() if value is not None and not name.startswith("mrope_")}
-    rope["rope_theta"] = given(rope, "rope_theta", given(data, "rope_theta", 10_000.0, NUMBER), NUMBER)
-    older = rope.pop("type", "default")
-    rope.setdefault("rope_type", older)
-    if rope["rope_type"] in architecture.longrope_types:
-        rope["rope_type"] = "longrope"
-    if rope["rope_type"] == "mrope":  # text has the same position in each of its three parts
-        rope["rope_type"] = "default"
-    if data.get("original_max_position_embeddings") is not None:
-        rope.setdefault("original_max_position_embeddings", data["original_max_position_embeddings"])
-    for name, kind_of in _OF_ROPE.items():
-        value = given(rope, name, None, kind_of)
-        if type(value) is int:
-            rope[name] = float(value)  # PyTorch takes no integers of more than 64 bits
-    share = given(rope, "partial_rotary_factor", given(data, "partial_rotary_factor", 1.0, NUMBER), NUMBER)
-    if architecture.latent:
-        share = 1.0  # the file's is of dimensions that are rotated and those that are not
-    if share > 1 or int(head_dim * share) % 2 or not int(head_dim * share):
-        raise DeploymentError(
-            f"config.json: partial_rotary_factor is {share} and head_dim {head_dim}; the first must be at most 1, and "
-            "their product an even number"
-        )
-    rope["partial_rotary_factor"] = share
-    rope["rope_theta"] = float(rope["rope_theta"])
-    return rope

@@ -106,6 +106,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2",
         {"head_dim": 32, "sliding_window": 8, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.5},
     ),
+    "gemma2, no caps": (
+        "Gemma2",
+        {"head_dim": 32, "sliding_window": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
     "gemma4": ("Gemma4Text", _GEMMA4),
     "gemma4, shared": (
         "Gemma4Text",
@@ -139,6 +143,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3moe": ("Qwen3Moe", _EXPERTS | {"head_dim": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen2moe": ("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2}),
+    "qwen3moe, windows": ("Qwen3Moe", _EXPERTS | {"head_dim": 24, "use_sliding_window": True, "sliding_window": 8}),
+    "qwen2moe, windows": (
+        "Qwen2Moe",
+        _EXPERTS
+        | {"shared_expert_intermediate_size": 40, "num_hidden_layers": 5, "max_window_layers": 4}
+        | {"use_sliding_window": True, "sliding_window": 8},
+    ),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "glm4moe": (
@@ -209,6 +220,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {}),
     "phi3, partial, windows": ("Phi3", {"sliding_window": 8, "partial_rotary_factor": 0.5}),
     "phi3, longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
+    "phi3, longrope, sharpened": (
+        "Phi3",
+        {
+            # One list for short and long sequences, of which transformers takes one or the other for each prompt.
+            "rope_parameters": _LONGROPE | {"short_factor": _LONGROPE["long_factor"]},
+            "original_max_position_embeddings": 32,
+        },
+    ),
 }
 NOT_NATIVE = {
     "deepseek2", "deepseek2, greedy", "deepseek3", "deepseek3, halves", "glm4moelite", "mistral4", "gemma4",

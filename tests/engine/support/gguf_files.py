@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import tempfile
 from collections import defaultdict
@@ -335,7 +336,10 @@ def _add_factors(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: 
     if rope.get("rope_type") == "longrope":
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
-        writer.add_rope_scaling_attn_factors(1.0)
+        original = rope["original_max_position_embeddings"]
+        scale = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
     if rope.get("rope_type") == "llama3":
         head_dim = config["head_dim"]
         frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2).float() / head_dim)
@@ -360,6 +364,8 @@ _KINDS = (
     "Llama", "Mistral", "Ministral3", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3Text",
     "Phi3", "GptOss", "Olmo2", "Olmo3", "Olmoe", "SmolLM3", "Glm4", "Glm4Moe",
 )  # fmt: skip
-_UNSAID = ("qwen2, windows", "llama, yarn, all", "qwen3, biases")
+_UNSAID = (
+    "qwen2, windows", "qwen2moe, windows", "qwen3moe, windows", "llama, yarn, all", "qwen3, biases", "gemma2, no caps",
+)  # fmt: skip
 NAMES = [name for name, (kind, _) in ARCHITECTURES.items() if kind in _KINDS and name not in _UNSAID]
 """The checkpoints that a GGUF file can say all of."""

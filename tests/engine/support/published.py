@@ -22,6 +22,9 @@ FAMILIES = sorted(path.stem for path in (FACTS / "published_configs").glob("*.js
 VOCAB: int = _SCRIPT["SIZES"]["vocab_size"]
 _SHORT = {"sliding_window": 8, "attention_chunk_size": 16, "floor_scale": 8}
 """Lengths, so that prompts are longer than they."""
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS, _GROUPED = 4, {"n_group": 4, "topk_group": 2}
+"""A token has two: which, the router decides. The script that this begins with has two in all."""
 
 
 class Published(NamedTuple):
@@ -58,6 +61,12 @@ def published(family: str) -> Published:
     for name, length in _SHORT.items():
         if getattr(text, name, None):
             setattr(text, name, length)
+    grouped = (data.get("n_group") or 1) > 1
+    for name in _COUNTS:
+        if getattr(text, name, None):
+            setattr(text, name, _EXPERTS * (2 if grouped else 1))
+    for name, count in _GROUPED.items() if grouped else ():
+        setattr(text, name, count)
     if getattr(text, "no_rope_layers", None):
         text.no_rope_layers = [1, 0]
     for part in {id(one): one for one in (config, text)}.values():

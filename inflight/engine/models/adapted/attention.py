@@ -188,6 +188,8 @@ def _window(name: str, sees: Callable[..., Any], length: int) -> int | None:
     last = torch.tensor(length - 1)
     seen = _seen(sees, last[None], torch.arange(length))[0]
     window = int(seen.sum())
+    if not window:
+        raise DeploymentError(f"{name} has an attention mask in which a token does not see itself; it is not supported")
     marks = {row for one in (0, window, length, length // 2) for row in range(one - 3, one + 4)} | set(_ROWS)
     rows = torch.tensor(sorted(row for row in marks if 0 <= row < length))
     expected = (rows <= rows[:, None]) & (rows > rows[:, None] - window)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from inflight.engine.models.adapted import attention, experts
-from inflight.engine.models.adapted.known import require_known, require_unquantized
+from inflight.engine.models.adapted.known import require_known, require_sizes_read, require_unquantized
 from inflight.engine.models.reading import CONDITIONAL, architecture_name
 from inflight.errors import DeploymentError
 
@@ -56,18 +56,29 @@ def read_config(directory: Path, data: Mapping[str, Any]) -> Any:
         raise DeploymentError(f"config.json: transformers cannot read it: {_line(error)}") from None
     if config.is_encoder_decoder:
         raise DeploymentError(f"config.json: is_encoder_decoder is true ({name}); only decoders are served")
-    whole, config = config, config.get_text_config(decoder=True)
+    whole, config = config, _text_part(config)
     if whole is not config and not name.endswith(CONDITIONAL):
         raise DeploymentError(f"config.json: architecture {name} is no causal language model of transformers'")
     if data.get("text_config") and data.get("tie_word_embeddings") is not None:
         config.tie_word_embeddings = data["tie_word_embeddings"]  # where a model takes images, it stands outside
-    kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()} - _LAYER_TYPES
     if kinds:
         raise DeploymentError(
             f"config.json: layer_types has {', '.join(map(repr, sorted(kinds)))}; with transformers' code only layers "
             f"of {', '.join(sorted(_LAYER_TYPES))} are served"
         )
+    require_sizes_read(config)
     return config
+
+
+def _text_part(config: Any) -> Any:
+    """Return the configuration of the language model; it is the whole one, or a part of it."""
+    from transformers import PreTrainedConfig
+
+    text = config.get_text_config(decoder=True)
+    if not isinstance(text, PreTrainedConfig):  # a field by that name, in a file of a model that has no parts
+        raise DeploymentError(f"config.json: a model_type {config.model_type!r} has no text part, but the file has one")
+    return text
 
 
 def build(config: Any, dtype: torch.dtype) -> Any:

@@ -15,10 +15,11 @@ from inflight.engine.models.reading import CONDITIONAL, architecture_name
 from inflight.errors import DeploymentError
 
 _LIMITED = {
-    "num_hidden_layers n_layer n_layers num_layers": MOST_LAYERS,
+    "num_hidden_layers n_layer n_layers num_layers layers decoder_layers encoder_layers": MOST_LAYERS,
     "num_experts num_local_experts n_routed_experts moe_num_experts": MOST_EXPERTS,
-    "vocab_size hidden_size n_embd d_model": MOST_SIZE,
-    "head_dim num_attention_heads n_head num_heads num_key_value_heads": MOST_SIZE,
+    "vocab_size hidden_size n_embd d_model embed_dim hidden_dim": MOST_SIZE,
+    "head_dim num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads": MOST_SIZE,
+    "num_key_value_heads": MOST_SIZE,
 }
 """The largest that a model of transformers may have: it is built before a tensor of the checkpoint is looked at."""
 VERSION = "5.23"
@@ -67,6 +68,19 @@ def require_unquantized(data: Mapping[str, Any]) -> None:
     if described:
         method = described.get("quant_method") if isinstance(described, Mapping) else described
         raise DeploymentError(f"config.json: quantization_config ({method!r}) is not supported with transformers' code")
+
+
+def require_sizes_read(config: Any) -> None:
+    """Require of a configuration as transformers has read it that it can be built.
+
+    There each size goes by transformers' own name for it, however the file calls it.
+
+    Raises:
+        DeploymentError: a size is too large.
+    """
+    names = [name for names in _LIMITED for name in names.split()]
+    for part in config.per_layer_config if config.is_heterogeneous else [config]:  # layers may have sizes of their own
+        _require_sizes({name: getattr(part, name, None) for name in names})
 
 
 def _require_sizes(data: Mapping[str, Any]) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from inflight.engine.models.adapted import attention
 from inflight.engine.models.naming import OTHER_PARTS
+from inflight.engine.shards import Shards
 from inflight.errors import DeploymentError
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
@@ -57,7 +58,7 @@ def load_weights(
             use_safetensors=True,
             local_files_only=True,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise DeploymentError(
             f"checkpoint: transformers cannot load it: {' '.join(str(error).split())[:300]}"
         ) from None
@@ -79,16 +80,24 @@ def _count_floats(directory: Path) -> int:
     """Return how many numbers the files hold.
 
     Raises:
-        DeploymentError: weights are not stored as floats: transformers takes what other types hold as numbers.
+        DeploymentError: a file cannot be read; or weights are not stored as floats: transformers takes what other types
+            hold as numbers.
     """
     count = 0
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as shard:
-            for name in list(shard.keys()):
-                stored = shard.get_slice(name)
-                shape = stored.get_shape()
-                count += math.prod(shape)
-                is_mask = len(shape) > 3  # some checkpoints have those of attention, which nobody reads
-                if name.endswith((".weight", ".bias")) and stored.get_dtype() not in _FLOATS and not is_mask:
-                    raise DeploymentError(f"checkpoint: tensor {name} is {stored.get_dtype()}; a float is expected")
+    for file in Shards(directory).files:
+        for name, shape, dtype in _stored(file):
+            count += math.prod(shape)
+            is_mask = len(shape) > 3  # some checkpoints have those of attention, which nobody reads
+            if name.endswith((".weight", ".bias")) and dtype not in _FLOATS and not is_mask:
+                raise DeploymentError(f"checkpoint: tensor {name} is {dtype}; a float is expected")
     return count
+
+
+def _stored(file: Path) -> list[tuple[str, list[int], str]]:
+    """Return name, shape and type of each tensor in a file."""
+    try:
+        with safe_open(file, framework="pt") as shard:
+            slices = [(name, shard.get_slice(name)) for name in list(shard.keys())]
+            return [(name, stored.get_shape(), stored.get_dtype()) for name, stored in slices]
+    except (OSError, SafetensorError) as error:
+        raise DeploymentError(f"{file}: cannot be read: {error}") from None

@@ -18,7 +18,7 @@ from inflight.engine.models.adapted.products import pack_parameters, replace_con
 from inflight.engine.models.adapted.rotary import settle_frequencies
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.layers import Attend
-from inflight.engine.models.reading import architecture_name
+from inflight.engine.models.reading import architecture_name, stored_dtype
 from inflight.engine.models.served import ServedModel
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,7 @@ class AdaptedModel(ServedModel):
         hugging = read_config(directory, data)
         model = build(hugging, dtype)
         settle_frequencies(model, served_length)
-        given = data.get("text_config") or {}
-        types = [one[name] for one in (given, data) for name in ("dtype", "torch_dtype") if one.get(name)]
-        self._outline = outline(model, architecture_name(data), bool(given), str(next(iter(types), "float32")))
+        self._outline = outline(model, architecture_name(data), bool(data.get("text_config")), stored_dtype(data))
         self.config = self._outline.config
         self._parameter_count = sum(one.numel() for one in model.parameters())
         self._directory, self._hugging, self._served_length = directory, hugging, served_length

@@ -15,6 +15,7 @@ from inflight.engine.models.adapted import attention
 from inflight.engine.models.adapted.attention import LayerShape, Probe
 from inflight.engine.models.adapted.weights import outlined_weights
 from inflight.engine.models.config import AttentionConfig, LayerConfig, ModelConfig
+from inflight.engine.models.fields import MOST_LENGTH
 from inflight.errors import DeploymentError
 
 _FEW, _MANY = 37, 8209
@@ -115,6 +116,10 @@ def _served(model: Any) -> int:
     if not isinstance(length, int) or length < 1:
         raise DeploymentError(
             f"max_position_embeddings of its config.json is {length!r}; it must be a positive integer"
+        )
+    if length > MOST_LENGTH:  # each layer's mask is looked at over the whole of it
+        raise DeploymentError(
+            f"max_position_embeddings of its config.json is {length}; {MOST_LENGTH} is the largest that is supported"
         )
     return length
 

@@ -19,7 +19,7 @@ def settle_frequencies(model: nn.Module, served_length: int) -> int:
     """Settle the frequencies of a model; return of how many modules.
 
     Raises:
-        DeploymentError: a module changes its frequencies in a way that is not known.
+        DeploymentError: a module changes its frequencies in a way that is not known, or by wrong parameters.
     """
     found = 0
     for name, module in model.named_modules():
@@ -42,7 +42,18 @@ def _settle(name: str, module: Any, layer_type: str | None, kind: str, served_le
     if kind not in ROPE_INIT_FUNCTIONS or before is None:
         raise DeploymentError(f"{name}: rope_type {kind!r} is not supported with transformers' code")
     more = {} if layer_type is None else {"layer_type": layer_type}
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](module.config, before.device, seq_len=served_length, **more)
+    try:
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](module.config, before.device, seq_len=served_length, **more)
+    except Exception as error:  # whatever its parameters make of the computation
+        line = " ".join(str(error).split())[:200]
+        raise DeploymentError(
+            f"{name}: rope_type {kind!r} cannot be computed with the parameters in config.json: "
+            f"{type(error).__name__}: {line}"
+        ) from None
+    if frequencies.shape != before.shape:
+        raise DeploymentError(
+            f"{name}: rope_type {kind!r} has {len(frequencies)} frequencies; {len(before)} are expected"
+        )
     module.register_buffer(f"{prefix}inv_freq", frequencies, persistent=False)
     setattr(module, f"{prefix}attention_scaling", scale)
 

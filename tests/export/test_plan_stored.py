@@ -92,8 +92,14 @@ def test_models_of_modelopt_are_those_that_a_build_would_make(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"ignore": ["re:("]}, "quantization_config.ignore is 're:('; it must be a regular expression"),
-        ({"ignore": 5}, "quantization_config.ignore is 5; it must be a list of names"),
+        (
+            {"quant_method": "compressed-tensors", "ignore": ["re:("]},
+            "quantization_config.ignore is 're:('; it must be a regular expression",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "ignore": 5},
+            "quantization_config.ignore is 5; it must be a list of names",
+        ),
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; it must be a list of names"),
         (None, "quantization_config.quant_method is None; it must be one of"),
     ],
@@ -112,6 +118,23 @@ def test_what_is_left_out_by_name_is_not_quantized(tmp_path: Path) -> None:
     )
     assert whole.parameters == part.parameters
     assert part.weight_bytes > whole.weight_bytes + part.parameters.attention
+
+
+def test_what_is_no_target_is_not_quantized(tmp_path: Path) -> None:
+    """By the configuration alone, as by the names of tensors, a linear that no target matches is not quantized."""
+    whole, part = (
+        _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config=_compressed(targets)))
+        for targets in (["Linear"], ["re:.*mlp\\.experts.*", "re:.*v_proj$"])
+    )
+    assert whole.precision == part.precision == "W4A16_AWQ"
+    assert 1.2 * part.parameters.attention < part.weight_bytes - whole.weight_bytes < 1.5 * part.parameters.attention
+
+
+def _compressed(targets: list[str], **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    groups = {"group_0": {"targets": targets, "weights": weights}}
+    own = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    return own | {"ignore": ["lm_head", "re:.*mlp\\.gate$"]} | more
 
 
 def test_no_configuration_is_none(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class AdaptedModel(ServedModel):
         types = [one[name] for one in (given, data) for name in ("dtype", "torch_dtype") if one.get(name)]
         self._outline = outline(model, architecture_name(data), bool(given), str(next(iter(types), "float32")))
         self.config = self._outline.config
-        self._parameters = sum(one.numel() for one in model.parameters())
+        self._size = sum(one.numel() for one in model.parameters())
         self._directory, self._hugging, self._served_length = directory, hugging, served_length
         self._step, self._dtype, self._device = attention.Step(), dtype, torch.device("meta")
         self._adopt(model)
@@ -69,7 +69,7 @@ class AdaptedModel(ServedModel):
             DeploymentError: a tensor is missing, unexpected, or of the wrong shape.
         """
         model = load_weights(
-            type(self.whole), self._directory, self._hugging, self._dtype, self.config.is_text_part, self._parameters
+            type(self.whole), self._directory, self._hugging, self._dtype, self.config.is_text_part, self._size
         )
         replace_conv1d(model)
         experts.replace_experts(model)

@@ -49,7 +49,9 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     """Show rows in the terminal; an underscore in a heading ends its line. All else is shown as it is written."""
     table = Table(title=Text(title, style="table.title"), box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
     for name in rows[0]:
-        table.add_column(Text(name.replace("_", "\n")), justify="left" if _is_text(rows, name) else "right", no_wrap=True)
+        table.add_column(
+            Text(name.replace("_", "\n")), justify="left" if _is_text(rows, name) else "right", no_wrap=True
+        )
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row.values()))
     # Wide enough for every column, also where the output is a file or a pipe.

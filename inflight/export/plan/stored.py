@@ -25,6 +25,7 @@ from inflight.engine.quant.linears import LinearShape, QuantizedLinear
 from inflight.engine.quant.readers import compressed_tensors
 from inflight.engine.quant.readers.fields import wrong
 from inflight.engine.quant.readers.methods import load_quantization
+from inflight.engine.weight_files import SINGLE, read_index
 from inflight.errors import DeploymentError
 from inflight.export.plan.precision import PRECISIONS, Precision, StoredWeights
 from inflight.export.plan.shape import Linear, linears
@@ -122,10 +123,9 @@ def _made(held: LayerQuantization, inputs: int, outputs: int) -> QuantizedLinear
 
 def _names(directory: Path) -> frozenset[str]:
     """Return the names of the checkpoint's tensors; none: its files are not there."""
-    index, file = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.is_file():
-        places = read_json(index).get("weight_map")
-        return frozenset(places if isinstance(places, dict) else ())
+    if (places := read_index(directory)) is not None:
+        return frozenset(places)
+    file = directory / SINGLE
     if not file.is_file():
         return frozenset()
     try:

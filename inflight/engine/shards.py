@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +12,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from inflight.engine.weight_files import INDEX, SINGLE, weight_files
 from inflight.errors import DeploymentError
-from inflight.text.checkpoint import read_json
 
 log = logging.getLogger(__name__)
 
-_LARGEST_INDEX = 64 << 20
-"""Bytes of an index of weights: a model of a thousand experts in a layer has half of that."""
-_SHARD = re.compile(r"(?!/)[^\x00\\]{1,500}\.safetensors")
 _THREADS = min(8, len(os.sched_getaffinity(0)))
 """Reading a mapped file waits for its pages, one after the other in each thread; eight fill a fast disk's queue."""
 
@@ -33,9 +29,11 @@ class Shards:
         Raises:
             DeploymentError: a file is missing or is not what it should be; it is named.
         """
-        self._names = {file: self._read_names(file) for file in _files(directory)}
-        self.files = tuple(self._names)
+        self.files = weight_files(directory)
         """All of them."""
+        if not self.files:
+            raise DeploymentError(f"{directory}: no {SINGLE} and no {INDEX}")
+        self._names = {file: self._read_names(file) for file in self.files}
         counts = Counter(name for names in self._names.values() for name in names)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
@@ -73,20 +71,3 @@ def _load(file: Path, names: list[str], take: Callable[[str, Tensor], None]) -> 
                 take(name, shard.get_tensor(name))
     except (OSError, SafetensorError) as error:
         raise DeploymentError(f"{file}: cannot be read: {error}") from None
-
-
-def _files(directory: Path) -> list[Path]:
-    file, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if index.is_file():
-        places = read_json(index, largest=_LARGEST_INDEX).get("weight_map")
-        if not isinstance(places, dict):
-            raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
-        names = sorted(set(map(str, places.values())))
-        if outside := [name for name in names if not _SHARD.fullmatch(name) or ".." in name]:
-            raise DeploymentError(f"{index}: {outside[0]!r} is no name of a file of weights beside it")
-        if file.is_file() and names != [file.name]:  # Shards of one copy beside the whole of another: which is meant?
-            raise DeploymentError(f"{directory}: it has {file.name}, and {index.name} that names other files")
-        return [directory / name for name in names]
-    if not file.is_file():
-        raise DeploymentError(f"{directory}: no model.safetensors and no model.safetensors.index.json")
-    return [file]

@@ -12,6 +12,7 @@ from typing import Any
 from inflight.engine.models.adapted.known import require_known
 from inflight.engine.models.config import ModelConfig
 from inflight.engine.models.reading import architecture_name, is_known, read_model_config
+from inflight.engine.weight_files import INDEX, SINGLE, weight_files
 from inflight.errors import DeploymentError
 from inflight.export.model_shape import is_quantized
 from inflight.export.stages import Progress, tracked
@@ -19,8 +20,6 @@ from inflight.gguf.files import is_gguf
 from inflight.manifest import hash_file
 from inflight.settings.deployment import model_name
 from inflight.text.checkpoint import read_json
-
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Checkpoint:
     def require_weights(self) -> None:
         """Raise DeploymentError where only the shape is there."""
         if not self.weights:
-            raise DeploymentError(f"{self.directory}: no model.safetensors and no {_INDEX}; a dry run needs none")
+            raise DeploymentError(f"{self.directory}: no {SINGLE} and no {INDEX}; a dry run needs none")
 
 
 def inspect(directory: Path) -> Checkpoint:
@@ -75,17 +74,10 @@ def _require_own_code(directory: Path, data: Mapping[str, Any]) -> None:
 
 
 def _weights(directory: Path) -> list[Path]:
-    index = directory / _INDEX
-    if not index.is_file():
-        single = directory / "model.safetensors"
-        return [single] if single.is_file() else []
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict):
-        raise DeploymentError(f"{index}: weight_map is {places!r}; it must say which file holds which tensor")
-    files = [directory / name for name in sorted(set(map(str, places.values())))]
+    files = weight_files(directory)
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise DeploymentError(f"{directory}: {', '.join(missing)} is missing; {_INDEX} names {len(files)} files")
+        raise DeploymentError(f"{directory}: {', '.join(missing)} is missing; {INDEX} names {len(files)} files")
     return files
 
 

@@ -20,7 +20,7 @@ from inflight.hub.model_manifest import ModelManifest
 from inflight.hub.names import parse_model_name
 from inflight.hub.staging import in_units
 from inflight.hub.store import StoredModel, find_entries, models_folder, remove_entry, stored_models
-from inflight.hub.verdict import printable, why_not_served
+from inflight.hub.verdict import why_not_served
 from inflight.report.failures import one_line_errors
 from inflight.report.table import print_table
 from inflight.text.checkpoint import read_json
@@ -100,7 +100,7 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
         config = read_json(model / "config.json")
         in_blocks = _bytes_in_blocks(model, machine) if is_gguf(model) else None
     except DeploymentError as error:
-        return f"not served: {printable(error)}".replace(f"{directory}/", "")
+        return f"not served: {error}".replace(f"{directory}/", "")
     if (problem := why_not_served(config)) is not None:
         return f"not served: {problem}"
     if in_blocks is not None:

@@ -12,7 +12,7 @@ from inflight.gguf.metadata import Metadata
 from inflight.gguf.tokenizer import require_kind
 from inflight.hub.model_manifest import plain
 from inflight.hub.remote import Hub, Repository, Unreachable
-from inflight.hub.verdict import Verdict, printable
+from inflight.hub.verdict import Verdict
 
 _AT_FIRST, _MOST = 2 << 20, 64 << 20
 """Bytes: a header mostly holds the vocabulary, some megabytes."""
@@ -31,7 +31,7 @@ def judge_remote(hub: Hub, repository: Repository, path: str) -> Verdict:
     except Unreachable:
         raise
     except DeploymentError as error:
-        return Verdict(None, printable(error))
+        return Verdict(None, str(error))
     return _judge(header, str(Path(path).with_name("tokenizer.json")) in repository.files)
 
 
@@ -48,7 +48,7 @@ def _judge(header: FileHeader, has_tokenizer: bool) -> Verdict:
         if not has_tokenizer:
             require_kind(header)
     except DeploymentError as error:
-        return Verdict(architecture, printable(error))
+        return Verdict(architecture, str(error))
     in_parts = "split.count" in header.metadata
     return Verdict(architecture, cpu_bytes=None if in_parts else cpu_bytes(header))
 

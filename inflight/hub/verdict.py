@@ -51,10 +51,5 @@ def why_not_served(config: Mapping[str, Any]) -> str | None:
         else:
             require_known(config)
     except DeploymentError as error:
-        return printable(error)
+        return str(error)
     return None
-
-
-def printable(error: DeploymentError) -> str:
-    """Return what is wrong, which may quote a file: what a terminal might obey in it becomes a question mark."""
-    return "".join(character if character.isprintable() else "?" for character in str(error))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Row = Mapping[str, object]
 """The values of one row by the columns' headings."""
@@ -45,12 +46,14 @@ def cell(value: object) -> str:
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """Show rows in the terminal; an underscore in a heading ends its line."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    """Show rows in the terminal; an underscore in a heading ends its line. All else is shown as it is written."""
+    table = Table(title=Text(title, style="table.title"), box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
     for name in rows[0]:
-        table.add_column(name.replace("_", "\n"), justify="left" if _is_text(rows, name) else "right", no_wrap=True)
+        table.add_column(
+            Text(name.replace("_", "\n")), justify="left" if _is_text(rows, name) else "right", no_wrap=True
+        )
     for row in rows:
-        table.add_row(*map(cell, row.values()))
+        table.add_row(*(Text(cell(value)) for value in row.values()))
     # Wide enough for every column, also where the output is a file or a pipe.
     needed = Console(width=1_000).measure(table).maximum
     Console(width=max(Console().width, needed)).print(table)

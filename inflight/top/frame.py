@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inflight.engine.snapshot import CacheState, RequestState, Snapshot
-from inflight.errors import InflightError
+from inflight.errors import InflightError, one_line
 from inflight.metrics import FAMILIES
 from inflight.report.units import duration, quantity
 from inflight.top.history import Figures
@@ -32,7 +32,7 @@ _STYLES = {_USED: "cyan", _MIXED: "cyan", _CACHED: "yellow", _FREE: "dim"}
 _ID = "request"
 _MIN_ID_WIDTH, _GAP = 8, 2
 _COLUMNS: dict[str, Callable[[RequestState], str]] = {
-    _ID: lambda one: one.request_id or "(no id)",
+    _ID: lambda one: one_line(one.request_id) or "(no id)",  # which a client has given
     "state": lambda one: one.state,
     "prompt": lambda one: str(one.prompt_tokens),
     "cached": lambda one: str(one.cached_tokens),
@@ -210,7 +210,7 @@ def _requests_table(snapshot: Snapshot, rows: int, width: int) -> RenderableType
         left = name in (_ID, "state")
         table.add_column(name, justify="left" if left else "right", width=wide, no_wrap=True, overflow="ellipsis")
     for row in zip(*(cells[name] for name in widths), strict=True):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     left_out = snapshot.running + snapshot.waiting - len(shown)
     return Group(table, _dim(f"and {left_out} more")) if left_out else table
 

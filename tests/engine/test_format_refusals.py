@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inflight.engine.quant.readers.compressed_names import ByName, read_names
 from inflight.errors import DeploymentError
 from tests.engine.support.driving import load
 from tests.engine.support.packed_models import published
@@ -82,6 +83,11 @@ def _all(**changes: Any) -> Change:
         ("int4", _all(ignore=["re:(.*)*(.*)*x"]), ("ignore is 're:(.*)*(.*)*x'; it must be simpler",)),
         ("int4", _group(targets=["re:" + "(a|a)" * 40]), ("it must be simpler",)),
         ("int4", _group(targets=["re:" + ".*" * 5]), ("it must be simpler",)),
+        ("int4", _all(ignore=["re:(?#[)(a+)+(?#])b"]), ("is 're:(?#[)(a+)+(?#])b'; it must be without comments",)),
+        ("int4", _group(targets=["re:(?x)(a+) +b"]), ("targets is 're:(?x)(a+) +b'; it must be without comments",)),
+        ("int4", _all(ignore=["re:(?x)a # )"]), ("without comments, which begin with (?#, and without the flag x",)),
+        ("int4", _all(ignore=["re:b|(?i:a)|(?ix:(a+) +b)"]), ("without the flag x",)),
+        ("int4", _all(ignore=[f"re:{'.*' * 4}{one}" for one in range(4000)]), ("4,000 patterns match", "simpler")),
         ("int4", _weights(strategy="block", block_structure="1x" + "9" * 5000), ("block_structure is '1x999",)),
         ("awq", _all(bits=8), ("bits is 8; it must be one of 4",)),
         ("awq", _all(version="gemv"), ("version is 'gemv'; it must be one of 'gemm'",)),
@@ -137,6 +143,15 @@ def _all(**changes: Any) -> Change:
 )
 def test_what_the_configuration_says(name: str, change: Change, words: tuple[str, ...], tmp_path: Path) -> None:
     _refused(_changed(name, tmp_path, config=change), *words)
+
+
+def test_patterns_of_large_checkpoints_are_tried() -> None:
+    """The patterns of Kimi K2's configuration, on its 70,000 linears; and one of three ``.*``."""
+    names = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+    linears = [f"model.layers.{index // 1000}.mlp.experts.{index % 1000}.down_proj" for index in range(70_000)]
+    found = ByName(dict.fromkeys(read_names([*names, "re:.*layers.*experts.*gate_proj"], "ignore"), True), linears)
+    assert not any(map(found.of, linears))
+    assert found.of("model.layers.1.mlp.shared_experts.up_proj")
 
 
 def _without(kind: str) -> Change:

@@ -83,3 +83,10 @@ def test_what_is_not_served_is_said_by_name(fields: dict[str, Any], said: str, t
     found = _judge(tmp_path)
     assert found.startswith("not served: ")
     assert said in found
+
+
+def test_what_a_configuration_says_is_no_command_to_a_terminal(tmp_path: Path) -> None:
+    config = json.loads((SHAPES / "llama-3.1-8b/config.json").read_text())
+    described = {"quant_method": "awq", "version": "gemv[/b]\x1b[2j"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": described}))
+    assert "version is 'gemv[/b]\\x1b[2j'" in _judge(tmp_path)

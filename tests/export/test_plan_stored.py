@@ -11,6 +11,7 @@ import torch
 
 from inflight.engine.checkpoint import load_config, outline_model
 from inflight.errors import DeploymentError
+from inflight.export.checkpoint import inspect
 from inflight.export.model_shape import is_quantized, read_shape, stored_weights
 from inflight.export.plan.gpus import cpu_gpu, find_gpu
 from inflight.export.plan.plan import Plan, PlanRequest
@@ -92,8 +93,14 @@ def test_models_of_modelopt_are_those_that_a_build_would_make(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"ignore": ["re:("]}, "quantization_config.ignore is 're:('; it must be a regular expression"),
-        ({"ignore": 5}, "quantization_config.ignore is 5; it must be a list of names"),
+        (
+            {"quant_method": "compressed-tensors", "ignore": ["re:("]},
+            "quantization_config.ignore is 're:('; it must be a regular expression",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "ignore": 5},
+            "quantization_config.ignore is 5; it must be a list of names",
+        ),
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; it must be a list of names"),
         (None, "quantization_config.quant_method is None; it must be one of"),
     ],
@@ -112,6 +119,40 @@ def test_what_is_left_out_by_name_is_not_quantized(tmp_path: Path) -> None:
     )
     assert whole.parameters == part.parameters
     assert part.weight_bytes > whole.weight_bytes + part.parameters.attention
+
+
+def test_what_is_no_target_is_not_quantized(tmp_path: Path) -> None:
+    """By the configuration alone, as by the names of tensors, a linear that no target matches is not quantized."""
+    whole, part = (
+        _plan(_published("Qwen3MoeForCausalLM", tmp_path, quantization_config=_compressed(targets)))
+        for targets in (["Linear"], ["re:.*mlp\\.experts.*", "re:.*v_proj$"])
+    )
+    assert whole.precision == part.precision == "W4A16_AWQ"
+    assert 1.2 * part.parameters.attention < part.weight_bytes - whole.weight_bytes < 1.5 * part.parameters.attention
+
+
+def test_an_index_may_be_as_large_as_the_engine_takes_it(tmp_path: Path) -> None:
+    """That of DeepSeek-V3 in FP8 has 8.8 MB."""
+    described = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    directory = _published("Qwen3MoeForCausalLM", tmp_path, quantization_config=described)
+    expert = "model.layers.0.mlp.experts.0.up_proj"
+    places = {f"{expert}.{kind}": "model-1.safetensors" for kind in ("weight", "weight_scale_inv")}
+    index = json.dumps({"metadata": {"padding": "x" * (9 << 20)}, "weight_map": places})
+    (directory / "model.safetensors.index.json").write_text(index)
+    stored = stored_weights(directory, read_shape(directory))
+    assert stored is not None
+    assert list(stored.sizes) == [expert]
+    (directory / "model-1.safetensors").touch()
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": None}))
+    assert len(inspect(directory).weights) == 1
+
+
+def _compressed(targets: list[str], **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    groups = {"group_0": {"targets": targets, "weights": weights}}
+    own = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    return own | {"ignore": ["lm_head", "re:.*mlp\\.gate$"]} | more
 
 
 def test_no_configuration_is_none(tmp_path: Path) -> None:

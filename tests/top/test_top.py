@@ -111,6 +111,12 @@ def test_a_frame_says_it_all() -> None:
         assert words in shown, words
 
 
+def test_a_clients_id_is_shown_as_it_is() -> None:
+    """It may be anything: what a terminal, or who draws the table, would obey too."""
+    snapshot = replace(SNAPSHOT, requests=(replace(REQUEST, request_id="[/b][red]\x1b[2J"),))
+    assert "[/b][red]\\x1b[2J" in text(Poll(0.0, snapshot, page(1)))
+
+
 @pytest.mark.parametrize("width", [24, 40, 79, 80, 100, 200])
 def test_panels_fit_any_width(width: int) -> None:
     shown = text(Poll(0.0, SNAPSHOT, page(1)), width=width)

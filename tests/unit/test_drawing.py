@@ -139,3 +139,11 @@ def test_a_terminals_table_aligns_words_left_and_numbers_right(capsys: pytest.Ca
     assert lines[0] == "Two"
     assert "  a      1,234.6" in lines
     assert any(line.startswith("  bcd          5") for line in lines)
+
+
+def test_a_terminals_table_shows_what_looks_like_a_style(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells quote files of strangers."""
+    print_table("[dim]Models[/dim] in [/tmp]", [{"[bold]name": "re:[a-z]+(", "why": "version is 'gemv[/b]'"}])
+    shown = capsys.readouterr().out
+    for text in ("[dim]Models[/dim] in [/tmp]", "[bold]name", "re:[a-z]+(", "version is 'gemv[/b]'"):
+        assert text in shown

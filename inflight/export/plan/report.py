@@ -70,13 +70,13 @@ def show_plans(answer: Answer) -> None:
     """Print plans, measured steps beside predicted ones where there are any, and the GPUs by price."""
     console = Console(width=max(Console().width, 110), highlight=False)
     for plan in answer.plans:
-        console.print(f"\n[bold]{plan.gpu.title}[/bold]  ({plan.memory.total / 2**30:.1f} GiB)")
+        console.print(Text.assemble("\n", (plan.gpu.title, "bold"), f"  ({plan.memory.total / 2**30:.1f} GiB)"))
         console.print(_memory_bar(plan))
         facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column()
         for pair in summary(plan).items():
-            facts.add_row(*pair)
+            facts.add_row(*map(Text, pair))
         console.print(facts)
         if plan.predicted:
             print_table("Steady states of one replica", _curve_rows(plan))
@@ -85,7 +85,7 @@ def show_plans(answer: Answer) -> None:
     if answer.ranked:
         print_table("GPUs by price (assumptions of build/gpus.toml, but for --price)", _ranking_rows(answer.ranked))
     for name, reason in answer.refused.items():
-        console.print(f"[dim]{name:>11}[/dim]  {reason}")
+        console.print(Text.assemble((f"{name:>11}", "dim"), f"  {reason}"))
 
 
 def _memory_bar(plan: Plan) -> Text:

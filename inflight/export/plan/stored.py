@@ -23,7 +23,9 @@ from inflight.engine.quant.config import LayerQuantization, Quantization
 from inflight.engine.quant.grouped import LINEARS
 from inflight.engine.quant.linears import LinearShape, QuantizedLinear
 from inflight.engine.quant.readers import compressed_tensors
+from inflight.engine.quant.readers.fields import wrong
 from inflight.engine.quant.readers.methods import load_quantization
+from inflight.engine.weight_files import SINGLE, read_index
 from inflight.errors import DeploymentError
 from inflight.export.plan.precision import PRECISIONS, Precision, StoredWeights
 from inflight.export.plan.shape import Linear, linears
@@ -121,10 +123,9 @@ def _made(held: LayerQuantization, inputs: int, outputs: int) -> QuantizedLinear
 
 def _names(directory: Path) -> frozenset[str]:
     """Return the names of the checkpoint's tensors; none: its files are not there."""
-    index, file = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.is_file():
-        places = read_json(index).get("weight_map")
-        return frozenset(places if isinstance(places, dict) else ())
+    if (places := read_index(directory)) is not None:
+        return frozenset(places)
+    file = directory / SINGLE
     if not file.is_file():
         return frozenset()
     try:
@@ -135,19 +136,20 @@ def _names(directory: Path) -> frozenset[str]:
 
 
 def _expected(described: Mapping[str, Any], own: tuple[Linear, ...]) -> frozenset[str]:
-    """Return what tensors a checkpoint would have, by its configuration alone.
+    """Return what tensors a checkpoint would have, by its configuration alone, which its reader has let pass.
 
     Raises:
         DeploymentError: what it says of linears that are not quantized is no list of names.
     """
-    ignored, kept = (
-        compressed_tensors.read_names(described.get(field) or [], field)
-        for field in ("ignore", "modules_to_not_convert")
-    )
+    quantized = [one.name for one in own]
+    if described.get("quant_method") == "compressed-tensors":
+        quantized = compressed_tensors.expected(described, quantized)
+    kept = described.get("modules_to_not_convert") or []
+    if not isinstance(kept, list) or not all(isinstance(name, str) for name in kept):
+        raise wrong("modules_to_not_convert", kept, "a list of names")
     quantized = [
-        one.name
-        for one in own
-        if not any(compressed_tensors.matches(one.name, name) for name in ignored)
-        and not any(f".{name}." in f".{one.name}." or fnmatch.fnmatchcase(one.name, name) for name in kept)
+        one
+        for one in quantized
+        if not any(f".{name}." in f".{one}." or fnmatch.fnmatchcase(one, name) for name in kept)
     ]
     return frozenset(f"{name}.{kind}" for name in quantized for kind in TENSORS)

@@ -146,9 +146,7 @@ def test_weights_in_int8_are_those_of_rounded_linears(name: str, instruction_set
     group, most, tolerance = (32, 127, 0.1) if multiplies_bytes else (64, 32767, 3e-3)
     twins = _Twins(name, "float32", 16, instruction_set, "int8")
     for linear in [module for module in twins.model.modules() if isinstance(module, nn.Linear)]:
-        linear.weight = nn.Parameter(
-            _round_by_groups(linear.weight, group, 127, torch.bfloat16), requires_grad=False
-        )
+        linear.weight = nn.Parameter(_round_by_groups(linear.weight, group, 127, torch.bfloat16), requires_grad=False)
         linear.register_forward_pre_hook(lambda _, inputs: _round_by_groups(inputs[0], group, most))
     one, other = _tokens(300, 1), _tokens(90, 2)
     worst = twins.differ((0, one[:200], 0, []), (1, other[:30], 0, []))

@@ -164,7 +164,12 @@ _QWEN_HYBRID = Architecture(
         "linear_num_value_heads": 32,
     },
 )
-_HYBRID_EXPERTS = {"norm_topk_prob": True, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_HYBRID_EXPERTS = {
+    "num_key_value_heads": 2,
+    "norm_topk_prob": True,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(),
@@ -213,16 +218,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3NextForCausalLM": _QWEN_HYBRID._replace(
         interleaved_projection=True,
         experts=expert_reading.qwen_experts,
-        defaults=_QWEN_HYBRID.defaults
-        | _HYBRID_EXPERTS
-        | {"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
+        defaults={**_QWEN_HYBRID.defaults, **_HYBRID_EXPERTS, "num_experts": 512, "num_experts_per_tok": 10},
     ),
     "Qwen3_5ForCausalLM": _QWEN_HYBRID._replace(text_types=("qwen3_5_text",)),
     "Qwen3_5MoeForCausalLM": _QWEN_HYBRID._replace(
         experts=expert_reading.normalized_qwen_experts,
-        defaults=_QWEN_HYBRID.defaults
-        | _HYBRID_EXPERTS
-        | {"num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8},
+        defaults={**_QWEN_HYBRID.defaults, **_HYBRID_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8},
         text_types=("qwen3_5_moe_text",),
     ),
     "MixtralForCausalLM": Architecture(

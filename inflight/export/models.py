@@ -21,7 +21,7 @@ from inflight.hub.names import parse_model_name
 from inflight.hub.staging import in_units
 from inflight.hub.store import StoredModel, find_entries, models_folder, remove_entry, stored_models
 from inflight.hub.verdict import why_not_served
-from inflight.report.failures import one_line_errors
+from inflight.report.failures import missing, one_line_errors
 from inflight.report.table import print_table
 from inflight.text.checkpoint import read_json
 
@@ -110,6 +110,8 @@ def judge(manifest: ModelManifest, directory: Path, machine: Gpu | str) -> str:
         stored = stored_weights(model, shape)
     except DeploymentError as error:
         return f"not served: {error}"
+    except ModuleNotFoundError as error:
+        return f"not planned: {missing(error)}"
     if isinstance(machine, str):
         return f"not planned: {machine}"
     longest = shape.max_position_embeddings

@@ -22,6 +22,12 @@ EXTRAS = {
 """The optional dependencies that commands import, each with the extra that brings it."""
 
 
+def missing(error: ModuleNotFoundError) -> str:
+    """Return what is not installed, and what brings it."""
+    extra = EXTRAS.get(str(error.name).partition(".")[0])
+    return f"{error.name} is not installed" + (f"; it comes with: {how_to_install(extra)}" if extra else "")
+
+
 @contextmanager
 def one_line_errors(console: Console) -> Iterator[None]:
     """Tell an error of what is within on ``console``, that of the standard error, and end.
@@ -33,8 +39,7 @@ def one_line_errors(console: Console) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(str(error.name).partition(".")[0])
-        text = f"{error.name} is not installed" + (f"; it comes with: {how_to_install(extra)}" if extra else "")
+        text = missing(error)
     except BrokenPipeError:  # whoever read the output has seen enough
         raise
     except OSError as error:

@@ -116,8 +116,14 @@ def sizes_in_words(deployment: Deployment) -> str:
 
 def _own_limit(deployment: Deployment) -> int | None:
     config = read_json(deployment.model / "config.json")
-    limit = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+    limit = {**config, **_text_part(config)}.get("max_position_embeddings")
     return limit if isinstance(limit, int) else None
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what ``config.json`` says of the language model apart from other parts; files write null for nothing."""
+    part = config.get("text_config")
+    return part if isinstance(part, Mapping) else {}
 
 
 def _kv_cache(deployment: Deployment) -> dict[str, Any]:
@@ -202,7 +208,7 @@ def check_positions(checkpoint: Path) -> None:
     """
     path = checkpoint / "config.json"
     config = read_json(path)
-    for part in (config, config.get("text_config") or {}):
+    for part in (config, _text_part(config)):
         if lost := list(misread(part)):
             raise DeploymentError(
                 f"{path} has {', '.join(lost)} in rope_parameters alone; transformers 4.57, with which "

@@ -84,6 +84,8 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
         raise UnsupportedFeature(f"{names[0]} is not supported by TensorRT-LLM beside {speculation}; {advice}")
     if names := _unserved(sampling, sampler):
         advice = f"`tensorrt_llm.sampler: {_OTHER_SAMPLER[sampler]}` has it"
+        if speculation is not None:  # the other sampler is refused beside it
+            advice = f"a deployment without `speculation`, with {advice}"
         raise UnsupportedFeature(f"{names[0]} is not supported by TensorRT-LLM's {sampler} sampler; {advice}")
     if sampling.min_tokens > 1 and len(sampling.end_ids) > 1 and not sampling.ignore_eos:
         raise UnsupportedFeature(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inflight.engine.quant.packing import require_zeros
 from inflight.engine.quant.readers.compressed_names import ByName, read_names
 from inflight.errors import DeploymentError
 from tests.engine.support.driving import load
@@ -123,6 +124,7 @@ def _all(**changes: Any) -> Change:
         ("int4", _weights(type="nf4"), ("weights.type is 'nf4'; it must be one of 'int', 'float'",)),
         ("int4", _weights(strategy="tensor", group_size=None), ("int of 4 bits by tensor",)),
         ("int4", _weights(strategy="block"), ("block_structure is None; it must be given",)),
+        ("int4", _weights(strategy="channel"), ("group_size is 32; it must be null where strategy is 'channel'",)),
         ("int4", _weights(group_size="32"), ("weights.group_size is '32'",)),
         ("int4", _weights(group_size=16), (".weight_scale is [", "expected [")),
         ("int4", _weights(strategy="group", group_size=-1), ("group_size is -1; it must be a positive integer where",)),
@@ -221,3 +223,9 @@ def _spoilt_by(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 )  # fmt: skip
 def test_tensors_that_are_missing_or_wrong(name: str, change: Change, words: tuple[str, ...], tmp_path: Path) -> None:
     _refused(_changed(name, tmp_path, tensors=change), *words)
+
+
+def test_zero_points_in_eight_bit_floats_are_looked_at() -> None:
+    require_zeros(torch.zeros(3).to(torch.float8_e4m3fn))
+    with pytest.raises(ValueError, match="has zero points"):
+        require_zeros(torch.ones(3).to(torch.float8_e4m3fn))

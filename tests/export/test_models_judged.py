@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ def test_what_is_not_served_is_said_by_name(fields: dict[str, Any], said: str, t
     found = _judge(tmp_path)
     assert found.startswith("not served: ")
     assert said in found
+
+
+def test_without_pytorch_the_others_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "inflight.export.plan.stored", raising=False)
+    assert _judge(published("awq").directory).startswith("not planned: torch is not installed; it comes with: ")
 
 
 def test_what_a_configuration_says_is_no_command_to_a_terminal(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from inflight.errors import DeploymentError
 from inflight.export.plan import gpus
-from inflight.export.plan.gpus import GPUS, find_gpu, known_gpus, measure_cpu
+from inflight.export.plan.gpus import GPUS, cpu_gpu, find_gpu, known_gpus, measure_cpu
 from inflight.export.plan.precision import PRECISIONS, resolve_kv_cache, resolve_precision
 from inflight.machine import Machine, Versions
 from inflight.manifest import MINIMUM_COMPUTE_CAPABILITY
@@ -130,6 +131,10 @@ def test_the_kv_cache_is_fp8_where_the_precision_is_calibrated_for_it() -> None:
     assert resolve_kv_cache("auto", h100, PRECISIONS["fp8"]) == ("fp8", 1)
     assert resolve_kv_cache("auto", h100, PRECISIONS["int4-awq"]) == ("bf16", 2)
     assert resolve_kv_cache("bf16", h100, PRECISIONS["fp8"]) == ("bf16", 2)
+    cpu, quantized = cpu_gpu(80_000, 20, {"float32": 0.1}), replace(PRECISIONS["int4-awq"], base=4)
+    for computed in (PRECISIONS["float32"], quantized):
+        assert resolve_kv_cache("auto", cpu, computed) == ("float32", 4)
+        assert resolve_kv_cache("bf16", cpu, computed) == ("bf16", 2)
     assert resolve_kv_cache("auto", h100, PRECISIONS["fp16"]) == ("fp16", 2)
     with pytest.raises(DeploymentError, match="kv_cache fp8: a100-80 has compute capability 8.0.*use bf16"):
         resolve_kv_cache("fp8", a100, PRECISIONS["bf16"])

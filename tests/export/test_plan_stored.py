@@ -13,13 +13,15 @@ from inflight.engine.checkpoint import load_config, outline_model
 from inflight.errors import DeploymentError
 from inflight.export.checkpoint import inspect
 from inflight.export.model_shape import is_quantized, read_shape, stored_weights
+from inflight.export.plan.commands import _answer
 from inflight.export.plan.gpus import cpu_gpu, find_gpu
 from inflight.export.plan.plan import Plan, PlanRequest
-from inflight.export.plan.planner import make_plan
+from inflight.export.plan.planner import DoesNotFit, make_plan
 from inflight.resources import ROOT
 from tests.engine.support.gguf_files import wide_gguf_file
 from tests.engine.support.packed_models import FORMATS, published
 from tests.engine.test_format_checkpoints import BY_PYTORCH
+from tests.export.support.planning import SHAPES
 
 CPU = cpu_gpu(80_000, 20, {"float32": 0.1, "fp16": 0.1})
 PUBLISHED = ROOT / "tests/facts/published_configs"
@@ -146,6 +148,38 @@ def test_an_index_may_be_as_large_as_the_engine_takes_it(tmp_path: Path) -> None
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": None}))
     assert len(inspect(directory).weights) == 1
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": 128},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ],
+    ids=["gptq", "awq", "fp8"],
+)
+def test_what_the_portable_engine_alone_computes_gets_one_gpu(described: dict[str, Any], tmp_path: Path) -> None:
+    shape = json.loads((SHAPES / "llama-3.1-70b/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"quantization_config": described}))
+    with pytest.raises(DoesNotFit, match="do not fit into 1 GPU of .*; use a smaller precision$"):
+        _plan(tmp_path, "l4")
+
+
+def test_groups_of_a_scale_are_not_split(tmp_path: Path) -> None:
+    """Of a checkpoint as of a plan to make it: down_proj's 11,008 inputs are 86 groups of 128."""
+    shape = json.loads((SHAPES / "llama-2-7b/config.json").read_text())
+    described = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"quantization_config": described}))
+    assert _plan(tmp_path, "h100", tensor_parallel_size=2).tensor_parallel_size == 2
+    with pytest.raises(DeploymentError, match="tensor_parallel_size is 4; .* can be shared by 1, 2$"):
+        _plan(tmp_path, "h100", tensor_parallel_size=4)
+
+
+def test_a_measurement_of_what_is_not_quantized_calibrates_nothing_quantized(tmp_path: Path) -> None:
+    measurement = ROOT / "docs/results/plan/calibration.json"
+    with pytest.raises(DeploymentError, match="the measurement is in float32, and the plan in W4A16_GROUPS"):
+        _answer(published("awq").directory, ["cpu"], PlanRequest(input_tokens=100, output_tokens=20), measurement, None)
 
 
 def _compressed(targets: list[str], **more: Any) -> dict[str, Any]:

@@ -161,6 +161,13 @@ def test_beside_adapters_there_are_no_cuda_graphs() -> None:
         llm_arguments(both)
 
 
+@pytest.mark.parametrize("part", [None, "none", []])
+def test_a_text_part_may_be_nothing(tmp_path: Path, part: Any) -> None:
+    given = checkpoint(tmp_path, text_config=part, max_position_embeddings=512)
+    assert max_sequence_length(given) == 512
+    check_positions(given.model)
+
+
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
 OLD_LLAMA_3 = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
 

@@ -141,9 +141,17 @@ def test_only_methods_that_draw_take_a_temperature() -> None:
     check(drawn, "torch", "draft_target")
 
 
+@each_row("sampling", [{"min_p": 0.1}, {"seed": 5}])
+def test_beside_drafts_no_other_sampler_is_advised(sampling: dict[str, Any]) -> None:
+    advice = "a deployment without `speculation`, with `tensorrt_llm.sampler: trtllm` has it"
+    with pytest.raises(UnsupportedFeature, match=f"torch sampler; {advice}$"):
+        check(SamplingParams(16, temperature=1.0, **sampling), "torch", "ngram")
+
+
 def test_what_a_sampler_serves_passes() -> None:
     check(SamplingParams(16, temperature=1.0, min_p=0.1, repetition_penalty=1.1, seed=3), "trtllm", None)
     check(SamplingParams(16, top_log_probs=3, log_probs=True, seed=3), "torch", None)
+    check(SamplingParams(16, temperature=1.0, top_log_probs=3), "torch", None)  # whatever is drawn, they are reported
 
 
 @each_row("sampler", ["torch", "trtllm"])

@@ -251,6 +251,8 @@ def _deployment_settings(
             settings["engine"]["dtype"] = _DTYPES[plan.precision]
     if engine == "pytorch":
         settings["kv_cache"] = {"tokens": plan.kv_cache_tokens}
+        if plan.kv_cache == "bf16" and plan.precision == "float32":
+            settings["kv_cache"]["dtype"] = "bfloat16"
     else:
         settings["tensorrt_llm"] = {
             "tensor_parallel_size": plan.tensor_parallel_size,
@@ -277,7 +279,7 @@ def _refuse_contradictions(plan: Plan, settings: Mapping[str, Any], own: Mapping
             continue
         value, decided = own[section][key], _section(settings, section).get(key)
         if key == "dtype":
-            decided = "fp8" if plan.kv_cache == "fp8" else "auto"
+            decided = "fp8" if plan.kv_cache == "fp8" else decided or "auto"
         if value not in (decided, "auto"):
             raise DeploymentError(
                 f"settings: {section}.{key} is {value!r}; the build is for {decided!r}: say it with {option}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inflight.engine.models.reading import read_model_config
 from inflight.errors import DeploymentError
@@ -49,6 +49,14 @@ class Measured(BaseModel):
     prompt_steps: int = Field(ge=0)
     """Steps that it takes; the time is their mean."""
     step_ms: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _steps_of_a_prompt(self) -> Measured:
+        if self.prompt_tokens and not self.prompt_steps:
+            raise ValueError("prompt_steps is 0, and there is a prompt")
+        if not self.prompt_tokens and not self.streams:
+            raise ValueError("neither streams nor a prompt")
+        return self
 
     @property
     def step(self) -> Step:

@@ -21,7 +21,7 @@ from inflight.export.plan.calibration import Comparison, Measurement, compare, f
 from inflight.export.plan.gpus import CPU, Gpu, find_gpu, gpu_here
 from inflight.export.plan.plan import PlanRequest
 from inflight.export.plan.planner import make_plan, rank
-from inflight.export.plan.precision import resolve_precision
+from inflight.export.plan.precision import StoredWeights, resolve_precision
 from inflight.export.plan.report import Answer, plan_page, show_plans
 from inflight.export.plan.roofline import Efficiency
 from inflight.gguf.files import whole_path
@@ -108,7 +108,7 @@ def _answer(
     stored = stored_weights(model, config)
     fitted, checked = (read_measurement(path) if path else None for path in (calibrate, check))
     measurements = [one for one in (fitted, checked) if one is not None]
-    found = [_calibrated(name, fitted, config, request) for name in names]
+    found = [_calibrated(name, fitted, config, request, stored) for name in names]
     for measurement in measurements:
         if measurement.gpu.name not in [gpu.name for gpu, _ in found]:
             raise DeploymentError(f"the measurement is of {measurement.gpu.name}; plan for it too, with --gpu")
@@ -123,13 +123,17 @@ def _answer(
 
 
 def _calibrated(
-    name: str, measurement: Measurement | None, config: ModelConfig, request: PlanRequest
+    name: str,
+    measurement: Measurement | None,
+    config: ModelConfig,
+    request: PlanRequest,
+    stored: StoredWeights | None,
 ) -> tuple[Gpu, Efficiency | None]:
     """Return the GPU of a name, and its efficiencies where the measurement is of it."""
     gpu = find_gpu(name)
     if measurement is None or measurement.gpu.name != gpu.name:
         return gpu, None
-    precision = resolve_precision(request.precision, gpu, config.dtype).name
+    precision = (stored.precision if stored else resolve_precision(request.precision, gpu, config.dtype)).name
     if measurement.precision != precision:
         raise DeploymentError(f"the measurement is in {measurement.precision}, and the plan in {precision}")
     # The shares refer to the peaks of their own day.

@@ -10,9 +10,11 @@ from inflight.export.plan.roofline import ASSUMED_CPU, ASSUMED_GPU, ASSUMED_PYTO
 from inflight.trtllm.models import why_unlisted
 
 
-def by_portable_engine_alone(config: ModelConfig, gpu: Gpu) -> bool:
+def by_portable_engine_alone(config: ModelConfig, gpu: Gpu, precision: Precision) -> bool:
     """Return whether only the portable engine serves a model on a chip. It runs on one; layers are not shared."""
-    return gpu.is_cpu or why_unlisted(config) is not None or config.modeling == "transformers"
+    if gpu.is_cpu or not precision.by_tensorrt_llm:
+        return True
+    return why_unlisted(config) is not None or config.modeling == "transformers"
 
 
 def assumed_efficiency(config: ModelConfig, gpu: Gpu, precision: Precision) -> Efficiency:
@@ -25,7 +27,7 @@ def assumed_efficiency(config: ModelConfig, gpu: Gpu, precision: Precision) -> E
 def why_unpredicted(config: ModelConfig, gpu: Gpu, precision: Precision, kv_cache: str) -> str | None:
     """Return why no roofline describes how a model is computed; None: one does."""
     if gpu.is_cpu:
-        if not _by_pytorch(config, precision) or not (precision.quantized or kv_cache == "fp8"):
+        if not _by_pytorch(config, precision) or not (precision.quantized or _rounds(kv_cache, precision)):
             return None
         return (
             "PyTorch computes this model's steps, which decodes quantized weights for each call and adds up in float64 "
@@ -41,6 +43,11 @@ def why_unpredicted(config: ModelConfig, gpu: Gpu, precision: Precision, kv_cach
             "no roofline describes that"
         )
     return None
+
+
+def _rounds(kv_cache: str, precision: Precision) -> bool:
+    """Return whether the KV cache holds less than is computed with."""
+    return kv_cache == "fp8" or (kv_cache == "bf16" and precision.base == 4)
 
 
 def _by_pytorch(config: ModelConfig, precision: Precision) -> bool:

@@ -15,7 +15,7 @@ from inflight.engine.checkpoint import load_config
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
 from inflight.engine.request import Request
-from inflight.errors import EngineFailure
+from inflight.errors import DeploymentError, EngineFailure
 from inflight.export.plan.calibration import Measured
 from inflight.export.plan.gpus import Stopwatch
 from inflight.sampling import SamplingParams
@@ -27,6 +27,8 @@ _DECODED = 16
 _GENERATED = 64
 """Tokens that a stream may generate: enough for the prompts of the last stream to be computed, and the steps timed."""
 _BLOCK_SIZE = 16
+_CONTEXTS = 64, 512
+"""Tokens of the streams when the timing begins."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Load:
 
 def loads(max_length: int) -> list[Load]:
     """Return the loads to measure on a model whose sequences have at most ``max_length`` tokens."""
-    contexts = [context for context in (64, 512) if context + _GENERATED <= max_length]
+    contexts = [context for context in _CONTEXTS if context + _GENERATED <= max_length]
     prompts = [prompt for prompt in (64, 128, 256, 480, 1024) if prompt + 1 < max_length]
     decodes = [Load(streams, context) for context in contexts for streams in STREAMS]
     prefills = [Load(0, 0, prompt) for prompt in prompts]
@@ -58,9 +60,15 @@ def measure(
     Each load is measured ``rounds`` times; ``on_load`` is called with the loads done and their number.
 
     Raises:
-        DeploymentError: the checkpoint cannot be served.
+        DeploymentError: the checkpoint cannot be served, or its sequences are too short.
     """
     config = load_config(model)
+    shortest = min(_CONTEXTS) + _GENERATED
+    if config.max_position_embeddings < shortest:
+        raise DeploymentError(
+            f"--measure: the model's longest sequence has {config.max_position_embeddings} tokens; {shortest} are "
+            "needed"
+        )
     todo = loads(config.max_position_embeddings)
     tokens = max(max(STREAMS) * max(load.context + _GENERATED for load in todo), config.max_position_embeddings)
     settings = EngineConfig(

@@ -53,7 +53,9 @@ def make_plan(
             the message says which.
     """
     shape = _shape(model_config, gpu, request, stored)
-    limit = 1 if by_portable_engine_alone(model_config, gpu) else min(request.gpus or MAX_GPUS, MAX_GPUS)
+    limit = (
+        1 if by_portable_engine_alone(model_config, gpu, shape.precision) else min(request.gpus or MAX_GPUS, MAX_GPUS)
+    )
     sizes, wanted = shape.tensor_parallel_sizes(limit), request.tensor_parallel_size
     if wanted is not None:
         if wanted not in sizes:
@@ -123,7 +125,7 @@ def _unplanned(shape: Shape, gpu: Gpu, request: PlanRequest, limit: int, fitted:
             f"(TTFT {request.slo_ttft_ms or 'any'} ms, ITL {request.slo_itl_ms or 'any'} ms)"
         )
     needed = shape.stages(Parallel())[0].weight_bytes
-    more = "" if by_portable_engine_alone(shape.config, gpu) else " or more GPUs"
+    more = "" if by_portable_engine_alone(shape.config, gpu, shape.precision) else " or more GPUs"
     return DoesNotFit(
         f"{gpu.name}: {needed / 2**30:.1f} GiB of weights and one sequence of {request.longest} tokens do not fit into "
         f"{limit} GPU{'s' * (limit > 1)} of {gpu.memory_bytes / 2**30:.1f} GiB; use a smaller precision{more}"

@@ -128,12 +128,9 @@ def resolve_kv_cache(name: str, gpu: Gpu, precision: Precision) -> tuple[str, in
         )
     if name == "fp8" or (name == "auto" and precision.fp8_kv_cache):
         return "fp8", 1
-    plain = precision.name if precision.name in ("fp16", "float32") else "bf16"
-    if name == "bf16" and plain == "float32":
-        raise DeploymentError(
-            "kv_cache bf16: the portable engine's is float32 where it computes in it; use auto or fp8"
-        )
-    return plain, precision.base
+    if precision.base == 4:  # whatever the scheme of its linears is called
+        return ("bf16", 2) if name == "bf16" else ("float32", 4)
+    return "fp16" if precision.name == "fp16" else "bf16", precision.base
 
 
 @dataclass(frozen=True)

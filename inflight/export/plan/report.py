@@ -232,8 +232,12 @@ def plan_page(answer: Answer) -> str:
         sections.append(Section("Throughput and latency", text, plot=_curves(predicted)))
         sections += [Section(f"Steady states: {plan.gpu.name}", table=_curve_rows(plan)) for plan in predicted]
     if comparisons:
-        worst = max(abs(one.error) for one in comparisons if not one.row.prompt_tokens)
-        text = f"Decode throughput is predicted within {worst:.0%} of what was measured, at every number of streams."
+        errors = [abs(one.error) for one in comparisons if not one.row.prompt_tokens]
+        text = (
+            f"Decode throughput is predicted within {max(errors):.0%} of what was measured, at every number of streams."
+            if errors
+            else "Only prompts were measured."
+        )
         rows = _comparison_rows(comparisons)
         sections.append(Section("Measured on this machine", text, rows, _measured(comparisons)))
     if ranked:

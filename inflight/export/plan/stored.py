@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def _precision(
         weight=0 if schemes else 2,
         arithmetic=built.arithmetic if built else "fp16",
         base=2,
+        group=math.lcm(*(one.group_size for one in held.values())) if built is not None and built.group else 0,
         fp8_kv_cache=quantization.fp8_kv_cache,
         first_capability=built.first_capability if built else (7, 0),
         instead="the checkpoint that is not quantized",

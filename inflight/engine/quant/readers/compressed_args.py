@@ -48,12 +48,12 @@ def read(data: Any, field: str) -> Args | None:
     strategy = chosen(values, f"{field}.strategy", _STRATEGIES, inferred)
     if strategy in ("group", "tensor_group") and (size or 0) < 1:
         raise wrong(f"{field}.group_size", size, f"a positive integer where strategy is {strategy!r}")
-    if strategy not in ("group", "tensor_group") and (size or 0) > 0:
-        raise wrong(f"{field}.group_size", size, f"null where strategy is {strategy!r}")
     if (strategy == "block") != (block != (0, 0)):
         raise wrong(
             f"{field}.block_structure", data.get("block_structure"), "given where strategy is 'block', else null"
         )
+    if strategy not in ("group", "tensor_group") and (size or 0) > 0:
+        raise wrong(f"{field}.group_size", size, f"null where strategy is {strategy!r}")
     return Args(
         kind=chosen(values, f"{field}.type", ("int", "float"), "int"),
         bits=chosen(values, f"{field}.num_bits", range(1, 17), 8),

@@ -91,7 +91,7 @@ def test_the_probe_measures_what_the_instruction_set_has(instruction_set: str, t
     group = 64 if instruction_set in ("avx2", "avx512") else 32
     assert probe.packed_bytes("float32", 5, panel + 1) == 2 * panel * 6 * 4  # whole panels, whole pairs of inputs
     assert probe.packed_bytes("bfloat16", 5, panel) == panel * 6 * 2
-    assert probe.packed_bytes("int8", group + 1, panel) == 2 * panel * (group + 4)  # a scale for each group
+    assert probe.packed_bytes("int8", group + 1, panel) == 2 * panel * (group + 2)  # a scale for each group
 
 
 def test_a_probe_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.engine import Engine
@@ -75,16 +78,27 @@ def test_alone_as_transformers_generates_step_by_step(name: str) -> None:
 
 @each
 def test_log_probs_are_those_of_transformers(name: str) -> None:
+    """Within 1e-4, and where rounding alone moves transformers' own, within twice that more.
+
+    With random weights a state may depend on the last bits so much that processors which round otherwise differ.
+    """
+    precise = copy.deepcopy(reference(name)).double()
+    precise.set_experts_implementation("eager")  # the grouped product takes no float64
     engine = load(checkpoint(name), max_tokens_per_step=100)
     requests = [ask(prompt, COUNT, log_probs=True) for prompt in LONG_PROMPTS]
     outputs = run(engine, requests)
     for request in requests:
         made = outputs[request.key]
-        with torch.inference_mode():
-            logits = reference(name)(torch.tensor([[*request.prompt, *made.tokens]])).logits[0].float()
-        expected = logits[len(request.prompt) - 1 : -1].log_softmax(-1)
-        chosen = expected.gather(-1, torch.tensor(made.tokens)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(made.log_probs), chosen, atol=1e-4, rtol=0)
+        chosen, moved = (_log_probs(model, request.prompt, made.tokens) for model in (reference(name), precise))
+        allowed = 1e-4 + 2 * float((chosen - moved).abs().max())
+        torch.testing.assert_close(torch.tensor(made.log_probs), chosen, atol=allowed, rtol=0)
+
+
+def _log_probs(model: nn.Module, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """Return what a model of transformers gives each of ``tokens`` behind ``prompt``, in float32."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
+    return logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5moe", "qwen3next", "qwen2moe"])

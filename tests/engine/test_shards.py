@@ -38,9 +38,9 @@ def test_a_whole_file_beside_an_index_of_others_is_refused(tmp_path: Path) -> No
         save_file({"a": torch.ones(1)}, tmp_path / f"{name}.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
-    assert Shards(tmp_path).files == (tmp_path / "model.safetensors",)
+    assert Shards(tmp_path).files == [tmp_path / "model.safetensors"]
     index.write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
     with pytest.raises(DeploymentError, match=r"it has model\.safetensors, and .*index\.json that names other files"):
         Shards(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert Shards(tmp_path).files == (tmp_path / "part.safetensors",)
+    assert Shards(tmp_path).files == [tmp_path / "part.safetensors"]

@@ -20,6 +20,7 @@ CONFIG = {
     "intermediate_size": 8,
     "num_hidden_layers": 4,
     "num_attention_heads": 1,
+    "num_key_value_heads": 1,
     "head_dim": 8,
     "max_position_embeddings": 64,
     "linear_num_key_heads": 1,

@@ -123,7 +123,7 @@ def test_the_window_where_the_file_does_not_say(tmp_path: Path) -> None:
         kind = "sliding_attention" if window else "full_attention"
         assert (config.get("sliding_window"), config["layer_types"]) == (window, [kind])
     config = GgufCheckpoint(_write(tmp_path / "n.gguf", "gemma2", attention__sliding_window=0)).config
-    assert ("sliding_window" in config, config["layer_types"]) == (False, ["full_attention"])
+    assert (config["sliding_window"], config["layer_types"]) == (None, ["full_attention"])
 
 
 def test_what_else_an_architecture_may_be(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ struct FloatScales {
   static F scale(const char* scales, int vector) { return Isa::load((const float*)scales + vector * kLanes); }
 };
 
-// Where they are in bfloat16.
+// The same in bfloat16.
 struct HalfScales {
   static constexpr ptrdiff_t kScaleBytes = sizeof(uint16_t);
   static F scale(const char* scales, int vector) { return Isa::from_bf16((const uint16_t*)scales + vector * kLanes); }

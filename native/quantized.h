@@ -105,14 +105,14 @@ struct Mxfp4 : Nibbles {
 // read them; the whole numbers that come out are the same.
 template <class Form>
 struct NibbleProducts : IntegerProducts<Form> {
-  using Words = IntegerProducts<Form>;
+  using ByWords = IntegerProducts<Form>;
 
   template <int R, int P, bool FromMemory = false>
   static void add(const Operands& in, float* to) {
     if constexpr (R == 1 && Isa::kSplitsWords)
       add_split<P>(in, to);
     else
-      Words::template add<R, P, FromMemory>(in, to);
+      ByWords::template add<R, P, FromMemory>(in, to);
   }
 
   template <int P>
@@ -128,7 +128,7 @@ struct NibbleProducts : IntegerProducts<Form> {
         lower[v] = Isa::set_int(in.scale(0, group).start);
         upper[v] = Isa::set_int(0);
       }
-      const char* weights = scales + Words::kHeader;
+      const char* weights = scales + ByWords::kHeader;
       for (int k = 0; k < size; k += Form::kStep, weights += Form::bytes(Form::kStep)) {
         const int8_t* bytes = row + k * sizeof(int16_t);
         const I x[] = {Isa::spread(bytes), Isa::spread(bytes + 4), Isa::spread(bytes + 8), Isa::spread(bytes + 12)};
@@ -145,8 +145,8 @@ struct NibbleProducts : IntegerProducts<Form> {
       }
       I sums[1][P * kVectors];
       for (int v = 0; v < P * kVectors; v++) sums[0][v] = Isa::add_int(lower[v], Isa::shift_left(upper[v], 8));
-      Words::template add_group<1, P>(in, scales, group, sums, to);
-      scales += Words::group_bytes(size);
+      ByWords::template add_group<1, P>(in, scales, group, sums, to);
+      scales += ByWords::group_bytes(size);
       rows += size * Form::kInputBytes;
     }
   }

@@ -92,10 +92,19 @@ def test_the_engine_is_measured() -> None:
     assert decodes[-1].tokens_per_second > decodes[0].tokens_per_second
 
 
+def test_a_model_of_short_sequences_is_not_measured(tmp_path: Path) -> None:
+    config = json.loads((checkpoint("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 127}))
+    with pytest.raises(DeploymentError, match="longest sequence has 127 tokens; 128 are needed"):
+        measure(tmp_path, "float32", rounds=1)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
         ('"streams": 1', '"streams": -1', "rows.0.streams"),
+        ('"streams": 1', '"streams": 0', "neither streams nor a prompt"),
+        ('"prompt_tokens": 0', '"prompt_tokens": 64', "prompt_steps is 0, and there is a prompt"),
         ('"precision"', '"precisoin"', "precision: Field required"),
         ("{", "", "not a measurement of `inflight plan --measure`"),
     ],

@@ -73,6 +73,10 @@ class Fields:
         """Return the value of a field, or ``default`` where it is absent or null."""
         return self.values.get(name, default)
 
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a field that is given."""
+        return self.values[name]
+
     def __contains__(self, name: str) -> bool:
         """Whether the field is given."""
         return name in self.values

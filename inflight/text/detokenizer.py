@@ -40,6 +40,11 @@ class IncrementalDetokenizer:
         return self.end_run()
 
     @property
+    def settled(self) -> bool:
+        """Whether all tokens so far have become text: no byte is held back."""
+        return not self._run and not self._utf8.getstate()[0]
+
+    @property
     def held_bytes(self) -> bytes:
         """The run of byte tokens that is not settled yet; always empty in byte-level vocabularies."""
         return bytes(self._run)

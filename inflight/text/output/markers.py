@@ -57,6 +57,11 @@ class MarkedDetokenizer:
         self._hold(self._detokenizer.finish())
         return self._show(text_limit)
 
+    @property
+    def hidden(self) -> str:
+        """The text beyond the limit; after the end of a stream it begins with the stop string that has ended it."""
+        return "".join(piece for piece in self._held if isinstance(piece, str))
+
     def _mark(self, marker: Marker) -> None:
         """Place a marker: behind the bytes of the run at hand, where there is one."""
         if held := self._detokenizer.held_bytes:

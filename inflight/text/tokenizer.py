@@ -116,9 +116,13 @@ class Tokenizer:
         except Exception:  # the library raises bare Exception
             return []
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a whole sequence, without special tokens."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of a whole sequence, by default without special tokens."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def pieces(self, ids: Sequence[int]) -> list[str | None]:
+        """Return each token as the vocabulary spells it; None for an id without a token."""
+        return [self._backend.id_to_token(id) for id in ids]
 
 
 class TokenBytes(dict[int, bytes | str | None]):

@@ -134,9 +134,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
     _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OF_MODELS),
     _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OF_MODELS),
-    _scalar(
-        "num_prompt_log_probs", INT32, "fill prompt_log_probs, and so many top ones (0 to 20)", **_SCORES
-    ),
+    _scalar("num_prompt_log_probs", INT32, "fill prompt_log_probs, and so many top ones (0 to 20)", **_SCORES),
     Tensor("log_prob_token_ids", INT32, (-1,), "fill token_log_probs: of these ids", ragged=True, **_SCORES),
     _scalar("pooling", BYTES, "generate nothing, fill embedding: of the last token, or the mean of all", **_SCORES),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
@@ -185,9 +183,7 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
     _output("token_log_probs", FP32, "log-probs of log_prob_token_ids at each position [n, m]", (-1, -1), own=True),
     _output("prompt_log_probs", FP32, "log-prob of each token of the prompt but the first, once", (-1,), own=True),
-    _output(
-        "prompt_top_log_prob_ids", INT32, "the likeliest in the place of each [n - 1, k]", (-1, -1), own=True
-    ),
+    _output("prompt_top_log_prob_ids", INT32, "the likeliest in the place of each [n - 1, k]", (-1, -1), own=True),
     _output("prompt_top_log_probs", FP32, "their log-probs [n - 1, k]", (-1, -1), own=True),
     _output("embedding", FP32, "with pooling: the hidden state behind the last norm [hidden]", (-1,), own=True),
 )

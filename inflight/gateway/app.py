@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inflight.gateway.chat import chat_completions
+from inflight.gateway.completions import completions
 from inflight.gateway.context import Gateway
 from inflight.gateway.cors import Cors
 from inflight.gateway.errors import ApiError
@@ -40,6 +41,7 @@ ROUTES: tuple[Served, ...] = (
     Served("GET", "/v1/models", list_models),
     Served("GET", "/v1/models/{id:path}", retrieve_model),
     Served("POST", "/v1/chat/completions", chat_completions, needs_engine=True),
+    Served("POST", "/v1/completions", completions, needs_engine=True),
     Served("POST", "/tokenize", tokenize),
     Served("POST", "/detokenize", detokenize),
     Served("GET", "/tokenizer_info", tokenizer_info),

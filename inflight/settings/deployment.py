@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from inflight.errors import DeploymentError, readable
 from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
+from inflight.settings.guided import GuidedDecodingSettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
 from inflight.settings.section import (
@@ -260,6 +261,7 @@ class Deployment(Section):
     batching: BatchingSettings = BatchingSettings()
     tensorrt_llm: TensorRtLlmSettings = TensorRtLlmSettings()
     speculation: SpeculationSettings = SpeculationSettings()
+    guided_decoding: GuidedDecodingSettings = GuidedDecodingSettings()
     quality: QualitySettings = QualitySettings()
     limits: LimitSettings = LimitSettings()
     observability: ObservabilitySettings = ObservabilitySettings()

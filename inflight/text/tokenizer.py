@@ -101,6 +101,10 @@ class Tokenizer:
         except Exception:  # the library raises bare Exception
             return []
 
+    def name_of(self, token: int) -> str | None:
+        """Return how the vocabulary spells a token, such as ``<|im_end|>``; None: it has no such token."""
+        return self._backend.id_to_token(token)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a whole sequence, without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))

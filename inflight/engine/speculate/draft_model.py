@@ -210,9 +210,17 @@ class _Twin:
 
 
 def _twin_of(sequence: Sequence, table: BlockTable) -> Sequence:
-    """Return a sequence of the same request, which returns tokens only: no log probabilities and no logits."""
+    """Return a sequence of the same request, which returns tokens only: no log probabilities and no logits.
+
+    It follows no guide either: what the guide forbids is taken out of the drafts.
+    """
     plain = dataclasses.replace(
-        sequence.request.sampling, log_probs=False, top_log_probs=0, context_logits=False, generation_logits=False
+        sequence.request.sampling,
+        log_probs=False,
+        top_log_probs=0,
+        context_logits=False,
+        generation_logits=False,
+        guide=None,
     )
     request = dataclasses.replace(sequence.request, sampling=plain)
     twin = Sequence(request, sequence.order, sequence.seed, sequence.max_length, None)

@@ -64,6 +64,7 @@ def _retention(name: str, dims: tuple[int, ...], doc: str) -> Tensor:
 _OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
 _OF_MODELS: dict[str, Any] = {"own": True, "served_by": (PYTORCH, TRTLLM)}
 _PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
+_SCORES: dict[str, Any] = {"own": True, "served_by": (PYTORCH,)}
 _GUIDE: dict[str, Any] = {"ragged": True, "served_by": (TRTLLM,)}
 
 ENGINE_INPUTS: tuple[Tensor, ...] = (
@@ -71,7 +72,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("encoder_input_features", FP16, (-1, -1), "audio or vision encoder features", ragged=True),
     _unserved("encoder_output_lengths", INT32, (1,), "encoder output length", reshape=True),
     _scalar("input_lengths", INT32, "true length of the row of input_ids"),
-    _scalar("request_output_len", INT32, "most tokens to generate; required"),
+    _scalar("request_output_len", INT32, "most tokens to generate; required, but with pooling, where it says nothing"),
     _scalar("num_return_sequences", INT32, "independent samples of each prompt"),
     _unserved("draft_input_ids", INT32, (-1,), "draft tokens to verify", ragged=True),
     _unserved("decoder_input_ids", INT32, (-1,), "decoder prompt of encoder-decoder models", ragged=True),
@@ -142,6 +143,9 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
     _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OF_MODELS),
     _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OF_MODELS),
+    _scalar("num_prompt_log_probs", INT32, "fill prompt_log_probs, and so many top ones (0 to 20)", **_SCORES),
+    Tensor("log_prob_token_ids", INT32, (-1,), "fill token_log_probs: of these ids", ragged=True, **_SCORES),
+    _scalar("pooling", BYTES, "generate nothing, fill embedding: of the last token, or the mean of all", **_SCORES),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
     _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
     _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OF_MODELS),
@@ -187,6 +191,11 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),
     _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
+    _output("token_log_probs", FP32, "log-probs of log_prob_token_ids at each position [n, m]", (-1, -1), own=True),
+    _output("prompt_log_probs", FP32, "log-prob of each token of the prompt but the first, once", (-1,), own=True),
+    _output("prompt_top_log_prob_ids", INT32, "the likeliest in the place of each [n - 1, k]", (-1, -1), own=True),
+    _output("prompt_top_log_probs", FP32, "their log-probs [n - 1, k]", (-1, -1), own=True),
+    _output("embedding", FP32, "with pooling: the hidden state behind the last norm [hidden]", (-1,), own=True),
 )
 """What the engine says about a request and the detokenizer hands through to the client."""
 
@@ -281,7 +290,8 @@ _PASSED_TO_ENGINE = (
     "return_perf_metrics return_num_input_tokens return_num_output_tokens return_num_cached_tokens beam_width stream "
     "prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
-    "min_p num_top_log_probs ignore_eos final_perf_metrics priority deadline_ms client_id lora_name"
+    "min_p num_top_log_probs num_prompt_log_probs log_prob_token_ids pooling ignore_eos final_perf_metrics priority "
+    "deadline_ms client_id lora_name"
 ).split()
 ENSEMBLE_INPUTS = (
     *TOKENIZER_INPUTS,

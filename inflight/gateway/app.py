@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from inflight.gateway.chat import chat_completions
 from inflight.gateway.context import Gateway
 from inflight.gateway.cors import Cors
 from inflight.gateway.errors import ApiError
@@ -38,6 +39,7 @@ ROUTES: tuple[Served, ...] = (
     Served("GET", METRICS, metrics),
     Served("GET", "/v1/models", list_models),
     Served("GET", "/v1/models/{id:path}", retrieve_model),
+    Served("POST", "/v1/chat/completions", chat_completions, needs_engine=True),
     Served("POST", "/tokenize", tokenize),
     Served("POST", "/detokenize", detokenize),
     Served("GET", "/tokenizer_info", tokenizer_info),
@@ -75,6 +77,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
     finally:
         await gateway.readiness.stop()
+        await gateway.engine.close()
 
 
 def _when_ready(served: Served, gateway: Gateway) -> Endpoint:

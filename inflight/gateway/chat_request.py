@@ -1,4 +1,4 @@
-"""A chat as the engine takes it: messages, tools and guide to one ``Job``. Every endpoint with chats goes through it."""
+"""A chat as the engine takes it: messages, tools and guide to one ``Job``. Every endpoint with chats uses it."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from inflight.addresses import nearest_of
 from inflight.client.grpc_transport import GrpcTransport
 from inflight.contract import ENGINE
+from inflight.gateway.engine_client import EngineClient
 from inflight.gateway.errors import ApiError
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
@@ -18,6 +19,8 @@ from inflight.gateway.readiness import Readiness
 from inflight.settings.deployment import Deployment, model_name
 from inflight.settings.gateway import GatewaySettings
 from inflight.text.chat import ChatTemplate
+from inflight.text.output.find import find_chat_format
+from inflight.text.output.format import ChatFormat
 from inflight.text.tokenizer import Tokenizer
 
 CONNECT_TIMEOUT_S = 2.0
@@ -39,8 +42,16 @@ class Gateway:
     """None: requests need no API key."""
     chat_template: ChatTemplate | None
     """None: the checkpoint has none."""
+    chat_format: ChatFormat
+    """How the checkpoint writes calls of tools and reasoning."""
+    engine: EngineClient
     created: int = field(default_factory=lambda: int(time.time()))
     """When the gateway began, in seconds since the epoch; ``created`` of the models."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer: the checkpoint's, and those of its chat format."""
+        return self.tokenizer.config.end_ids | self.chat_format.stop_token_ids
 
     @property
     def settings(self) -> GatewaySettings:
@@ -95,6 +106,8 @@ def make_gateway(deployment: Deployment) -> Gateway:
         Load(settings.max_concurrent_requests),
         ApiKeys(settings.api_keys_file) if settings.api_keys_file else None,
         ChatTemplate(template, special) if template else None,
+        find_chat_format(tokenizer),
+        EngineClient(engine),
     )
 
 

@@ -13,8 +13,8 @@ from inflight.gateway.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""Seconds between two looks."""
+LOOK_S, LOOK_AWAY_S = 0.5, 0.1
+"""Seconds between two looks at an engine that is ready, and at one that is away."""
 
 
 class Readiness:
@@ -56,7 +56,7 @@ class Readiness:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if self.ready else LOOK_AWAY_S)
             try:
                 await self.look()
             except Exception:

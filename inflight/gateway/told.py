@@ -1,4 +1,4 @@
-"""Errors of the engine and of the libraries in the words of a request: inputs by the names of the fields they are of."""
+"""Errors of the engine and of the libraries in the words of a request: inputs by the names of its fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _FIELD_OF = {
     "end_ids": "stop_token_ids",
 }
 _SAME = (
-    "temperature min_p min_tokens seed repetition_penalty presence_penalty frequency_penalty priority deadline_ms client_id"
+    "temperature min_p min_tokens seed repetition_penalty presence_penalty frequency_penalty priority deadline_ms "
+    "client_id"
 )
 _PROMPT, _GUIDE = (
     ("input_ids", "text_input"),

@@ -181,9 +181,11 @@ def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals
         if gateway is not None:
             gateway.check()
         with _console.status("starting") as status:
+            if gateway is not None:
+                gateway.start()  # while the engine loads
             supervisor.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
             if gateway is not None:
-                gateway.start()
+                gateway.wait_ready()
         with signals.held():  # what is interrupted is printed once more with what comes next
             _console.print(_banner(server, gateway, time.monotonic() - started), markup=False, soft_wrap=True)
         supervisor.keep_serving()

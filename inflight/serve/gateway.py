@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 START_S = 60
 """Seconds until the gateway must answer after its start."""
+ENGINE_SEEN_S = 5
+"""Seconds that the gateway gets to see an engine that is ready."""
 PAUSES_S = (0, 1, 2, 4, 8, 16)
 """The pauses before new starts in a row; the last of them before all that follow."""
 WELL_S = 60
@@ -40,6 +42,7 @@ WELL_S = 60
 END_S = 10
 """Seconds beyond the exit timeout until the gateway is killed."""
 _LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 2.0, 5.0
+_AWAY = 503
 _LAST_LINES = 5
 
 
@@ -104,19 +107,25 @@ class GatewayProcess:
             raise DeploymentError(f"gateway.api_keys_file: {settings.api_keys_file} is no file")
 
     def start(self) -> None:
-        """Start it, and wait until it answers.
-
-        Raises:
-            DeploymentError: it cannot be served; the message is the gateway's own.
-        """
+        """Start it; it does not answer yet."""
         self._folder = temporary_directory("inflight-gateway-")
         self._log = self.log_path.open("w")
         # The kernel's signal at the parent's death comes at the death of the thread that started the process.
         self._thread = threading.Thread(target=self._keep, name="gateway", daemon=True)
         self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Wait until it answers, and then until it has seen that the engine is ready.
+
+        Raises:
+            DeploymentError: it cannot be served; the message is the gateway's own.
+        """
         self._tried.wait()
         if not self._answered.is_set():
             raise DeploymentError(f"the gateway {self._error}")
+        deadline = time.monotonic() + ENGINE_SEEN_S
+        while not self._answers(ready=True) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
 
     def begin_stop(self) -> None:
         """Have it take no more requests, and end when those that run have ended or had their time."""
@@ -198,12 +207,12 @@ class GatewayProcess:
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
 
-    def _answers(self) -> bool:
-        """Return whether it answers at all; 503 is an answer."""
+    def _answers(self, ready: bool = False) -> bool:
+        """Return whether it answers, if only that the engine is away; ``ready``: whether it says that it is not."""
         try:
             read_directly(f"{self.url}/health", _PROBE_TIMEOUT_S)
         except (OSError, http.client.HTTPException) as error:
-            return getattr(error, "code", None) == 503
+            return not ready and getattr(error, "code", None) == _AWAY
         return True
 
     def _end(self) -> str:

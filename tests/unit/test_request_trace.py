@@ -16,10 +16,10 @@ import pytest
 
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.errors import EngineFailure, InvalidRequest, as_told
+from inflight.logs import JsonFormatter, TextFormatter
 from inflight.sampling import SamplingParams
 from inflight.settings.deployment import Deployment
 from inflight.settings.observability import ObservabilitySettings
-from inflight.logs import JsonFormatter, TextFormatter
 from inflight.triton.request_reader import SubRequest
 from inflight.triton.tracing.record import RequestTrace, SpanEnd
 from inflight.triton.tracing.stages import (

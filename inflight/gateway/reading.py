@@ -13,7 +13,7 @@ from inflight.gateway.errors import ApiError, invalid
 from inflight.gateway.fields import unsupported
 from inflight.gateway.values import Kind, wrong
 
-_NAMES = {dict: "an object", list: "a list", str: "a string"}
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
 class JsonValue:

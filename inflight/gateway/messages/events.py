@@ -51,6 +51,12 @@ class MessageWriter:
         self._pieces: list[str] = []
         """The text of the open block, or its input as JSON."""
 
+    @property
+    def calls(self) -> bool:
+        """Whether there are calls of tools, complete or not."""
+        blocks = [*self._content, *([self._open] if self._open is not None else [])]
+        return any(block["type"] == "tool_use" for block in blocks)
+
     def begin(self, usage: MessageUsage) -> list[Json]:
         """Return the first events."""
         message = self._message(None, None, usage)
@@ -66,8 +72,8 @@ class MessageWriter:
                 shown = None if self._omits_thinking else {"type": "thinking_delta", "thinking": text}
                 return self._more(block, text, shown)
             case CallStart(_, name):
-                block = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(16)}", "name": name, "input": {}}
-                return self._begin(block)
+                call: Json = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(16)}", "name": name, "input": {}}
+                return self._begin(call)
             case ArgumentsDelta(_, text):
                 self._pieces.append(text)
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
@@ -115,4 +121,3 @@ class MessageWriter:
     def _message(self, stop_reason: str | None, stop_sequence: str | None, usage: MessageUsage) -> Json:
         ends = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage.as_json()}
         return {**self._fields, "content": list(self._content), **ends}
-

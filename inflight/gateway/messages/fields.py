@@ -53,11 +53,11 @@ _PROMPT = (
     served("chat_template_kwargs", mapping(), "variables of the checkpoint's chat template"),
     accepted("cache_control", _CACHE_CONTROL, "equal prefixes of prompts are reused by themselves"),
     accepted("betas", list_of(string(), _MOST), "they are named by the fields that they allow"),
-    refused("speed", "all requests have one speed", "standard"),
-    refused("context_management", f"{_AS_SENT}, and no thinking is cleared", *_NO_EDITS),
-    refused("compaction", _AS_SENT),
-    refused("mcp_servers", "this server calls no tools", []),
-    refused("user_profile_id workspace_id billing_policy", "there are no accounts"),
+    *refused("speed", "all requests have one speed", "standard"),
+    *refused("context_management", f"{_AS_SENT}, and no thinking is cleared", *_NO_EDITS),
+    *refused("compaction", _AS_SENT),
+    *refused("mcp_servers", "this server calls no tools", []),
+    *refused("user_profile_id workspace_id billing_policy", "there are no accounts"),
 )
 COUNT_TOKENS: Table = table(_PROMPT)
 MESSAGES: Table = table(
@@ -65,7 +65,7 @@ MESSAGES: Table = table(
     _PROMPT,
     CHAT["stream"],
     served("max_tokens", integer(1, _INT32), "most tokens to generate, thinking included; the context may end before"),
-    served("stop_sequences", list_of(string(empty=False), _MOST), "strings that end the answer, and are not part of it"),
+    served("stop_sequences", list_of(string(empty=False), _MOST), "strings that end the answer, without being part"),
     served("metadata", object_with({"user_id": string()}), "`user_id`: whose turn it uses, with batching.fairness"),
     accepted("service_tier", one_of("auto", "standard_only"), "there is one tier"),
     refused("container", "no code is run"),

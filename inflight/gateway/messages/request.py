@@ -14,15 +14,15 @@ from inflight.gateway.reading import JsonValue
 from inflight.gateway.values import integer, mapping, one_of
 
 RENAMED = {
-    "max_completion_tokens": "max_tokens",
-    "response_format.json_schema.schema": "output_config.format.schema",
-    "response_format.json_schema": "output_config.format",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "stop": "stop_sequences",
-    "user": "metadata.user_id",
+    r"response_format\.json_schema\b": "output_config.format",
+    r"response_format": "output_config.format",
+    r"reasoning_effort": "output_config.effort",
+    r"(tools\[\d+\])\.function\.parameters\b": r"\1.input_schema",
+    r"(tools\[\d+\])\.function\b": r"\1",
+    r"tool_choice\.function\b": "tool_choice",
+    r"^stop": "stop_sequences",
 }
-"""What the chat's fields are called here, for errors; the longer names first."""
+"""Paths of the chat's fields and what they are here, for errors."""
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 _THINKING = one_of("enabled", "disabled", "adaptive")
 
@@ -32,7 +32,9 @@ class MessagesRequest:
     """A request, checked."""
 
     chat: dict[str, Any]
-    """The body of the same chat completion."""
+    """The body of the same chat completion, without a limit of tokens."""
+    max_tokens: int
+    """Most tokens to generate, as far as there is room for them."""
     stream: bool
     thinks: bool | None
     """Whether the model is to think; None: the request does not say."""
@@ -74,14 +76,13 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
     thinking = value("thinking")
     thinks = None if thinking is None else _read_thinking(thinking)
     display = None if thinking is None else thinking.get("display")
-    if "max_tokens" in fields:
-        chat["max_completion_tokens"] = fields.get("max_tokens")
     if stops := fields.get("stop_sequences"):
         chat["stop"] = stops
     if user := fields.get("metadata", {}).get("user_id"):
         chat["user"] = user
     return MessagesRequest(
         chat,
+        max_tokens=fields.get("max_tokens", 1),
         stream=fields.get("stream", False),
         thinks=thinks,
         omits_thinking=display is not None and display.read(one_of("summarized", "omitted")) == "omitted",

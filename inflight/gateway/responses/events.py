@@ -25,6 +25,8 @@ from inflight.gateway.responses.items import (
 )
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
+_CUT_BY = {"length": "max_output_tokens", "deadline": "deadline"}
+"""Why a response is incomplete, by the reason for its end. A deadline is a field of ours, and so is its name."""
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 """Codes that the response of a failure may have; all others are ``server_error``."""
 
@@ -85,11 +87,11 @@ class ResponseWriter:
 
     def finish(self, finish_reason: str, usage: Usage) -> list[Json]:
         """End the response; return the last events. Without any output it has a message without text."""
-        cut = finish_reason == "length"
+        reason = _CUT_BY.get(finish_reason)
+        status = INCOMPLETE if reason else COMPLETED
         events = self._begin(MessageItem()) if self._open is None and not self._output else []
-        events += self._end(INCOMPLETE if cut else COMPLETED)
-        details = {"reason": "max_output_tokens"} if cut else None
-        status = INCOMPLETE if cut else COMPLETED
+        events += self._end(status)
+        details = {"reason": reason} if reason else None
         response = self._response(status, incomplete_details=details, usage=usage.as_json())
         return [*events, self._event({"type": f"response.{status}", "response": response})]
 

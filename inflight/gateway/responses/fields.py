@@ -65,7 +65,7 @@ RESPONSES: Table = table(
     served(
         "reasoning",
         object_with(_REASONING),
-        "`effort`, as `reasoning_effort` of chats; `summary` may be `auto`: none is made, the reasoning itself is shown",
+        "`effort`, as `reasoning_effort` of chats; `summary` may be `auto`: none is made, the text is shown",
     ),
     served("metadata", mapping_of(string(512), 16), "repeated in the response"),
     CHAT["safety_identifier"],

@@ -13,14 +13,15 @@ from inflight.gateway.responses.fields import LOG_PROBS, PASSED_ON, RESPONSES_RE
 from inflight.gateway.responses.tools import read_text_format, read_tools
 
 RENAMED = {
-    "max_completion_tokens": "max_output_tokens",
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "messages": "input",
+    r"max_completion_tokens": "max_output_tokens",
+    r"response_format\.json_schema\b": "text.format",
+    r"response_format": "text.format",
+    r"(tools\[\d+\])\.function\b": r"\1",
+    r"tool_choice\.function\b": "tool_choice",
+    r"reasoning_effort": "reasoning.effort",
+    r"messages": "input",
 }
-"""What the chat's fields are called here, for errors; the longer names first."""
+"""Paths of the chat's fields and what they are here, for errors."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inflight.gateway.chat import chat_completions
+from inflight.gateway.completions import completions
 from inflight.gateway.context import Gateway
 from inflight.gateway.cors import Cors
 from inflight.gateway.errors import ApiError
@@ -45,6 +46,7 @@ ROUTES: tuple[Served, ...] = (
     Served("POST", "/v1/responses", create_response, needs_engine=True),
     Served("POST", "/v1/messages", create_message, needs_engine=True),
     Served("POST", "/v1/messages/count_tokens", count_tokens),
+    Served("POST", "/v1/completions", completions, needs_engine=True),
     Served("POST", "/tokenize", tokenize),
     Served("POST", "/detokenize", detokenize),
     Served("GET", "/tokenizer_info", tokenizer_info),

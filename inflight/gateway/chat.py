@@ -22,6 +22,7 @@ from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
 from inflight.gateway.sse import EventStream, event, while_connected
+from inflight.gateway.usage import usage_object
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 
@@ -246,16 +247,6 @@ class _ChunkWriter:
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the chunk with the counts of tokens, which has no choice."""
         return event(f'{self._begin}[],"usage":{_json(usage)}}}')
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return ``usage`` of an answer."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 def _json(value: Any) -> str:

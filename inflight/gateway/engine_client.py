@@ -238,11 +238,6 @@ def decode(message: pb.ModelInferResponse) -> dict[str, np.ndarray]:
 def read_delta(outputs: Mapping[str, np.ndarray]) -> EngineDelta:
     """Return what a response adds to its sequence."""
     reason, limit = outputs.get("finish_reason"), outputs.get("text_limit")
-    ids, values = outputs.get("top_log_prob_ids"), outputs.get("top_log_probs")
-    top: list[list[tuple[int, float]]] = []
-    if ids is not None and values is not None:
-        pairs = zip(ids[0].tolist(), values[0].tolist(), strict=True)
-        top = [list(zip(row, scores, strict=True)) for row, scores in pairs]
     log_probs = outputs.get("output_log_probs")
     return EngineDelta(
         index=_scalar(outputs, "sequence_index"),
@@ -250,11 +245,19 @@ def read_delta(outputs: Mapping[str, np.ndarray]) -> EngineDelta:
         text_limit=None if limit is None else int(limit.reshape(-1)[0]),
         finish_reason=None if reason is None else reason.reshape(-1)[0].decode(),
         log_probs=[] if log_probs is None else log_probs.reshape(-1).tolist(),
-        top_log_probs=top,
+        top_log_probs=pairs(outputs, "top_log_prob_ids", "top_log_probs"),
         output_tokens=_scalar(outputs, "num_output_tokens"),
         cached_tokens=_scalar(outputs, "num_cached_tokens"),
         outputs=outputs,
     )
+
+
+def pairs(outputs: Mapping[str, np.ndarray], ids: str, log_probs: str) -> list[list[tuple[int, float]]]:
+    """Return tokens with their log-probs, of two outputs ``[1, n, k]``; [] where they are absent."""
+    if ids not in outputs or log_probs not in outputs:
+        return []
+    rows = zip(outputs[ids][0].tolist(), outputs[log_probs][0].tolist(), strict=True)
+    return [list(zip(tokens, values, strict=True)) for tokens, values in rows]
 
 
 def _scalar(outputs: Mapping[str, np.ndarray], name: str) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from inflight.errors import InflightError, RequestCancelled
 from inflight.gateway.context import Gateway
-from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
 from inflight.gateway.told import told
 from inflight.text.output.events import CallStart, OutputEvent
@@ -56,6 +56,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probs of a prompt."""
+
+    log_probs: list[float]
+    """Of its tokens but the first."""
+    top: list[list[tuple[int, float]]]
+    """At each of these the likeliest tokens, the best first."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """What is new of one choice."""
 
@@ -68,6 +78,8 @@ class ChoiceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
     """With the end: the stop string that ended it, or ``deadline``."""
+    prompt_scores: PromptScores | None = None
+    """Where log-probs of the prompt were asked for; the same with each delta."""
 
 
 async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
@@ -78,17 +90,31 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     """
     choices = [_Choice(gateway.tokenizer, job, index) for index in range(job.request.sequences)]
     deltas = gateway.engine.generate(job.request)
+    scores: PromptScores | None = None
+    waiting: list[EngineDelta] = []
     try:
         async for delta in deltas:
             if delta.finish_reason == "cancelled":
                 raise RequestCancelled("the request was cancelled at the engine")
-            choice = choices[delta.index]
-            choice.count(delta)
-            yield choice.push(delta, _usage(job.request.prompt, choices))
+            scores = scores or _prompt_scores(delta)
+            waiting.append(delta)
+            if job.request.prompt_log_probs is not None and scores is None:
+                continue  # they come with one of the choices, and belong before all of them
+            for one in waiting:
+                choices[one.index].count(one)
+                yield choices[one.index].push(one, _usage(job.request.prompt, choices), scores)
+            waiting.clear()
     except InflightError as error:
         raise told(error, job.prompt_param, job.guide_param) from error
     finally:
         await deltas.aclose()
+
+
+def _prompt_scores(delta: EngineDelta) -> PromptScores | None:
+    if "prompt_log_probs" not in delta.outputs:
+        return None
+    log_probs = delta.outputs["prompt_log_probs"].reshape(-1).tolist()
+    return PromptScores(log_probs, pairs(delta.outputs, "prompt_top_log_prob_ids", "prompt_top_log_probs"))
 
 
 def _usage(prompt: Sequence[int], choices: Sequence[_Choice]) -> Usage:
@@ -116,7 +142,7 @@ class _Choice:
         self.output_tokens = max(self.output_tokens, delta.output_tokens)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
 
-    def push(self, delta: EngineDelta, usage: Usage) -> ChoiceDelta:
+    def push(self, delta: EngineDelta, usage: Usage, scores: PromptScores | None) -> ChoiceDelta:
         """Take a response of the engine."""
         ends = delta.finish_reason is not None
         pieces = self._detokenizer.push(delta.tokens, delta.text_limit)
@@ -134,7 +160,7 @@ class _Choice:
         entries = self._entries(delta, ends)
         reason = self._finish_reason(delta.finish_reason)
         why = "deadline" if delta.finish_reason == "deadline" else stop
-        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why)
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores)
 
     def _visible(self, piece: Piece) -> Piece:
         """Return a special token that is shown, and that the parser does not know, as its text."""

@@ -46,8 +46,8 @@ def read_messages(system: JsonValue | None, messages: JsonValue) -> list[Message
             chat.append({"role": "system", "content": _read_system(content)})
         else:
             chat += _read_user(content, names)
-    if elements[-1].value["role"] == "assistant":
-        raise elements[-1].refusal("the last message must be the user's; an answer is not continued")
+    if chat[-1]["role"] == "assistant" and (not chat[-1]["content"] or "tool_calls" in chat[-1]):
+        raise elements[-1].error("is the assistant's; the last message may only be so with text, which is continued")
     return chat
 
 

@@ -37,7 +37,12 @@ _NO_EDITS: tuple[dict[str, list[Any]], ...] = (
 
 _PROMPT = (
     CHAT["model"],
-    served("messages", anything(), "roles user, assistant and system; blocks text, thinking, tool_use and tool_result"),
+    served(
+        "messages",
+        anything(),
+        "roles user, assistant and system; blocks text, thinking, tool_use and tool_result; a last message of "
+        "the assistant is continued",
+    ),
     served("system", anything(), "a text, or blocks of text; Claude Code's line for Anthropic's accounts is left out"),
     served("tools", list_of(mapping(), _MOST), "tools with an `input_schema`; Anthropic's own tools are refused"),
     served("tool_choice", mapping(), "auto, any, tool or none; with `disable_parallel_tool_use` one call at most"),

@@ -71,6 +71,8 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
 
     chat = {name: fields.get(name) for name in ("model", *PASSED_ON) if name in fields}
     chat["messages"] = read_messages(value("system"), JsonValue(fields.get("messages"), "messages", ignored))
+    if chat["messages"][-1]["role"] == "assistant":
+        chat["continue_final_message"] = True
     chat |= read_tools(value("tools"), value("tool_choice"))
     chat |= _read_output(value("output_config"), value("output_format"))
     thinking = value("thinking")

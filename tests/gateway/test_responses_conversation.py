@@ -1,4 +1,4 @@
-"""Items of the Responses API as messages of a chat: turns, calls and their outputs, reasoning, and what clients echo."""
+"""Items of the Responses API as messages of a chat: turns, calls and their outputs, reasoning, and echoes."""
 
 from __future__ import annotations
 

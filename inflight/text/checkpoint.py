@@ -34,6 +34,8 @@ class TextConfig:
     """Jinja source; None for a base model."""
     max_length: int | None = None
     """The longest sequence in tokens, by the model's own configuration; None: it does not say."""
+    response_template: Mapping[str, Any] | None = None
+    """How the model's output is to be read, where the tokenizer's settings say it (``text/output``)."""
 
 
 def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
@@ -85,7 +87,10 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not isinstance(template, str | None):
         raise TypeError(f"chat_template is {template!r}")
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length)
+    response = tokenizer.get("response_template")
+    if not isinstance(response, dict | None):
+        raise TypeError(f"response_template is {response!r}")
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length, response)
 
 
 def _is_id(value: Any) -> bool:

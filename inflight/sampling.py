@@ -22,7 +22,7 @@ _MOST_LENGTH_PENALTY = 50
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOG_PROBS = 20
 
-GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "lark_grammar"]
 Pooling = Literal["last", "mean"]
 TENSOR_OF = {
     "log_probs": "return_log_probs",

@@ -34,9 +34,7 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         ApiError: 400, naming the field by its path.
     """
     tools, choice = read_tools(fields)
-    prompt = await _prompt(fields, gateway, tools)
-    special = fields.get("add_special_tokens", False)
-    [ids] = await encode_texts(gateway, [prompt], "messages", add_special_tokens=special)
+    prompt, ids = await chat_prompt(fields, gateway, tools)
     guide = _guide(fields, gateway, tools, choice)
     form = gateway.chat_format
     top = _top_log_probs(fields)
@@ -64,6 +62,18 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         prompt_param="messages",
         guide_param=guide.param if guide else "",
     )
+
+
+async def chat_prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> tuple[str, list[int]]:
+    """Return the prompt that the chat template makes of a chat, as text and as token ids.
+
+    Raises:
+        ApiError: 400, naming the field by its path.
+    """
+    prompt = await _prompt(fields, gateway, tools)
+    special = fields.get("add_special_tokens", False)
+    [ids] = await encode_texts(gateway, [prompt], "messages", add_special_tokens=special)
+    return prompt, ids
 
 
 async def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:

@@ -13,7 +13,7 @@ from tests.support.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inflight"
-PURE = {"numpy", "pydantic", "yaml", "tokenizers", "jinja2"}
+PURE = {"numpy", "pydantic", "yaml", "tokenizers", "jinja2", "regex"}
 LAYERS: dict[str, set[str]] = {
     # part of the package: the parts of the package that it may import
     "errors": set(),

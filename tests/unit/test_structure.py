@@ -83,7 +83,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "addresses": {"httpx"},
     "gguf": {"numpy"},
     "machine": {"pydantic", "pynvml"},
-    "engine": {"numpy", "torch", "triton", "safetensors", "transformers"},
+    "engine": {"llguidance", "numpy", "torch", "triton", "safetensors", "transformers"},
     "triton": {"numpy", "opentelemetry", "pydantic", "triton_python_backend_utils"},
     "hub": {"httpx", "psutil", "pydantic", "rich", "typer"},
     "serve": {"typer", "rich", "yaml", "pydantic"},

@@ -364,19 +364,6 @@ def longest(request: Request, max_length: int) -> int:
     )
 
 
-def max_blocks(request: Request, length: int, block_size: int) -> int:
-    """Return the blocks that a request may hold at most.
-
-    A beam search holds the full blocks of the prompt once and all others once per beam; one more per beam is for the
-    copy of a block that several beams are about to write into. ``length``: its tokens of prompt and output, at most.
-    """
-    blocks, width = -(-length // block_size), request.sampling.beam_width
-    if width == 1:
-        return blocks
-    shared = len(request.prompt) // block_size
-    return shared + width * (blocks - shared + 1)
-
-
 class Chunk(NamedTuple):
     """A part of one sequence's tokens, computed in one step."""
 

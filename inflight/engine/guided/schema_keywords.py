@@ -76,7 +76,7 @@ def at(schema: Any, path: Path) -> Any:
     for step in path:
         if not isinstance(schema, dict if isinstance(step, str) else list):
             raise LookupError(step)
-        schema = schema[step]
+        schema = cast(Any, schema)[step]
     return schema
 
 

@@ -98,6 +98,14 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("min_tokens", INT32, "no end before this many tokens"),
     _scalar("presence_penalty", FP32, "taken off the logit of each token of prompt and output"),
     _scalar("frequency_penalty", FP32, "taken off as often as the token occurs in them"),
+    _scalar(
+        "prompt_ignore_length",
+        INT32,
+        "presence and frequency penalties leave out so many tokens of the prompt, from its start",
+        own=True,
+        neutral=0,
+        **_PORTABLE,
+    ),
     _scalar("seed", UINT64, "random seed; absent: a new one per request"),
     _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
     _scalar("return_context_logits", BOOL, "fill context_logits: of a stream, in its last response"),
@@ -105,6 +113,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts, so far"),
     _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
     _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
+    _scalar("return_num_cached_tokens", BOOL, "fill num_cached_tokens", neutral=False, **_OWN),
     _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
     _scalar("stop", BOOL, "end every running request of this request id"),
     _scalar("streaming", BOOL, "send tokens as they come"),
@@ -178,6 +187,7 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     *PERFORMANCE_OUTPUTS,
     _output("num_input_tokens", INT32, "tokens of the prompt"),
     _output("num_output_tokens", INT32, "tokens generated so far, of all beams"),
+    _output("num_cached_tokens", INT32, "prompt tokens taken from the prefix cache, at the end", own=True),
     _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),
     _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
@@ -276,8 +286,9 @@ ENGINE_NAME_OF = {
 
 _PASSED_TO_ENGINE = (
     "num_return_sequences exclude_input_in_output top_k top_p temperature length_penalty repetition_penalty min_tokens "
-    "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
-    "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
+    "presence_penalty frequency_penalty prompt_ignore_length seed return_log_probs return_context_logits return_generation_logits "
+    "return_perf_metrics return_num_input_tokens return_num_output_tokens return_num_cached_tokens beam_width stream "
+    "prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
     "min_p num_top_log_probs num_prompt_log_probs log_prob_token_ids pooling ignore_eos final_perf_metrics priority "
     "deadline_ms client_id lora_name"

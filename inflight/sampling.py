@@ -90,6 +90,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    prompt_ignore_length: int = 0
+    """How many tokens of the prompt, from its start, presence and frequency penalties leave out; the longest: all."""
     seed: int | None = None
     """None: the engine draws one per request."""
     beam_width: int = 1
@@ -138,6 +140,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(math.isfinite(value), name, value, "a finite number")
+        length = self.prompt_ignore_length
+        _require(length >= 0, "prompt_ignore_length", length, "at least 0")
         if self.seed is not None:
             _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
         number = self.top_log_probs

@@ -148,7 +148,8 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
 def _adjust(row: Tensor, sequence: SamplingRow) -> None:
     """Apply bias, bans and penalties to one row, in place.
 
-    Repetition (arXiv:1909.05858), presence and frequency penalties all count the prompt, as upstream does.
+    Repetition (arXiv:1909.05858), presence and frequency penalties all count the prompt, as upstream does; of the last
+    two ``prompt_ignore_length`` leaves a part of it out.
     """
     sampling = sequence.request.sampling
     if sampling.logit_bias:
@@ -162,11 +163,14 @@ def _adjust(row: Tensor, sequence: SamplingRow) -> None:
         forbidden += [token for token in sampling.end_ids if 0 <= token < len(row)]
     if forbidden:
         row.index_fill_(0, _index(forbidden, row), -torch.inf)
-    if _penalizes(sampling):
-        present, counts = (to_device(part, row.device) for part in np.unique(tokens, return_counts=True))
+    if sampling.repetition_penalty != 1.0:
+        present = to_device(np.unique(tokens), row.device)
         logits, penalty = row[present], sampling.repetition_penalty
-        logits = torch.where(logits > 0, logits / penalty, logits * penalty)
-        row[present] = logits - sampling.presence_penalty - sampling.frequency_penalty * counts
+        row[present] = torch.where(logits > 0, logits / penalty, logits * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        counted = np.array(tokens[min(sampling.prompt_ignore_length, len(sequence.request.prompt)) :], np.int64)
+        present, counts = (to_device(part, row.device) for part in np.unique(counted, return_counts=True))
+        row[present] = row[present] - sampling.presence_penalty - sampling.frequency_penalty * counts
 
 
 def _draw_of(sequence: SamplingRow) -> Draw:

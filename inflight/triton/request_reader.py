@@ -29,6 +29,7 @@ _MAX_CLIENT_ID = 256
 _SAMPLING_INPUTS = {
     **{name: name for name in "temperature min_p min_tokens seed beam_width early_stopping ignore_eos".split()},
     **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")},
+    "prompt_ignore_length": "prompt_ignore_length",
     "top_k": "runtime_top_k",
     "top_p": "runtime_top_p",
     "length_penalty": "len_penalty",
@@ -58,6 +59,7 @@ class OutputOptions:
     """Width of the logits."""
     batch_size: int
     sequences: int
+    return_num_cached_tokens: bool = False
 
 
 _FLAGS = [name for name, kind in get_type_hints(OutputOptions).items() if kind is bool]

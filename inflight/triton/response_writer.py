@@ -71,9 +71,15 @@ def to_arrays(
         "sequence_index": subrequest.sequence_index if options.sequences > 1 else None,
         "num_input_tokens": len(subrequest.request.prompt) if options.return_num_input_tokens else None,
         "num_output_tokens": generated if options.return_num_output_tokens else None,
+        "num_cached_tokens": _cached_tokens(output) if options.return_num_cached_tokens else None,
     }
     arrays |= {name: np.array([[value]], np.int32) for name, value in numbers.items() if value is not None}
     return arrays | _scores(output, subrequest, options, cum_log_prob) | _metrics(output, options)
+
+
+def _cached_tokens(output: Output) -> int | None:
+    """Return the prompt tokens from the prefix cache, with a sequence's last output."""
+    return output.metrics.cached_tokens if output.finished and output.metrics is not None else None
 
 
 def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_log_prob: float) -> Arrays:

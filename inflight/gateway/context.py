@@ -111,9 +111,7 @@ def make_gateway(deployment: Deployment) -> Gateway:
         ChatTemplate(template, special) if template else None,
         find_chat_format(tokenizer),
         EngineClient(engine),
-        read_embedding_format(
-            deployment.model, None if settings.embedding_pooling == "auto" else settings.embedding_pooling
-        ),
+        read_embedding_format(deployment.model, settings.embedding_pooling),
     )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from inflight.errors import DeploymentError
 from inflight.sampling import Pooling
@@ -37,8 +37,8 @@ class EmbeddingFormat:
     it must not be cut."""
 
 
-def read_embedding_format(directory: Path, pooling: Pooling | None = None) -> EmbeddingFormat:
-    """Return the format of a checkpoint's embeddings; ``pooling`` takes the place of what it says itself.
+def read_embedding_format(directory: Path, pooling: Pooling | Literal["auto"] = "auto") -> EmbeddingFormat:
+    """Return the format of a checkpoint's embeddings; a ``pooling`` takes the place of what it says itself.
 
     Raises:
         DeploymentError: a file is not what it should be.
@@ -49,13 +49,13 @@ def read_embedding_format(directory: Path, pooling: Pooling | None = None) -> Em
         raise DeploymentError(f"{directory}: modules.json or a file that it names is broken: {error!r}") from error
 
 
-def _read(directory: Path, pooling: Pooling | None) -> EmbeddingFormat:
+def _read(directory: Path, pooling: Pooling | Literal["auto"]) -> EmbeddingFormat:
     model = read_json(directory / "config.json")
     model = {**model, **(model.get("text_config") or {})}
     size, shorter = model.get("hidden_size"), model.get("matryoshka_dimensions")
     lengths = tuple(int(length) for length in shorter or ()) if shorter or model.get("is_matryoshka") else None
-    own, why_not = ("last", "") if pooling is not None else _pooling(directory)
-    return EmbeddingFormat(pooling or own, why_not, size if type(size) is int else None, lengths)
+    own, why_not = _pooling(directory) if pooling == "auto" else (pooling, "")
+    return EmbeddingFormat(own, why_not, size if type(size) is int else None, lengths)
 
 
 def _pooling(directory: Path) -> tuple[Pooling, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,9 @@ class CompletionChoice:
         self._text = ""
         self._entries: list[TokenLogProb] = []
         self._token_ids: list[int] = []
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
-        """Where the next token's text begins in the text."""
+        """Where the next token's text begins in the text, in characters."""
         self._finish_reason: str | None = None
         self._stop_reason: str | None = None
 
@@ -86,7 +88,7 @@ class CompletionChoice:
         offsets = []
         for entry in self._entries:
             offsets.append(self._offset)
-            self._offset += len(entry.bytes.decode("utf-8", "ignore"))
+            self._offset += len(self._utf8.decode(entry.bytes))
         return {
             "text_offset": offsets,
             "token_logprobs": [None if one.log_prob is None else number(one.log_prob) for one in self._entries],

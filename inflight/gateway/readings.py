@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
@@ -61,7 +61,10 @@ def _check_length(gateway: Gateway, reading: Reading) -> None:
 
 def _common(readings: Sequence[Reading]) -> int:
     """Return how many tokens all prompts begin with, if there are several."""
-    return len(commonprefix([list(one.request.prompt) for one in readings])) if len(readings) > 1 else 0
+    if len(readings) < 2:
+        return 0
+    columns = zip(*(one.request.prompt for one in readings), strict=False)  # up to the end of the shortest
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 async def _last(gateway: Gateway, reading: Reading) -> AsyncGenerator[EngineDelta, None]:

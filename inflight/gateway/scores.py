@@ -22,7 +22,7 @@ from inflight.gateway.readings import Reading, read_all
 from inflight.gateway.relevance import label_readings, relevance, rerank_prompts
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, label_log_probs, usage_of
 from inflight.gateway.sse import while_connected
-from inflight.gateway.values import anything, boolean, integer, list_of, string
+from inflight.gateway.values import anything, boolean, integer, list_of, string, wrong
 
 MOST_ITEMS = 1024
 _LABELS = list_of(integer(0, 2**31 - 1), 256, least=1)
@@ -40,7 +40,7 @@ GENERATIVE = table(
     served("add_special_tokens", boolean(), "true without it: a text gets the checkpoint's special tokens"),
 )
 SCORE = table(
-    GENERATIVE,
+    GENERATIVE.values(),
     TRUNCATION,
     *(
         served(name, _TEXTS, "a text, or a list of texts: a query, and a document")
@@ -113,17 +113,14 @@ def _pairs(fields: Fields) -> tuple[list[str], list[str], str]:
     given = [pair for pair in _PAIRS if pair[0] in fields or pair[1] in fields]
     if len(given) != 1:
         what = "are missing" if not given else "are given by several names"
-        raise invalid(
-            f"the texts {what}; a request has text_1 and text_2, or query, items and label_token_ids", "text_1"
-        )
+        wanted = "a request has text_1 and text_2, or query, items and label_token_ids"
+        raise invalid(f"the texts {what}; {wanted}", "text_1", "missing_required_parameter")
     first, second = given[0]
     queries, documents = (texts(fields.get(name), name) for name in (first, second))
     if len(queries) == 1:
         queries *= len(documents)
     if len(queries) != len(documents):
-        message = (
-            f"{first} has {len(queries)} texts and {second} {len(documents)}; they must be as many, or {first} one"
-        )
+        message = f"{first} has {len(queries)} texts and {second} {len(documents)}; {first} must have one, or as many"
         raise invalid(message, first)
     return queries, documents, second
 
@@ -152,13 +149,15 @@ async def _label_readings(request: Request, gateway: Gateway, fields: Fields, *,
     several = items if isinstance(items, list) else [items]
     if not several or len(several) > MOST_ITEMS:
         raise invalid(f"items has {len(several)} items; it must have 1 to {MOST_ITEMS}", "items")
-    if isinstance(query, str) and joined and all(isinstance(one, str) for one in several):
+    if not isinstance(query, str) and not (isinstance(query, list) and all(type(one) is int for one in query)):
+        raise wrong("query", query, "a string, or a list of token ids")
+    if not all(isinstance(one, type(query)) for one in several):
+        raise invalid("items must be texts where query is one, and lists of token ids where query is one", "items")
+    if isinstance(query, str) and joined:
         both = [one + query if fields.get("item_first") else query + one for one in several]
         prompts = await read_prompts(both, gateway, add_special_tokens=special, param="items", most=MOST_ITEMS)
         return label_readings(request, gateway, fields, [(one.ids, _path(items, n)) for n, one in enumerate(prompts)])
     heads = await read_prompts(query, gateway, add_special_tokens=special, param="query", most=1)
-    if isinstance(query, str) != isinstance(several[0], str):
-        raise invalid("query and items must both be texts, or both token ids", "items")
     tails = await read_prompts(several, gateway, add_special_tokens=False, param="items", most=MOST_ITEMS)
     prompts = [_join(heads[0], tail, fields.get("item_first", False)) for tail in tails]
     return label_readings(request, gateway, fields, [(one.ids, _path(items, n)) for n, one in enumerate(prompts)])

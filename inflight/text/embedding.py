@@ -73,13 +73,8 @@ def _pooling(directory: Path) -> tuple[Pooling, str]:
     path = Path(modules[kinds.index("Pooling")]["path"]).name
     config = read_json(directory / path / "config.json")
     given = config.get("pooling_mode")
-    modes = (
-        [given] if isinstance(given, str) else [name for name, on in config.items() if on is True and _is_mode(name)]
-    )
+    flags = [name for name, value in config.items() if value is True and name.startswith("pooling_mode_")]
+    modes = [given] if isinstance(given, str) else flags
     if len(modes) == 1 and modes[0] in _MODES:
         return _MODES[modes[0]], ""
     return "last", f"its pooling is {' with '.join(modes) or 'none'}; last token and mean are served"
-
-
-def _is_mode(name: str) -> bool:
-    return name.startswith("pooling_mode_")

@@ -19,6 +19,7 @@ _FIELD_OF = {
     "return_log_probs": "logprobs",
     "num_top_log_probs": "top_logprobs",
     "num_prompt_log_probs": "logprobs",
+    "log_prob_token_ids": "label_token_ids",
     "end_ids": "stop_token_ids",
 }
 _SAME = (

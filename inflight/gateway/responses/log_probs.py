@@ -13,7 +13,7 @@ class TextLogProbs:
     def __init__(self) -> None:
         self._waiting: list[TokenLogProb] = []
         self._bytes = 0
-        """Bytes of text that have no log-probs yet."""
+        """Bytes of text without log-probs; below 0 where the last token goes beyond the text so far."""
         self._begun = False
 
     def add(self, entries: Sequence[TokenLogProb]) -> None:
@@ -21,7 +21,7 @@ class TextLogProbs:
         self._waiting += entries
 
     def take(self, text: str, reasoning_tokens: int) -> list[TokenLogProb]:
-        """Return the log-probs that go with the next piece of text: those whose bytes it completes.
+        """Return the log-probs that go with the next piece of text: those whose bytes begin in it.
 
         Args:
             text: the piece.
@@ -33,7 +33,7 @@ class TextLogProbs:
             self._skip(reasoning_tokens, raw)
         self._bytes += len(raw)
         count = 0
-        while count < len(self._waiting) and len(self._waiting[count].bytes) <= self._bytes:
+        while count < len(self._waiting) and self._bytes > 0:
             self._bytes -= len(self._waiting[count].bytes)
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]

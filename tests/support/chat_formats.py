@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from inflight.text.checkpoint import TextConfig
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from inflight.text.output.format import ChatFormat
-from inflight.text.output.markers import MarkedDetokenizer
+from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
 from inflight.text.output.tools import Tool
 from inflight.text.tokenizer import Tokenizer
 from tests.support.tokenizers import TEXTS
@@ -259,3 +260,23 @@ def _bytes(piece: bytes | str | None, name: bytes) -> bytes:
 def grammar_tokens(tokenizer: Tokenizer) -> llguidance.LLTokenizer:
     """Return llguidance's view of a vocabulary."""
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(tokenizer)))
+
+
+def pieces_of(chat: ChatFormat, tokenizer: Tokenizer, text: str) -> list[Piece]:
+    """Return an output as its characters and markers."""
+    special = {name: Marker(token, name) for name, token in tokenizer.special_tokens.items() if token in chat.markers}
+    if not special:
+        return list(text)
+    parts = re.split(f"({'|'.join(map(re.escape, special))})", text)
+    return [one for part in parts for one in ([special[part]] if part in special else part)]
+
+
+def whole(pieces: list[Piece]) -> list[Piece]:
+    """Return pieces with neighbouring texts joined."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and isinstance(piece, str) and isinstance(joined[-1], str):
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    return joined

@@ -98,7 +98,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "addresses": {"httpx"},
     "gguf": {"numpy"},
     "machine": {"pydantic", "pynvml"},
-    "engine": {"numpy", "torch", "triton", "safetensors", "transformers"},
+    "engine": {"llguidance", "numpy", "torch", "triton", "safetensors", "transformers"},
     "triton": {"numpy", "opentelemetry", "pydantic", "triton_python_backend_utils"},
     "gateway": {
         "grpc",

@@ -25,7 +25,7 @@ from inflight.text.output.lark import (
 )
 from inflight.text.output.python_calls import NAME, read_python_list
 from inflight.text.output.scanner import SPACE, Reading, Scanner
-from inflight.text.output.sections import SectionFormat, Tools, reads
+from inflight.text.output.sections import SectionFormat, Tools
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.output.xml_calls import FUNCTION, read_xml_call
 from inflight.text.output.xml_grammar import XmlArguments
@@ -56,7 +56,7 @@ class HermesFormat(SectionFormat):
         if start != FUNCTION:
             yield from scanner.run(SPACE)
             if (yield from scanner.peek()) == "{":
-                yield from read_calls(scanner, frozenset(tools), "", reads("</tool_call>", scanner))
+                yield from read_calls(scanner, frozenset(tools), "", "</tool_call>")
                 return
             if not (yield from scanner.literal(FUNCTION)):
                 scanner.reject()
@@ -66,8 +66,8 @@ class HermesFormat(SectionFormat):
             return
         scanner.begin()
         yield from scanner.run(SPACE)
-        closed = yield from scanner.literal("</tool_call>")
-        if closed or start == FUNCTION or (yield from scanner.peek()) is None:
+        closed = yield from scanner.closing("</tool_call>")
+        if closed or start == FUNCTION:
             scanner.accept()
         else:
             scanner.reject()
@@ -132,7 +132,7 @@ class LlamaFormat(SectionFormat):
     def _read_calls(self, scanner: Scanner, tools: Tools) -> Reading[None]:
         match (yield from scanner.peek()):
             case "{":
-                yield from read_calls(scanner, frozenset(tools), ";", reads("<|python_end|>", scanner))
+                yield from read_calls(scanner, frozenset(tools), ";", "<|python_end|>")
             case "[":
                 yield from read_python_list(scanner, frozenset(tools))
             case _:
@@ -178,7 +178,7 @@ class MistralFormat(SectionFormat):
         yield from scanner.run(SPACE)
         if (yield from scanner.literal("[")):
             yield from scanner.run(SPACE)
-            yield from read_calls(scanner, frozenset(tools), ",", reads("]", scanner))
+            yield from read_calls(scanner, frozenset(tools), ",", "]")
             return
         name = yield from scanner.name(NAME)
         if (yield from scanner.literal("[CALL_ID]")):
@@ -224,7 +224,7 @@ class DeepSeekFormat(SectionFormat):
                 return
         while (yield from self._call(scanner, tools)):
             yield from scanner.run(SPACE)
-            if (yield from scanner.literal(self._all_end)) or (yield from scanner.peek()) is None:
+            if (yield from scanner.closing(self._all_end)):
                 scanner.accept()
                 return
             if not (yield from scanner.literal(self._one)):
@@ -248,9 +248,9 @@ class DeepSeekFormat(SectionFormat):
         scanner.begin()
         yield from scanner.run(SPACE)
         if fenced:
-            yield from scanner.literal("```")
+            yield from scanner.closing("```")
             yield from scanner.run(SPACE)
-        if (yield from scanner.literal(self._end)) or (yield from scanner.peek()) is None:
+        if (yield from scanner.closing(self._end)):
             scanner.accept()
             return True
         return False
@@ -278,5 +278,5 @@ class DeepSeekFormat(SectionFormat):
         return guide(calls, shape, bodies, self._special, () if self._one in self._special else (self._one,))
 
 
-_DEEPSEEK_NAME = re.compile(r"[\w.\-]*")
+_DEEPSEEK_NAME = re.compile(r"[\w.:/\-]*")
 _LINE = re.compile(r"[^\n]*")

@@ -55,7 +55,7 @@ class Gemma4Format(SectionFormat):
             return
         scanner.begin()
         yield from scanner.run(SPACE)
-        if (yield from scanner.literal("<tool_call|>")) or (yield from scanner.peek()) is None:
+        if (yield from scanner.closing("<tool_call|>")):
             scanner.accept()
         else:
             scanner.reject()
@@ -96,6 +96,8 @@ class _Notation:
             if not isinstance((yield from scanner.peek()), str):
                 return False
             if value.expects_key and (key := (yield from scanner.name(_WORD))):
+                if (yield from scanner.peek()) is None:
+                    return False
                 self._give(json.dumps(key, ensure_ascii=False))
                 continue
             self._give((yield from scanner.one()))
@@ -109,7 +111,7 @@ class _Notation:
         accepted, _ = self._json.feed(text, 0)
         if accepted:
             self._sink(accepted)
-        elif self._sink.started:
+        elif text and self._sink.started:
             self._scanner.begin(text if spelt is None else spelt)
 
 
@@ -127,12 +129,14 @@ class Gemma3Format(SectionFormat):
             yield from read_python_list(scanner, names)
             scanner.begin()
             yield from scanner.run(SPACE)
+            called = True
         else:
-            while (yield from self._line(scanner, names)):
+            called = yield from self._line(scanner, names)
+            yield from scanner.run(SPACE)
+            while called and (yield from scanner.peek()) not in ("`", None):
+                called = yield from self._line(scanner, names)
                 yield from scanner.run(SPACE)
-                if (yield from scanner.peek()) in ("`", None):
-                    break
-        if (yield from scanner.literal("```")) or (yield from scanner.peek()) is None:
+        if called and (yield from scanner.closing("```")):
             scanner.accept()
         else:
             scanner.reject()

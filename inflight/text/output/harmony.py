@@ -17,7 +17,7 @@ from inflight.text.tokenizer import Tokenizer
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
 _HEADER = re.compile(r"[\w .=:/\-]*")
-_RECIPIENT = re.compile(r"to=functions\.([\w.\-]+)")
+_RECIPIENT = re.compile(r"to=functions\.([\w.:/\-]+)")
 
 
 class HarmonyFormat(SectionFormat):

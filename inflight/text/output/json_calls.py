@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from inflight.text.output.json_text import JsonText, escape_surrogates
@@ -137,19 +136,19 @@ def _read(scanner: Scanner) -> Reading[str | None]:
     return "".join(parts).strip(SPACES) if (yield from scanner.value(JsonText(), parts.append)) else None
 
 
-def read_calls(
-    scanner: Scanner, names: frozenset[str], separator: str, end: Callable[[], Reading[bool]]
-) -> Reading[None]:
+def read_calls(scanner: Scanner, names: frozenset[str], separator: str, end: str) -> Reading[None]:
     """Read calls with ``separator`` between them up to ``end``; what is none of that comes out as content."""
     while (yield from CallReader(scanner, names).read()):
         scanner.begin()
         yield from scanner.run(SPACE)
-        if (yield from end()):
+        if (yield from scanner.closing(end)):
             scanner.accept()
             return
         if separator and not (yield from scanner.literal(separator)):
             break
         yield from scanner.run(SPACE)
+        if (yield from scanner.peek()) is None:
+            scanner.accept()
     scanner.reject()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from inflight.text.output.json_text import MAX_DEPTH, to_json
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 
-NAME = re.compile(r"[\w.\-]*")
+NAME = re.compile(r"[\w.:/\-]*")
 _PLAIN = re.compile(r"[^()\[\]{}'\"]+")
 _QUOTED = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -75,12 +75,14 @@ def read_python_list(scanner: Scanner, names: frozenset[str]) -> Reading[None]:
         while (yield from read_python_call(scanner, names)):
             scanner.begin()
             yield from scanner.run(SPACE)
-            if (yield from scanner.literal("]")):
+            if (yield from scanner.closing("]")):
                 scanner.accept()
                 return
             if not (yield from scanner.literal(",")):
                 break
             yield from scanner.run(SPACE)
+            if (yield from scanner.peek()) is None:
+                scanner.accept()
     scanner.reject()
 
 

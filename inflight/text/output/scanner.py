@@ -112,10 +112,33 @@ class Scanner:
                     return False
                 yield
 
-    def until(self, words: tuple[str, ...], sink: Callable[[str], None], record: bool = False) -> Reading[str | None]:
+    def closing(self, word: str) -> Reading[bool]:
+        """Read ``word`` if it comes next, or as much of it as there is where the output ends."""
+        return (yield from self.literal(word)) or (yield from self.cut_off(word))
+
+    def cut_off(self, *words: str) -> Reading[bool]:
+        """Read the rest of the output if it is the beginning of one of ``words``, or empty; return whether it was."""
+        while isinstance((yield from self.peek()), str):
+            rest = self._text[self._place :]
+            if not any(word.startswith(rest) for word in words):
+                return False
+            if self._refill():
+                continue
+            if self._pieces:
+                return False
+            if self._ended:
+                self._take(len(self._text))
+                break
+            yield
+        return not self._pieces
+
+    def until(
+        self, words: tuple[str, ...], sink: Callable[[str], None], record: bool = False, tail: bool = True
+    ) -> Reading[str | None]:
         """Give text to ``sink`` until one of ``words`` comes; read it and return it; None: the output has ended.
 
-        No word begins another one. Markers that are none of the words are skipped.
+        No word begins another one. Markers that are none of the words are skipped. Unless ``tail``, the beginning of a
+        word that the output ends with is left out.
         """
         texts = tuple(word for word in words if word not in self._special)
         while True:
@@ -129,7 +152,9 @@ class Scanner:
             if not self._pieces and not self._ended:
                 yield
                 continue
-            sink(self._pass(len(self._text), record))
+            rest = self._pass(len(self._text), record)
+            if self._pieces or tail:
+                sink(rest)
             if not self._pieces:
                 return None
             marker = self._pieces.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from inflight.sampling import Guide
 from inflight.text.output.events import OutputEvent
@@ -137,12 +137,3 @@ class SectionFormat(ChatFormat):
     def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
         """Read calls behind the delimiter ``start``; then accept or reject what has been recorded."""
         raise NotImplementedError
-
-
-def reads(word: str, scanner: Scanner) -> Callable[[], Reading[bool]]:
-    """Return the reading of a delimiter that ends calls; the end of the output does as well."""
-
-    def end() -> Reading[bool]:
-        return (yield from scanner.literal(word)) or (yield from scanner.peek()) is None
-
-    return end

@@ -54,6 +54,9 @@ def read_xml_call(scanner: Scanner, tools: dict[str, Tool]) -> Reading[bool]:
             scanner.arguments("}")
             scanner.begin()
             return True
+        if opening != "{" and (yield from scanner.cut_off(_PARAMETER, _END_FUNCTION)):
+            scanner.accept()
+            return True
         key = yield from _read_key(scanner)
         if key is None:
             if opening != "{":
@@ -80,12 +83,12 @@ def _read_value(scanner: Scanner, tool: Tool, key: str) -> Reading[bool]:
     types = parameter_types(tool, key)
     if types == {"string"}:
         scanner.arguments('"')
-        if (yield from scanner.until((_END_PARAMETER,), _StringValue(scanner))) is None:
+        if (yield from scanner.until((_END_PARAMETER,), _StringValue(scanner), tail=False)) is None:
             return False
         scanner.arguments('"')
         return True
     parts: list[str] = []
-    if (yield from scanner.until((_END_PARAMETER,), parts.append)) is None:
+    if (yield from scanner.until((_END_PARAMETER,), parts.append, tail=False)) is None:
         return False
     text = "".join(parts).removeprefix("\n").removesuffix("\n")
     scanner.arguments(convert(text, types))

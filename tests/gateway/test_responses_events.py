@@ -161,9 +161,10 @@ def test_log_probs_go_with_the_text_whatever_its_pieces(words: list[str], reason
     while shown < len(text) or come < len(entries):
         # A piece of text comes with the log-probs of its tokens, or after them.
         more = data.draw(st.integers(min(1, len(entries) - come), len(entries) - come))
-        scores.add(entries[come : come + more], reasoning_tokens=min(reasoning, come + more))
+        scores.add(entries[come : come + more])
         come += more
         ready = "".join(words[: max(0, come - reasoning)])
-        taken += scores.take(ready[shown:])
+        if shown < len(ready):
+            taken += scores.take(ready[shown:], reasoning)
         shown = len(ready)
     assert taken == tokens

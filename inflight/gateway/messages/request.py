@@ -69,7 +69,7 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
     def value(name: str) -> JsonValue | None:
         return JsonValue(fields.get(name), name, ignored) if name in fields else None
 
-    chat = {name: fields.get(name) for name in ("model", *PASSED_ON) if name in fields}
+    chat = {name: fields.get(name) for name in ("model", "chat_template_kwargs", *PASSED_ON) if name in fields}
     chat["messages"] = read_messages(value("system"), JsonValue(fields.get("messages"), "messages", ignored))
     if chat["messages"][-1]["role"] == "assistant":
         chat["continue_final_message"] = True

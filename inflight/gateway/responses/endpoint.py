@@ -88,12 +88,13 @@ class _Answer:
 
     def _add(self, delta: ChoiceDelta) -> list[Json]:
         self._reasoning.add(delta)
-        self._log_probs.add(delta.log_probs, self._reasoning.count)
+        self._log_probs.add(delta.log_probs)
         events: list[Json] = []
         for output in delta.events:
             scores: list[dict[str, Any]] = []
             if isinstance(output, ContentDelta):
-                scores = chat_log_probs(self._log_probs.take(output.text), self._names)["content"]
+                entries = self._log_probs.take(output.text, self._reasoning.count)
+                scores = chat_log_probs(entries, self._names)["content"]
             events += self._writer.add(output, scores)
         if delta.finish_reason:
             usage = delta.usage

@@ -12,23 +12,38 @@ class TextLogProbs:
 
     def __init__(self) -> None:
         self._waiting: list[TokenLogProb] = []
-        self._seen = 0
-        """Tokens that have come."""
         self._bytes = 0
-        """Bytes of text that have no log-probs yet."""
+        """Bytes of text without log-probs; below 0 where the last token goes beyond the text so far."""
+        self._begun = False
 
-    def add(self, entries: Sequence[TokenLogProb], reasoning_tokens: int) -> None:
-        """Take the next log-probs; the first ``reasoning_tokens`` of all belong to the reasoning."""
-        first = min(max(0, reasoning_tokens - self._seen), len(entries))
-        self._seen += len(entries)
-        self._waiting += entries[first:]
+    def add(self, entries: Sequence[TokenLogProb]) -> None:
+        """Take the next log-probs of the output."""
+        self._waiting += entries
 
-    def take(self, text: str) -> list[TokenLogProb]:
-        """Return the log-probs that go with the next piece of text: those whose bytes it completes."""
-        self._bytes += len(text.encode())
+    def take(self, text: str, reasoning_tokens: int) -> list[TokenLogProb]:
+        """Return the log-probs that go with the next piece of text: those whose bytes begin in it.
+
+        Args:
+            text: the piece.
+            reasoning_tokens: how many tokens of the output came before the text.
+        """
+        raw = text.encode()
+        if not self._begun:
+            self._begun = True
+            self._skip(reasoning_tokens, raw)
+        self._bytes += len(raw)
         count = 0
-        while count < len(self._waiting) and len(self._waiting[count].bytes) <= self._bytes:
+        while count < len(self._waiting) and self._bytes > 0:
             self._bytes -= len(self._waiting[count].bytes)
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
+
+    def _skip(self, reasoning_tokens: int, raw: bytes) -> None:
+        """Drop what came before the text: the reasoning, and white space between it and the text."""
+        del self._waiting[:reasoning_tokens]
+        while reasoning_tokens and self._waiting and not self._waiting[0].bytes.strip():
+            space = self._waiting[0].bytes
+            if raw.startswith(space) or space.startswith(raw):
+                return
+            del self._waiting[0]

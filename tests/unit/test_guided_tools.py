@@ -183,9 +183,7 @@ def test_the_demo_knows_the_grammar() -> None:
     tools = [Tool("f", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})]
     guide = chat.guide(tools, ToolChoice.required(), True)
     assert guide is not None
-    matcher = llguidance.LLMatcher(
-        grammar_tokens(tokenizer), guide.text
-    )
+    matcher = llguidance.LLMatcher(grammar_tokens(tokenizer), guide.text)
     tokens = tokenizer.encode_batch([FAMILIES[0].render([("f", {"a": 12})])])[0]
     assert matcher.try_consume_tokens(tokens) == len(tokens)
     assert matcher.is_accepting()

@@ -219,6 +219,8 @@ def test_spellings_that_models_have_besides_their_own() -> None:
     broken = '<tool_call>{"name": "search", "arguments": {"q": "a\nb"}}</tool_call>'
     assert calls(0, broken) == [("search", {"q": "a\nb"})]
     assert calls(3, "<function=search>\n<parameter=q>\n1\n</parameter>\n</function>") == [search]
+    tags = "<tool_call>\n<function=get_weather>\n<parameter=tags>\n['a', {'b': None}]\n</parameter>\n</function>"
+    assert calls(3, tags) == [("get_weather", {"tags": ["a", {"b": None}]})]
     assert calls(4, "<|python_tag|>[search(q=1), search(q='a', r=[True, {'b': None}])]") == [
         search,
         ("search", {"q": "a", "r": [True, {"b": None}]}),

@@ -161,6 +161,32 @@ def test_choices_are_enforced(index: int) -> None:
         chat.guide([], required, True)
 
 
+@pytest.mark.parametrize("index", [index for index, family in enumerate(FAMILIES) if family.reasoning])
+def test_a_model_may_think_before_a_call_that_must_come(index: int) -> None:
+    family, tokenizer = FAMILIES[index], tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    opening, closing = family.reasoning or ("", "")
+    calls: list[Call] = [("f", {"a": 1})]
+    text = family.render(calls)
+    tools = [Tool("f", "", {"type": "object"})]
+    guide = chat.guide(tools, ToolChoice.required(), True, reasoning=True)
+    assert guide is not None
+    assert accepted(index, guide.text, text)
+    thought = f"{opening}Is it <so>? {{}}{closing}{text}"
+    assert accepted(index, guide.text, thought)
+    assert not accepted(index, guide.text, f"{opening}Is it so?{closing}{family.answer}Yes.")
+    read = read_tokens(chat, tokenizer, tools, [tokenizer.encode_batch([thought])[0]])
+    assert (read.reasoning, read.content, read.values) == ("Is it <so>? {}", "", calls)
+    if chat.guide_start(tokenizer):
+        plain = chat.guide(tools, ToolChoice.required(), True)
+        assert plain is not None
+        assert not accepted(index, plain.text, thought)
+        ends = tokenizer.encode_batch([closing.strip()])[0]
+        assert list(chat.guide_start(tokenizer)) == ends
+        behind = thought.partition(closing.strip())[2]
+        assert accepted(index, plain.text, behind)
+
+
 @given(st.text("ab<>_tol/cuni={}[]\"'\n`", max_size=40))
 def test_free_text_that_the_grammar_allows_has_no_call_that_it_does_not(text: str) -> None:
     index = 0

@@ -68,9 +68,11 @@ class TemplateFormat(ChatFormat):
         parser.push([prompt[anchors[-1].end() :] if anchors else prompt])
         return parser.in_reasoning
 
-    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+    def guide(
+        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+    ) -> Guide | None:
         """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
-        return self._found.guide(tools, choice, parallel)
+        return self._found.guide(tools, choice, parallel, reasoning=reasoning)
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens that end the reasoning."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from inflight.text.output.json_calls import schema_types
 from inflight.text.output.json_text import to_json
+from inflight.text.output.python_calls import python_literal
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
 from inflight.text.output.tools import Tool
 
@@ -114,7 +115,8 @@ def convert(text: str, types: frozenset[str]) -> str:
             if not types or _is_one_of(value, types):
                 return to_json(int(value) if isinstance(value, float) and "number" not in types and types else value)
         except (ValueError, RecursionError):
-            pass
+            if types & {"array", "object"} and (value := python_literal(bare)) is not None and _is_one_of(value, types):
+                return to_json(value)
     return to_json(text)
 
 

@@ -28,11 +28,15 @@ def mask_logits(logits: Tensor, guides: Sequence[GuideState | None]) -> None:
         for place, row in enumerate(rows):
             logits[row].masked_fill_(forbidden[place], -torch.inf)
         return
-    words = to_device(masks, logits.device)
-    bits = words[:, :, None] >> torch.arange(WORD, dtype=torch.int32, device=logits.device)
-    forbidden = (bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
     index = to_device(np.array(rows, np.int64), logits.device)
+    forbidden = forbidden_tokens(to_device(masks, logits.device), logits.shape[1])
     logits[index] = logits[index].masked_fill(forbidden, -torch.inf)
+
+
+def forbidden_tokens(words: Tensor, vocab_size: int) -> Tensor:
+    """Return, for masks ``[n, words]`` on a device, which tokens they forbid: bool ``[n, vocab_size]``."""
+    bits = words[:, :, None] >> torch.arange(WORD, dtype=torch.int32, device=words.device)
+    return (bits & 1 == 0).flatten(1)[:, :vocab_size]
 
 
 def next_masks(guides: Sequence[GuideState]) -> np.ndarray:

@@ -31,7 +31,7 @@ def demo_gateway() -> Iterator[Served]:
 
 
 def environment(name: str) -> Home:
-    """Return a client's environment, made if need be; where packages cannot be had the test is skipped, but not in CI."""
+    """Return a client's environment, made if need be; without packages the test is skipped, but not in CI."""
     try:
         return CLIENTS.make(name, ROOT / CLIENTS.folder)
     except InflightError as error:

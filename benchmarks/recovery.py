@@ -66,7 +66,7 @@ def serving() -> Iterator[Serve]:
     """Run `inflight serve` with the demo on free ports; it is stopped at the end, if it runs still."""
     http, grpc, metrics = free_ports(3)
     command = [str(Path(sys.executable).with_name("inflight")), "serve", f"--http-port={http}"]
-    command += [f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
+    command += [f"--grpc-port={grpc}", f"--metrics-port={metrics}", "--no-gateway"]
     with TemporaryDirectory(prefix="inflight-recovery-") as folder:
         said = Path(folder) / "said"
         with said.open("w") as file:

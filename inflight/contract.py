@@ -64,6 +64,7 @@ def _retention(name: str, dims: tuple[int, ...], doc: str) -> Tensor:
 _OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
 _OF_MODELS: dict[str, Any] = {"own": True, "served_by": (PYTORCH, TRTLLM)}
 _PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
+_SCORES: dict[str, Any] = {"own": True, "served_by": (PYTORCH,)}
 _GUIDE: dict[str, Any] = {"ragged": True, "served_by": (TRTLLM,)}
 
 ENGINE_INPUTS: tuple[Tensor, ...] = (
@@ -71,7 +72,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("encoder_input_features", FP16, (-1, -1), "audio or vision encoder features", ragged=True),
     _unserved("encoder_output_lengths", INT32, (1,), "encoder output length", reshape=True),
     _scalar("input_lengths", INT32, "true length of the row of input_ids"),
-    _scalar("request_output_len", INT32, "most tokens to generate; required"),
+    _scalar("request_output_len", INT32, "most tokens to generate; required, but with pooling, where it says nothing"),
     _scalar("num_return_sequences", INT32, "independent samples of each prompt"),
     _unserved("draft_input_ids", INT32, (-1,), "draft tokens to verify", ragged=True),
     _unserved("decoder_input_ids", INT32, (-1,), "decoder prompt of encoder-decoder models", ragged=True),
@@ -97,6 +98,14 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("min_tokens", INT32, "no end before this many tokens"),
     _scalar("presence_penalty", FP32, "taken off the logit of each token of prompt and output"),
     _scalar("frequency_penalty", FP32, "taken off as often as the token occurs in them"),
+    _scalar(
+        "prompt_ignore_length",
+        INT32,
+        "presence and frequency penalties leave out so many tokens of the prompt, from its start",
+        own=True,
+        neutral=0,
+        **_PORTABLE,
+    ),
     _scalar("seed", UINT64, "random seed; absent: a new one per request"),
     _scalar("return_log_probs", BOOL, "fill cum_log_probs and output_log_probs"),
     _scalar("return_context_logits", BOOL, "fill context_logits: of a stream, in its last response"),
@@ -104,6 +113,7 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _scalar("return_perf_metrics", BOOL, "fill the ten outputs about time, KV cache and drafts, so far"),
     _scalar("return_num_input_tokens", BOOL, "fill num_input_tokens"),
     _scalar("return_num_output_tokens", BOOL, "fill num_output_tokens"),
+    _scalar("return_num_cached_tokens", BOOL, "fill num_cached_tokens", neutral=False, **_OWN),
     _scalar("exclude_input_in_output", BOOL, "leave the prompt out of a response that is not streamed"),
     _scalar("stop", BOOL, "end every running request of this request id"),
     _scalar("streaming", BOOL, "send tokens as they come"),
@@ -133,6 +143,9 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
     _scalar("min_p", FP32, "drop tokens less likely than min_p times the likeliest", neutral=0.0, **_OF_MODELS),
     _scalar("num_top_log_probs", INT32, "fill top_log_probs with so many tokens (at most 20)", neutral=0, **_OF_MODELS),
+    _scalar("num_prompt_log_probs", INT32, "fill prompt_log_probs, and so many top ones (0 to 20)", **_SCORES),
+    Tensor("log_prob_token_ids", INT32, (-1,), "fill token_log_probs: of these ids", ragged=True, **_SCORES),
+    _scalar("pooling", BYTES, "generate nothing, fill embedding: of the last token, or the mean of all", **_SCORES),
     _scalar("ignore_eos", BOOL, "do not end at an end id", own=True),
     _scalar("final_perf_metrics", BOOL, "as return_perf_metrics, in the last response only", own=True),
     _scalar("priority", INT32, "higher is served first; 0 by default", neutral=0, **_OF_MODELS),
@@ -174,9 +187,15 @@ PER_REQUEST_OUTPUTS: tuple[Tensor, ...] = (
     *PERFORMANCE_OUTPUTS,
     _output("num_input_tokens", INT32, "tokens of the prompt"),
     _output("num_output_tokens", INT32, "tokens generated so far, of all beams"),
+    _output("num_cached_tokens", INT32, "prompt tokens taken from the prefix cache, at the end", own=True),
     _output("finish_reason", BYTES, "at the end: stop, length, cancelled, deadline; unknown: upstream's", own=True),
     _output("top_log_prob_ids", INT32, "the likeliest tokens at each position [n, k]", (-1, -1), own=True),
     _output("top_log_probs", FP32, "their log-probs [n, k]", (-1, -1), own=True),
+    _output("token_log_probs", FP32, "log-probs of log_prob_token_ids at each position [n, m]", (-1, -1), own=True),
+    _output("prompt_log_probs", FP32, "log-prob of each token of the prompt but the first, once", (-1,), own=True),
+    _output("prompt_top_log_prob_ids", INT32, "the likeliest in the place of each [n - 1, k]", (-1, -1), own=True),
+    _output("prompt_top_log_probs", FP32, "their log-probs [n - 1, k]", (-1, -1), own=True),
+    _output("embedding", FP32, "with pooling: the hidden state behind the last norm [hidden]", (-1,), own=True),
 )
 """What the engine says about a request and the detokenizer hands through to the client."""
 
@@ -267,10 +286,12 @@ ENGINE_NAME_OF = {
 
 _PASSED_TO_ENGINE = (
     "num_return_sequences exclude_input_in_output top_k top_p temperature length_penalty repetition_penalty min_tokens "
-    "presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits "
-    "return_perf_metrics return_num_input_tokens return_num_output_tokens beam_width stream prompt_embedding_table "
+    "presence_penalty frequency_penalty prompt_ignore_length seed return_log_probs return_context_logits return_generation_logits "
+    "return_perf_metrics return_num_input_tokens return_num_output_tokens return_num_cached_tokens beam_width stream "
+    "prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
-    "min_p num_top_log_probs ignore_eos final_perf_metrics priority deadline_ms client_id lora_name"
+    "min_p num_top_log_probs num_prompt_log_probs log_prob_token_ids pooling ignore_eos final_perf_metrics priority "
+    "deadline_ms client_id lora_name"
 ).split()
 ENSEMBLE_INPUTS = (
     *TOKENIZER_INPUTS,

@@ -218,7 +218,40 @@ EXPORT = (
 )
 """What an exporter counts of itself."""
 
+
+GATEWAY_PROCESS = "gateway"
+"""The process that exports the families of ``GATEWAY`` on its own page; it is no stage, and its series have the labels
+of the table alone."""
+
+
+def _gateway(name: str, text: str, **more: Any) -> MetricFamily:
+    return MetricFamily(f"inflight_gateway_{name}", text, "gateway", (GATEWAY_PROCESS,), **more)
+
+
+GATEWAY = (
+    _gateway("requests_total", "Requests answered, by route and status", labels={"route": (), "status": ()}),
+    _gateway("disconnects_total", "Requests whose client left before the end of its answer", labels={"route": ()}),
+    _gateway("slow_clients_total", "Streams that ended because their client read too slowly", labels={"route": ()}),
+    _gateway("running_requests", "Requests under way", labels={"route": ()}),
+    _gateway(
+        "time_to_first_token_seconds",
+        "Arrival at the gateway to the first token of the answer",
+        labels={"route": ()},
+        buckets=SECONDS,
+    ),
+    _gateway(
+        "request_duration_seconds",
+        "Arrival at the gateway to the end of the answer",
+        labels={"route": ()},
+        buckets=SECONDS,
+    ),
+    _gateway("output_tokens_total", "Tokens of answers, by the engine's own count", labels={"route": ()}),
+    _gateway("ignored_fields_total", "Unknown fields of requests, which had no effect", labels={"field": ()}),
+    _gateway("engine_ready", "1 while the engine can be called, 0 while it is away"),
+)
+"""The gateway's families."""
+
 FAMILIES: dict[str, MetricFamily] = {
     family.name: family for group in (UPSTREAM, REQUESTS, TOKENS, BATCH, KV_CACHE, STAGES, EXPORT) for family in group
 }
-"""Every family by its name."""
+"""Every family of the stages by its name."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Literal, cast, get_args
 
@@ -22,6 +23,21 @@ MAX_SEED = 2**64 - 1
 MAX_TOP_LOG_PROBS = 20
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+Pooling = Literal["last", "mean"]
+TENSOR_OF = {
+    "log_probs": "return_log_probs",
+    "top_log_probs": "num_top_log_probs",
+    "prompt_log_probs": "num_prompt_log_probs",
+    "log_prob_ids": "log_prob_token_ids",
+    "context_logits": "return_context_logits",
+    "generation_logits": "return_generation_logits",
+    "logit_bias": "embedding_bias",
+    "bad_sequences": "bad_words_list",
+    "stop_sequences": "stop_words_list",
+    "guide": "guided_decoding_guide_type",
+    "length_penalty": "len_penalty",
+}
+"""The fields of SamplingParams that the engine stage calls by another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    prompt_ignore_length: int = 0
+    """How many tokens of the prompt, from its start, presence and frequency penalties leave out; the longest: all."""
     seed: int | None = None
     """None: the engine draws one per request."""
     beam_width: int = 1
@@ -98,6 +116,13 @@ class SamplingParams:
     log_probs: bool = False
     top_log_probs: int = 0
     """How many of the most likely tokens to report at each position, at most 20."""
+    log_prob_ids: tuple[int, ...] = ()
+    """Tokens whose log-probs to report at each position."""
+    prompt_log_probs: int | None = None
+    """Report the log-prob of each token of the prompt but the first, and so many of the most likely ones, at most 20;
+    None: do not."""
+    pooling: Pooling | None = None
+    """Generate nothing, and return the hidden state of the prompt's last token, or the mean of all tokens'."""
     context_logits: bool = False
     generation_logits: bool = False
 
@@ -115,10 +140,17 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(math.isfinite(value), name, value, "a finite number")
+        length = self.prompt_ignore_length
+        _require(length >= 0, "prompt_ignore_length", length, "at least 0")
         if self.seed is not None:
             _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "an unsigned 64-bit integer")
         number = self.top_log_probs
         _require(0 <= number <= MAX_TOP_LOG_PROBS, "num_top_log_probs", number, f"between 0 and {MAX_TOP_LOG_PROBS}")
+        if (asked := self.prompt_log_probs) is not None:
+            limit = f"between 0 and {MAX_TOP_LOG_PROBS}"
+            _require(0 <= asked <= MAX_TOP_LOG_PROBS, "num_prompt_log_probs", asked, limit)
+        if self.pooling is not None:
+            _require(self.pooling in get_args(Pooling), "pooling", repr(self.pooling), " or ".join(get_args(Pooling)))
         if any(map(math.isnan, self.logit_bias.values())):  # there may be one for each token of the vocabulary
             wrong = next({token: bias} for token, bias in self.logit_bias.items() if math.isnan(bias))
             _require(False, "embedding_bias", wrong, "numbers")
@@ -152,9 +184,21 @@ class SamplingParams:
         return found
 
     @cached_property
+    def reads_prompt(self) -> bool:
+        """Whether each of the prompt's positions must be computed, cached or not."""
+        return self.context_logits or self.prompt_log_probs is not None or self.pooling == "mean"
+
+    @cached_property
     def greedy(self) -> bool:
         """Whether the most likely token is taken at each step."""
         return not self.temperature or self.top_k == 1
+
+
+def asked_beside(sampling: SamplingParams, known: Iterable[str]) -> list[str]:
+    """Return the tensors that a request sets beside the fields ``known``: those whose values are not the defaults."""
+    plain = SamplingParams(sampling.max_tokens)
+    names = [part.name for part in fields(SamplingParams) if getattr(sampling, part.name) != getattr(plain, part.name)]
+    return [TENSOR_OF.get(name, name) for name in names if name not in known]
 
 
 def _require(holds: bool, name: str, value: object, limit: str) -> None:

@@ -176,6 +176,16 @@ int32_t inflight_step(InflightModel* model, const InflightStep* step, char* mess
   return guarded(message, size, [&] { model->run(*step); });
 }
 
+int32_t inflight_logits(InflightModel* model, int32_t rows, const int32_t* row, float* logits, char* message,
+                        int32_t size) {
+  return guarded(message, size, [&] { model->logits(rows, row, logits); });
+}
+
+int32_t inflight_hidden(InflightModel* model, int32_t rows, const int32_t* row, float* hidden, char* message,
+                        int32_t size) {
+  return guarded(message, size, [&] { model->hidden(rows, row, hidden); });
+}
+
 int32_t inflight_draw(InflightModel* model, int32_t rows, const float* logits, const InflightSample* samples,
                       int32_t* drawn, char* message, int32_t size) {
   return guarded(message, size, [&] { model->draw(rows, logits, samples, drawn); });

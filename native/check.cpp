@@ -102,10 +102,13 @@ void Model::check(const InflightStep& step) const {
     tokens += step.range[i].count;
   }
   if (tokens != step.tokens) fail("the ranges have %lld tokens; the step has %d", (long long)tokens, step.tokens);
-  if (step.rows < 0) fail("%d rows", step.rows);
-  for (int row = 0; row < step.rows; row++)
-    if (step.row[row] < 0 || step.row[row] >= step.tokens)
-      fail("row %d is token %d; the step has %d", row, step.row[row], step.tokens);
+  check_rows(step.rows, step.row, step.tokens);
+}
+
+void Model::check_rows(int rows, const int32_t* row, int tokens) const {
+  if (rows < 0) fail("%d rows", rows);
+  for (int index = 0; index < rows; index++)
+    if (row[index] < 0 || row[index] >= tokens) fail("row %d is token %d; the step has %d", index, row[index], tokens);
 }
 
 void Model::check_range(const InflightRange& range, int index) const {

@@ -173,6 +173,9 @@ class Model {
   void set_cache(const InflightCache& cache);
   // Computes a step; throws a Failure, before it writes anything, where the step is not well formed.
   void run(const InflightStep& step);
+  // Both are of some tokens of the last step, and throw a Failure where it has them not.
+  void logits(int rows, const int32_t* row, float* logits);
+  void hidden(int rows, const int32_t* row, float* hidden);
   // Draws a token from each row of logits `[rows][vocabulary]`.
   void draw(int rows, const float* logits, const InflightSample* samples, int32_t* drawn);
   // Seconds that each phase has taken so far.
@@ -183,6 +186,7 @@ class Model {
   char* panels_of(Weight& to, int layer, int which, int expert);
   void check(const InflightStep& step) const;
   void check_range(const InflightRange& range, int index) const;
+  void check_rows(int rows, const int32_t* row, int tokens) const;
   void check_weight(const InflightWeight& from, int layer, int which) const;
   void check_sample(const InflightSample& sample, int row) const;
 
@@ -222,7 +226,7 @@ class Model {
       for (int row = task * each; row < std::min(count, (task + 1) * each); row++) body(row);
     });
   }
-  void compute_logits(const InflightStep& step);
+  void compute_logits(int rows, const int32_t* row, float* logits);
   // Returns the token that is drawn from the logits of a row, or why there is none.
   int32_t draw_one(const float* row, const InflightSample& sample, Drawing& memory) const;
   void lap(Phase phase);
@@ -250,6 +254,7 @@ class Model {
   int most_rows_ = 1;  // of experts, for a token
   Buffer<float> x_, qkv_, attention_, gated_, product_, logits_, scores_, made_;
   Buffer<char> inputs_;
+  int step_tokens_ = 0;  // of the last step, whose residual stream `x_` has
   std::vector<int32_t> positions_, slots_;  // of the step's tokens
   std::vector<int32_t> first_of_range_;     // the index of each range's first token
   std::vector<Attending> attending_;

@@ -154,6 +154,7 @@ void Model::add(const Weight& weight, int tokens, const float* gain) {
 
 void Model::run(const InflightStep& step) {
   check(step);
+  step_tokens_ = 0;
   const int64_t tokens = step.tokens, rows = tokens * most_rows_, most = std::max<int64_t>(rows, step.rows);
   const int64_t widest = std::max({hidden_, attended_, inner_});
   x_.need(tokens * hidden_);
@@ -171,7 +172,27 @@ void Model::run(const InflightStep& step) {
   pool_.run(step.tokens, [&](int token, int) { embed(step.ids[token], x_.data() + token * hidden_); });
   lap(kEmbed);
   for (int layer = 0; layer < spec_.layers; layer++) compute_layer(step, layer);
-  if (step.rows) compute_logits(step);
+  step_tokens_ = step.tokens;
+  if (step.rows) compute_logits(step.rows, step.row, step.logits);
+}
+
+void Model::logits(int rows, const int32_t* row, float* logits) {
+  check_rows(rows, row, step_tokens_);
+  if (!rows) return;
+  inputs_.need(rows * std::max({hidden_, attended_, inner_}) * 4);
+  lap_ = std::chrono::steady_clock::now();
+  compute_logits(rows, row, logits);
+}
+
+void Model::hidden(int rows, const int32_t* row, float* hidden) {
+  check_rows(rows, row, step_tokens_);
+  lap_ = std::chrono::steady_clock::now();
+  pool_.run(rows, [&](int index, int) {
+    float* to = hidden + (int64_t)index * spec_.hidden;
+    memcpy(to, x_.data() + row[index] * hidden_, spec_.hidden * sizeof(float));
+    if (last_norm_.data()) kernels_.normalize(to, last_norm_.data(), spec_.eps, spec_.hidden);
+  });
+  lap(kNorm);
 }
 
 void Model::compute_layer(const InflightStep& step, int layer) {
@@ -200,24 +221,24 @@ void Model::compute_layer(const InflightStep& step, int layer) {
   lap(kDown);
 }
 
-void Model::compute_logits(const InflightStep& step) {
+void Model::compute_logits(int rows, const int32_t* row, float* made) {
   const InputRows to = input_rows(head_);
-  pool_.run(step.rows, [&](int row, int) {
-    kernels_.prepare(head_, x_.data() + step.row[row] * hidden_, last_norm_.data(), spec_.eps, 1.0f, to, row);
+  pool_.run(rows, [&](int index, int) {
+    kernels_.prepare(head_, x_.data() + row[index] * hidden_, last_norm_.data(), spec_.eps, 1.0f, to, index);
   });
   // Panels are written as a whole: where the last one is wider than what is left, it must not reach the next row.
   if (head_.columns == spec_.vocabulary && !(spec_.logit_softcap > 0.0f)) {
-    multiply(head_, step.rows, kStore, step.logits, spec_.vocabulary);
+    multiply(head_, rows, kStore, made, spec_.vocabulary);
   } else {
-    float* logits = logits_.need(step.rows * logits_width_);
-    multiply(head_, step.rows, kStore, logits, logits_width_);
+    float* logits = logits_.need(rows * logits_width_);
+    multiply(head_, rows, kStore, logits, logits_width_);
     const int parts = (spec_.vocabulary + kLogitsOfTask - 1) / kLogitsOfTask;
-    pool_.run(step.rows * parts, [&](int task, int) {
-      const int64_t row = task / parts, first = (int64_t)(task % parts) * kLogitsOfTask;
+    pool_.run(rows * parts, [&](int task, int) {
+      const int64_t index = task / parts, first = (int64_t)(task % parts) * kLogitsOfTask;
       const int size = (int)std::min<int64_t>(kLogitsOfTask, spec_.vocabulary - first);
-      float* from = logits + row * logits_width_ + first;
+      float* from = logits + index * logits_width_ + first;
       if (spec_.logit_softcap > 0.0f) kernels_.squeeze(from, spec_.logit_softcap, size);
-      memcpy(step.logits + row * spec_.vocabulary + first, from, size * sizeof(float));
+      memcpy(made + index * spec_.vocabulary + first, from, size * sizeof(float));
     });
   }
   lap(kLogits);

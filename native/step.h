@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #pragma GCC visibility push(default)
-#define INFLIGHT_ABI 8
+#define INFLIGHT_ABI 9
 
 typedef struct InflightModel InflightModel;
 
@@ -177,6 +177,12 @@ int32_t inflight_set_vector(InflightModel* model, int32_t layer, int32_t which, 
                             int32_t size);
 int32_t inflight_set_cache(InflightModel* model, const InflightCache* cache, char* message, int32_t size);
 int32_t inflight_step(InflightModel* model, const InflightStep* step, char* message, int32_t size);
+// Of some tokens of the last step, `row [rows]`: their logits [rows][vocabulary], as the step itself gives them; or their
+// hidden states [rows][hidden] behind the last norm, in float32, which is what the head's inputs are rounded from.
+int32_t inflight_logits(InflightModel* model, int32_t rows, const int32_t* row, float* logits, char* message,
+                        int32_t size);
+int32_t inflight_hidden(InflightModel* model, int32_t rows, const int32_t* row, float* hidden, char* message,
+                        int32_t size);
 // Draws a token from each row of `logits [rows][vocabulary]`; `drawn` has it, or INFLIGHT_NAN or INFLIGHT_ALL_BANNED.
 int32_t inflight_draw(InflightModel* model, int32_t rows, const float* logits, const InflightSample* samples,
                       int32_t* drawn, char* message, int32_t size);

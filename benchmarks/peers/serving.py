@@ -82,7 +82,8 @@ def _inflight(place: Place, variant: Variant, model: Path, ports: list[int]) -> 
     if settings.get("engine", {}).get("threads") == "all":
         settings["engine"]["threads"] = len(cores())
     server = dict(zip(("http_port", "grpc_port", "metrics_port"), ports, strict=True))
-    deployment = {"model": str(model), "server": {"host": "127.0.0.1", **server}, **settings}
+    own = {"server": {"host": "127.0.0.1", **server}, "gateway": {"enabled": False}}
+    deployment = {"model": str(model), **own, **settings}
     (directory / FILE_NAME).write_text(json.dumps(deployment) + "\n")
     return [sys.executable, "-m", "inflight", "serve", str(directory.resolve())], {}, OURS
 

@@ -1,7 +1,7 @@
 """Clients of an Inflight server: gRPC and HTTP, blocking and asyncio, with the same methods."""
 
 from inflight.client.aio import AsyncClient, AsyncHttpClient, AsyncStream, Retry, Timeouts
-from inflight.client.answer import Chunk, Completion, Usage
+from inflight.client.answer import Chunk, Completion, Scores, Usage
 from inflight.client.errors import RequestTimeout, ServerUnreachable
 from inflight.client.request import GenerateOptions, Prompt
 from inflight.client.sync import Client, HttpClient, Stream
@@ -18,6 +18,7 @@ __all__ = [
     "Prompt",
     "RequestTimeout",
     "Retry",
+    "Scores",
     "ServerUnreachable",
     "Stream",
     "Timeouts",

@@ -201,7 +201,7 @@ async def _chunks(
             while outputs := await patience.wait(anext(replies, _END)):
                 started = True
                 patience.arrived()
-                yield read_chunk(outputs, request.top_log_probs)
+                yield read_chunk(outputs, request.top_log_probs, request.log_prob_ids)
             return
         except RETRYABLE:
             if started or pause is None:

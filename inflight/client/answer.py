@@ -6,7 +6,7 @@ Knows nothing of transports: these hand over ``Outputs``, the tensors of one res
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -38,6 +38,35 @@ class Usage:
     output_tokens: int | None = None
 
 
+Likeliest = tuple[tuple[tuple[int, float], ...], ...]
+"""For each position the likeliest tokens as (token id, log-prob), best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What some requests ask for beside, or in place of, an answer's text. What was not asked for is empty."""
+
+    prompt_log_probs: tuple[float, ...] = ()
+    """The log-probs of the prompt's tokens but the first, with ``num_prompt_log_probs``."""
+    prompt_top_log_probs: Likeliest = ()
+    """The likeliest tokens in the place of each."""
+    token_log_probs: tuple[tuple[float, ...], ...] = ()
+    """Per new token the log-probs of ``log_prob_token_ids`` at its position."""
+    embedding: tuple[float, ...] = ()
+    """The prompt's, with ``pooling``; it is not normalized."""
+
+    def joined(self, more: Scores | None) -> Scores:
+        """Return these, with those of the next response behind them."""
+        if more is None:
+            return self
+        return Scores(
+            self.prompt_log_probs + more.prompt_log_probs,
+            self.prompt_top_log_probs + more.prompt_top_log_probs,
+            self.token_log_probs + more.token_log_probs,
+            self.embedding + more.embedding,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One response of a stream."""
@@ -55,16 +84,18 @@ class Chunk:
     cum_log_prob: float | None = None
     log_probs: tuple[float, ...] = ()
     """The log-probs of the new tokens, with ``return_log_probs``."""
-    top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    top_log_probs: Likeliest = ()
     """Per new token the likeliest ones as (token id, log-prob), with ``num_top_log_probs``."""
+    scores: Scores | None = None
+    """What else was asked for: log-probs of the prompt and of given tokens, or an embedding."""
     other_beams: tuple[Completion, ...] = ()
     """The beams after the best one, with ``beam_width``; the best one's text and log-probs are the chunk's."""
     outputs: Outputs = field(default_factory=dict, repr=False)
     """All tensors of the response, the performance outputs among them."""
 
 
-def read_chunk(outputs: Outputs, top_log_probs: int = 0) -> Chunk:
-    """Return the chunk that one response carries; ``top_log_probs`` as requested, to group that flattened tensor.
+def read_chunk(outputs: Outputs, top_log_probs: int = 0, log_prob_ids: int = 0) -> Chunk:
+    """Return the chunk that one response carries; the numbers are those requested, to group flattened tensors.
 
     Raises EngineFailure: its tensors do not go together, as those of another server may.
     """
@@ -73,18 +104,39 @@ def read_chunk(outputs: Outputs, top_log_probs: int = 0) -> Chunk:
         return next(iter(outputs.get(name, ())), None)
 
     try:
-        likeliest = list(zip(outputs.get("top_log_prob_ids", ()), outputs.get("top_log_probs", ()), strict=True))
-        width, index = max(top_log_probs, 1), int(first("sequence_index") or 0)
+        index = int(first("sequence_index") or 0)
+        grouped = _likeliest(outputs, "top_log_prob", top_log_probs)
+        scores = _scores(outputs, log_prob_ids)
         best, *others = _beams(outputs)
     except (TypeError, ValueError) as error:
         raise EngineFailure(f"a response is not one of Inflight's: {error}") from error
-    grouped = tuple(tuple(likeliest[at : at + width]) for at in range(0, len(likeliest), width))
     usage = Usage(first("num_input_tokens"), first("num_output_tokens"))
     return Chunk(
         best.text, index, first("finish_reason") or None, usage, start=first("text_start"), end=first("text_end"),
-        cum_log_prob=best.cum_log_prob, log_probs=best.log_probs, top_log_probs=grouped, other_beams=tuple(others),
-        outputs=outputs,
+        cum_log_prob=best.cum_log_prob, log_probs=best.log_probs, top_log_probs=grouped, scores=scores,
+        other_beams=tuple(others), outputs=outputs,
     )  # fmt: skip
+
+
+def _groups(values: Sequence[Any], width: int) -> tuple[tuple[Any, ...], ...]:
+    """Return flattened values in rows of ``width``."""
+    return tuple(tuple(values[at : at + width]) for at in range(0, len(values), max(width, 1)))
+
+
+def _likeliest(outputs: Outputs, name: str, width: int) -> Likeliest:
+    """Return the likeliest tokens of each position, which two tensors have flattened. Raises ValueError."""
+    return _groups(list(zip(outputs.get(f"{name}_ids", ()), outputs.get(f"{name}s", ()), strict=True)), max(width, 1))
+
+
+def _scores(outputs: Outputs, log_prob_ids: int) -> Scores | None:
+    """Return what a response has of them; None: nothing. Raises ValueError."""
+    names = ("prompt_log_probs", "token_log_probs", "embedding")
+    prompt, of_given, embedding = (tuple(outputs.get(name, ())) for name in names)
+    width = len(outputs.get("prompt_top_log_probs", ())) // max(len(prompt), 1)
+    scores = Scores(
+        prompt, _likeliest(outputs, "prompt_top_log_prob", width), _groups(of_given, log_prob_ids), embedding
+    )
+    return scores if scores != Scores() else None
 
 
 def _beams(outputs: Outputs) -> list[Completion]:
@@ -110,7 +162,9 @@ class Completion:
     usage: Usage = Usage()
     cum_log_prob: float | None = None
     log_probs: tuple[float, ...] = ()
-    top_log_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    top_log_probs: Likeliest = ()
+    scores: Scores = Scores()
+    """What else was asked for: log-probs of the prompt and of given tokens, or an embedding."""
     outputs: Outputs = field(default_factory=dict, repr=False)
     """The tensors of the last response."""
     alternatives: tuple[Completion, ...] = ()
@@ -143,6 +197,7 @@ class _Sequence:
             cum_log_prob=_newer(chunk.cum_log_prob, so_far.cum_log_prob),
             log_probs=so_far.log_probs + chunk.log_probs,
             top_log_probs=so_far.top_log_probs + chunk.top_log_probs,
+            scores=so_far.scores.joined(chunk.scores),
             outputs=chunk.outputs,
             alternatives=chunk.other_beams,
         )

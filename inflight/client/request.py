@@ -75,6 +75,12 @@ class GenerateOptions:
     return_log_probs: bool | None = None
     num_top_log_probs: int | None = None
     """The likeliest tokens to report at each position, at most 20."""
+    num_prompt_log_probs: int | None = None
+    """Report the prompt's log-probs, and so many of the likeliest tokens at each of its positions: 0 to 20."""
+    log_prob_token_ids: Sequence[int] | None = None
+    """Tokens whose log-probs to report at each position."""
+    pooling: str | None = None
+    """Generate nothing, and return an embedding of the prompt: of its ``last`` token, or the ``mean`` of all."""
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
     return_perf_metrics: bool | None = None
@@ -110,6 +116,8 @@ class Request:
     top_log_probs: int = 0
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C headers."""
+    log_prob_ids: int = 0
+    """How many tokens' log-probs are reported at each position."""
 
 
 def build_request(
@@ -146,7 +154,8 @@ def build_request(
     if stream and not request_id:
         request_id = uuid4().hex
     sequences, top_log_probs = options.num_return_sequences or 1, options.num_top_log_probs or 0
-    return Request(checked, request_id, sequences, top_log_probs, trace_headers(trace_context))
+    given = len(options.log_prob_token_ids or ())
+    return Request(checked, request_id, sequences, top_log_probs, trace_headers(trace_context), given)
 
 
 def trace_headers(given: Mapping[str, str] | None) -> dict[str, str]:

@@ -8,8 +8,6 @@ import secrets
 import time
 from typing import NamedTuple
 
-from torch import Tensor
-
 from inflight.engine.beam_search.group import BeamGroup, check_beams
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import device_memory
@@ -19,6 +17,7 @@ from inflight.engine.kvcache.offload_pool import OffloadPoolLost
 from inflight.engine.kvcache.states import StateSlots
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.overlap import LaunchedStep, OverlapScheduler
+from inflight.engine.prompt_outputs import PromptPart
 from inflight.engine.recurrent import check_beam_width
 from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
 from inflight.engine.scheduler import Scheduler
@@ -40,8 +39,8 @@ class StepResult(NamedTuple):
 
     sampled: list[list[Sampled]]
     """The new tokens of each chunk."""
-    context: dict[int, Tensor]
-    """By index of chunk the context logits ``[size, vocab]`` of those that want them."""
+    parts: dict[int, PromptPart]
+    """By index of chunk what its request asks of its prompt, of those that ask for something."""
 
 
 class StepFailed(NamedTuple):
@@ -214,10 +213,10 @@ class Engine:
         try:
             if launched is None:
                 copies = [*self._cache.take_copies(), *self._cache.take_state_copies()]
-                logits, context = self._runner.run(chunks, copies)
+                logits, parts = self._runner.run(chunks, copies)
                 own = [chunk.sequence for chunk in chunks if chunk.samples]
                 rows = own if self._speculator is None else sampling_rows(chunks)
-                launched = LaunchedStep(chunks, self._runner.sample(logits, rows), context)
+                launched = LaunchedStep(chunks, self._runner.sample(logits, rows), parts)
             if self._overlap is not None and (following := self._overlap.following(chunks)):
                 next_copies = self._cache.take_copies()
                 copies = [*copies, *next_copies]
@@ -225,9 +224,9 @@ class Engine:
             sampled = launched.pending.wait()
             if self._speculator is not None:
                 self._speculator.observe(chunks, time.perf_counter() - started)
-                return StepResult(accepted_and_bonus_tokens(chunks, sampled), launched.context)
+                return StepResult(accepted_and_bonus_tokens(chunks, sampled), launched.parts)
             tokens = iter(sampled)
-            return StepResult([[next(tokens)] if chunk.samples else [] for chunk in chunks], launched.context)
+            return StepResult([[next(tokens)] if chunk.samples else [] for chunk in chunks], launched.parts)
         except OffloadPoolLost:  # it is logged; the pool is off, and the tokens of its blocks will be computed
             return StepFailed(None, bool(copies))
         except Exception as fault:
@@ -241,9 +240,9 @@ class Engine:
             return
         for index, (chunk, tokens) in enumerate(zip(chunks, result.sampled, strict=True)):
             if chunk.sequence.table is not None:  # None: another beam has ended the search in this step
-                self._finish_chunk(chunk, tokens, result.context.get(index))
+                self._finish_chunk(chunk, tokens, result.parts.get(index))
 
-    def _finish_chunk(self, chunk: Chunk, sampled: list[Sampled], context: Tensor | None) -> None:
+    def _finish_chunk(self, chunk: Chunk, sampled: list[Sampled], part: PromptPart | None) -> None:
         """Give one chunk's results to its sequence."""
         sequence, table = chunk.sequence, chunk.sequence.table
         assert table is not None
@@ -252,9 +251,11 @@ class Engine:
         # find them in the prefix cache.
         if not sampled or sampled[0].error is None:
             self._cache.commit(table, sequence.tokens, chunk.start + chunk.size - len(chunk.drafts))
-        if context is not None:
-            sequence.keep_context(context[: len(sequence.request.prompt) - chunk.start].cpu().numpy())
+        if part is not None:
+            sequence.prompt_record.add(part)
         if not sampled:
+            if (output := sequence.pooled_output()) is not None:
+                self._end(sequence, output)
             return
         if sequence.request.sampling.beam_width > 1:
             self._advance_beam(sequence, sampled[0])

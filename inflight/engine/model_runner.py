@@ -8,7 +8,7 @@ from collections import abc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from inflight.engine.models.limits import longest_sequence
 from inflight.engine.models.packed import pack_linears, pad_rows
 from inflight.engine.native.bindings import NativeError
 from inflight.engine.native.prepare import native_model
+from inflight.engine.prompt_outputs import CONTEXT_ROWS, PromptPart, StepStates, prompt_part
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.recurrent import check_recurrent
 from inflight.engine.sampler import PendingSample, sample_async
@@ -53,9 +54,6 @@ if TYPE_CHECKING:  # it needs Triton's compiler
     from inflight.engine.cuda.forward import CudaForward
 
 log = logging.getLogger(__name__)
-
-_CONTEXT_ROWS = 256
-"""Tokens whose context logits are on the device at once: a whole prompt's could take more memory than its KV cache."""
 
 
 def _log_threads(given: int | None, threads: int, native: bool) -> None:
@@ -154,7 +152,7 @@ class ModelRunner:
 
         def compute(size: StepSize) -> None:
             drafts = config.speculation.most_drafts
-            chunks = full_step(size, longest, self._block_size, blocks, _CONTEXT_ROWS, drafts)
+            chunks = full_step(size, longest, self._block_size, blocks, CONTEXT_ROWS, drafts)
             self.sample(self.run(chunks, ())[0], sampling_rows(chunks)).wait()
 
         sized = size_step(config, memory, compute)
@@ -195,7 +193,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(
         self, chunks: abc.Sequence[Chunk], copies: abc.Sequence[BlockCopy | StateCopy], chosen: Tensor | None = None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> tuple[Tensor, dict[int, PromptPart]]:
         """Compute a step.
 
         Args:
@@ -205,8 +203,7 @@ class ModelRunner:
 
         Returns:
             Float32 logits ``[n, vocab]`` of the last token of each chunk that samples and of its drafts, in their
-            order; and by index of chunk the logits ``[size, vocab]`` of all its tokens, where its request wants
-            context logits; those are on the host.
+            order; and by index of chunk what its request asks of its prompt, where it asks for something.
         """
         (self.offload_pool or self._kv_pool).copy([copy for copy in copies if isinstance(copy, BlockCopy)])
         if states := [copy for copy in copies if isinstance(copy, StateCopy)]:
@@ -220,22 +217,15 @@ class ModelRunner:
             if chunk.samples
             for row in range(query_range.stop - 1 - len(chunk.drafts), query_range.stop)
         ]
-        wanted = {
-            index: range(query_range.first, query_range.stop)
-            for index, (chunk, query_range) in enumerate(zip(chunks, ranges, strict=True))
-            if chunk.sequence.request.sampling.context_logits and not (chunk.sequence.generated or chunk.awaits)
-        }
+        step: StepStates
         if self._native is not None:
-            rows = [*last, *(row for rows in wanted.values() for row in rows)]
-            logits, *parts = self._native(token_ids.on(self.device).numpy(), ranges, rows).split(
-                [len(last), *map(len, wanted.values())]
-            )
-            return logits, dict(zip(wanted, parts, strict=True))
-        hidden = self._forward(token_ids, ranges, self._recurrence(chunks, ranges))
-        context = {index: self._context_logits(hidden[rows.start : rows.stop]) for index, rows in wanted.items()}
-        if len(last) < len(hidden):
-            hidden = hidden[to_device(np.array(last, np.int64), self.device)]
-        return self._logits(hidden), context
+            step = self._native
+            logits = step(token_ids.on(self.device).numpy(), ranges, last)
+        else:
+            step = _TorchStates(self._forward(token_ids, ranges, self._recurrence(chunks, ranges)), self._logits)
+            logits = step.logits(last)
+        parts = (prompt_part(chunk, one.first, step) for chunk, one in zip(chunks, ranges, strict=True))
+        return logits, {index: part for index, part in enumerate(parts) if part is not None}
 
     def warm_up(self) -> None:
         """Prepare for steps: on a GPU, capture those that only decode."""
@@ -265,15 +255,11 @@ class ModelRunner:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return float32 ``[tokens, vocab]`` of ``hidden [tokens, hidden]``."""
+        if not len(hidden):
+            return torch.empty(0, self.vocab_size, device=self.device)
         if self._kernels is not None:
             return self._model.logits(hidden)
         return self._model.logits(pad_rows(hidden))[: len(hidden)]
-
-    def _context_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 ``[tokens, vocab]`` of ``hidden [tokens, hidden]``, on the host."""
-        if self.device.type == "cpu":
-            return self._logits(hidden)
-        return torch.cat([self._logits(part).cpu() for part in hidden.split(_CONTEXT_ROWS)])
 
     def move(self, table: BlockTable, pairs: abc.Sequence[tuple[int, int]]) -> None:
         """Copy keys and values within a sequence: ``pairs`` of source and target position; all are read first."""
@@ -294,3 +280,27 @@ class ModelRunner:
             ranges.append(QueryRange(first, chunk.start, chunk.size, table.blocks, paths))
             first += chunk.size
         return ranges
+
+
+class _TorchStates(NamedTuple):
+    """A step that PyTorch has computed; see ``StepStates``."""
+
+    states: Tensor
+    """Hidden states ``[tokens, hidden]``."""
+    head: Callable[[Tensor], Tensor]
+    """Returns float32 ``[tokens, vocab]`` of some of them."""
+
+    def logits(self, rows: abc.Sequence[int]) -> Tensor:
+        """Return float32 ``[rows, vocab]``."""
+        return self.head(self._of(rows))
+
+    def hidden(self, rows: abc.Sequence[int]) -> Tensor:
+        """Return ``[rows, hidden]``, which the next step does not overwrite."""
+        return self._of(rows).clone()
+
+    def _of(self, rows: abc.Sequence[int]) -> Tensor:
+        if len(rows) == len(self.states):
+            return self.states
+        if isinstance(rows, range):
+            return self.states[rows.start : rows.stop]
+        return self.states[to_device(np.array(rows, np.int64), self.states.device)]

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import NamedTuple
 
-from torch import Tensor
-
 from inflight.engine.kvcache.blocks import BlockCopy
 from inflight.engine.model_runner import ModelRunner
+from inflight.engine.prompt_outputs import PromptPart
 from inflight.engine.sampler import PendingSample, needs_tokens
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Continuation, Sequence
@@ -27,8 +26,8 @@ class LaunchedStep(NamedTuple):
 
     chunks: list[Chunk]
     pending: PendingSample
-    context: dict[int, Tensor]
-    """Context logits by index of chunk."""
+    parts: dict[int, PromptPart]
+    """What requests ask of their prompts, by index of chunk."""
 
     @property
     def rows(self) -> dict[Sequence, int]:
@@ -61,8 +60,8 @@ class OverlapScheduler:
         if len(kept) < len(step.chunks):
             rows = step.rows
             step.pending.keep([rows[chunk.sequence] for chunk in chunks if chunk.sequence in rows])
-            context = {place: step.context[index] for place, index in enumerate(kept) if index in step.context}
-            step = LaunchedStep(chunks, step.pending, context)
+            parts = {place: step.parts[index] for place, index in enumerate(kept) if index in step.parts}
+            step = LaunchedStep(chunks, step.pending, parts)
         self._scheduler.charge(chunks)
         return step if chunks else None
 
@@ -76,13 +75,13 @@ class OverlapScheduler:
         awaited = [rows[chunk.sequence] for chunk in following if chunk.awaits]
         # NaN logits sample -1, which ends the sequence when it is read. The embedding must not look it up before.
         tokens = running.pending.of(awaited).clamp(min=0) if awaited else None
-        logits, context = self._runner.run(following, copies, tokens)
+        logits, parts = self._runner.run(following, copies, tokens)
         sampled = [
             Continuation(chunk.sequence, (-1,)) if chunk.awaits else chunk.sequence  # -1: the host has no token yet
             for chunk in following
             if chunk.samples
         ]
-        self._launched = LaunchedStep(following, self._runner.sample(logits, sampled), context)
+        self._launched = LaunchedStep(following, self._runner.sample(logits, sampled), parts)
         self.launches += 1
 
 

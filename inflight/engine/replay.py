@@ -10,29 +10,17 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from inflight.engine.config import EngineConfig
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.engine.snapshot import Snapshot, snapshot
 from inflight.engine.stats import NO_STEP, EngineState, EngineStats, StepCounts
 from inflight.errors import InflightError, UnsupportedFeature
-from inflight.sampling import SamplingParams
+from inflight.sampling import asked_beside
 
 _HONOURED = ("max_tokens", "end_ids", "ignore_eos", "seed")
 """The sampling parameters that a replay obeys, or that every request has and that mean nothing to it."""
-_TENSOR_OF = {
-    "log_probs": "return_log_probs",
-    "top_log_probs": "num_top_log_probs",
-    "context_logits": "return_context_logits",
-    "generation_logits": "return_generation_logits",
-    "logit_bias": "embedding_bias",
-    "bad_sequences": "bad_words_list",
-    "stop_sequences": "stop_words_list",
-    "guide": "guided_decoding_guide_type",
-    "length_penalty": "len_penalty",
-}
-"""The fields of SamplingParams that the engine stage calls by another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +94,7 @@ class ReplayEngine:
 
     def validate(self, request: Request) -> None:
         """Refuse inputs that a replay would ignore. Raises UnsupportedFeature: naming what."""
-        sampling, plain = request.sampling, SamplingParams(request.sampling.max_tokens)
-        asked = {
-            _TENSOR_OF.get(field.name, field.name): getattr(sampling, field.name) != getattr(plain, field.name)
-            for field in fields(SamplingParams)
-            if field.name not in _HONOURED
-        }
+        asked = dict.fromkeys(asked_beside(request.sampling, _HONOURED), True)
         asked |= {"deadline_ms": request.deadline_ns is not None, "priority": request.priority != 0}
         asked["lora_name"] = request.lora is not None
         for name, given in asked.items():

@@ -9,12 +9,16 @@ import math
 import secrets
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from inflight.engine.kvcache.retention import Retention
 from inflight.errors import InflightError, InvalidRequest, UnsupportedFeature
-from inflight.sampling import SamplingParams
+from inflight.sampling import SamplingParams, asked_beside
+
+_BESIDE_POOLING = ("pooling", "max_tokens", "end_ids")
+"""The parameters that a request for an embedding may have; the ensemble sends the last two with each request."""
 
 
 class FinishReason(StrEnum):
@@ -86,6 +90,17 @@ class RequestMetrics:
     accepted_draft_tokens: int = 0
 
 
+class PromptScores(NamedTuple):
+    """Of a prompt of ``n`` tokens: each position has the log-probs of what follows it, of which there are n - 1."""
+
+    log_probs: np.ndarray
+    """float32 ``[n - 1]``: of the prompt's own tokens but the first."""
+    top_ids: np.ndarray
+    """int32 ``[n - 1, k]``: the likeliest tokens, best first."""
+    top_log_probs: np.ndarray
+    """float32 ``[n - 1, k]``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beam:
     """One of the continuations that beam search returns."""
@@ -114,8 +129,14 @@ class Output:
     """Per new token the most likely ones as (token, log-prob), best first, with ``sampling.top_log_probs``."""
     generation_logits: list[np.ndarray] | None = None
     """Per new token its raw logits, float32 ``[vocab]``."""
+    token_log_probs: list[np.ndarray] | None = None
+    """Per new token the log-probs at its position of ``sampling.log_prob_ids``, float32 ``[m]``."""
     context_logits: np.ndarray | None = None
     """float32 ``[prompt_len, vocab]``, once, with the first output that has tokens."""
+    prompt_scores: PromptScores | None = None
+    """With ``sampling.prompt_log_probs``, once, with the first output that has tokens."""
+    embedding: np.ndarray | None = None
+    """float32 ``[hidden]``, with ``sampling.pooling``: with the last output, which is the only one."""
     beams: list[Beam] | None = None
     """Of beam search, with the last output: the best first. ``tokens`` is empty then, and so is what goes with it."""
     text_limit: int | None = None
@@ -146,7 +167,7 @@ class Output:
                 setattr(self, name, new)
 
 
-PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits"}
+PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits", "token_log_probs"}
 """The fields of an output that have one element for each token."""
 _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 
@@ -165,7 +186,7 @@ def check_request(request: Request, vocab_size: int, max_length: int, by_client:
         raise UnsupportedFeature("client_id is not supported by this deployment; set `batching.fairness: client`")
     if not request.prompt:
         raise InvalidRequest("input_ids is empty; it must have at least one token")
-    if len(request.prompt) >= max_length:
+    if len(request.prompt) > max_length - (request.sampling.pooling is None):  # a token must follow
         raise InvalidRequest(
             f"input_ids: the prompt length ({len(request.prompt)} tokens) exceeds the limit; "
             f"prompt and output may have {max_length} tokens together"
@@ -174,12 +195,16 @@ def check_request(request: Request, vocab_size: int, max_length: int, by_client:
     named = {
         "input_ids": request.prompt,
         "embedding_bias": list(sampling.logit_bias),
+        "log_prob_token_ids": sampling.log_prob_ids,
         "bad_words_list": [token for bad in sampling.bad_sequences for token in bad],
     }
     for name, tokens in named.items():
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
             wrong = next(token for token in tokens if not 0 <= token < vocab_size)
             raise InvalidRequest(f"{name} has token {wrong}; it must be between 0 and {vocab_size - 1}")
+    if sampling.pooling is not None:
+        for name in asked_beside(sampling, _BESIDE_POOLING):
+            raise UnsupportedFeature(f"{name} is not supported with pooling, which generates nothing")
     banned = {bad[0] for bad in sampling.bad_sequences if len(bad) == 1}
     banned |= {token for token, bias in sampling.logit_bias.items() if bias == -math.inf}
     if len(banned) == vocab_size:

@@ -148,7 +148,8 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
 def _adjust(row: Tensor, sequence: SamplingRow) -> None:
     """Apply bias, bans and penalties to one row, in place.
 
-    Repetition (arXiv:1909.05858), presence and frequency penalties all count the prompt, as upstream does.
+    Repetition (arXiv:1909.05858), presence and frequency penalties all count the prompt, as upstream does; of the last
+    two ``prompt_ignore_length`` leaves a part of it out.
     """
     sampling = sequence.request.sampling
     if sampling.logit_bias:
@@ -162,11 +163,14 @@ def _adjust(row: Tensor, sequence: SamplingRow) -> None:
         forbidden += [token for token in sampling.end_ids if 0 <= token < len(row)]
     if forbidden:
         row.index_fill_(0, _index(forbidden, row), -torch.inf)
-    if _penalizes(sampling):
-        present, counts = (to_device(part, row.device) for part in np.unique(tokens, return_counts=True))
+    if sampling.repetition_penalty != 1.0:
+        present = to_device(np.unique(tokens), row.device)
         logits, penalty = row[present], sampling.repetition_penalty
-        logits = torch.where(logits > 0, logits / penalty, logits * penalty)
-        row[present] = logits - sampling.presence_penalty - sampling.frequency_penalty * counts
+        row[present] = torch.where(logits > 0, logits / penalty, logits * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        counted = np.array(tokens[min(sampling.prompt_ignore_length, len(sequence.request.prompt)) :], np.int64)
+        present, counts = (to_device(part, row.device) for part in np.unique(counted, return_counts=True))
+        row[present] = row[present] - sampling.presence_penalty - sampling.frequency_penalty * counts
 
 
 def _draw_of(sequence: SamplingRow) -> Draw:
@@ -225,21 +229,34 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 def _log_probs(logits: Tensor, tokens: Tensor, settings: abc.Sequence[SamplingParams]) -> _Report | None:
-    """Return the log-probs that were asked for, of the sampled tokens and of the likeliest."""
-    rows = [row for row, one in enumerate(settings) if one.log_probs or one.top_log_probs]
+    """Return the log-probs that were asked for: of the sampled tokens, of the likeliest, and of given ones."""
+    rows = [row for row, one in enumerate(settings) if one.log_probs or one.top_log_probs or one.log_prob_ids]
     if not rows:
         return None
     index, most = _index(rows, logits), max(settings[row].top_log_probs for row in rows)
     log_probs = logits[index].log_softmax(dim=-1)
     chosen = log_probs.gather(-1, tokens[index].clamp(min=0)[:, None])[:, 0]
     values, ids = log_probs.topk(min(most, log_probs.shape[-1]), dim=-1)
+    given = _of_given(log_probs, [settings[row].log_prob_ids for row in rows])
 
-    def fill(sampled: list[Sampled], chosen: np.ndarray, values: np.ndarray, ids: np.ndarray) -> None:
+    def fill(
+        sampled: list[Sampled], chosen: np.ndarray, values: np.ndarray, ids: np.ndarray, given: np.ndarray | None = None
+    ) -> None:
         for row, own, log_probs, likeliest in zip(rows, chosen.tolist(), values.tolist(), ids.tolist(), strict=True):
             sampled[row].log_prob = own
             sampled[row].top = list(zip(likeliest, log_probs, strict=True))[: settings[row].top_log_probs]
+        for row, of_ids in zip(rows, given, strict=True) if given is not None else ():
+            if count := len(settings[row].log_prob_ids):
+                sampled[row].of_ids = of_ids[:count].copy()  # a view would keep all rows
 
-    return _Report([chosen, values, ids], fill)
+    return _Report([chosen, values, ids, *given], fill)
+
+
+def _of_given(log_probs: Tensor, ids: list[tuple[int, ...]]) -> list[Tensor]:
+    """Return, if any are given, the log-probs ``[n, m]`` of each row's ``ids``; behind a row's own it is padded."""
+    width = max(map(len, ids))
+    padded = np.array([[*row, *[0] * (width - len(row))] for row in ids], np.int64)
+    return [log_probs.gather(-1, to_device(padded, log_probs.device))] if width else []
 
 
 def _own_logits(logits: Tensor, settings: abc.Sequence[SamplingParams]) -> _Report | None:

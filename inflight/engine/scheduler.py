@@ -192,7 +192,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Have the first sequence of the queue run, or let it expire; return whether there was room."""
         request = sequence.request
-        match = self._cache.match(sequence.tokens, not request.sampling.context_logits, len(request.prompt))
+        match = self._cache.match(sequence.tokens, not sequence.reads_prompt, len(request.prompt))
         if plan.will_cache_prefix_of(sequence, match.num_tokens):
             plan.abandon()
             return False
@@ -290,7 +290,7 @@ class StepPlan:
         """Whether the step that still runs computes a waiting sequence's next block after its cached ones."""
         tokens, size = sequence.tokens, self._config.block_size
         end = (num_cached // size + 1) * size
-        if not self._config.prefix_reuse or sequence.request.sampling.context_logits or end >= len(tokens):
+        if not self._config.prefix_reuse or sequence.reads_prompt or end >= len(tokens):
             return False
         prefills = (chunk for chunk in self.launched.values() if chunk.prefills and chunk.start + chunk.size >= end)
         return any(chunk.sequence.tokens[:end] == tokens[:end] for chunk in prefills)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inflight.engine.kvcache.blocks import BlockTable
+from inflight.engine.prompt_outputs import PromptRecord
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics, every_token_is_banned
 from inflight.engine.stats import EngineStats, StepCounts
 from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
@@ -36,6 +37,8 @@ class Sampled:
     """The token; below 0: none could be sampled, and ``error`` says why."""
     log_prob: float = 0.0
     top: list[tuple[int, float]] = field(default_factory=list)
+    of_ids: np.ndarray | None = None
+    """float32 ``[m]``: the log-probs of ``log_prob_ids``."""
     logits: np.ndarray | None = None
     candidates: list[tuple[int, float]] = field(default_factory=list)
     """Of a beam: the likeliest tokens with their log-probs, best first, penalties and bans applied."""
@@ -89,8 +92,8 @@ class Sequence:
     """How much of ``max_batch_size`` it takes: 1; the leader of a beam search has one per beam until it forks."""
     forks: list[Sequence] = field(default_factory=list, init=False)
     """The other live beams of the request, where this is the leader of a search that has forked."""
-    context_logits: list[np.ndarray] = field(default_factory=list, init=False)
-    """The prompt's logits so far ``[n, vocab]``, until an output takes them."""
+    prompt_record: PromptRecord = field(default_factory=PromptRecord, init=False)
+    """What was computed of the prompt so far that the request asks for, until an output takes it."""
     metrics: RequestMetrics = field(init=False)
     _leader: Sequence | None = field(default=None, init=False, repr=False)
     """The leader of the search, where this is a fork."""
@@ -116,6 +119,11 @@ class Sequence:
     def generated(self) -> int:
         """The tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether each of the prompt's positions has yet to be computed, although it may be cached."""
+        return self.request.sampling.reads_prompt and not self.generated
 
     @property
     def remaining(self) -> int:
@@ -147,7 +155,7 @@ class Sequence:
         tables = [member.table for member in self.members if member.table is not None]
         for member in self.members:
             member.table = None
-            member.context_logits.clear()
+            member.prompt_record.clear()
         for table in tables:
             self.leader.count_blocks(table)
         return tables
@@ -213,10 +221,6 @@ class Sequence:
         """Set how many tokens a search has generated: they are not in ``tokens`` before its beams are given out."""
         self.metrics.generated_tokens = tokens
 
-    def keep_context(self, logits: np.ndarray) -> None:
-        """Keep the logits ``[n, vocab]`` of the next part of the prompt for the first output."""
-        self.context_logits.append(logits)
-
     def stamp(self) -> int:
         """Record that a token was sampled now; return when the one before was, in nanoseconds, 0 if there was none."""
         metrics, now = self.metrics, time.time_ns()
@@ -237,11 +241,17 @@ class Sequence:
                     _add_to_output(output, one, self.request)
             if output.finished:
                 break
-        if self.context_logits:
-            output.context_logits = np.concatenate(self.context_logits)
-            self.context_logits.clear()
+        self.prompt_record.fill(output)
         if self.stop_text is not None:
             output.text_limit = self.stop_text.limit
+        return output
+
+    def pooled_output(self) -> Output | None:
+        """Return the last output of a request for an embedding, once its prompt is computed; None: it goes on."""
+        if self.request.sampling.pooling is None or self.computed < len(self.request.prompt):
+            return None
+        output = Output(self.request.key, finish_reason=FinishReason.STOP)
+        self.prompt_record.fill(output)
         return output
 
     def append(self, token: int, stats: EngineStats) -> FinishReason | None:
@@ -284,6 +294,8 @@ def _add_to_output(output: Output, sampled: Sampled, request: Request) -> None:
         output.log_probs = [*(output.log_probs or ()), sampled.log_prob]
     if sampling.top_log_probs:
         output.top_log_probs = [*(output.top_log_probs or ()), sampled.top]
+    if sampled.of_ids is not None:
+        output.token_log_probs = [*(output.token_log_probs or ()), sampled.of_ids]
     if sampled.logits is not None:
         output.generation_logits = [*(output.generation_logits or ()), sampled.logits]
 
@@ -322,7 +334,9 @@ SamplingRow = Sequence | Continuation
 
 def longest(request: Request, max_length: int) -> int:
     """Return the most tokens of prompt and output; ``max_length``: those that the engine allows."""
-    return min(max_length, len(request.prompt) + request.sampling.max_tokens)
+    return min(
+        max_length, len(request.prompt) + (request.sampling.max_tokens if request.sampling.pooling is None else 0)
+    )
 
 
 def max_blocks(request: Request, length: int, block_size: int) -> int:
@@ -355,7 +369,8 @@ class Chunk(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step ends with a new token of this sequence."""
-        return self.awaits or self.start + self.size == len(self.sequence.tokens) + len(self.drafts)
+        whole = self.awaits or self.start + self.size == len(self.sequence.tokens) + len(self.drafts)
+        return whole and self.sequence.request.sampling.pooling is None
 
     @property
     def tokens(self) -> list[int]:

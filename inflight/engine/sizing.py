@@ -29,7 +29,7 @@ from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.request import Request
 from inflight.engine.sequence import Chunk, Sequence
 from inflight.errors import DeploymentError
-from inflight.sampling import SamplingParams
+from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
 from inflight.settings.batching import ON_CPU, StepSize
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ def everything(max_tokens: int, context_logits: bool) -> SamplingParams:
         repetition_penalty=1.1,
         log_probs=True,
         top_log_probs=1,
+        log_prob_ids=(0,),
+        prompt_log_probs=MAX_TOP_LOG_PROBS if context_logits else None,
         context_logits=context_logits,
         generation_logits=True,
     )

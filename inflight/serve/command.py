@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from inflight.errors import DeploymentError
 from inflight.gguf.files import is_gguf, locate_model, whole_path
 from inflight.hub.names import is_model_name
 from inflight.resources import DEMO, bundled
+from inflight.serve.gateway import GatewayProcess
 from inflight.serve.installation import find_installation
 from inflight.serve.scratch import temporary_directory
 from inflight.serve.server import TritonServer
@@ -53,18 +55,22 @@ def serve(
     http_port: Annotated[int | None, _port(help="HTTP port; the deployment's by default.")] = None,
     grpc_port: Annotated[int | None, _port(help="gRPC port; the deployment's by default.")] = None,
     metrics_port: Annotated[int | None, _port(help="Metrics port; the deployment's by default.")] = None,
+    gateway_port: Annotated[int | None, _port(help="Port of OpenAI's API; the deployment's by default.")] = None,
     triton: Annotated[Path | None, typer.Option(help="Triton installation to use instead of the embedded one.")] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
         typer.Option(help="Format of the log lines; the deployment's by default.", show_default=False),
     ] = None,
     no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Serve no Prometheus metrics.")] = False,
+    no_gateway: Annotated[bool, typer.Option("--no-gateway", help="Serve no OpenAI API.")] = False,
 ) -> None:
     """Serve a deployment until Ctrl-C."""
     ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     overrides = {name: value for name, value in ports.items() if value is not None}
     shown: dict[str, Any] = {"metrics": False} if no_metrics else {}
     shown |= {"log_format": log_format} if log_format else {}
+    front: dict[str, Any] = {"port": gateway_port} if gateway_port else {}
+    front |= {"enabled": False} if no_gateway else {}
     logging.basicConfig(format="inflight: %(message)s")
     logging.getLogger("inflight.serve").setLevel(logging.INFO)
     signals = StopSignals()
@@ -73,7 +79,8 @@ def serve(
             chosen = _choose(directory, model, Path(scratch))
             deployment = override_server(load_deployment(chosen), overrides)
             observability = deployment.observability.model_copy(update=shown)  # which the stages are told
-            deployment = deployment.model_copy(update={"observability": observability})
+            gateway = deployment.gateway.model_copy(update=front)
+            deployment = deployment.model_copy(update={"observability": observability, "gateway": gateway})
             _serve(chosen, deployment, triton, signals)
     except DeploymentError as error:
         _fail(str(error))
@@ -169,21 +176,32 @@ class StopSignals:
 def _serve(directory: Path, deployment: Deployment, triton: Path | None, signals: StopSignals) -> None:
     server = TritonServer(directory, deployment, find_installation(triton))
     supervisor, started = Supervisor(server, signals.held), time.monotonic()
+    gateway = GatewayProcess(directory, deployment) if deployment.gateway.enabled else None
     try:
+        if gateway is not None:
+            gateway.check()
         with _console.status("starting") as status:
+            if gateway is not None:
+                gateway.start()  # while the engine loads
             supervisor.start(lambda: status.update(f"starting ({time.monotonic() - started:.1f} s)"))
+            if gateway is not None:
+                gateway.wait_ready()
         with signals.held():  # what is interrupted is printed once more with what comes next
-            _console.print(_banner(server, time.monotonic() - started), markup=False, soft_wrap=True)
+            _console.print(_banner(server, gateway, time.monotonic() - started), markup=False, soft_wrap=True)
         supervisor.keep_serving()
     except KeyboardInterrupt:
         signals.ignore()
         _console.print("stopping")
     finally:
         signals.ignore()  # a second Ctrl-C must not interrupt the clean-up: nothing is left running
+        if gateway is not None:
+            gateway.begin_stop()  # what runs has its time in both processes at once
         server.stop()
+        if gateway is not None:
+            gateway.stop()
 
 
-def _banner(running: TritonServer, seconds: float) -> str:
+def _banner(running: TritonServer, gateway: GatewayProcess | None, seconds: float) -> str:
     deployment, server = running.deployment, running.settings
     host = nearest_of(server.host)
     http = f"http://{host}:{server.http_port}"
@@ -192,11 +210,22 @@ def _banner(running: TritonServer, seconds: float) -> str:
     body = '{"text_input": "What is in-flight batching?", "max_tokens": 64}'
     return f"""\
 ready in {seconds:.1f} s on {server.host}: {deployment.model}
+  OpenAI   {f"{gateway.url}/v1, log {gateway.log_path}" if gateway else "off"}
   HTTP     {http}
   gRPC     {host}:{server.grpc_port}
   metrics  {metrics}
   log      {running.log_path}{memory}
 try:
+{f"  {_openai_call(gateway)}{chr(10)}" if gateway else ""}\
   curl -s {http}/v2/models/ensemble/generate -d '{body}'
   {Path(sys.argv[0])} chat --url {host}:{server.grpc_port}
 Ctrl-C stops it."""
+
+
+def _openai_call(gateway: GatewayProcess) -> str:
+    """Return a command that shows OpenAI's API."""
+    key = " -H 'authorization: Bearer KEY'" if gateway.needs_key else ""
+    body = json.dumps(
+        {"model": gateway.model_name, "messages": [{"role": "user", "content": "What is in-flight batching?"}]}
+    )
+    return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"

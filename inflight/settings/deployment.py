@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from inflight.errors import DeploymentError, readable
 from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
+from inflight.settings.gateway import GatewaySettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
 from inflight.settings.section import (
@@ -264,6 +265,7 @@ class Deployment(Section):
     limits: LimitSettings = LimitSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
     server: ServerSettings = ServerSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
     def max_sequence_length(self, own: int | None) -> int | None:
         """Return the tokens that a sequence has at most, where that is known without the engine.
@@ -368,7 +370,7 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
         )
     settings, speculation, offload = deployment.tensorrt_llm, deployment.speculation, deployment.kv_cache.offload
     # Whoever uses what else is relative to the deployment checks that it exists.
-    engine_dir = settings.engine_dir
+    engine_dir, keys = settings.engine_dir, deployment.gateway.api_keys_file
     draft = speculation.draft_model and locate_model(_located(directory, speculation.draft_model))
     update: dict[str, Any] = {
         "engine_dir": engine_dir and _located(directory, engine_dir),
@@ -379,6 +381,7 @@ def resolve(data: dict[str, Any], directory: Path, source: str) -> Deployment:
         update={
             "model": model,
             "kv_cache": deployment.kv_cache.model_copy(update={"offload": file}),
+            "gateway": deployment.gateway.model_copy(update={"api_keys_file": keys and _located(directory, keys)}),
             "tensorrt_llm": settings.model_copy(update=update),
             "speculation": speculation.model_copy(update={"draft_model": draft}),
         }

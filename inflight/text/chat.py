@@ -52,10 +52,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-            variables = jinja2.meta.find_undeclared_variables(environment.parse(source)) | _ALWAYS
+            self._variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
-        self._options = variables - _RESERVED - environment.globals.keys()
+        self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
+
+    def uses(self, option: str) -> bool:
+        """Return whether the template's source has a variable of this name."""
+        return option in self._variables
 
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """Return the prompt for ``messages``; ``options`` are the template's own variables.

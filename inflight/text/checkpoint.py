@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -15,6 +15,7 @@ from inflight.gguf.files import LARGEST_FILE, is_gguf, read_whole
 
 LARGEST_JSON = 8 << 20
 """Bytes of a file of settings, which takes up to 30 times as much memory while it is read."""
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -34,6 +35,9 @@ class TextConfig:
     """Jinja source; None for a base model."""
     max_length: int | None = None
     """The longest sequence in tokens, by the model's own configuration; None: it does not say."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """How its makers sample, by ``generation_config.json``: temperature, top_p, top_k, min_p, repetition_penalty, as
+    far as it names them; with ``do_sample: false`` the temperature is 0. Only OpenAI's endpoints go by it."""
 
 
 def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
@@ -85,7 +89,18 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not isinstance(template, str | None):
         raise TypeError(f"chat_template is {template!r}")
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length)
+    defaults = _sampling_defaults(generation)
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length, defaults)
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    given = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} is {value!r}")
+    if generation.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return given
 
 
 def _is_id(value: Any) -> bool:

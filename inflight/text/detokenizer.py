@@ -37,6 +37,20 @@ class IncrementalDetokenizer:
         """Return the text that was still held back; nothing comes after it."""
         if self._byte_level:
             return self._utf8.decode(b"", final=True)
+        return self.end_run()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all tokens so far have become text: no byte is held back."""
+        return not self._run and not self._utf8.getstate()[0]
+
+    @property
+    def held_bytes(self) -> bytes:
+        """The run of byte tokens that is not settled yet; always empty in byte-level vocabularies."""
+        return bytes(self._run)
+
+    def end_run(self) -> str:
+        """Settle the run of byte tokens, as a token of text would; return its text."""
         return self._without_leading_spaces(self._end_run())
 
     def _next(self, token: int) -> str:

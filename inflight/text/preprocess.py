@@ -133,10 +133,7 @@ class Preprocessor:
 
     def _encode(self, name: str, texts: list[str]) -> list[list[int]]:
         """Encode texts of the input ``name``; only a prompt that is not a chat gets the special tokens around it."""
-        try:
-            return self._tokenizer.encode_batch(texts, add_special_tokens=name == "text_input") if texts else []
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidRequest(f"{name} cannot be encoded by this checkpoint's tokenizer: {error}") from None
+        return _encode(name, texts, self._tokenizer, special=name == "text_input")
 
     def _outputs(self, inputs: Inputs, rows: list[list[int]]) -> Arrays:
         most = [inputs.scalar("max_tokens", row, self._limits.default_max_tokens) for row in range(inputs.rows)]
@@ -178,12 +175,7 @@ class Preprocessor:
 
     def _bad_words(self, inputs: Inputs, row: int) -> list[list[int]]:
         """Return the tokens of each word, alone and after a space: most vocabularies spell them differently."""
-        words = inputs.strings("bad_words", row)
-        sequences = self._encode("bad_words", [spelling for word in words for spelling in (word, f" {word}")])
-        for word, tokens in zip(words, sequences[::2], strict=True):
-            if not tokens:
-                raise InvalidRequest(f"bad_words has {word!r}, for which the model has no token")
-        return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences))]
+        return word_spellings("bad_words", inputs.strings("bad_words", row), self._tokenizer)
 
     def _bias(self, inputs: Inputs, row: int) -> np.ndarray:
         words, weights = inputs.vector("embedding_bias_words", row), inputs.vector("embedding_bias_weights", row)
@@ -204,6 +196,26 @@ class Preprocessor:
                 raise InvalidRequest(f"embedding_bias_words has {text!r}, for which the model has no token")
             bias[tokens] += weight
         return bias
+
+
+def _encode(name: str, texts: list[str], tokenizer: Tokenizer, special: bool = False) -> list[list[int]]:
+    try:
+        return tokenizer.encode_batch(texts, add_special_tokens=special) if texts else []
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidRequest(f"{name} cannot be encoded by this checkpoint's tokenizer: {error}") from None
+
+
+def word_spellings(name: str, words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the tokens of each word, alone and after a space: most vocabularies spell them differently.
+
+    Raises:
+        InvalidRequest: naming the input, and a word for which there is no token.
+    """
+    sequences = _encode(name, [spelling for word in words for spelling in (word, f" {word}")], tokenizer)
+    for word, tokens in zip(words, sequences[::2], strict=True):
+        if not tokens:
+            raise InvalidRequest(f"{name} has {word!r}, for which the model has no token")
+    return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences))]
 
 
 def word_lists(rows: list[list[list[int]]]) -> np.ndarray:

@@ -89,6 +89,21 @@ class Tokenizer:
         # A decoder's pickled state is its part of tokenizer.json; the whole of that is megabytes.
         return TokenBytes(self._backend, json.loads(decoder.__getstate__()))
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The special tokens, which have no text, by their names in the vocabulary."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: id for id, token in added.items() if token.special}
+
+    def token_id(self, text: str) -> int | None:
+        """Return the token of this name in the vocabulary; None: there is none."""
+        token = self._backend.token_to_id(text)
+        return None if token is None else int(token)
+
+    def token_text(self, token: int) -> str:
+        """Return the name of a token in the vocabulary; '' for an id that it does not have."""
+        return str(self._backend.id_to_token(token) or "")
+
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Return each text's token ids, by default as they stand inside a text; on all cores."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -101,9 +116,13 @@ class Tokenizer:
         except Exception:  # the library raises bare Exception
             return []
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a whole sequence, without special tokens."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of a whole sequence, by default without special tokens."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def pieces(self, ids: Sequence[int]) -> list[str | None]:
+        """Return each token as the vocabulary spells it; None for an id without a token."""
+        return [self._backend.id_to_token(id) for id in ids]
 
 
 class TokenBytes(dict[int, bytes | str | None]):

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from inflight import logs
 from inflight.contract import DETOKENIZER, ENGINE, EXPECTATION, MARK
 from inflight.engine.request import Output
 from inflight.errors import DeploymentError, EngineFailure, InflightError, InvalidRequest, as_told
 from inflight.settings.deployment import ENVIRONMENT_VARIABLE, Deployment, load_deployment
-from inflight.triton import logs, process, response_writer
+from inflight.triton import process, response_writer
 from inflight.triton.request_reader import SubRequest
 from inflight.triton.response_writer import Arrays
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_type_hints
+from typing import cast, get_type_hints
 
 import numpy as np
 
@@ -22,18 +22,20 @@ from inflight.inputs import (
     given_end_ids,
     read_sampling,
 )
-from inflight.sampling import MAX_SEED, Guide, SamplingParams
+from inflight.sampling import MAX_SEED, Guide, Pooling, SamplingParams
 from inflight.settings.deployment import LimitSettings
 
 _MAX_CLIENT_ID = 256
 _SAMPLING_INPUTS = {
     **{name: name for name in "temperature min_p min_tokens seed beam_width early_stopping ignore_eos".split()},
     **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")},
+    "prompt_ignore_length": "prompt_ignore_length",
     "top_k": "runtime_top_k",
     "top_p": "runtime_top_p",
     "length_penalty": "len_penalty",
     "log_probs": "return_log_probs",
     "top_log_probs": "num_top_log_probs",
+    "prompt_log_probs": "num_prompt_log_probs",
     "context_logits": "return_context_logits",
     "generation_logits": "return_generation_logits",
 }
@@ -57,6 +59,7 @@ class OutputOptions:
     """Width of the logits."""
     batch_size: int
     sequences: int
+    return_num_cached_tokens: bool = False
 
 
 _FLAGS = [name for name, kind in get_type_hints(OutputOptions).items() if kind is bool]
@@ -101,7 +104,7 @@ def read_request(
         check_one_response(options.streaming, options.sequences)
     subrequests = []
     check_words(inputs, ["stop_strings"], limits)
-    for name in ("end_ids", "retention_token_range_starts"):
+    for name in ("end_ids", "log_prob_token_ids", "retention_token_range_starts"):
         check_number(name, inputs.vector(name, 0).size, limits.max_words)
     for row in range(inputs.rows):
         prompt = _prompt(inputs, ids, row)
@@ -113,11 +116,20 @@ def read_request(
             raise InvalidRequest(f"client_id has {len(client)} characters; it may have {_MAX_CLIENT_ID}")
         retention = _retention(inputs, row, len(prompt))
         for sequence in range(options.sequences):
-            if sequence and sampling.seed is not None:  # each sequence gets a seed of its own, always the same
-                sampling = replace(sampling, seed=(sampling.seed + 1) % (MAX_SEED + 1))
+            if sequence:
+                sampling = _next_sequence(sampling)
             request = Request(prompt, sampling, request_id, priority, lora, deadline, client, retention)
             subrequests.append(SubRequest(request, row, sequence))
     return options, subrequests
+
+
+def _next_sequence(sampling: SamplingParams) -> SamplingParams:
+    """Return what another sequence of the same prompt is sampled by: with a seed of its own, always the same.
+
+    The log-probs of the prompt come with the first sequence; the others can use the prefix cache.
+    """
+    seed = None if sampling.seed is None else (sampling.seed + 1) % (MAX_SEED + 1)
+    return replace(sampling, seed=seed, prompt_log_probs=None)
 
 
 def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOptions:
@@ -125,6 +137,8 @@ def _options(inputs: Inputs, limits: LimitSettings, vocab_size: int) -> OutputOp
     check_sequences(sequences, limits)
     if inputs.common("beam_width", 1) > 1 and sequences > 1:
         raise InvalidRequest("num_return_sequences is above 1; with beam_width above 1 every beam is returned")
+    if sequences > 1 and "pooling" in inputs:
+        raise InvalidRequest("num_return_sequences is above 1; a prompt has one embedding (pooling)")
     return OutputOptions(
         **{name: bool(inputs.common(name, False)) for name in _FLAGS},
         pad_id=inputs.common("pad_id", 0),
@@ -143,7 +157,8 @@ def _prompt(inputs: Inputs, ids: np.ndarray, row: int) -> list[int]:
 
 
 def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) -> SamplingParams:
-    max_tokens = inputs.scalar("request_output_len", row)
+    pooling = inputs.string("pooling", row)
+    max_tokens = inputs.scalar("request_output_len", row) if pooling is None else 1
     if max_tokens is None or max_tokens < 1:
         given = "not present in the request" if max_tokens is None else max_tokens
         raise InvalidRequest(f"request_output_len is {given}; it must be at least 1")
@@ -152,6 +167,8 @@ def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) 
         end_ids = inputs.vector("end_ids", row).reshape(-1).tolist()
     return SamplingParams(
         max_tokens=max_tokens,
+        pooling=cast(Pooling | None, pooling),
+        log_prob_ids=tuple(inputs.vector("log_prob_token_ids", row).reshape(-1).tolist()),
         **read_sampling(inputs, row, _SAMPLING_INPUTS),
         end_ids=frozenset(end_ids),
         stop_strings=tuple(inputs.strings("stop_strings", row)),

@@ -13,6 +13,8 @@ from inflight.triton.request_reader import OutputOptions, SubRequest
 Arrays = dict[str, np.ndarray]
 
 FAILURE = "failure"
+_PADDED = ("output_log_probs", "prompt_log_probs", "prompt_top_log_prob_ids", "prompt_top_log_probs")
+"""What has -1 behind a short row of a batch."""
 
 
 def split_last(output: Output) -> list[Output]:
@@ -22,7 +24,8 @@ def split_last(output: Output) -> list[Output]:
     per_token = {name: getattr(output, name) for name in PER_TOKEN}
     before = {name: values and values[:-1] for name, values in per_token.items()}
     last = {name: values and values[-1:] for name, values in per_token.items()}
-    return [replace(output, **before, context_logits=None, finish_reason=None, error=None), replace(output, **last)]
+    first = replace(output, **before, context_logits=None, finish_reason=None, error=None)
+    return [first, replace(output, **last, prompt_scores=None)]
 
 
 def heartbeat_arrays(key: int) -> Arrays:
@@ -51,7 +54,8 @@ def to_arrays(
 
     ``generated`` and ``cum_log_prob`` cover all its tokens so far, including this output's.
     """
-    echo = [] if options.streaming or options.exclude_input_in_output else subrequest.request.prompt
+    hidden = options.streaming or options.exclude_input_in_output or output.embedding is not None
+    echo = [] if hidden else subrequest.request.prompt
     rows = [echo + output.tokens] if output.beams is None else [[*echo, *beam.tokens] for beam in output.beams]
     arrays: Arrays = {
         "output_ids": _beams(rows, np.int32),
@@ -67,9 +71,15 @@ def to_arrays(
         "sequence_index": subrequest.sequence_index if options.sequences > 1 else None,
         "num_input_tokens": len(subrequest.request.prompt) if options.return_num_input_tokens else None,
         "num_output_tokens": generated if options.return_num_output_tokens else None,
+        "num_cached_tokens": _cached_tokens(output) if options.return_num_cached_tokens else None,
     }
     arrays |= {name: np.array([[value]], np.int32) for name, value in numbers.items() if value is not None}
     return arrays | _scores(output, subrequest, options, cum_log_prob) | _metrics(output, options)
+
+
+def _cached_tokens(output: Output) -> int | None:
+    """Return the prompt tokens from the prefix cache, with a sequence's last output."""
+    return output.metrics.cached_tokens if output.finished and output.metrics is not None else None
 
 
 def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_log_prob: float) -> Arrays:
@@ -83,6 +93,15 @@ def _scores(output: Output, subrequest: SubRequest, options: OutputOptions, cum_
     if output.top_log_probs:
         arrays["top_log_prob_ids"] = np.array([[[token for token, _ in row] for row in output.top_log_probs]], np.int32)
         arrays["top_log_probs"] = np.array([[[value for _, value in row] for row in output.top_log_probs]], np.float32)
+    if output.token_log_probs:
+        arrays["token_log_probs"] = np.array([output.token_log_probs], np.float32)
+    if (prompt := output.prompt_scores) is not None:
+        arrays["prompt_log_probs"] = prompt.log_probs[None]
+        if sampling.prompt_log_probs:
+            arrays["prompt_top_log_prob_ids"] = prompt.top_ids[None]
+            arrays["prompt_top_log_probs"] = prompt.top_log_probs[None]
+    if output.embedding is not None:
+        arrays["embedding"] = output.embedding[None]
     if sampling.context_logits:
         arrays["context_logits"] = _logits(output.context_logits, options)[None]
     if sampling.generation_logits:
@@ -126,7 +145,7 @@ def _metrics(output: Output, options: OutputOptions) -> Arrays:
 
 def stack(rows: list[Arrays], pad_id: int) -> Arrays:
     """Stack the single-row responses of a batch into one response; short rows are padded, ids with ``pad_id``."""
-    fills = {"output_ids": pad_id, "output_log_probs": -1, "text_limit": np.iinfo(np.int32).max}
+    fills = {"output_ids": pad_id, "text_limit": np.iinfo(np.int32).max} | dict.fromkeys(_PADDED, -1)
     stacked = {}
     for name in dict.fromkeys(name for row in rows for name in row if name != "batch_index"):
         arrays = {index: row[name] for index, row in enumerate(rows) if name in row}

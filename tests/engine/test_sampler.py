@@ -122,6 +122,27 @@ def test_presence_and_frequency_count_prompt_and_output() -> None:
     torch.testing.assert_close(logits[:3], torch.tensor([2.0 - 0.5 - 0.5, 1.5 - 0.5 - 0.25, 1.0]))
 
 
+def test_prompt_ignore_length_leaves_the_prompt_out_of_presence_and_frequency() -> None:
+    from inflight.engine.sampler import _adjust
+
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 2.0}
+
+    _adjust(logits, make_sequence(prompt=(0, 0), generated=(1,), prompt_ignore_length=99, **penalties))
+
+    assert logits.tolist() == [0.5, 0.25, 3.0]  # the repetition penalty counts the prompt all the same
+
+
+def test_without_a_token_to_count_presence_and_frequency_change_nothing() -> None:
+    from inflight.engine.sampler import _adjust
+
+    logits = torch.tensor([1.0, 2.0])
+
+    _adjust(logits, make_sequence(prompt=(0,), presence_penalty=0.5, prompt_ignore_length=1))
+
+    assert logits.tolist() == [1.0, 2.0]
+
+
 def test_log_probs_are_the_models_own() -> None:
     sequence = make_sequence(temperature=0.5, top_k=2, log_probs=True, top_log_probs=3, generation_logits=True)
     [row] = sample(LOGITS[None], [sequence])

@@ -49,8 +49,9 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.proof
 def test_serve_and_generate_in_an_odd_environment(odd: Path) -> None:
-    http, grpc, metrics = free_ports(3)
+    http, grpc, metrics, gateway = free_ports(4)
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    ports += ["--gateway-port", str(gateway)]
     process = subprocess.Popen(
         [INFLIGHT, "serve", str(odd), "--host", "localhost", *ports], stderr=subprocess.PIPE, start_new_session=True
     )

@@ -24,7 +24,7 @@ def test_observability_metrics_false_closes_the_page(by_option: bool, tmp_path: 
     http, grpc = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(other.getsockname()[1])]
-        command = [str(Path(sys.executable).with_name("inflight")), "serve", str(directory), *ports]
+        command = [str(Path(sys.executable).with_name("inflight")), "serve", str(directory), *ports, "--no-gateway"]
         command += ["--no-metrics"] if by_option else []
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:

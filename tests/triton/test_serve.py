@@ -36,8 +36,8 @@ PATIENCE_S = 180.0
 
 
 def _ports() -> list[str]:
-    http, grpc, metrics = map(str, free_ports(3))
-    return ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+    http, grpc, metrics, gateway = map(str, free_ports(4))
+    return ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--gateway-port", gateway]
 
 
 def _start(*arguments: str) -> subprocess.Popen[str]:

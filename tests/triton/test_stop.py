@@ -64,8 +64,9 @@ def _shared_memory(*processes: int) -> list[Path]:
 
 
 def test_kept_connections_do_not_delay_it(tmp_path: Path) -> None:
-    http_port, grpc_port, metrics_port = free_ports(3)
+    http_port, grpc_port, metrics_port, gateway_port = free_ports(4)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
+    ports.append(f"--gateway-port={gateway_port}")
     patient = str(on_engine("replay", tmp_path, engine=REPLAY, server={"exit_timeout_s": EXIT_TIMEOUT_S}))
     process = subprocess.Popen(
         [INFLIGHT, "serve", patient, *ports], stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -73,6 +74,7 @@ def test_kept_connections_do_not_delay_it(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert any("Ctrl-C stops it" in line for line in process.stderr)
     idle = [_keep_alive(http_port, "/v2/health/ready"), _keep_alive(metrics_port, "/metrics")]
+    idle.append(_keep_alive(gateway_port, "/health"))
     scraper = threading.Thread(target=_scrape, args=(http_port, "/v2/health/ready"))
     scraper.start()
     children = psutil.Process(process.pid).children(recursive=True)

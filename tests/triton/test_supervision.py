@@ -91,8 +91,9 @@ _HEEDS_HANGUP = ("env", "--default-signal=HUP")
 
 def _start(directory: Path, terminal: int | None = None, inflight: Sequence[str] = (INFLIGHT,)) -> Command:
     replay = on_engine("replay", directory, engine={"replay_step_ms": 5})  # of the engines it starts soonest
-    http, grpc, metrics = free_ports(3)
-    ports = [f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))]
+    http, grpc, metrics, gateway = free_ports(4)
+    numbers = {"http": http, "grpc": grpc, "metrics": metrics, "gateway": gateway}
+    ports = [f"--{name}-port={port}" for name, port in numbers.items()]
     temporary, state, said = directory / "tmp", directory / "state", directory / "said"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary), "XDG_STATE_HOME": str(state)}

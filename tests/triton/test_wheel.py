@@ -95,9 +95,9 @@ def test_wheel_plans(installed: Path, empty: Path) -> None:
 
 @pytest.mark.proof
 def test_wheel_serves_the_demo(installed: Path, empty: Path) -> None:
-    before, (http, grpc, metrics) = _data(installed), map(str, free_ports(3))
+    before, (http, grpc, metrics, gateway) = _data(installed), map(str, free_ports(4))
     command = [str(installed / "bin/inflight"), "serve", "--http-port", http, "--grpc-port", grpc]
-    command += ["--metrics-port", metrics]
+    command += ["--metrics-port", metrics, "--gateway-port", gateway]
     serving = subprocess.Popen(command, cwd=empty, stderr=subprocess.PIPE, text=True)
     assert serving.stderr
     try:
@@ -109,6 +109,8 @@ def test_wheel_serves_the_demo(installed: Path, empty: Path) -> None:
         body = {"text_input": "What is in-flight batching?", "max_tokens": 32}
         reply = httpx.post(f"http://127.0.0.1:{http}/v2/models/ensemble/generate", json=body, timeout=60)
         assert "batch" in reply.json()["text_output"]
+        models = httpx.get(f"http://127.0.0.1:{gateway}/v1/models").json()
+        assert [model["id"] for model in models["data"]] == ["demo"]
     finally:
         serving.send_signal(signal.SIGINT)
         assert serving.wait(60) == 0

@@ -16,10 +16,10 @@ import pytest
 
 from inflight.engine.request import FinishReason, Output, Request, RequestMetrics
 from inflight.errors import EngineFailure, InvalidRequest, as_told
+from inflight.logs import JsonFormatter, TextFormatter
 from inflight.sampling import SamplingParams
 from inflight.settings.deployment import Deployment
 from inflight.settings.observability import ObservabilitySettings
-from inflight.triton.logs import JsonFormatter, TextFormatter
 from inflight.triton.request_reader import SubRequest
 from inflight.triton.tracing.record import RequestTrace, SpanEnd
 from inflight.triton.tracing.stages import (
@@ -278,7 +278,7 @@ def test_opentelemetry_is_not_loaded_for_a_stage_without_traces() -> None:
     program = (
         "import sys\n"
         "import inflight.triton.tracing.stages\n"
-        "import inflight.triton.logs, inflight.triton.streams\n"
+        "import inflight.logs, inflight.triton.streams\n"
         "import inflight.engine.factory, inflight.text.preprocess, inflight.client, inflight.settings.deployment\n"
         "from pathlib import Path\n"
         "deployment = inflight.settings.deployment.Deployment(model=Path('model'))\n"

@@ -8,8 +8,6 @@ leader with the prompt, which forks again.
 
 from __future__ import annotations
 
-import numpy as np
-
 from inflight.engine.beam_search.search import BeamSearch, Candidates, num_enders
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
@@ -94,8 +92,8 @@ class BeamGroup:
             output.finish_reason = output.beams[0].finish_reason
         leader.count_generated(output.num_tokens)
         stats.generated_tokens += output.num_tokens
-        if leader.context_logits and self._search.started:
-            output.context_logits = np.concatenate(leader.context_logits)
+        if self._search.started:
+            leader.prompt_record.fill(output)
 
 
 def check_beams(request: Request, config: EngineConfig, vocab_size: int, max_length: int) -> None:
@@ -114,6 +112,7 @@ def check_beams(request: Request, config: EngineConfig, vocab_size: int, max_len
         "sampling (temperature, top_k, top_p, min_p, seed)": not sampling.greedy,
         "stop_strings (the ensemble's stop_words)": bool(sampling.stop_strings),
         "num_top_log_probs": sampling.top_log_probs > 0,
+        "log_prob_token_ids": bool(sampling.log_prob_ids),
         "return_generation_logits": sampling.generation_logits,
     }
     for name, asked in unserved.items():

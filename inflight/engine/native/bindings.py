@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = Path(__file__).with_name("libinflight_step.so")
-ABI = 8
+ABI = 9
 INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "amx")
 """Best first, but for AMX: it must be asked for by name, since no processor has run its kernels."""
 _LEAST_GAIN = 0.75
@@ -165,6 +165,8 @@ def load_library() -> ctypes.CDLL:
         ("inflight_set_vector", c_int32, [c_void_p, c_int32, c_int32, c_void_p, *message]),
         ("inflight_set_cache", c_int32, [c_void_p, POINTER(Cache), *message]),
         ("inflight_step", c_int32, [c_void_p, POINTER(Step), *message]),
+        ("inflight_logits", c_int32, [c_void_p, c_int32, c_void_p, c_void_p, *message]),
+        ("inflight_hidden", c_int32, [c_void_p, c_int32, c_void_p, c_void_p, *message]),
         ("inflight_draw", c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, *message]),
         ("inflight_phases", c_int32, [c_void_p, POINTER(c_double), c_int32]),
         ("inflight_phase_name", c_char_p, [c_int32]),

@@ -46,7 +46,7 @@ class NativeModel:
         self.schemes = _schemes(model)
         """The names of the schemes that weights are in, where they are quantized."""
         self._dtype = model.dtype
-        self._vocab_size = model.config.vocab_size
+        self._vocab_size, self._hidden_size = model.config.vocab_size, model.config.hidden_size
         self._embedding = model.model.embed_tokens.weight
         spec, _held = spec_of(model)
         self._handle = ctypes.c_void_p(call("inflight_create", spec, instruction_set.encode(), threads))
@@ -86,6 +86,23 @@ class NativeModel:
         pointers = ids.ctypes.data, len(parts), parts, len(wanted), wanted.ctypes.data, logits.data_ptr()
         call("inflight_step", self._handle, Step(len(ids), *pointers))
         return logits
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """Return the float32 logits ``[rows, vocab]`` of some of the last step's tokens, as the step gives them.
+
+        Raises:
+            NativeError: a row is not there.
+        """
+        return self._of_step("inflight_logits", rows, self._vocab_size)
+
+    def hidden(self, rows: Sequence[int]) -> Tensor:
+        """Return the float32 hidden states ``[rows, hidden]`` of some of the last step's tokens, as ``logits``."""
+        return self._of_step("inflight_hidden", rows, self._hidden_size)
+
+    def _of_step(self, function: str, rows: Sequence[int], width: int) -> Tensor:
+        wanted, made = np.array(rows, np.int32), torch.empty(len(rows), width)
+        call(function, self._handle, len(wanted), wanted.ctypes.data, made.data_ptr())
+        return made
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         """Draw a token from each row of ``logits [rows, vocab]``, float32; see ``sampler.DrawTokens``.

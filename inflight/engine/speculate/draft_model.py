@@ -212,8 +212,9 @@ class _Twin:
 def _twin_of(sequence: Sequence, table: BlockTable) -> Sequence:
     """Return a sequence of the same request, which returns tokens only: no log probabilities and no logits."""
     plain = dataclasses.replace(
-        sequence.request.sampling, log_probs=False, top_log_probs=0, context_logits=False, generation_logits=False
-    )
+        sequence.request.sampling, log_probs=False, top_log_probs=0, log_prob_ids=(), prompt_log_probs=None,
+        context_logits=False, generation_logits=False,
+    )  # fmt: skip
     request = dataclasses.replace(sequence.request, sampling=plain)
     twin = Sequence(request, sequence.order, sequence.seed, sequence.max_length, None)
     twin.continue_as(table, list(sequence.tokens))

@@ -39,7 +39,7 @@ def refused(*words: str) -> str:
 def answer_of(model: str) -> tuple[str, str]:
     """Serve a model, ask it for ``ANSWER_TOKENS``, stop it; return what the command said, and the answer."""
     http, grpc, metrics = map(str, free_ports(3))
-    ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+    ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--no-gateway"]
     process = subprocess.Popen(
         [sys.executable, "-m", "inflight", "serve", model, *ports],
         stderr=subprocess.PIPE,

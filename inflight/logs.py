@@ -1,4 +1,5 @@
-"""The stages' log lines, as text or as JSON objects. Triton's own lines in the same file keep Triton's format."""
+"""Log lines of the stages and the gateway, as text or as JSON objects. Triton's own, in the stages' file, keep its
+format."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _PLAIN = re.compile(r"[\w.,:/-]+")
 
 
 def configure(settings: ObservabilitySettings) -> None:
-    """Have this process log as the settings say, to its standard error, which Triton keeps."""
+    """Have this process log as the settings say, to its standard error."""
     chosen = os.environ.get(LOG_FORMAT_VARIABLE) or settings.log_format
     if isinstance(sys.stderr, io.TextIOWrapper):  # the Python that Triton embeds takes it for ASCII
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")

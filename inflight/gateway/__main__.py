@@ -1,0 +1,114 @@
+"""The gateway's process: ``python -m inflight.gateway DEPLOYMENT [--sections JSON]``; `inflight serve` starts it.
+
+At SIGTERM it takes no more requests, gives those that run ``server.exit_timeout_s``, and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from inflight import logs
+from inflight.errors import DeploymentError
+from inflight.gateway.app import make_app
+from inflight.gateway.context import Gateway, make_gateway
+from inflight.gateway.protocol import GatewayConfig
+from inflight.settings.deployment import Deployment, load_deployment
+
+log = logging.getLogger("inflight.gateway")
+
+KEEP_ALIVE_S = 75
+"""Seconds that a connection stays open without a request: longer than the clients' own limits, which are 60 at most."""
+_UNCLEAN_S = 2
+"""Seconds that uvicorn gives to what still runs when all have had their time."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn's server, which drains before it shuts down."""
+
+    def __init__(self, config: GatewayConfig, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._draining: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list | None = None) -> None:
+        """Serve until SIGTERM, and until what runs then has ended or had its time."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._stop)
+        await self._serve(sockets)
+
+    def _stop(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name="drain")
+
+    async def _drain(self) -> None:
+        timeout_s = self._gateway.deployment.server.exit_timeout_s
+        log.info("stopping; %d requests run, and have %d s", self._gateway.load.running, timeout_s)
+        await self._gateway.load.drain(timeout_s)
+        self.should_exit = True
+
+
+def make_server(deployment: Deployment) -> GatewayServer:
+    """Return the server of a deployment, on ``gateway.host`` or ``server.host``, and ``gateway.port``.
+
+    Raises:
+        DeploymentError: the deployment cannot be served.
+    """
+    settings, gateway = deployment.gateway, make_gateway(deployment)
+    config = GatewayConfig(
+        make_app(gateway),
+        settings.client_timeout_s,
+        host=(settings.host or deployment.server.host).strip("[]"),
+        port=settings.port,
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_UNCLEAN_S,
+    )
+    return GatewayServer(config, gateway)
+
+
+def with_sections(deployment: Deployment, sections: dict[str, dict[str, Any]]) -> Deployment:
+    """Return the deployment with these sections, by name, in place of its own."""
+    found = {name: type(getattr(deployment, name)).model_validate(values) for name, values in sections.items()}
+    return deployment.model_copy(update=found)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m inflight.gateway", description="Serve OpenAI's API.")
+    parser.add_argument("deployment", type=Path, help="the deployment's directory")
+    parser.add_argument("--sections", default="{}", help="JSON: sections that replace those of deployment.yaml")
+    given = parser.parse_args(arguments)
+    try:
+        deployment = with_sections(load_deployment(given.deployment), json.loads(given.sections))
+        logs.configure(deployment.observability)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        server = make_server(deployment)
+    except DeploymentError as error:
+        print(f"inflight.gateway: {error}", file=sys.stderr)
+        return 1
+    server.run()
+    return 0 if server.started else 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # gRPC's threads need not be waited for

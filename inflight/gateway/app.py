@@ -1,0 +1,113 @@
+"""The gateway's application: the table of routes, what surrounds them, and the life of what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inflight.gateway.chat import chat_completions
+from inflight.gateway.completions import completions
+from inflight.gateway.context import Gateway
+from inflight.gateway.cors import Cors
+from inflight.gateway.errors import ApiError
+from inflight.gateway.middleware import HEALTH, METRICS, Admission, BodyLimit, Keys, Requests
+from inflight.gateway.models import health, list_models, metrics, retrieve_model
+from inflight.gateway.tokenize import detokenize, tokenize, tokenizer_info
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Served(NamedTuple):
+    """One row of the table of routes."""
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    needs_engine: bool = False
+    """Whether it is answered with 503 while the engine is away."""
+
+
+ROUTES: tuple[Served, ...] = (
+    Served("GET", HEALTH, health),
+    Served("GET", METRICS, metrics),
+    Served("GET", "/v1/models", list_models),
+    Served("GET", "/v1/models/{id:path}", retrieve_model),
+    Served("POST", "/v1/chat/completions", chat_completions, needs_engine=True),
+    Served("POST", "/v1/completions", completions, needs_engine=True),
+    Served("POST", "/tokenize", tokenize),
+    Served("POST", "/detokenize", detokenize),
+    Served("GET", "/tokenizer_info", tokenizer_info),
+)
+"""All that the gateway serves."""
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def make_app(gateway: Gateway, routes: tuple[Served, ...] = ROUTES) -> Starlette:
+    """Return the application that serves ``routes`` for ``gateway``, which starts and stops with it."""
+    shown = [one for one in routes if one.path != METRICS or gateway.deployment.observability.metrics]
+    settings = gateway.settings
+    app = Starlette(
+        routes=[Route(one.path, _when_ready(one, gateway), methods=[one.method]) for one in shown],
+        middleware=[
+            Middleware(Cors, settings.cors_origins),
+            Middleware(Requests, gateway.metrics, _labels(shown)),
+            Middleware(Keys, gateway.keys),
+            Middleware(Admission, gateway.load),
+            Middleware(BodyLimit, settings.max_body_bytes, settings.client_timeout_s),
+        ],
+        exception_handlers={HTTPException: _no_route},
+        lifespan=_lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirected POST loses its body
+    app.state.gateway = gateway
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    gateway: Gateway = app.state.gateway
+    await gateway.readiness.start()
+    try:
+        yield
+    finally:
+        await gateway.readiness.stop()
+        await gateway.engine.close()
+
+
+def _when_ready(served: Served, gateway: Gateway) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        gateway.readiness.check()
+        return await served.endpoint(request)
+
+    return endpoint if served.needs_engine else served.endpoint
+
+
+def _labels(routes: list[Served]) -> Callable[[str], str]:
+    """Return what makes a path the label of metrics: a path of the table, or ``other``."""
+    whole = {one.path for one in routes if "{" not in one.path}
+    beginnings = {one.path.partition("{")[0]: one.path for one in routes if "{" in one.path}
+
+    def label(path: str) -> str:
+        if path in whole:
+            return path
+        return next((known for beginning, known in beginnings.items() if path.startswith(beginning)), "other")
+
+    return label
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    """Answer to a path or a method that the table does not have."""
+    assert isinstance(error, HTTPException), "it is the handler of these alone"
+    message = f"there is no {request.method} {request.url.path[:200]}"
+    if allowed := (error.headers or {}).get("Allow"):
+        message += f"; it takes {allowed}"
+    code = _CODES.get(error.status_code)
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()

@@ -1,0 +1,163 @@
+"""A chat as the engine takes it: messages, tools and guide to one ``Job``. Every endpoint with chats uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from inflight.errors import InflightError
+from inflight.gateway.context import Gateway
+from inflight.gateway.errors import invalid
+from inflight.gateway.fields import Fields, unsupported
+from inflight.gateway.generation import Job
+from inflight.gateway.guides import FieldGuide, read_guide
+from inflight.gateway.sampling import encode_texts, generate_request, off_loop
+from inflight.gateway.told import told
+from inflight.gateway.tools import read_tools
+from inflight.text.chat import ChatTemplate, Message, parse_messages
+from inflight.text.output.tools import Tool, ToolChoice
+
+
+async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool) -> Job:
+    """Return the job of a chat; nothing is queued yet.
+
+    Args:
+        request: whose chat it is.
+        fields: of its body, by the table ``field_tables.CHAT``.
+        gateway: knows the deployment.
+        stream: whether the engine sends tokens as they come.
+
+    Raises:
+        ApiError: 400, naming the field by its path.
+    """
+    tools, choice = read_tools(fields)
+    prompt = await _prompt(fields, gateway, tools)
+    special = fields.get("add_special_tokens", False)
+    [ids] = await encode_texts(gateway, [prompt], "messages", add_special_tokens=special)
+    guide = _guide(fields, gateway, tools, choice)
+    form = gateway.chat_format
+    top = _top_log_probs(fields)
+    engine_request = generate_request(
+        request,
+        fields,
+        gateway,
+        ids,
+        "messages",
+        max_tokens=fields.get("max_completion_tokens", fields.get("max_tokens")),
+        stream=stream,
+        guide=guide and guide.guide,
+        guide_start_ids=form.guide_start(gateway.tokenizer) if guide else (),
+        log_probs=fields.get("logprobs", False),
+        top_log_probs=top,
+    )
+    return Job(
+        engine_request,
+        form,
+        tools,
+        choice,
+        reasoning_open=form.opens_reasoning(prompt),
+        show_special=not fields.get("skip_special_tokens", True),
+        show_stop=fields.get("include_stop_str_in_output", False),
+        prompt_param="messages",
+        guide_param=guide.param if guide else "",
+    )
+
+
+async def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:
+    template = gateway.chat_template
+    if template is None:
+        raise unsupported("messages", "messages: this checkpoint has no chat template; use /v1/completions")
+    options = _template_options(fields, template, gateway, tools)
+    text = json.dumps(fields["messages"], ensure_ascii=False)
+    if len(text) > gateway.deployment.limits.max_prompt_bytes:
+        limit = gateway.deployment.limits.max_prompt_bytes
+        raise invalid(f"messages has {len(text)} characters; the limit is {limit}", "messages")
+
+    def render() -> str:
+        try:
+            messages = parse_messages(text)
+            prompt = template.render(messages, options)
+        except InflightError as error:
+            raise told(error, "messages") from None
+        return _continued(prompt, messages) if fields.get("continue_final_message") else prompt
+
+    return await off_loop(render, len(text))
+
+
+def _template_options(
+    fields: Fields, template: ChatTemplate, gateway: Gateway, tools: Sequence[Tool]
+) -> dict[str, Any]:
+    options: dict[str, Any] = dict(fields.get("chat_template_kwargs", {}))
+    continues = fields.get("continue_final_message", False)
+    if continues and fields.get("add_generation_prompt"):
+        raise invalid(
+            "add_generation_prompt and continue_final_message are both true; a prompt ends in one way",
+            "continue_final_message",
+        )
+    options["add_generation_prompt"] = fields.get("add_generation_prompt", not continues)
+    if tools:
+        if not gateway.chat_format.has_tools:
+            raise unsupported("tools", "tools: this checkpoint's chat format has no calls of tools")
+        options["tools"] = [tool.for_template() for tool in tools]
+    if "documents" in fields:
+        if not template.uses("documents"):
+            raise unsupported("documents", "documents: this checkpoint's chat template does not use them")
+        options["documents"] = fields["documents"]
+    if "reasoning_effort" in fields:
+        options |= _reasoning_effort(fields["reasoning_effort"], template, gateway)
+    return options
+
+
+def _reasoning_effort(effort: str, template: ChatTemplate, gateway: Gateway) -> dict[str, Any]:
+    if template.uses("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    if template.uses("enable_thinking"):
+        if effort == "none":
+            return {"enable_thinking": False}
+    elif effort == "none" and not gateway.chat_format.has_reasoning:
+        return {}
+    raise unsupported(
+        "reasoning_effort", f"reasoning_effort is {effort[:64]}; this checkpoint's chat template has no such levels"
+    )
+
+
+def _continued(prompt: str, messages: Sequence[Message]) -> str:
+    """Return a prompt up to the end of its last message, so that the output goes on with it."""
+    last = messages[-1]
+    content = last.get("content")
+    path = f"messages[{len(messages) - 1}]"
+    if last.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
+        raise invalid(f"{path} must be the assistant's, with content, where continue_final_message is true", path)
+    place = prompt.rfind(content.strip())
+    if place < 0:
+        raise invalid(f"{path}.content is not in the prompt as it stands, and cannot be continued", path)
+    whole = content.lstrip()
+    end = place + len(whole if prompt.startswith(whole, place) else content.strip())
+    return prompt[:end]
+
+
+def _guide(fields: Fields, gateway: Gateway, tools: Sequence[Tool], choice: ToolChoice) -> FieldGuide | None:
+    """Return what the answer must be: by the choice of tools, or else by its format."""
+    wanted = read_guide(fields)
+    if not tools:
+        return wanted
+    try:
+        calls = gateway.chat_format.guide(tools, choice, fields.get("parallel_tool_calls", True))
+    except InflightError as error:
+        raise told(error, "tools") from None
+    if wanted is None or choice.kind in ("required", "named"):  # there is no answer beside the calls
+        return FieldGuide(calls, "tools") if calls else wanted
+    raise unsupported(
+        wanted.param,
+        f"{wanted.param} is not supported beside tools with tool_choice auto; set tool_choice to none or required",
+    )
+
+
+def _top_log_probs(fields: Fields) -> int:
+    count = fields.get("top_logprobs", 0)
+    if count and not fields.get("logprobs"):
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    return int(count)

@@ -1,0 +1,117 @@
+"""Gateway: what every endpoint needs, made once at the start and found at ``request.app.state.gateway``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from inflight.addresses import nearest_of
+from inflight.client.grpc_transport import GrpcTransport
+from inflight.contract import ENGINE
+from inflight.gateway.engine_client import EngineClient
+from inflight.gateway.errors import ApiError
+from inflight.gateway.keys import ApiKeys
+from inflight.gateway.load import Load
+from inflight.gateway.metrics import GatewayMetrics
+from inflight.gateway.readiness import Readiness
+from inflight.settings.deployment import Deployment, model_name
+from inflight.settings.gateway import GatewaySettings
+from inflight.text.chat import ChatTemplate
+from inflight.text.output.find import find_chat_format
+from inflight.text.output.format import ChatFormat
+from inflight.text.tokenizer import Tokenizer
+
+CONNECT_TIMEOUT_S = 2.0
+"""Seconds that one try to reach the engine may take."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts of one gateway. What changes has its own class, with one writer."""
+
+    deployment: Deployment
+    tokenizer: Tokenizer
+    readiness: Readiness
+    """Whether the engine can be called now."""
+    metrics: GatewayMetrics
+    load: Load
+    """The requests that run."""
+    keys: ApiKeys | None
+    """None: requests need no API key."""
+    chat_template: ChatTemplate | None
+    """None: the checkpoint has none."""
+    chat_format: ChatFormat
+    """How the checkpoint writes calls of tools and reasoning."""
+    engine: EngineClient
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When the gateway began, in seconds since the epoch; ``created`` of the models."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer: the checkpoint's, and those of its chat format."""
+        return self.tokenizer.config.end_ids | self.chat_format.stop_token_ids
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """The section ``gateway`` of the deployment."""
+        return self.deployment.gateway
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is listed, and which answers have."""
+        return self.settings.model_name or model_name(self.deployment.model)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that a request may give in ``model``."""
+        return (self.model_name, *self.settings.model_aliases)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of a prompt and its output together, at most; None: only the engine knows."""
+        return self.deployment.max_sequence_length(self.tokenizer.config.max_length)
+
+    def check_model(self, name: object) -> str:
+        """Return the name of the model that a request names in ``model``.
+
+        Raises:
+            ApiError: 400 where it is no name, 404 where the deployment has no such model.
+        """
+        if not isinstance(name, str):
+            raise ApiError(400, "model is missing or no string", param="model", code="invalid_request_error")
+        if name not in self.model_names:
+            known = ", ".join(self.model_names)
+            message = f"the model {name[:256]!r} does not exist; this server has {known}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return name
+
+
+def make_gateway(deployment: Deployment) -> Gateway:
+    """Return the gateway of a deployment; it asks for the engine at ``server.grpc_port``.
+
+    Raises:
+        DeploymentError: the checkpoint's tokenizer or the file of API keys cannot be read.
+    """
+    settings, server = deployment.gateway, deployment.server
+    tokenizer, metrics = Tokenizer.from_checkpoint(deployment.model), GatewayMetrics()
+    template, special = tokenizer.config.chat_template, tokenizer.config.special_tokens
+    engine = f"{nearest_of(server.host)}:{server.grpc_port}"
+    return Gateway(
+        deployment,
+        tokenizer,
+        Readiness(GrpcTransport(engine, ENGINE, CONNECT_TIMEOUT_S), metrics),
+        metrics,
+        Load(settings.max_concurrent_requests),
+        ApiKeys(settings.api_keys_file) if settings.api_keys_file else None,
+        ChatTemplate(template, special) if template else None,
+        find_chat_format(tokenizer),
+        EngineClient(engine),
+    )
+
+
+def gateway_of(request: Request) -> Gateway:
+    """Return the gateway that serves a request."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway

@@ -1,0 +1,294 @@
+"""The engine's client: token ids in, token ids out, by one ModelStreamInfer call of gRPC per prompt.
+
+All sequences of a prompt (``n``) come by one call, so that closing its iterator, which cancels the call, cancels all of
+them; the engine stage sees the cancel within its next poll, also of a request that waits or is in prefill. Nothing else
+of the gateway knows gRPC or tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+from tritonclient.utils import deserialize_bytes_tensor
+
+from inflight import contract
+from inflight.client.errors import from_wire
+from inflight.client.grpc_transport import channel_options
+from inflight.client.request import NUMPY_TYPES
+from inflight.errors import EngineFailure, InflightError
+from inflight.sampling import Guide
+
+_CONNECT_TIMEOUT_S = 2.0
+_STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt and how to continue it; None and empty values ask for nothing."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sequences: int = 1
+    stream: bool = True
+    """False: each sequence comes whole, in one delta."""
+    temperature: float = 0.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    prompt_ignore_length: int = 0
+    seed: int | None = None
+    min_tokens: int = 0
+    end_ids: Sequence[int] = ()
+    stop_token_ids: Sequence[int] = ()
+    """Tokens that end the sequence and stay in its output; ``end_ids`` do not."""
+    stop_strings: Sequence[str] = ()
+    bad_words: Sequence[Sequence[int]] = ()
+    bias: np.ndarray | None = None
+    """Added to the logits, float32 [vocab]."""
+    guide: Guide | None = None
+    guide_start_ids: Sequence[int] = ()
+    """The guide holds once these tokens have been generated in a row; empty: from the start."""
+    log_probs: bool = False
+    top_log_probs: int = 0
+    prompt_log_probs: int | None = None
+    """So many of the likeliest tokens at each position of the prompt; None: no log-probs of the prompt."""
+    log_prob_token_ids: Sequence[int] = ()
+    pooling: str | None = None
+    """``last`` or ``mean``: no token is generated, and the output ``embedding`` comes instead."""
+    priority: int = 0
+    deadline_ms: int | None = None
+    client_id: str = ""
+    request_id: str = ""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """W3C headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDelta:
+    """What one response of the engine adds to one sequence."""
+
+    index: int
+    """Which of the sequences."""
+    tokens: list[int]
+    text_limit: int | None
+    """With stop strings: how many characters of the generated text may be shown so far; None: all."""
+    finish_reason: str | None
+    """The last delta of a sequence has one: stop, length, cancelled or deadline."""
+    log_probs: list[float]
+    top_log_probs: list[list[tuple[int, float]]]
+    """Per new token the likeliest ones, the best first."""
+    output_tokens: int
+    """Tokens generated so far, as the engine counts them."""
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache; with the last delta, before it 0."""
+    outputs: Mapping[str, np.ndarray]
+    """All tensors of the response."""
+
+
+class EngineClient:
+    """One channel to the engine's model, which all requests share."""
+
+    def __init__(self, address: str, model: str = contract.ENGINE) -> None:
+        """``address``: ``host:port`` of Triton's gRPC."""
+        self._address, self._model = address, model
+        self._channel: grpc.aio.Channel | None = None
+        self._stops: set[asyncio.Task[None]] = set()
+        """The calls under way that stop a request."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
+        """Generate, and yield what comes; closing the generator cancels the request at once.
+
+        Raises:
+            InflightError: the engine's error, or that it is away.
+        """
+        message = encode(request, self._model)
+        # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
+        # server (2.51) crashes after a few errors on streams.
+        call = self._stub().ModelStreamInfer([message], metadata=tuple(request.trace_context.items()))
+        ended, answered = 0, False
+        try:
+            async for answer in call:
+                if answer.error_message:
+                    raise from_wire(answer.error_message)
+                if answer.infer_response.outputs:
+                    delta = read_delta(decode(answer.infer_response))
+                    ended += delta.finish_reason is not None
+                    yield delta
+            answered = True
+            if ended < request.sequences:
+                raise EngineFailure(f"the engine's stream ended with {ended} of {request.sequences} sequences")
+        except grpc.aio.AioRpcError as error:
+            answered = True
+            raise from_wire(error.details() or "", error.code().name) from error
+        except InflightError:
+            answered = True
+            raise
+        finally:
+            call.cancel()
+            if not answered and request.request_id:
+                self._stop(request.request_id)
+
+    def _stop(self, request_id: str) -> None:
+        """Have the engine end a request before its next step; it would notice the cancelled call 50 ms later."""
+        message = pb.ModelInferRequest(model_name=self._model, id=request_id)
+        message.inputs.add(name="stop", datatype=contract.BOOL, shape=[1, 1])
+        message.raw_input_contents.append(b"\1")
+
+        async def stop() -> None:
+            call = self._stub().ModelStreamInfer([message], timeout=_STOP_TIMEOUT_S)
+            with suppress(grpc.aio.AioRpcError):
+                async for _ in call:
+                    pass
+
+        task = asyncio.create_task(stop())
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    async def close(self) -> None:
+        """Close the channel; requests still running on it are cancelled."""
+        await asyncio.gather(*self._stops)
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    def _stub(self) -> GRPCInferenceServiceStub:
+        if self._channel is None:  # not before the first call: a channel belongs to the event loop it is made in
+            options = channel_options(self._address, _CONNECT_TIMEOUT_S)
+            self._channel = grpc.aio.insecure_channel(self._address, options)
+        return GRPCInferenceServiceStub(self._channel)
+
+
+def encode(request: GenerateRequest, model: str) -> pb.ModelInferRequest:
+    """Return a request as Triton's message, every tensor with one row, in raw form."""
+    message = pb.ModelInferRequest(model_name=model, id=request.request_id)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, values in tensors_of(request).items():
+        dtype = contract.ENGINE_INPUT[name].dtype
+        if dtype == contract.BYTES:  # each string behind its length
+            raws = [value.encode() for value in values]
+            message.inputs.add(name=name, datatype=dtype, shape=[1, len(raws)])
+            message.raw_input_contents.append(b"".join(len(raw).to_bytes(4, "little") + raw for raw in raws))
+        else:
+            array = np.asarray(values, NUMPY_TYPES[dtype])
+            message.inputs.add(name=name, datatype=dtype, shape=[1, *array.shape])
+            message.raw_input_contents.append(array.tobytes())
+    return message
+
+
+def tensors_of(request: GenerateRequest) -> dict[str, Any]:
+    """Return a request's tensors, without the row's dimension; what has its default is left to the engine's own."""
+    tensors: dict[str, Any] = {
+        "input_ids": request.prompt,
+        "request_output_len": [request.max_tokens],
+        "streaming": [request.stream],
+        "exclude_input_in_output": [True],
+        "return_num_output_tokens": [True],
+        "return_num_cached_tokens": [True],
+    }
+    for name in ("stop_strings", "end_ids", "guide_start_ids", "log_prob_token_ids"):
+        if values := getattr(request, name):
+            tensors[name] = list(values)
+    for name, field_name, default in _SCALARS:
+        if (value := getattr(request, field_name)) != default:
+            tensors[name] = [value]
+    if request.temperature:  # greedy is what a request without it is; 1.0 alone would be greedy too
+        tensors |= {"temperature": [request.temperature], "runtime_top_p": [request.top_p]}
+        tensors |= {"runtime_top_k": [request.top_k]} if request.top_k else {}
+        tensors |= {"min_p": [request.min_p]} if request.min_p else {}
+    if request.stop_token_ids:
+        tensors["stop_words_list"] = word_list([[token] for token in request.stop_token_ids])
+    if request.bad_words:
+        tensors["bad_words_list"] = word_list(request.bad_words)
+    if request.bias is not None:
+        tensors["embedding_bias"] = request.bias
+    if request.guide is not None:
+        tensors["guided_decoding_guide_type"] = [request.guide.kind]
+        if request.guide.text:
+            tensors["guided_decoding_guide"] = [request.guide.text]
+    return tensors
+
+
+_SCALARS: tuple[tuple[str, str, Any], ...] = (
+    ("num_return_sequences", "sequences", 1),
+    ("repetition_penalty", "repetition_penalty", 1.0),
+    ("presence_penalty", "presence_penalty", 0.0),
+    ("frequency_penalty", "frequency_penalty", 0.0),
+    ("prompt_ignore_length", "prompt_ignore_length", 0),
+    ("seed", "seed", None),
+    ("min_tokens", "min_tokens", 0),
+    ("return_log_probs", "log_probs", False),
+    ("num_top_log_probs", "top_log_probs", 0),
+    ("num_prompt_log_probs", "prompt_log_probs", None),
+    ("pooling", "pooling", None),
+    ("priority", "priority", 0),
+    ("deadline_ms", "deadline_ms", None),
+    ("client_id", "client_id", ""),
+)
+"""Tensors of one value: name, field of the request, and the value that is not sent."""
+
+
+def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return words as upstream lays them out: int32 [2, n], row 0 all ids joined, row 1 end offsets, -1 padded."""
+    ids = [token for word in words for token in word]
+    table = np.full((2, len(ids)), -1, np.int32)
+    table[0] = ids
+    table[1, : len(words)] = np.cumsum([len(word) for word in words])
+    return table
+
+
+def decode(message: pb.ModelInferResponse) -> dict[str, np.ndarray]:
+    """Return the tensors of a response, in their shapes. Raises EngineFailure: one is not what it says of itself."""
+    tensors: dict[str, np.ndarray] = {}
+    try:
+        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True):
+            if output.datatype == contract.BYTES:
+                array = deserialize_bytes_tensor(raw)
+            else:
+                array = np.frombuffer(raw, NUMPY_TYPES[output.datatype])
+            tensors[output.name] = array.reshape(tuple(output.shape))
+    except (KeyError, ValueError, struct.error) as error:
+        raise EngineFailure(f"a response cannot be decoded: {type(error).__name__}: {error}") from error
+    return tensors
+
+
+def read_delta(outputs: Mapping[str, np.ndarray]) -> EngineDelta:
+    """Return what a response adds to its sequence."""
+    reason, limit = outputs.get("finish_reason"), outputs.get("text_limit")
+    log_probs = outputs.get("output_log_probs")
+    return EngineDelta(
+        index=_scalar(outputs, "sequence_index"),
+        tokens=outputs["output_ids"].reshape(-1).tolist() if "output_ids" in outputs else [],
+        text_limit=None if limit is None else int(limit.reshape(-1)[0]),
+        finish_reason=None if reason is None else reason.reshape(-1)[0].decode(),
+        log_probs=[] if log_probs is None else log_probs.reshape(-1).tolist(),
+        top_log_probs=pairs(outputs, "top_log_prob_ids", "top_log_probs"),
+        output_tokens=_scalar(outputs, "num_output_tokens"),
+        cached_tokens=_scalar(outputs, "num_cached_tokens"),
+        outputs=outputs,
+    )
+
+
+def pairs(outputs: Mapping[str, np.ndarray], ids: str, log_probs: str) -> list[list[tuple[int, float]]]:
+    """Return tokens with their log-probs, of two outputs ``[1, n, k]``; [] where they are absent."""
+    if ids not in outputs or log_probs not in outputs:
+        return []
+    rows = zip(outputs[ids][0].tolist(), outputs[log_probs][0].tolist(), strict=True)
+    return [list(zip(tokens, values, strict=True)) for tokens, values in rows]
+
+
+def _scalar(outputs: Mapping[str, np.ndarray], name: str) -> int:
+    array = outputs.get(name)
+    return 0 if array is None else int(array.reshape(-1)[0])

@@ -1,0 +1,222 @@
+"""The tables of fields of /v1/chat/completions and /v1/completions: what each field of OpenAI, vLLM, SGLang and
+llama.cpp does here. docs/openai-fields.md is written from them."""
+
+from __future__ import annotations
+
+from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
+from inflight.gateway.values import (
+    anything,
+    boolean,
+    integer,
+    list_of,
+    mapping,
+    mapping_of,
+    number,
+    object_with,
+    one_of,
+    one_or_list_of,
+    string,
+)
+
+_INT32 = 2**31 - 1
+_TOKEN = integer(0, _INT32)
+_MOST = 4096
+"""Values of a list that the tables let through; the deployment's own limits are lower."""
+STREAM_OPTIONS = object_with(
+    {"include_usage": boolean(), "continuous_usage_stats": boolean(), "include_obfuscation": boolean()}
+)
+STRUCTURED_OUTPUTS = object_with(
+    {
+        "json": anything(),
+        "json_object": boolean(),
+        "regex": string(empty=False),
+        "choice": list_of(string(empty=False), _MOST, least=1),
+        "grammar": string(empty=False),
+        "structural_tag": anything(),
+    }
+)
+
+_SAMPLING = (
+    served(
+        "temperature",
+        number(0, 100),
+        "0: the likeliest token each time. Without it: `generation_config.json` of the checkpoint, where its "
+        "`do_sample: false` means 0; else 1",
+    ),
+    served("top_p", number(0, 1), "sample among the likeliest tokens whose sum reaches it; 0: the likeliest alone"),
+    served("top_k", integer(-1, _INT32), "sample among so many of the likeliest tokens; 0 or -1: all"),
+    served("min_p", number(0, 1), "leave out tokens less likely than this share of the likeliest"),
+    served(
+        "presence_penalty",
+        number(-2, 2),
+        "taken off the logit of each token of the output so far; the prompt is not counted",
+    ),
+    served("frequency_penalty", number(-2, 2), "taken off as often as the token occurs in the output so far"),
+    served(
+        "repetition_penalty", number(0, 100, above=True), "divides the logits of tokens of prompt and output; 1: none"
+    ),
+    served(
+        "seed",
+        integer(-(2**63), 2**64 - 1),
+        "the same seed gives the same answer, whatever else is served; choice i has seed + i",
+    ),
+    served("logit_bias", mapping_of(number(-100, 100), _MOST), "token id, as a string, to what is added to its logit"),
+    served("n", integer(1, 128), "choices; at most `limits.max_return_sequences` of the deployment"),
+    served("stop", one_or_list_of(string(), _MOST), "strings that end the answer, and are not part of it"),
+    served("stop_token_ids", list_of(_TOKEN, _MOST), "token ids that end the answer, beside the checkpoint's end ids"),
+    served("ignore_eos", boolean(), "go on behind the checkpoint's end ids, up to the limit of tokens"),
+    served("min_tokens", integer(0, _INT32), "no end before so many tokens"),
+    served("bad_words", list_of(string(empty=False), _MOST), "words that are not generated"),
+    served("allowed_token_ids", list_of(_TOKEN, 1 << 20, least=1), "no other tokens are generated"),
+    served("include_stop_str_in_output", boolean(), "show the stop string that ended the answer"),
+    served("skip_special_tokens", boolean(), "false: special tokens are shown in the text"),
+    served("return_tokens_as_token_ids", boolean(), "log-probs name tokens as `token_id:123`"),
+    served("return_token_ids", boolean(), "add `prompt_token_ids` to the answer, and `token_ids` to its choices"),
+    served(
+        "truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of the prompt's end; -1: as many as fit"
+    ),
+)
+_GUIDES = (
+    served("structured_outputs", STRUCTURED_OUTPUTS, "vLLM's: what the answer must be, by one of its keys"),
+    served("guided_json", anything(), "a JSON schema that the answer must follow"),
+    served("guided_regex", string(empty=False), "a regular expression for the whole answer"),
+    served("guided_choice", list_of(string(empty=False), _MOST, least=1), "texts of which the answer is one"),
+    served("guided_grammar", string(empty=False), "a grammar in EBNF for the whole answer"),
+    served("regex", string(empty=False), "SGLang's name of `guided_regex`"),
+    served("ebnf", string(empty=False), "SGLang's name of `guided_grammar`"),
+    accepted("guided_decoding_backend", one_of("auto", "llguidance", "guidance"), "the engine's own is llguidance"),
+    *refused(
+        "guided_whitespace_pattern grammar json_schema", "use `response_format`, `guided_json` or `guided_grammar`"
+    ),
+)
+_REQUEST = (
+    served("model", string(empty=False), "one of the names that `/v1/models` lists"),
+    served("stream", boolean(), "send the answer as server-sent events"),
+    served(
+        "stream_options",
+        STREAM_OPTIONS,
+        "`include_usage`: a last chunk with the counts of tokens, whose `choices` is empty; "
+        "`continuous_usage_stats`: counts in each chunk; `include_obfuscation` is accepted: there is none",
+    ),
+    served(
+        "priority", integer(-_INT32 - 1, _INT32), "higher is served first, as with SGLang; vLLM serves lower ones first"
+    ),
+    served(
+        "deadline_ms",
+        integer(1, _INT32),
+        "milliseconds after which the request ends: before its first token with 504, later as `length`",
+    ),
+    served("client_id", string(256), "whose turn it uses, with `batching.fairness: client`"),
+    served("user", string(), "as `client_id`, where that is not given"),
+    served(
+        "request_id", string(128, empty=False), "the request's id in logs and traces, and part of the answer's `id`"
+    ),
+    served("rid", string(128, empty=False), "SGLang's name of `request_id`"),
+    accepted("safety_identifier", string(), "only OpenAI's own service uses it"),
+    accepted("metadata", mapping(), "it describes stored answers, and none are stored"),
+    accepted("prompt_cache_key", string(), "every prompt shares the prefix cache"),
+    accepted("prompt_cache_retention", string(), "`kv_cache` of the deployment says what is kept"),
+    accepted("prompt_cache_options", mapping(), "`kv_cache` of the deployment says what is kept"),
+    accepted("service_tier", one_of("auto", "default"), "there is one tier; `priority` orders requests"),
+)
+_REFUSED = (
+    *refused("moderation", "answers are not moderated"),
+    *refused("use_beam_search", "the KServe ports have beam search: `beam_width`", False),
+    *refused("num_beams", "the KServe ports have beam search: `beam_width`", 1),
+    *refused("length_penalty", "it is of beam search, which the KServe ports have", 0, 1),
+    *refused("early_stopping", "it is of beam search, which the KServe ports have", False),
+    *refused(
+        "cache_salt", "the prefix cache is shared by all requests; `kv_cache.prefix_reuse: false` switches it off", ""
+    ),
+    *refused("kv_transfer_params", "prefill and decoding are not served apart"),
+    *refused("lora_path lora lora_request", "adapters are listed in the deployment, and named by `model`"),
+    *refused("mm_processor_kwargs media_io_kwargs", "the models served take text", {}),
+    *refused("vllm_xargs custom_params", "they are arguments of extensions, of which there are none", {}),
+    *refused("custom_logit_processor logits_processors", "code of a client is not run", [], ""),
+    *refused("stop_regex", "use `stop`, or a grammar", [], ""),
+    *refused("spaces_between_special_tokens", "no spaces are put between special tokens", False, True),
+    *refused("return_hidden_states", "use /v1/embeddings", False),
+    *refused("typical_p top_a tfs_z top_n_sigma epsilon_cutoff eta_cutoff", "use `top_p`, `top_k` or `min_p`", 0, 1),
+    *refused("mirostat xtc_probability dry_multiplier", "use `temperature`, `top_p`, `top_k` and `min_p`", 0),
+    *refused("dynatemp_range smoothing_factor", "use `temperature`", 0),
+    *refused("n_predict max_new_tokens", "use `max_tokens`"),
+    *refused("num_return_sequences", "use `n`", 1),
+    *refused("prompt_logprobs logprob_token_ids", "use `echo` and `logprobs` of /v1/completions"),
+    *refused("thinking_token_budget repetition_detection", "there is no such limit here"),
+    *refused("id_slot", "requests have no slots of their own", -1),
+    *refused("cache_prompt", "`kv_cache.prefix_reuse` of the deployment decides it", True),
+)
+
+_TEMPLATE = (
+    served("chat_template_kwargs", mapping(), "variables of the checkpoint's chat template"),
+    served("add_generation_prompt", boolean(), "false: the prompt does not begin the assistant's message"),
+    served(
+        "continue_final_message", boolean(), "the answer goes on with the last message, which must be the assistant's"
+    ),
+    served(
+        "add_special_tokens",
+        boolean(),
+        "put the checkpoint's special tokens around the prompt; a chat's template has them",
+    ),
+    served("documents", list_of(mapping(), _MOST), "for chat templates that know `documents`; others are refused"),
+    served(
+        "reasoning_effort",
+        string(64),
+        "for chat templates that know `reasoning_effort`; `none` switches `enable_thinking` off; others are refused",
+    ),
+    served("include_reasoning", boolean(), "false: reasoning is left out of the answer"),
+    served("separate_reasoning", boolean(), "SGLang's; false: reasoning is left in the text"),
+    *refused("stream_reasoning", "reasoning is streamed as it comes", True),
+)
+CHAT: Table = table(
+    _SAMPLING,
+    _GUIDES,
+    _REQUEST,
+    _TEMPLATE,
+    _REFUSED,
+    served("messages", anything(), "roles system, developer, user, assistant and tool; text only"),
+    served("max_completion_tokens", integer(1, _INT32), "most tokens to generate; without it: the rest of the context"),
+    served("max_tokens", integer(1, _INT32), "the older name of `max_completion_tokens`"),
+    served("logprobs", boolean(), "log-probs of the tokens, by the model itself: before temperature and penalties"),
+    served("top_logprobs", integer(0, 20), "so many of the likeliest tokens at each position; needs `logprobs`"),
+    served("response_format", anything(), "text, json_object, json_schema (always enforced) or structural_tag"),
+    served("tools", anything(), "functions that the model may call, where its chat format is known"),
+    served("tool_choice", anything(), "none, auto, required, or one function: the last two are enforced by a grammar"),
+    served("parallel_tool_calls", boolean(), "false: one call at most"),
+    accepted("modalities", list_of(one_of("text"), 1), "answers are text"),
+    accepted("verbosity", one_of("medium"), "`medium` is what the model does by itself; other values are refused"),
+    refused("audio", "answers are text"),
+    refused("prediction", "`speculation` of the deployment drafts without it"),
+    refused("web_search_options", "there is no search"),
+    refused("functions function_call", "OpenAI has replaced them by `tools` and `tool_choice`", "none", []),
+    refused("store", "answers are not stored", False),
+    refused("echo", "use `continue_final_message`, or /v1/completions", False),
+    refused("best_of", "use `n`", 1),
+    refused("chat_template", "the checkpoint's own template is used", ""),
+    refused("prompt input_ids", "use `messages`, or /v1/completions"),
+    refused("reasoning_format reasoning thinking", "use `reasoning_effort` or `chat_template_kwargs`", "auto"),
+    refused("suffix", "a chat has no text behind the answer", ""),
+)
+COMPLETIONS: Table = table(
+    _SAMPLING,
+    _GUIDES,
+    _REQUEST,
+    _REFUSED,
+    served("prompt", anything(), "a text, a list of texts, a list of token ids, or a list of such lists"),
+    served("max_tokens", integer(0, _INT32), "most tokens to generate; 16 without it, as OpenAI; 0 needs `echo`"),
+    served("logprobs", integer(0, 20), "log-probs of the tokens, and of so many of the likeliest at each position"),
+    served("echo", boolean(), "begin the text, and the log-probs, with the prompt"),
+    served("best_of", integer(1, 128), "must be equal to `n`: no choices are made and dropped"),
+    served("add_special_tokens", boolean(), "true without it: a prompt of text gets the checkpoint's special tokens"),
+    served("response_format", anything(), "text, json_object, json_schema (always enforced) or structural_tag"),
+    refused("suffix", "the models served fill no gaps", ""),
+    refused("prompt_embeds", "prompts are text or token ids"),
+    refused("max_completion_tokens", "use `max_tokens`"),
+    refused("messages", "use /v1/chat/completions"),
+    refused("tools tool_choice", "use /v1/chat/completions", [], "none"),
+    refused("store", "answers are not stored", False),
+    refused("top_logprobs", "here `logprobs` is the number of likeliest tokens"),
+    refused("chat_template_kwargs", "use /v1/chat/completions", {}),
+)
+CHAT_READER = Reader(CHAT, required=("messages", "model"))
+COMPLETION_READER = Reader(COMPLETIONS, required=("prompt", "model"))

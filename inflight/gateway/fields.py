@@ -1,0 +1,149 @@
+"""Fields of request bodies: which an endpoint serves, which it refuses by name, and which it accepts without effect.
+
+Each endpoint has one table. A field is in one of three states, and docs/openai-fields.md is written from them:
+
+- *served*: its value is checked, and it does what it says;
+- *refused*: 400 with the code ``unsupported_parameter``, unless its value asks for nothing;
+- *accepted*: its value is checked, and there is nothing to do for it here; the table says why.
+
+A null is an absent field. A field that no table knows is let through, named in the header ``x-ignored-fields`` and
+counted; with ``gateway.strict_fields`` it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from inflight.errors import nearest
+from inflight.gateway.errors import ApiError
+from inflight.gateway.values import Kind, anything, shown
+
+State = Literal["served", "refused", "accepted"]
+IGNORED_HEADER = "x-ignored-fields"
+_MOST_NAMES, _NAME_CHARACTERS = 20, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a request's body that clients are known to send."""
+
+    name: str
+    state: State
+    kind: Kind
+    doc: str
+    """What it does here; of a refused field, why, or what to use instead."""
+    neutral: tuple[Any, ...] = ()
+    """Values of a refused field that ask for nothing, and are accepted."""
+
+
+Table = Mapping[str, Field]
+
+
+def served(name: str, kind: Kind, doc: str) -> Field:
+    """Return a field that is served."""
+    return Field(name, "served", kind, doc)
+
+
+def accepted(name: str, kind: Kind, doc: str) -> Field:
+    """Return a field for which there is nothing to do here."""
+    return Field(name, "accepted", kind, doc)
+
+
+def refused(names: str, doc: str, *neutral: Any) -> list[Field]:
+    """Return fields that are refused, unless they have one of the ``neutral`` values."""
+    return [Field(name, "refused", anything(), doc, neutral) for name in names.split()]
+
+
+def table(*parts: Field | Iterable[Field]) -> Table:
+    """Return a table of fields and lists of fields; a later one takes the place of an earlier one of its name."""
+    flat = [one for part in parts for one in ([part] if isinstance(part, Field) else part)]
+    return {one.name: one for one in flat}
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of one body that ask for something, checked, and the names of those that are not known."""
+
+    values: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a field, or ``default`` where it is absent or null."""
+        return self.values.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a field that is given."""
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is given."""
+        return name in self.values
+
+    def headers(self) -> dict[str, str]:
+        """Return the header that names what was ignored; {} where nothing was."""
+        if not self.ignored:
+            return {}
+        names = [_header_word(name) for name in self.ignored[:_MOST_NAMES]]
+        more = len(self.ignored) - len(names)
+        return {IGNORED_HEADER: ", ".join(names) + (f", and {more} more" if more else "")}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads bodies by the table of one endpoint."""
+
+    fields: Table
+    required: tuple[str, ...] = ()
+
+    def read(self, body: Mapping[str, Any], *, strict: bool = False) -> Fields:
+        """Check a body and return its fields.
+
+        Args:
+            body: the JSON object of the request.
+            strict: whether fields that are not known are refused.
+
+        Raises:
+            ApiError: 400, naming the field by its path.
+        """
+        values: dict[str, Any] = {}
+        ignored: list[str] = []
+        for name, value in body.items():
+            if value is None:
+                continue
+            known = self.fields.get(name)
+            if known is None:
+                ignored.append(name)
+            elif known.state == "refused":
+                _refuse(known, value)
+            else:
+                values[name] = known.kind.read(value, name)
+        if ignored and strict:
+            raise self._unknown(ignored[0])
+        for name in self.required:
+            if name not in values:
+                raise ApiError(400, f"{name} is missing", code="missing_required_parameter", param=name)
+        return Fields(values, tuple(ignored))
+
+    def _unknown(self, name: str) -> ApiError:
+        short = name[:_NAME_CHARACTERS]
+        message = f"{short} is not a known field{nearest(short, self.fields)}"
+        return ApiError(400, message, code="unknown_parameter", param=short)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """Return the error of what is known and not served: 400, since SDKs send again what ends with 5xx."""
+    return ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+def _refuse(known: Field, value: Any) -> None:
+    """Raise ApiError, unless a refused field has a value that asks for nothing."""
+    if not any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in known.neutral):
+        raise unsupported(known.name, f"{known.name} is {shown(value)}, which is not supported: {known.doc}")
+
+
+def _header_word(name: str) -> str:
+    """Return a field's name as a header can carry it."""
+    word = name[:_NAME_CHARACTERS].encode("ascii", "backslashreplace").decode()
+    return "".join(one if one.isprintable() and one not in ",;" else "?" for one in word)

@@ -1,0 +1,188 @@
+"""Generation: what the engine sends, as the text, the calls of tools, the reasoning and the log-probs of each choice.
+
+Every endpoint that generates goes through ``run``, whether its answer is streamed or not: a whole answer is the stream,
+collected. What a choice says, joined, does not depend on how the engine cut it into responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inflight.errors import InflightError, RequestCancelled
+from inflight.gateway.context import Gateway
+from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
+from inflight.gateway.log_probs import LogProbStream, TokenLogProb
+from inflight.gateway.told import told
+from inflight.text.output.events import CallStart, OutputEvent
+from inflight.text.output.format import ChatFormat
+from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
+from inflight.text.output.tools import Tool, ToolChoice
+from inflight.text.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, and how what the engine makes of it is read."""
+
+    request: GenerateRequest
+    format: ChatFormat
+    """Reads calls and reasoning; that of a completion is the plain one."""
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice.none)
+    reasoning_open: bool = False
+    """Whether the prompt ends inside the reasoning."""
+    show_special: bool = False
+    """Whether special tokens are shown as text."""
+    show_stop: bool = False
+    """Whether the stop string that ends a choice is shown."""
+    prompt_param: str = "prompt"
+    guide_param: str = ""
+    """The fields of the prompt and of the guide, which errors name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, as the engine counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """Of all choices."""
+    cached_tokens: int = 0
+    """Of the prompt, taken from the prefix cache; known at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probs of a prompt."""
+
+    log_probs: list[float]
+    """Of its tokens but the first."""
+    top: list[list[tuple[int, float]]]
+    """At each of these the likeliest tokens, the best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What is new of one choice."""
+
+    index: int
+    events: list[OutputEvent]
+    log_probs: list[TokenLogProb]
+    token_ids: list[int]
+    usage: Usage
+    """Of all choices so far."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    """With the end: the stop string that ended it, or ``deadline``."""
+    prompt_scores: PromptScores | None = None
+    """Where log-probs of the prompt were asked for; the same with each delta."""
+
+
+async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
+    """Generate, and yield what comes of each choice; closing the generator cancels all of them at once.
+
+    Raises:
+        ApiError: the engine's error, by the names of the request's fields.
+    """
+    choices = [_Choice(gateway.tokenizer, job, index) for index in range(job.request.sequences)]
+    deltas = gateway.engine.generate(job.request)
+    scores: PromptScores | None = None
+    waiting: list[EngineDelta] = []
+    try:
+        async for delta in deltas:
+            if delta.finish_reason == "cancelled":
+                raise RequestCancelled("the request was cancelled at the engine")
+            scores = scores or _prompt_scores(delta)
+            waiting.append(delta)
+            if job.request.prompt_log_probs is not None and scores is None:
+                continue  # they come with one of the choices, and belong before all of them
+            for one in waiting:
+                choices[one.index].count(one)
+                yield choices[one.index].push(one, _usage(job.request.prompt, choices), scores)
+            waiting.clear()
+    except InflightError as error:
+        raise told(error, job.prompt_param, job.guide_param) from error
+    finally:
+        await deltas.aclose()
+
+
+def _prompt_scores(delta: EngineDelta) -> PromptScores | None:
+    if "prompt_log_probs" not in delta.outputs:
+        return None
+    log_probs = delta.outputs["prompt_log_probs"].reshape(-1).tolist()
+    return PromptScores(log_probs, pairs(delta.outputs, "prompt_top_log_prob_ids", "prompt_top_log_probs"))
+
+
+def _usage(prompt: Sequence[int], choices: Sequence[_Choice]) -> Usage:
+    cached = min(choice.cached_tokens for choice in choices)
+    return Usage(len(prompt), sum(choice.output_tokens for choice in choices), cached)
+
+
+class _Choice:
+    """The state of one choice."""
+
+    def __init__(self, tokenizer: Tokenizer, job: Job, index: int) -> None:
+        self._job, self._index = job, index
+        self._markers = job.format.markers
+        shown = frozenset(tokenizer.special_tokens.values()) if job.show_special else frozenset()
+        self._detokenizer = MarkedDetokenizer(tokenizer, self._markers | shown)
+        self._parser = job.format.parser(job.tools, reasoning_open=job.reasoning_open)
+        self._log_probs = LogProbStream(tokenizer, job.show_special) if job.request.log_probs else None
+        self._characters = 0
+        """Of the text shown so far, without markers."""
+        self._called = False
+        self.output_tokens = self.cached_tokens = 0
+
+    def count(self, delta: EngineDelta) -> None:
+        """Count what the engine says of its tokens."""
+        self.output_tokens = max(self.output_tokens, delta.output_tokens)
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+
+    def push(self, delta: EngineDelta, usage: Usage, scores: PromptScores | None) -> ChoiceDelta:
+        """Take a response of the engine."""
+        ends = delta.finish_reason is not None
+        pieces = self._detokenizer.push(delta.tokens, delta.text_limit)
+        stop: str | None = None
+        if ends:
+            pieces += self._detokenizer.finish(delta.text_limit)
+            stop = self._stop_string() if delta.finish_reason == "stop" else None
+            if stop and self._job.show_stop:
+                pieces.append(stop)
+        self._characters += sum(len(piece) for piece in pieces if isinstance(piece, str))
+        events = self._parser.push([self._visible(piece) for piece in pieces])
+        if ends:
+            events += self._parser.finish()
+        self._called = self._called or any(isinstance(event, CallStart) for event in events)
+        entries = self._entries(delta, ends)
+        reason = self._finish_reason(delta.finish_reason)
+        why = "deadline" if delta.finish_reason == "deadline" else stop
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores)
+
+    def _visible(self, piece: Piece) -> Piece:
+        """Return a special token that is shown, and that the parser does not know, as its text."""
+        if isinstance(piece, Marker) and piece.token not in self._markers:
+            return piece.text
+        return piece
+
+    def _entries(self, delta: EngineDelta, ends: bool) -> list[TokenLogProb]:
+        if self._log_probs is None:
+            return []
+        self._log_probs.push(delta.tokens, delta.log_probs, delta.top_log_probs)
+        return self._log_probs.finish(self._characters) if ends else self._log_probs.take(self._characters)
+
+    def _stop_string(self) -> str | None:
+        """Return the stop string that ended the choice; None: it was a token."""
+        hidden = self._detokenizer.hidden
+        found = [stop for stop in self._job.request.stop_strings if hidden.startswith(stop)]
+        return min(found, key=len, default=None)
+
+    def _finish_reason(self, reason: str | None) -> FinishReason | None:
+        if reason is None:
+            return None
+        if reason != "stop":
+            return "length"  # the deadline too: what there is has been cut off
+        return "tool_calls" if self._called and self._job.choice.kind in ("auto", "required") else "stop"

@@ -1,0 +1,94 @@
+"""What an answer must be: ``response_format`` and the fields of vLLM and SGLang, as the engine's guide."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from inflight.gateway.errors import invalid
+from inflight.gateway.fields import Fields
+from inflight.gateway.values import shown, wrong
+from inflight.sampling import Guide, GuideKind
+
+_TYPES = ("text", "json_object", "json_schema", "structural_tag")
+
+
+class FieldGuide(NamedTuple):
+    """A guide, and the field that asks for it."""
+
+    guide: Guide
+    param: str
+
+
+def read_guide(fields: Fields) -> FieldGuide | None:
+    """Return the guide of a request; None: the answer may be anything.
+
+    Raises:
+        ApiError: 400: two fields ask for one, or a value is none. The engine judges schemas and grammars.
+    """
+    found = [_response_format(fields["response_format"])] if "response_format" in fields else []
+    found += [_guide(*_KINDS[name], fields[name], name) for name in _KINDS if name in fields]
+    if "structured_outputs" in fields:
+        found.append(_structured_outputs(fields["structured_outputs"]))
+    given = [one for one in found if one is not None]
+    if len(given) > 1:
+        raise invalid(f"{given[0].param} and {given[1].param} are both given; an answer has one form", given[1].param)
+    return given[0] if given else None
+
+
+_KINDS: dict[str, tuple[GuideKind]] = {
+    "guided_json": ("json_schema",),
+    "guided_regex": ("regex",),
+    "guided_choice": ("choice",),
+    "guided_grammar": ("ebnf_grammar",),
+    "regex": ("regex",),
+    "ebnf": ("ebnf_grammar",),
+}
+_OF_STRUCTURED: dict[str, GuideKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "ebnf_grammar",
+    "structural_tag": "structural_tag",
+}
+
+
+def _response_format(value: Any) -> FieldGuide | None:
+    path = "response_format"
+    if not isinstance(value, dict):
+        raise wrong(path, value, "an object with type")
+    kind = value.get("type")
+    if kind not in _TYPES:
+        raise invalid(f"{path}.type is {shown(kind)}; it must be one of {', '.join(_TYPES)}", f"{path}.type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return FieldGuide(Guide("json"), path)
+    if kind == "structural_tag":
+        return FieldGuide(Guide("structural_tag", json.dumps(value)), path)
+    described = value.get("json_schema")
+    if not isinstance(described, dict):
+        raise wrong(f"{path}.json_schema", described, "an object with name and schema")
+    return _guide("json_schema", described.get("schema", {}), f"{path}.json_schema.schema")
+
+
+def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:
+    given = {name: one for name, one in value.items() if one is not False}
+    if len(given) > 1:
+        names = " and ".join(given)
+        raise invalid(f"structured_outputs has {names}; an answer has one form", "structured_outputs")
+    for name, one in given.items():
+        path = f"structured_outputs.{name}"
+        return FieldGuide(Guide("json"), path) if name == "json_object" else _guide(_OF_STRUCTURED[name], one, path)
+    return None
+
+
+def _guide(kind: GuideKind, value: Any, path: str) -> FieldGuide:
+    """Return a guide with the text of a value: schemas may come as JSON text or as the value itself."""
+    if kind in ("json_schema", "structural_tag"):
+        if not isinstance(value, dict | str | bool):
+            raise wrong(path, value, "an object")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return FieldGuide(Guide(kind, text), path)

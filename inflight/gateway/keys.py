@@ -1,0 +1,85 @@
+"""ApiKeys: the keys of a file, one per line, compared in constant time and read again when the file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import time
+from pathlib import Path
+
+from inflight.errors import DeploymentError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between two looks at the file, at least."""
+LARGEST_FILE = 1 << 20
+_Stamp = tuple[int, int, int]
+
+
+class ApiKeys:
+    """The keys that requests may bring. The keys themselves are not kept, only their hashes."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            DeploymentError: the file cannot be read, or has no key.
+        """
+        self._path = path
+        self._stamp, self._hashes = _read(path)
+        self._looked = time.monotonic()
+
+    def client_of(self, key: str) -> str | None:
+        """Return a name for the client whose key this is, made from the key's hash; None: it is no key of the file."""
+        self._look()
+        given = _hash(key)
+        # Each is compared to its end, whether or not one before it was equal.
+        known = [hmac.compare_digest(given, one) for one in self._hashes]
+        return given.hex()[:16] if any(known) else None
+
+    def _look(self) -> None:
+        """Read the file again if it has changed. What cannot be read leaves the keys as they are."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        try:
+            if _stamp(self._path) != self._stamp:
+                self._stamp, self._hashes = _read(self._path)
+                log.info("%s: read again; %d keys", self._path, len(self._hashes))
+        except (DeploymentError, OSError) as error:
+            log.error("%s; the keys stay as they were", error)
+
+
+def _read(path: Path) -> tuple[_Stamp, tuple[bytes, ...]]:
+    try:
+        with path.open("rb") as file:
+            stamp, content = _of(os.fstat(file.fileno())), file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise DeploymentError(f"gateway.api_keys_file: {path} cannot be read: {error.strerror}") from None
+    if len(content) > LARGEST_FILE:
+        raise DeploymentError(f"gateway.api_keys_file: {path} has more than {LARGEST_FILE} bytes")
+    try:
+        lines = [line.strip() for line in content.decode("ascii").splitlines()]
+    except UnicodeDecodeError:
+        raise DeploymentError(f"gateway.api_keys_file: {path} is not ASCII, which headers can carry alone") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise DeploymentError(f"gateway.api_keys_file: {path} has no key; one per line is expected")
+    if any(" " in key or "\t" in key for key in keys):
+        raise DeploymentError(f"gateway.api_keys_file: {path} has a key with a space in it")
+    return stamp, tuple({_hash(key): None for key in keys})
+
+
+def _stamp(path: Path) -> _Stamp:
+    return _of(path.stat())
+
+
+def _of(status: os.stat_result) -> _Stamp:
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,87 @@
+"""GatewayMetrics: what the gateway counts, by the table ``inflight.metrics.GATEWAY``, on a page of Prometheus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import prometheus_client
+from prometheus_client import Counter, Gauge, Histogram
+
+from inflight.metrics import GATEWAY, MetricFamily
+
+CONTENT_TYPE: str = prometheus_client.CONTENT_TYPE_LATEST
+"""The type of the page."""
+OTHER = "other"
+"""The label of fields beyond ``MOST_FIELDS`` names, and of names that are no words: clients choose them."""
+MOST_FIELDS = 100
+_FIELD = re.compile(r"\w{1,64}", re.ASCII)
+
+
+class GatewayMetrics:
+    """The gateway's counters. Only the event loop's thread changes them."""
+
+    def __init__(self) -> None:
+        self._registry = prometheus_client.CollectorRegistry()
+        self._families = {family.name: _metric(family, self._registry) for family in GATEWAY}
+        self._fields: set[str] = set()
+
+    def page(self) -> bytes:
+        """Return the page, in Prometheus' text format."""
+        return prometheus_client.generate_latest(self._registry)
+
+    def begin(self, route: str) -> None:
+        """Count a request that begins; ``route`` is the path of the routes table, or ``other``."""
+        self._of("running_requests").labels(route).inc()
+
+    def end(self, route: str, status: int, seconds: float) -> None:
+        """Count the request that has ended, with the status of its answer, after ``seconds``."""
+        self._of("running_requests").labels(route).dec()
+        self._of("requests_total").labels(route, str(status)).inc()
+        self._of("request_duration_seconds").labels(route).observe(seconds)
+
+    def disconnected(self, route: str) -> None:
+        """Count a client that left before the end of its answer."""
+        self._of("disconnects_total").labels(route).inc()
+
+    def slow_client(self, route: str) -> None:
+        """Count a client that was disconnected because it read too slowly."""
+        self._of("slow_clients_total").labels(route).inc()
+
+    def first_token(self, route: str, seconds: float) -> None:
+        """Count the first token of an answer, ``seconds`` after its request's arrival."""
+        self._of("time_to_first_token_seconds").labels(route).observe(seconds)
+
+    def output_tokens(self, route: str, count: int) -> None:
+        """Count tokens of an answer."""
+        self._of("output_tokens_total").labels(route).inc(count)
+
+    def ignored_fields(self, names: Iterable[str]) -> None:
+        """Count unknown fields of a request; each name once."""
+        for name in set(names):
+            self._of("ignored_fields_total").labels(self._field(name)).inc()
+
+    def engine_ready(self, ready: bool) -> None:
+        """Show whether the engine can be called."""
+        self._of("engine_ready").set(int(ready))
+
+    def _field(self, name: str) -> str:
+        if name in self._fields:
+            return name
+        if len(self._fields) == MOST_FIELDS or not _FIELD.fullmatch(name):
+            return OTHER
+        self._fields.add(name)
+        return name
+
+    def _of(self, name: str) -> Counter | Gauge | Histogram:
+        return self._families[f"inflight_gateway_{name}"]
+
+
+def _metric(family: MetricFamily, registry: prometheus_client.CollectorRegistry) -> Counter | Gauge | Histogram:
+    labels = tuple(family.labels)
+    match family.kind:
+        case "counter":
+            return Counter(family.name, family.help, labels, registry=registry)
+        case "histogram":
+            return Histogram(family.name, family.help, labels, buckets=family.buckets, registry=registry)
+    return Gauge(family.name, family.help, labels, registry=registry)

@@ -1,0 +1,58 @@
+"""``prompt`` of /v1/completions: texts or token ids, one or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.gateway.context import Gateway
+from inflight.gateway.errors import invalid
+from inflight.gateway.sampling import encode_texts
+from inflight.gateway.values import shown, wrong
+
+MOST_PROMPTS = 1024
+_WANTED = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt."""
+
+    ids: list[int]
+    text: str
+    """As it was given, or, of token ids, their text."""
+
+
+async def read_prompts(value: Any, gateway: Gateway, *, add_special_tokens: bool) -> list[Prompt]:
+    """Return the prompts of a request.
+
+    Raises:
+        ApiError: 400, naming the prompt by its path.
+    """
+    if isinstance(value, str):
+        return await _texts([value], gateway, add_special_tokens)
+    if not isinstance(value, list) or not value:
+        raise wrong("prompt", value, _WANTED)
+    if all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        return [_ids(value, "prompt", gateway)]
+    if len(value) > MOST_PROMPTS:
+        raise invalid(f"prompt has {len(value)} prompts; the limit is {MOST_PROMPTS}", "prompt")
+    if all(isinstance(one, str) for one in value):
+        return await _texts(value, gateway, add_special_tokens)
+    if all(isinstance(one, list) for one in value):
+        return [_ids(one, f"prompt[{index}]", gateway) for index, one in enumerate(value)]
+    raise invalid(f"prompt has {shown(value)}; it must be {_WANTED}", "prompt")
+
+
+async def _texts(texts: Sequence[str], gateway: Gateway, add_special_tokens: bool) -> list[Prompt]:
+    encoded = await encode_texts(gateway, texts, "prompt", add_special_tokens=add_special_tokens)
+    return [Prompt(ids, text) for ids, text in zip(encoded, texts, strict=True)]
+
+
+def _ids(value: Sequence[Any], path: str, gateway: Gateway) -> Prompt:
+    size = gateway.tokenizer.config.vocab_size
+    for index, one in enumerate(value):
+        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < size:
+            raise wrong(f"{path}[{index}]", one, f"a token id from 0 to {size - 1}")
+    return Prompt(list(value), gateway.tokenizer.decode(value))

@@ -1,0 +1,83 @@
+"""``tools`` and ``tool_choice`` of a request, checked by path."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from inflight.gateway.errors import invalid
+from inflight.gateway.fields import Fields, unsupported
+from inflight.gateway.values import shown, wrong
+from inflight.text.output.tools import Tool, ToolChoice
+
+MOST_TOOLS = 512
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
+
+
+def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """Return the tools that the model may call, and what the request says about their use.
+
+    Raises:
+        ApiError: 400, naming the field by its path.
+    """
+    value = fields.get("tools", [])
+    if not isinstance(value, list):
+        raise wrong("tools", value, "a list of tools")
+    if len(value) > MOST_TOOLS:
+        raise invalid(f"tools has {len(value)} tools; the limit is {MOST_TOOLS}", "tools")
+    tools = tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(value))
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise invalid(f"tools[{index}].function.name is {tool.name!r}, as that of another tool", "tools")
+        seen.add(tool.name)
+    choice = _choice(fields.get("tool_choice"), seen)
+    return (tools if choice.kind != "none" else ()), choice
+
+
+def _tool(value: Any, path: str) -> Tool:
+    if not isinstance(value, dict):
+        raise wrong(path, value, "an object with type and function")
+    if value.get("type", "function") != "function":
+        message = f"{path}.type is {shown(value['type'])}; only tools of type function are served"
+        raise unsupported(f"{path}.type", message)
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise wrong(f"{path}.function", function, "an object with name and parameters")
+    path += ".function"
+    name, description = function.get("name"), function.get("description") or ""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise wrong(f"{path}.name", name, "1 to 128 letters, digits, or any of _ . : / -")
+    if not isinstance(description, str):
+        raise wrong(f"{path}.description", description, "a string")
+    parameters, strict = function.get("parameters") or {}, function.get("strict") or False
+    if not isinstance(parameters, dict):
+        raise wrong(f"{path}.parameters", parameters, "an object: the JSON schema of the arguments")
+    if not isinstance(strict, bool):
+        raise wrong(f"{path}.strict", strict, "true or false")
+    return Tool(name, description, parameters, strict)
+
+
+def _choice(value: Any, names: set[str]) -> ToolChoice:
+    path = "tool_choice"
+    if value is None:
+        return ToolChoice.auto() if names else ToolChoice.none()
+    if isinstance(value, dict):
+        return _named(value, names)
+    if value not in ("none", "auto", "required"):
+        raise wrong(path, value, 'none, auto, required, or {"type": "function", "function": {"name": ...}}')
+    if value == "required" and not names:
+        raise invalid("tool_choice is required; there are no tools", path)
+    return ToolChoice(value) if names else ToolChoice.none()
+
+
+def _named(value: dict[str, Any], names: set[str]) -> ToolChoice:
+    if (kind := value.get("type", "function")) != "function":
+        raise unsupported("tool_choice.type", f"tool_choice.type is {shown(kind)}; only function is served")
+    function = value.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise wrong("tool_choice.function.name", name, "the name of one of the tools")
+    if name not in names:
+        raise invalid(f"tool_choice.function.name is {shown(name)}, which is none of the tools", "tool_choice")
+    return ToolChoice.named(name)

@@ -1,0 +1,66 @@
+"""GatewaySettings: OpenAI's API, served by a process beside Triton. docs/gateway.md describes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from inflight.settings.section import Section
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class GatewaySettings(Section):
+    """OpenAI's API."""
+
+    enabled: bool = Field(True, description="serve OpenAI's API beside Triton's")
+    host: str | None = Field(None, description="address to bind; null: server.host")
+    port: int = Field(8080, ge=1, le=65535, description="HTTP port of OpenAI's API")
+    model_name: Name | None = Field(
+        None, description="the name of the model in OpenAI's API; null: the name of the checkpoint's directory or file"
+    )
+    model_aliases: tuple[Name, ...] = Field((), description="other names that requests may give in `model`")
+    api_keys_file: Path | None = Field(
+        None,
+        description="file of API keys, one per line, relative to the deployment; every route but /health then needs "
+        "one. It is read again when it changes. null: no keys are needed",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="origins, such as https://chat.example.org, whose web pages may send requests; `*`: all"
+    )
+    strict_fields: bool = Field(
+        False, description="refuse a request with a field that is not known; otherwise x-ignored-fields names it"
+    )
+    max_body_bytes: int = Field(16 << 20, ge=1024, description="bytes of a request's body")
+    max_concurrent_requests: int = Field(1024, ge=1, description="requests at once; one more is refused with 503")
+    client_timeout_s: Seconds = Field(
+        60,
+        description="seconds that a client may take for its headers, between two parts of its body, and to take what "
+        "waits for it of its answer",
+    )
+    max_pending_bytes: int = Field(
+        1 << 20, ge=4096, description="bytes of a stream that wait for a slow client; with more it is disconnected"
+    )
+    stream_keep_alive_s: Seconds | None = Field(
+        None, description="a stream that is silent for so long gets a comment, for proxies in between; null: none"
+    )
+    tool_parser: str = Field(
+        "auto", description="format of tool calls in the model's output; auto: as the checkpoint's template says; none"
+    )
+    reasoning_parser: str = Field(
+        "auto", description="format of reasoning in the model's output; auto: as the checkpoint's template says; none"
+    )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            parts = urlsplit(origin)
+            whole = f"{parts.scheme}://{parts.netloc}"
+            if origin != "*" and (parts.scheme not in ("http", "https") or not parts.hostname or whole != origin):
+                raise ValueError(f"{origin!r} is not an origin, such as https://chat.example.org, or `*`")
+        return value

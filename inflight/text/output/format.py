@@ -1,0 +1,77 @@
+"""Chat formats: how a family of models writes calls of tools and reasoning, and how its output is read and guided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from inflight.sampling import Guide
+from inflight.text.output.events import ContentDelta, OutputEvent
+from inflight.text.output.markers import Piece
+from inflight.text.output.tools import Tool, ToolChoice
+from inflight.text.tokenizer import Tokenizer
+
+
+class OutputParser(Protocol):
+    """Reads one output as it comes. The events, joined, do not depend on how the output was cut into pieces."""
+
+    def push(self, pieces: list[Piece]) -> list[OutputEvent]:
+        """Take the next pieces; return what is settled by them."""
+
+    def finish(self) -> list[OutputEvent]:
+        """End the output; return what was still held back. Nothing comes after it."""
+
+
+class ChatFormat:
+    """The format of models that know neither tools nor reasoning, and the base of all others."""
+
+    name: ClassVar[str] = "plain"
+    has_tools: bool = False
+    has_reasoning: bool = False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def markers(self) -> frozenset[int]:
+        """The special tokens that the parser needs to see: those of ``MarkedDetokenizer``."""
+        return frozenset()
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The end ids that the format adds to the checkpoint's own."""
+        return frozenset()
+
+    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool) -> OutputParser:
+        """Return the parser of one output; without ``tools`` nothing in it is a call.
+
+        ``reasoning_open`` says that the prompt ends inside the reasoning (``opens_reasoning``).
+        """
+        return _PlainParser()
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a rendered prompt ends inside a part of reasoning, so that the output begins in it."""
+        return False
+
+    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+        """Return the grammar that enforces the choice of tools; None where nothing is to be enforced.
+
+        Raises:
+            InvalidRequest: the choice names no tool, or a schema has what this format cannot enforce.
+            UnsupportedFeature: the format has no tools.
+        """
+        return None
+
+    def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return the tokens that end the reasoning, from which on the guide holds; () where there are none."""
+        return ()
+
+
+class _PlainParser:
+    """All text is content."""
+
+    def push(self, pieces: list[Piece]) -> list[OutputEvent]:
+        return [ContentDelta(piece) for piece in pieces if isinstance(piece, str) and piece]
+
+    def finish(self) -> list[OutputEvent]:
+        return []

@@ -66,6 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _group(item: pytest.Item) -> str:
     call = getattr(item, "callspec", None)
     engine = call.params.get("engine") if call else None
+    if "gateway" in getattr(item, "fixturenames", ()):
+        return "gateway"
     return f"servers-{engine}" if engine else item.path.stem
 
 

@@ -9,9 +9,11 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,16 @@ class GatewayServer(uvicorn.Server):
         self._gateway = gateway
         self._draining: asyncio.Task[None] | None = None
 
-    async def serve(self, sockets: list | None = None) -> None:
-        """Serve until SIGTERM, and until what runs then has ended or had its time."""
-        loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, self._stop)
-        await self._serve(sockets)
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Have the signals that stop the process drain it first, in place of uvicorn's own way."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _STOP_SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, self.drain)
+        yield
 
-    def _stop(self) -> None:
+    def drain(self) -> None:
+        """Take no more requests, and end when those that run have ended or had their time."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain(), name="drain")
 
@@ -109,6 +113,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)  # gRPC's threads need not be waited for
+    sys.exit(main())

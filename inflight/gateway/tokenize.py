@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from inflight.errors import InvalidRequest
 from inflight.gateway.body import read_object
 from inflight.gateway.context import Gateway, gateway_of
-from inflight.gateway.errors import from_inflight, invalid
+from inflight.gateway.errors import field_of, from_inflight, invalid
 from inflight.text.chat import parse_messages
 
 _LONG = 16 << 10
@@ -110,7 +110,7 @@ def _render(gateway: Gateway, fields: Mapping[str, Any]) -> str:
     try:
         return gateway.chat_template.render(parse_messages(json.dumps(fields["messages"])), options)
     except InvalidRequest as error:
-        raise from_inflight(error, "messages") from None
+        raise from_inflight(error, field_of(str(error)) or "messages") from None
 
 
 async def _encode(gateway: Gateway, text: str, special: bool) -> list[int]:

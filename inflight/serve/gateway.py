@@ -154,8 +154,9 @@ class GatewayProcess:
                 if self._stopping.is_set() or not self._answered.is_set():
                     self._error = how
                     return
-                in_a_row = 0 if time.monotonic() - began >= WELL_S else in_a_row + 1
+                in_a_row = 0 if time.monotonic() - began >= WELL_S else in_a_row
                 self._pause(how, PAUSES_S[min(in_a_row, len(PAUSES_S) - 1)])
+                in_a_row += 1
         finally:
             self._tried.set()
 
@@ -188,7 +189,8 @@ class GatewayProcess:
                 return f"has not answered for {limit_s:g} s{self._said()}"
         if self._stopping.is_set():
             return self._end()
-        return f"ended {in_words(self.process.returncode)}{self._said()}"
+        code = self.process.returncode
+        return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
 
     def _spawn(self) -> None:
         deployment = self._deployment

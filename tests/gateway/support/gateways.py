@@ -1,0 +1,131 @@
+"""Real gateways for the tests: in this process on a real socket, or as a process beside a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from inflight.gateway.__main__ import GatewayServer
+from inflight.gateway.app import ROUTES, Served, make_app
+from inflight.gateway.context import Gateway, make_gateway
+from inflight.gateway.protocol import GatewayConfig
+from inflight.resources import DEMO
+from inflight.serve.gateway import GatewayProcess
+from inflight.serve.server import free_ports
+from inflight.settings.deployment import load_deployment
+from inflight.settings.gateway import GatewaySettings
+from tests.triton.support.servers import Running, run
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A gateway in this process, on a real socket; its engine's port is closed."""
+
+    port: int
+    gateway: Gateway
+    server: GatewayServer
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **settings: Any) -> httpx.Client:
+        """Return a client whose connections are its own."""
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **settings)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A gateway's process beside a server with the demo."""
+
+    process: GatewayProcess
+    triton: Running
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    @property
+    def log(self) -> str:
+        return self.process.log_path.read_text(errors="replace")
+
+    def client(self, **settings: Any) -> httpx.Client:
+        """Return a client whose connections are its own."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **settings)
+
+
+@contextmanager
+def inside(*more: Served, ready: bool = False, exit_timeout_s: int = 5, **settings: Any) -> Iterator[Inside]:
+    """Serve the demo's routes, and ``more``, with these settings of ``gateway``.
+
+    Args:
+        more: further routes.
+        ready: whether routes that need the engine are let through, as if it answered.
+        exit_timeout_s: what runs at the end has so long.
+        settings: of the section ``gateway``.
+    """
+    port, closed = free_ports(2)
+    given = load_deployment(DEMO)
+    server = given.server.model_copy(update={"grpc_port": closed, "exit_timeout_s": exit_timeout_s})
+    chosen = GatewaySettings.model_validate({"port": port, **settings})
+    gateway = make_gateway(given.model_copy(update={"server": server, "gateway": chosen}))
+    app = make_app(gateway, (*ROUTES, *more))
+    config = GatewayConfig(
+        app,
+        chosen.client_timeout_s,
+        port=port,
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    running = GatewayServer(config, gateway)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: running.started)
+        if ready:
+            gateway.readiness.look = _always_ready  # type: ignore[method-assign]
+            gateway.readiness.ready = True
+        yield Inside(port, gateway, running)
+    finally:
+        running.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+async def _always_ready() -> None:
+    """Look at no engine."""
+
+
+@contextmanager
+def beside(directory: Path = DEMO, gateway: dict[str, Any] | None = None, **settings: Any) -> Iterator[Beside]:
+    """Serve a deployment and start its gateway beside it, with these settings of ``gateway``."""
+    (port,) = free_ports(1)
+    chosen = GatewaySettings.model_validate({"port": port, **(gateway or {})})
+    with contextlib.contextmanager(run)(directory, gateway=chosen, **settings) as running:
+        process = GatewayProcess(directory, running.server.deployment)
+        process.start()
+        try:
+            process.wait_ready()
+            yield Beside(process, running)
+        finally:
+            process.stop()
+
+
+def until(condition: Any, timeout_s: float = 30) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to hold"
+        time.sleep(0.02)

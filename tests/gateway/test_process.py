@@ -1,0 +1,204 @@
+"""The gateway's process beside Triton: each lives through the other's death, and both end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from inflight.cli import app
+from inflight.resources import DEMO
+from inflight.serve.server import free_ports
+from tests.gateway.support.gateways import Beside, until
+from tests.triton.support.servers import on_engine
+
+INFLIGHT = (sys.executable, "-m", "inflight")
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Command:
+    """A running `inflight serve`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    said: Path
+
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def health(self) -> httpx.Response | None:
+        """Return the gateway's answer; None: there is none."""
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5, trust_env=False)
+        return None
+
+    def is_healthy(self) -> bool:
+        reply = self.health()
+        return reply is not None and reply.status_code == 200
+
+    def child(self, word: str) -> psutil.Process:
+        """Return the child with a word in its command."""
+        children = psutil.Process(self.process.pid).children()
+        return next(one for one in children if any(word in part for part in one.cmdline()))
+
+    def everything(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextmanager
+def serving(directory: Path, *options: str, **settings: Any) -> Iterator[Command]:
+    """Run `inflight serve` with the engine that starts soonest."""
+    replay = on_engine("replay", directory, **settings)
+    numbers = dict(zip(("http", "grpc", "metrics", "gateway"), free_ports(4), strict=True))
+    ports = [f"--{name}-port={port}" for name, port in numbers.items()]
+    said = directory / "said"
+    with said.open("w") as file:
+        environment = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
+        process = subprocess.Popen(
+            [*INFLIGHT, "serve", str(replay), *ports, *options],
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+    command = Command(process, numbers["gateway"], said)
+    try:
+        until(lambda: "Ctrl-C stops it" in command.text() or process.poll() is not None, PATIENCE_S)
+        assert process.poll() is None, command.text()
+        yield command
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    """Return whether none of them runs; a zombie waits for the machine's first process alone."""
+    left = psutil.wait_procs(processes, timeout=30)[1]
+    return all(one.status() == psutil.STATUS_ZOMBIE for one in left)
+
+
+def test_each_process_lives_through_the_others_death(tmp_path: Path) -> None:
+    with serving(tmp_path) as command:
+        assert command.is_healthy(), "as soon as the command says that it is ready"
+        gateway, triton = command.child("inflight.gateway"), command.child("tritonserver")
+        gateway.kill()
+        until(lambda: command.is_healthy() and command.child("inflight.gateway").pid != gateway.pid, PATIENCE_S)
+        assert command.child("tritonserver") == triton
+        assert "the gateway ended on SIGKILL; it restarts in 0 s; its log is kept in" in command.text()
+        kept = next((tmp_path / "state/inflight").glob("crash-*.log"))
+        assert "the engine is ready" in kept.read_text()
+
+        gateway = command.child("inflight.gateway")
+        triton.kill()
+        until(lambda: (reply := command.health()) is not None and reply.status_code == 503)
+        reply = command.health()
+        assert reply is not None
+        assert reply.status_code == 200 or reply.headers["retry-after"] == "1"
+        until(command.is_healthy, PATIENCE_S)
+        assert command.child("inflight.gateway") == gateway
+        everything = command.everything()
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(PATIENCE_S) == 0
+        assert _gone(everything)
+
+
+def test_a_killed_command_takes_its_gateway_along(tmp_path: Path) -> None:
+    with serving(tmp_path) as command:
+        everything = command.everything()
+        assert any("inflight.gateway" in part for one in everything for part in one.cmdline())
+        command.process.kill()
+        command.process.wait()
+        assert _gone(everything)
+
+
+@pytest.mark.proof
+def test_a_gateway_that_stands_still_is_started_again(tmp_path: Path) -> None:
+    with serving(tmp_path, server={"hang_timeout_s": 5}) as command:
+        gateway = command.child("inflight.gateway")
+        gateway.suspend()
+        until(lambda: "the gateway has not answered for 5 s" in command.text(), PATIENCE_S)
+        until(command.is_healthy, PATIENCE_S)
+        assert command.child("inflight.gateway").pid != gateway.pid
+
+
+def test_there_is_none_where_it_is_off(tmp_path: Path) -> None:
+    with serving(tmp_path, "--no-gateway") as command:
+        assert "  OpenAI   off\n" in command.text()
+        assert "/v1/chat/completions" not in command.text()
+        assert not [one for one in command.everything() if any("inflight.gateway" in part for part in one.cmdline())]
+        assert command.health() is None
+
+
+def test_the_banner_names_the_url_and_the_log(tmp_path: Path) -> None:
+    with serving(tmp_path, gateway={"model_name": "org/name"}) as command:
+        said = command.text()
+        assert f"  OpenAI   http://127.0.0.1:{command.port}/v1, log /" in said
+        log = Path(said.partition("/v1, log ")[2].splitlines()[0])
+        assert "the engine is ready" in log.read_text()
+        assert f"curl -s http://127.0.0.1:{command.port}/v1/chat/completions" in said
+        assert '"model": "org/name"' in said
+    assert not log.exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [("missing", "gateway.api_keys_file: "), ("deployment.yaml", "gateway.api_keys_file: ")],
+)
+def test_keys_that_cannot_be_used_stop_the_start(tmp_path: Path, keys: str, said: str) -> None:
+    directory = on_engine("replay", tmp_path, gateway={"api_keys_file": keys})
+    numbers = dict(zip(("http", "grpc", "metrics", "gateway"), free_ports(4), strict=True))
+    done = subprocess.run(
+        [*INFLIGHT, "serve", str(directory), *(f"--{name}-port={port}" for name, port in numbers.items())],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_busy_port_stops_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = CliRunner().invoke(app, ["serve", str(DEMO), f"--gateway-port={port}"])
+    assert done.exit_code == 1
+    assert f"127.0.0.1:{port} cannot be used (Address already in use); choose another --gateway-port" in done.output
+
+
+def test_the_shared_gateway_is_ready(gateway: Beside) -> None:
+    with gateway.client() as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert "inflight_gateway_engine_ready 1.0" in client.get("/metrics").text
+        given = client.get("/v1/models", headers={"x-request-id": "my-id"})
+    assert given.headers["x-request-id"] == "my-id"
+    until(lambda: "my-id" in gateway.log)
+    assert "GET /v1/models 200" in gateway.log
+
+
+def test_it_stops_at_once_when_nothing_runs(tmp_path: Path) -> None:
+    with serving(tmp_path) as command:
+        gateway = command.child("inflight.gateway")
+        with httpx.Client(trust_env=False) as client:
+            client.get(f"http://127.0.0.1:{command.port}/health")  # an idle connection stays open
+            command.process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            gateway.wait(20)
+            assert time.monotonic() - began < 10
+        assert command.process.wait(PATIENCE_S) == 0
+        assert "the gateway" not in command.text(), "it ended in order"

@@ -1,0 +1,212 @@
+"""Streams of events and clients that leave, on real sockets: what comes, what does not, and what ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from inflight.errors import DeadlineExceeded, EngineFailure, InvalidRequest, QueueFull
+from inflight.gateway.app import Served
+from inflight.gateway.body import read_object
+from inflight.gateway.errors import ApiError
+from inflight.gateway.sse import DONE, EventStream, event, while_connected
+from tests.gateway.support.gateways import Inside, inside, until
+
+PENDING = 64 << 10
+
+
+class Work:
+    """What the endpoints do, and what became of it."""
+
+    def __init__(self) -> None:
+        self.begun = self.closed = self.ended = 0
+        self.made = 0
+
+    async def events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Yield ``count`` events of ``size`` bytes, ``pause_s`` apart; then fail with ``error``, where there is one."""
+        self.begun += 1
+        try:
+            for index in range(body.get("count", 0)):
+                await asyncio.sleep(body.get("pause_s", 0))
+                self.made = index + 1
+                yield event(json.dumps({"index": index, "text": "a" * body.get("size", 0)}))
+            if error := body.get("error"):
+                raise ERRORS[error]
+            self.ended += 1
+        finally:
+            self.closed += 1
+
+    async def stream(self, request: Request) -> Response:
+        return EventStream(request, self.events(await read_object(request)))
+
+    async def whole(self, request: Request) -> Response:
+        body = await read_object(request)
+
+        async def work() -> list[bytes]:
+            return [one async for one in self.events(body)]
+
+        return JSONResponse({"events": len(await while_connected(request, work()))})
+
+
+ERRORS: dict[str, Exception] = {
+    "invalid": InvalidRequest("temperature is -1; it must be at least 0"),
+    "full": QueueFull("256 requests wait"),
+    "late": DeadlineExceeded("the deadline passed"),
+    "engine": EngineFailure("a detail"),
+    "ours": RuntimeError("a detail"),
+    "api": ApiError(404, "the model does not exist", code="model_not_found"),
+}
+STATUS = {"invalid": 400, "full": 503, "late": 504, "engine": 500, "ours": 500, "api": 404}
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def running(work: Work) -> Iterator[Inside]:
+    routes = Served("POST", "/stream", work.stream), Served("POST", "/whole", work.whole)
+    with inside(*routes, max_pending_bytes=PENDING, client_timeout_s=2) as served:
+        yield served
+
+
+def _connect(running: Inside, path: str, body: dict[str, Any], receive_bytes: int = 0) -> socket.socket:
+    """Send a request and return its connection; ``receive_bytes``: of its buffer."""
+    connection = socket.socket()
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", running.port))
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def test_events_come_as_they_are_made(running: Inside) -> None:
+    times = []
+    with running.client() as client, client.stream("POST", "/stream", json={"count": 4, "pause_s": 0.2}) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.headers["cache-control"] == "no-cache"
+        lines = []
+        for line in reply.iter_lines():
+            if line:
+                times.append(time.monotonic())
+                lines.append(line)
+    assert [json.loads(line.removeprefix("data: "))["index"] for line in lines[:-1]] == [0, 1, 2, 3]
+    assert lines[-1] == "data: [DONE]"
+    assert times[3] - times[0] > 0.4
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_before_the_first_event_has_its_status(running: Inside, error: str) -> None:
+    with running.client() as client:
+        reply = client.post("/stream", json={"error": error})
+    assert reply.status_code == STATUS[error]
+    assert "a detail" not in reply.text
+    assert (reply.headers.get("x-should-retry") == "false") == (error == "late")
+    assert ("retry-after" in reply.headers) == (error == "full")
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_within_a_stream_is_its_last_event(running: Inside, error: str) -> None:
+    with running.client() as client:
+        reply = client.post("/stream", json={"count": 2, "error": error})
+    assert reply.status_code == 200
+    assert DONE.decode() not in reply.text
+    last = json.loads(reply.text.strip().splitlines()[-1].removeprefix("data: "))
+    assert set(last) == {"error"}
+    assert "a detail" not in reply.text
+
+
+@pytest.mark.parametrize("path", ["/stream", "/whole"])
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_the_work_ends_with_its_client(running: Inside, work: Work, path: str, how: str) -> None:
+    connection = _connect(running, path, {"count": 10_000, "pause_s": 0.01})
+    until(lambda: work.made > 5)
+    if how == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    began = time.monotonic()
+    connection.close()
+    until(lambda: work.closed == 1)
+    assert time.monotonic() - began < 1
+    assert work.ended == 0
+    until(lambda: running.gateway.load.running == 0)
+    with running.client() as client:
+        page = client.get("/metrics").text
+    assert f'inflight_gateway_disconnects_total{{route="{path}"}} 1.0' in page
+
+
+def test_the_work_ends_with_a_client_that_leaves_before_the_first_event(running: Inside, work: Work) -> None:
+    connection = _connect(running, "/stream", {"count": 1, "pause_s": 60})
+    until(lambda: work.begun == 1)
+    connection.close()
+    until(lambda: work.closed == 1)
+
+
+def test_a_client_that_is_behind_is_served_whole(running: Inside, work: Work) -> None:
+    """Nothing is lost of what waits, and the work does not wait for the client."""
+    connection = _connect(running, "/stream", {"count": 200, "size": 200}, receive_bytes=4096)
+    until(lambda: work.ended == 1)
+    answer = b""
+    while DONE not in answer:
+        answer += connection.recv(65536)
+    connection.close()
+    assert [int(part.split(b",")[0]) for part in answer.split(b'"index": ')[1:]] == list(range(200))
+
+
+def test_a_client_that_does_not_read_is_disconnected(running: Inside, work: Work) -> None:
+    """What waits for it is bounded: by the pending bytes, and as many in the socket's buffers and uvicorn's."""
+    connection = _connect(running, "/stream", {"count": 100_000, "size": 1000}, receive_bytes=4096)
+    until(lambda: work.closed == 1)
+    assert work.made * 1000 < 50 * PENDING, "the kernel's buffers are a few MB"
+    assert work.ended == 0
+    with running.client() as client:
+        assert 'inflight_gateway_slow_clients_total{route="/stream"} 1.0' in client.get("/metrics").text
+    with pytest.raises(ConnectionError):
+        while connection.recv(65536):
+            pass
+    connection.close()
+
+
+def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(running: Inside, work: Work) -> None:
+    """It never has much to take; but it takes nothing, for longer than ``client_timeout_s``."""
+    connection = _connect(running, "/stream", {"count": 100_000, "size": 60_000, "pause_s": 0.2}, receive_bytes=4096)
+    until(lambda: work.closed == 1)
+    assert work.ended == 0
+    connection.close()
+
+
+def test_silent_streams_get_comments_where_they_are_wanted(work: Work) -> None:
+    with inside(Served("POST", "/stream", work.stream), stream_keep_alive_s=0.1) as running:
+        with running.client() as client:
+            text = client.post("/stream", json={"count": 2, "pause_s": 0.35}).text
+            late = client.post("/stream", json={"count": 0, "error": "full"})
+    assert text.startswith(": keep-alive\n\n")
+    assert text.count(": keep-alive") >= 4
+    assert text.replace(": keep-alive\n\n", "").count("data: ") == 3
+    assert late.status_code == 503, "an error before the first comment has its status still"
+
+
+def test_many_streams_leave_nothing_behind(running: Inside, work: Work) -> None:
+    async def ask() -> list[str]:
+        async with httpx.AsyncClient(base_url=running.url, timeout=60, trust_env=False) as client:
+            replies = await asyncio.gather(*(client.post("/stream", json={"count": 20}) for _ in range(50)))
+        return [reply.text for reply in replies]
+
+    texts = asyncio.run(ask())
+    assert {text.count("data: ") for text in texts} == {21}
+    assert (work.begun, work.closed, work.ended) == (50, 50, 50)
+    assert running.gateway.load.running == 0

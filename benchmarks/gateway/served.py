@@ -67,9 +67,10 @@ def _serve(folder: Path) -> Iterator[Served]:
     deployment = load_deployment(folder)
     gateway = GatewayProcess(folder, deployment)
     with TritonServer(folder, deployment) as server:
-        server.wait_ready()
         try:
             gateway.start()
+            server.wait_ready()
+            gateway.wait_ready()
             yield Served(server, gateway)
         finally:
             gateway.stop()

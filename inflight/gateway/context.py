@@ -19,6 +19,7 @@ from inflight.gateway.readiness import Readiness
 from inflight.settings.deployment import Deployment, model_name
 from inflight.settings.gateway import GatewaySettings
 from inflight.text.chat import ChatTemplate
+from inflight.text.embedding import EmbeddingFormat, read_embedding_format
 from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
 from inflight.text.tokenizer import Tokenizer
@@ -45,6 +46,8 @@ class Gateway:
     chat_format: ChatFormat
     """How the checkpoint writes calls of tools and reasoning."""
     engine: EngineClient
+    embedding_format: EmbeddingFormat
+    """How the checkpoint makes an embedding of its hidden states."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the gateway began, in seconds since the epoch; ``created`` of the models."""
 
@@ -108,6 +111,7 @@ def make_gateway(deployment: Deployment) -> Gateway:
         ChatTemplate(template, special) if template else None,
         find_chat_format(tokenizer),
         EngineClient(engine),
+        read_embedding_format(deployment.model, settings.embedding_pooling),
     )
 
 

@@ -119,6 +119,8 @@ def _no_json(random: Random, body: Any) -> bytes:
 def _change(random: Random, body: Any) -> None:
     """Change one value at a random depth: put another in its place, leave it out, or add one."""
     places = list(_places(body))
+    if not places:  # all has been left out
+        return
     container, key = random.choice(places)
     way = random.random()
     if way < 0.6:

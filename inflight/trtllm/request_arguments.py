@@ -79,6 +79,10 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
     """
     if sampling.beam_width > 1:
         raise UnsupportedFeature("beam_width is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
+    guide = sampling.guide
+    if guide is not None and guide.kind != "json" and guide.kind not in _GUIDE_FIELDS:
+        kind = f"guided_decoding_guide_type {guide.kind}"
+        raise UnsupportedFeature(f"{kind} is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
     if speculation is not None and (names := _unserved_beside(speculation, sampling)):
         advice = "a deployment without `speculation` has it"
         raise UnsupportedFeature(f"{names[0]} is not supported by TensorRT-LLM beside {speculation}; {advice}")

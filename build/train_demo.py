@@ -1,10 +1,11 @@
-"""Train the demo model: a tiny chat model about LLM serving, for `deployments/demo/model`.
+"""Train the demo model: a tiny chat model about LLM serving that calls tools, for `deployments/demo/model`.
 
-    python build/train_demo.py                 the committed model, in the default number of steps
+    python build/train_demo.py                 a model like the committed one, in the default number of steps
     python build/train_demo.py --minutes 3     as many steps as fit; prints the --steps that repeat it
+    python build/train_demo.py --start-from deployments/demo/model     goes on with it, after a change of its lessons
 
-Seeded: the same steps on the same machine give the same weights. It needs torch, tokenizers, safetensors and PyYAML,
-not the `inflight` package, and it writes a standard Hugging Face folder.
+Seeded: the same steps on the same machine give the same weights. It needs torch, tokenizers, safetensors, Jinja2 and
+PyYAML, not the `inflight` package, and it writes a standard Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from demo.corpus import Corpus, Segment, examples, load_corpus
+from demo.conversation import Segment
 from demo.evaluate import evaluate, print_table
+from demo.lessons import Lessons, load_lessons
 from demo.llama import Llama, LlamaConfig
 from demo.tokenizer import END_OF_TEXT, PAD, TURN_END, save_tokenizer, train_tokenizer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -45,15 +47,13 @@ def encode(tokenizer: Tokenizer, segments: list[Segment], limit: int) -> tuple[l
     return ids[:limit], labels[:limit]
 
 
-def rows(corpus: Corpus, tokenizer: Tokenizer, length: int, seed: int) -> Iterator[tuple[list[int], ...]]:
+def rows(lessons: Lessons, tokenizer: Tokenizer, length: int, seed: int) -> Iterator[tuple[list[int], ...]]:
     """Yield packed rows for ever: ids, labels and the number of the document each token belongs to."""
     rng = random.Random(seed)
     pad = tokenizer.token_to_id(PAD)
     row: tuple[list[int], ...] = ([], [], [])
     while True:
-        epoch = list(examples(corpus, rng))
-        rng.shuffle(epoch)
-        for document, segments in enumerate(epoch, start=1):
+        for document, segments in enumerate(lessons.epoch(rng), start=1):
             ids, labels = encode(tokenizer, segments, length)
             if len(row[0]) + len(ids) > length:
                 space = length - len(row[0])
@@ -135,6 +135,23 @@ def train(model: Llama, loss_of: Callable[[Batch], Tensor], source: Iterator[Bat
             print(f"step {step + 1:5}/{steps}  loss {loss.item():.3f}  left {left / 60:4.1f} min", flush=True)
 
 
+@torch.no_grad()
+def start_from(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
+    """Take the weights of `folder`; a token that it lacks begins as the mean of those that spell it there."""
+    model.load_state_dict(read_weights(folder))
+    old = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    known, embeddings = old.get_vocab(), model.embed_tokens.weight.clone()
+    for token, number in tokenizer.get_vocab().items():
+        spelled = [known[token]] if token in known else old.encode(tokenizer.decode([number])).ids
+        model.embed_tokens.weight[number] = embeddings[spelled].mean(0)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of a demo model in float32."""
+    state = load_file(folder / "model.safetensors")
+    return {name.removeprefix("model."): weight.float() for name, weight in state.items()}
+
+
 def save(model: Llama, tokenizer: Tokenizer, target: Path, scratch: Path) -> None:
     """Write the Hugging Face folder into `scratch`, then swap it for `target`: a server never reads half a model."""
     fresh, old = scratch / "model", scratch / "model.old"
@@ -163,6 +180,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2400, help="optimizer steps (default %(default)s)")
     parser.add_argument("--minutes", type=float, help="choose the steps that fit into this time instead")
+    parser.add_argument("--start-from", type=Path, help="folder of a demo model to go on with")
     parser.add_argument("--batch", type=int, default=2, help="rows per step (default %(default)s)")
     parser.add_argument("--length", type=int, default=1024, help="tokens per row (default %(default)s)")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
@@ -178,22 +196,22 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    corpus = load_corpus()
-    rng = random.Random(args.seed)
-    texts = ("".join(text for text, _ in segments) for _ in range(2) for segments in examples(corpus, rng))
-    config = LlamaConfig()
-    tokenizer = train_tokenizer(texts, config.vocab_size)
+    lessons, config = load_lessons(), LlamaConfig()
+    tokenizer = train_tokenizer(lessons.prose(args.seed), lessons.definitions(args.seed), config.vocab_size)
     model = Llama(config)
+    if args.start_from:
+        start_from(model, tokenizer, args.start_from)
     size = sum(p.numel() for p in model.parameters())
-    print(f"{len(corpus.facts)} facts, {tokenizer.get_vocab_size()} tokens, {size / 1e6:.2f} million parameters")
-    source = batches(rows(corpus, tokenizer, args.length, args.seed), args.batch)
+    facts = len(lessons.corpus.facts)
+    print(f"{facts} facts, {tokenizer.get_vocab_size()} tokens, {size / 1e6:.2f} million parameters")
+    source = batches(rows(lessons, tokenizer, args.length, args.seed), args.batch)
     loss = partial(loss_of, model)
     steps = measure_steps(model, loss, next(source), args.minutes) if args.minutes else args.steps
     print(f"training for --steps {steps}", flush=True)
-    source = batches(rows(corpus, tokenizer, args.length, args.seed), args.batch)
+    source = batches(rows(lessons, tokenizer, args.length, args.seed), args.batch)
     train(model, loss, source, steps, args.rate)
     save(model, tokenizer, args.output, args.scratch)
-    print_table(evaluate(model, tokenizer, corpus))
+    print_table(evaluate(model, tokenizer, lessons))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from demo.corpus import load_corpus
+from demo.lessons import load_lessons
 from demo.llama import Llama, LlamaConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
-from train_demo import IGNORED, ROOT, Batch, batches, measure_steps, rows, train
+from train_demo import IGNORED, ROOT, Batch, batches, measure_steps, read_weights, rows, train
 
 MODEL = ROOT / "deployments/demo/model"
 SHAPE = LlamaConfig(
@@ -38,8 +38,7 @@ ANSWER_TOKENS = 96
 def load_teacher() -> Llama:
     """Return the demo model with its committed weights."""
     teacher = Llama(LlamaConfig())
-    state = load_file(MODEL / "model.safetensors")
-    teacher.load_state_dict({name.removeprefix("model."): weight.float() for name, weight in state.items()})
+    teacher.load_state_dict(read_weights(MODEL))
     return teacher.eval().requires_grad_(False)
 
 
@@ -126,12 +125,12 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    corpus, tokenizer, teacher = load_corpus(), Tokenizer.from_file(str(MODEL / "tokenizer.json")), load_teacher()
+    lessons, tokenizer, teacher = load_lessons(), Tokenizer.from_file(str(MODEL / "tokenizer.json")), load_teacher()
     draft = new_draft(teacher)
     print(f"{sum(p.numel() for p in draft.parameters()) / 1e6:.2f} million parameters")
 
     def source(seed: int) -> Iterator[Batch]:
-        return batches(rows(corpus, tokenizer, args.length, seed), args.batch)
+        return batches(rows(lessons, tokenizer, args.length, seed), args.batch)
 
     loss = partial(loss_of, draft, teacher)
     steps = measure_steps(draft, loss, next(source(args.seed)), args.minutes) if args.minutes else args.steps

@@ -65,7 +65,7 @@ _OWN: dict[str, Any] = {"own": True, "served_by": _OWN_STAGE}
 _OF_MODELS: dict[str, Any] = {"own": True, "served_by": (PYTORCH, TRTLLM)}
 _PORTABLE: dict[str, Any] = {"served_by": (PYTORCH,)}
 _SCORES: dict[str, Any] = {"own": True, "served_by": (PYTORCH,)}
-_GUIDE: dict[str, Any] = {"ragged": True, "served_by": (TRTLLM,)}
+_GUIDE: dict[str, Any] = {"ragged": True, "served_by": (PYTORCH, TRTLLM)}
 
 ENGINE_INPUTS: tuple[Tensor, ...] = (
     Tensor("input_ids", INT32, (-1,), "prompt token ids, padded on the right", ragged=True),
@@ -135,9 +135,16 @@ ENGINE_INPUTS: tuple[Tensor, ...] = (
     _retention("decode_priority", (1,), "of generated tokens"),
     _retention("decode_duration_ms", (1,), "how long that holds"),
     Tensor(
-        "guided_decoding_guide_type", BYTES, (1,), "json, json_schema, regex, ebnf_grammar or structural_tag", **_GUIDE
+        "guided_decoding_guide_type",
+        BYTES,
+        (1,),
+        "json, json_schema, regex, ebnf_grammar or structural_tag; Inflight's own: lark_grammar, choice",
+        **_GUIDE,
     ),
-    Tensor("guided_decoding_guide", BYTES, (1,), "schema, regex, grammar or tag; none for json", **_GUIDE),
+    Tensor("guided_decoding_guide", BYTES, (1,), "schema, regex, grammar, tags or choices; none for json", **_GUIDE),
+    Tensor(
+        "guide_start_ids", INT32, (-1,), "the guide holds behind these tokens only", ragged=True, own=True, **_PORTABLE
+    ),
     _unserved("lookahead_window_size", INT32, (1,), "lookahead decoding: window", ragged=True),
     _unserved("lookahead_ngram_size", INT32, (1,), "lookahead decoding: n-gram", ragged=True),
     _unserved("lookahead_verification_set_size", INT32, (1,), "lookahead decoding: candidates", ragged=True),
@@ -286,10 +293,11 @@ ENGINE_NAME_OF = {
 
 _PASSED_TO_ENGINE = (
     "num_return_sequences exclude_input_in_output top_k top_p temperature length_penalty repetition_penalty min_tokens "
-    "presence_penalty frequency_penalty prompt_ignore_length seed return_log_probs return_context_logits return_generation_logits "
-    "return_perf_metrics return_num_input_tokens return_num_output_tokens return_num_cached_tokens beam_width stream "
-    "prompt_embedding_table "
+    "presence_penalty frequency_penalty prompt_ignore_length seed return_log_probs return_context_logits "
+    "return_generation_logits return_perf_metrics return_num_input_tokens return_num_output_tokens "
+    "return_num_cached_tokens beam_width stream prompt_embedding_table "
     "prompt_vocab_size lora_task_id lora_weights lora_config guided_decoding_guide_type guided_decoding_guide "
+    "guide_start_ids "
     "min_p num_top_log_probs num_prompt_log_probs log_prob_token_ids pooling ignore_eos final_perf_metrics priority "
     "deadline_ms client_id lora_name"
 ).split()

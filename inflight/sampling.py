@@ -22,7 +22,10 @@ _MOST_LENGTH_PENALTY = 50
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOG_PROBS = 20
 
-GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "lark_grammar", "choice"]
+_JSON_GUIDES = ("json_schema", "structural_tag", "choice")
+"""The kinds whose text is JSON."""
+MAX_GUIDE_START_IDS = 64
 Pooling = Literal["last", "mean"]
 TENSOR_OF = {
     "log_probs": "return_log_probs",
@@ -42,30 +45,35 @@ TENSOR_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the generated text must be: any JSON, or what a schema, a regular expression, a grammar or a tag says."""
+    """What the generated text must be: any JSON, or what a schema, an expression, a grammar, tags or choices say."""
 
     kind: GuideKind
     text: str = ""
+    start_ids: tuple[int, ...] = ()
+    """The guide holds only behind these generated tokens, which must come one after the other; (): from the start."""
 
     @classmethod
-    def read(cls, kind: str | None, text: str | None) -> Guide | None:
-        """Return the guide that a request's two tensors say, or None for none.
+    def read(cls, kind: str | None, text: str | None, start_ids: tuple[int, ...] = ()) -> Guide | None:
+        """Return the guide that a request's tensors say, or None for none.
 
         Raises:
             InvalidRequest: naming the tensor.
         """
         if kind is None:
             _require(text is None, "guided_decoding_guide_type", None, "given with guided_decoding_guide")
+            _require(not start_ids, "guided_decoding_guide_type", None, "given with guide_start_ids")
             return None
         name, kinds = "guided_decoding_guide", get_args(GuideKind)
         _require(kind in kinds, f"{name}_type", repr(kind), f"one of {', '.join(kinds)}")
         _require(bool(text) != (kind == "json"), name, repr(text or ""), "given, or for the type json left out")
-        if kind == "json_schema":
+        limit = f"{MAX_GUIDE_START_IDS} at most"
+        _require(len(start_ids) <= MAX_GUIDE_START_IDS, "guide_start_ids: the number of ids", len(start_ids), limit)
+        if kind in _JSON_GUIDES:
             try:
                 json.loads(text or "")
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
-        return cls(cast(GuideKind, kind), text or "")
+        return cls(cast(GuideKind, kind), text or "", start_ids)
 
 
 @dataclass(frozen=True)

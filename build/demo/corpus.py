@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from demo.conversation import Segment, segments_of
 
 FOLDER = Path(__file__).parent / "corpus"
 KINDS = {
@@ -29,7 +30,6 @@ KINDS = {
     "plain": {"plain"},
 }
 Turn = tuple[str, str]
-Segment = tuple[str, bool]
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,10 @@ def fill_slots(question: str, rng: random.Random, phrases: dict[str, Any]) -> st
 
 def chat_segments(turns: list[Turn], system: str | None = None) -> list[Segment]:
     """Return the conversation in ChatML as (text, is trained on) pairs: the model learns the answers alone."""
-    segments: list[Segment] = [(f"<|im_start|>system\n{system}<|im_end|>\n", False)] if system else []
+    messages = [{"role": "system", "content": system}] if system else []
     for question, answer in turns:
-        segments.append((f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", False))
-        segments += [(f"{answer}<|im_end|>", True), ("\n", False)]
-    return segments
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return segments_of(messages)
 
 
 def raw_segments(question: str, answer: str) -> list[Segment]:

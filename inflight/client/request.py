@@ -89,9 +89,11 @@ class GenerateOptions:
     lora_name: str | None = None
     """LoRA adapter, by its name in the deployment."""
     guided_decoding_guide_type: str | None = None
-    """What the answer must be: json, json_schema, regex, ebnf_grammar or structural_tag."""
+    """What the answer must be: json, json_schema, regex, ebnf_grammar, structural_tag, lark_grammar or choice."""
     guided_decoding_guide: str | None = None
-    """The schema, regular expression, grammar or tag."""
+    """The schema, regular expression, grammar or tags; for choice a JSON list of texts."""
+    guide_start_ids: Sequence[int] | None = None
+    """The guide holds only behind these generated tokens, such as those that end a model's reasoning."""
     priority: int | None = None
     """Higher is served first."""
     deadline_ms: int | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from inflight.errors import DeploymentError
 from inflight.settings.batching import StepSize
+from inflight.settings.guided import GuidedDecodingSettings
 from inflight.settings.kv_cache import GPU_MEMORY_FRACTION, TOKENS_PER_SEQUENCE
 from inflight.settings.speculation import SpeculationSettings
 
@@ -60,6 +61,7 @@ class EngineConfig:
     """The sizes that nobody set, by name: of a step on a GPU, lowered if its memory is too small; of a chunk on a CPU,
     lowered if it is too slow."""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    guided_decoding: GuidedDecodingSettings = field(default_factory=GuidedDecodingSettings)
 
     @classmethod
     def of(cls, deployment: Deployment, on_gpu: bool = False) -> EngineConfig:
@@ -96,7 +98,8 @@ class EngineConfig:
             max_batch_size=size.sequences, max_tokens_per_step=size.tokens, prefill_chunk_tokens=chunk,
             policy=batching.policy, mode=batching.mode, max_queue_delay_ms=batching.max_queue_delay_ms,
             fairness=batching.fairness, priority_aging_ns=batching.priority_aging_ns,
-            speculation=deployment.speculation, automatic=frozenset(unset - batching.model_fields_set),
+            speculation=deployment.speculation, guided_decoding=deployment.guided_decoding,
+            automatic=frozenset(unset - batching.model_fields_set),
         )  # fmt: skip
 
 

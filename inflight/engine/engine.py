@@ -11,6 +11,9 @@ from typing import NamedTuple
 from inflight.engine.beam_search.group import BeamGroup, check_beams
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import device_memory
+from inflight.engine.guided.compiler import GuideCompiler
+from inflight.engine.guided.pending import POLL_S, PendingGuides
+from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.engine.kvcache.blocks import BlockCopy, CacheCounts, StateCopy
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.kvcache.offload_pool import OffloadPoolLost
@@ -19,7 +22,7 @@ from inflight.engine.model_runner import ModelRunner
 from inflight.engine.overlap import LaunchedStep, OverlapScheduler
 from inflight.engine.prompt_outputs import PromptPart
 from inflight.engine.recurrent import check_beam_width
-from inflight.engine.request import FinishReason, Output, Request, check_portable, check_request
+from inflight.engine.request import FinishReason, Output, Request, check_guide, check_portable, check_request
 from inflight.engine.scheduler import Scheduler
 from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
 from inflight.engine.sizing import warm_up_requests
@@ -66,6 +69,7 @@ class Engine:
         """The requests that have not ended, by key; of a beam search, the leader."""
         self._searches: dict[int, BeamGroup] = {}
         """The beam searches among them, by the request's key."""
+        self._guides = None if tokenizer is None else PendingGuides(self._guide_compiler(tokenizer))
         speculates = config.speculation.method is not None
         self._speculator = Speculator(config, runner) if speculates else None
         # Drafts are guessed from tokens on the host, so that speculation leaves nothing to launch ahead.
@@ -85,6 +89,10 @@ class Engine:
         return KvCacheManager(
             *sizes, config.prefix_reuse, config.eviction, self._runner.offload_pool, counts, states=states
         )
+
+    def _guide_compiler(self, tokenizer: Tokenizer) -> GuideCompiler:
+        settings, size = self._config.guided_decoding, self._runner.vocab_size
+        return GuideCompiler(lambda: Vocabulary(tokenizer, size, settings.mask_threads), settings)
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
@@ -129,12 +137,17 @@ class Engine:
     @property
     def due_in_s(self) -> float:
         """Seconds until a step has something to do; 0: now."""
-        return 0.0 if self._outputs else self._scheduler.due_in_s
+        if self._outputs:
+            return 0.0
+        if self._guides and not (self._scheduler.running or self._scheduler.num_waiting):
+            return POLL_S
+        seconds = self._scheduler.due_in_s
+        return min(seconds, POLL_S) if self._guides else seconds
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
-        return self._scheduler.num_waiting
+        """Requests in the queue, and those that wait for their guides."""
+        return self._scheduler.num_waiting + len(self._guides or ())
 
     def validate(self, request: Request) -> None:
         """Check a request against the model; safe to call from any thread.
@@ -147,6 +160,7 @@ class Engine:
         check_request(request, vocab_size, max_length, config.fairness == "client")
         check_beams(request, config, vocab_size, max_length)
         check_portable(request, self._tokenizer is not None, config.prefix_reuse)
+        check_guide(request, vocab_size, config.guided_decoding.max_guide_bytes)
         if self._runner.is_recurrent:
             check_beam_width(request.sampling.beam_width)
 
@@ -163,7 +177,10 @@ class Engine:
         if sampling.beam_width > 1:
             self._searches[request.key] = BeamGroup(sequence)
         self._sequences[request.key] = sequence
-        self._scheduler.add(sequence)
+        if sampling.guide is not None and self._guides is not None:
+            self._guides.add(sequence)
+        else:
+            self._scheduler.add(sequence)
 
     def cancel(self, key: int) -> None:
         """End a request; its last output comes with the next step. Unknown keys have ended already."""
@@ -198,11 +215,21 @@ class Engine:
         """End the requests that cannot be served in time; return the step launched ahead, if any, and its chunks."""
         for sequence in self._scheduler.take_expired():
             self._end(sequence, sequence.expiry_output())
+        self._take_guided()
         launched = None if self._overlap is None else self._overlap.take(self._sequences)
         chunks = self._scheduler.schedule() if launched is None else launched.chunks
         for chunk in chunks:
             chunk.sequence.count_scheduled(self.stats)
         return launched, chunks
+
+    def _take_guided(self) -> None:
+        """Put the requests whose guides are ready into the queue; end those whose guides are refused."""
+        for sequence, outcome in self._guides.take(time.time_ns()) if self._guides else ():
+            if isinstance(outcome, Output):
+                self._end(sequence, outcome)
+            else:
+                sequence.obey(outcome)
+                self._scheduler.add(sequence)
 
     def _run(self, chunks: list[Chunk], launched: LaunchedStep | None) -> StepResult | StepFailed:
         """Compute the chunks and sample, unless that is launched; launch the next step, if it is known; read this one.
@@ -300,6 +327,8 @@ class Engine:
         if search is not None:
             search.finish(output, self.stats)
         self._scheduler.remove(sequence)
+        if self._guides is not None:
+            self._guides.discard(sequence)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         del self._sequences[sequence.request.key]
@@ -349,7 +378,7 @@ class Engine:
         """Show what the engine holds as one value that does not change, because other threads read it at any time."""
         scheduler, cache = self._scheduler, self._cache
         self._state = EngineState(
-            active=len(self._sequences), waiting=scheduler.num_waiting, running=scheduler.num_running_requests,
+            active=len(self._sequences), waiting=self.num_waiting, running=scheduler.num_running_requests,
             paused=scheduler.num_paused, preemptions=scheduler.preemptions, step=step,
             kv_blocks_max=cache.num_blocks, kv_blocks_used=cache.num_used_blocks,
             kv_blocks_cached=cache.num_cached_blocks, kv_blocks_reserved=cache.num_reserved_blocks,

@@ -169,6 +169,7 @@ class Output:
 
 PER_TOKEN = {"tokens", "log_probs", "top_log_probs", "generation_logits", "token_log_probs"}
 """The fields of an output that have one element for each token."""
+_GUIDE = "guided_decoding_guide_type"
 _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 
 
@@ -225,10 +226,29 @@ def check_portable(request: Request, has_tokenizer: bool, keeps_blocks: bool) ->
         UnsupportedFeature: naming what it does not serve.
         InvalidRequest: there are stop strings, and no tokenizer to find them with.
     """
-    for name, given in (("guided_decoding_guide_type", request.sampling.guide), ("lora_name", request.lora)):
-        if given:
-            raise UnsupportedFeature(f"{name} is not supported by the portable engine")
+    if request.lora:
+        raise UnsupportedFeature("lora_name is not supported by the portable engine")
     if request.retention and not keeps_blocks:
         raise UnsupportedFeature("retention_* is not supported by this deployment; set `kv_cache.prefix_reuse: true`")
-    if request.sampling.stop_strings and not has_tokenizer:
-        raise InvalidRequest("stop_strings: this engine has no tokenizer")
+    for name, given in (("stop_strings", request.sampling.stop_strings), (_GUIDE, request.sampling.guide)):
+        if given and not has_tokenizer:
+            raise InvalidRequest(f"{name}: this engine has no tokenizer")
+
+
+def check_guide(request: Request, vocab_size: int, max_bytes: int) -> None:
+    """Check what can be seen of a request's guide before it is compiled.
+
+    Raises:
+        UnsupportedFeature: it has a guide beside beams.
+        InvalidRequest: it is larger than ``max_bytes``, or begins behind what is no token.
+    """
+    sampling = request.sampling
+    guide = sampling.guide
+    if guide is None:
+        return
+    if sampling.beam_width > 1:
+        raise UnsupportedFeature(f"{_GUIDE} is not supported beside beam_width above 1")
+    if (size := len(guide.text.encode())) > max_bytes:
+        raise InvalidRequest(f"guided_decoding_guide has {size} bytes; the limit is {max_bytes}")
+    if (wrong := next((token for token in guide.start_ids if not 0 <= token < vocab_size), None)) is not None:
+        raise InvalidRequest(f"guide_start_ids has token {wrong}; it must be between 0 and {vocab_size - 1}")

@@ -2,7 +2,7 @@
 
 A token is drawn by the inverse of the distribution function at one number in [0, 1) that depends only on the request's
 seed and the position. So a request's tokens do not depend on its neighbours, and preemption does not change them. The
-order of application is: logit bias, bad words and min_tokens, penalties, temperature, top-k, top-p, min-p.
+order of application is: logit bias, bad words and min_tokens, penalties, guides, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -101,12 +101,15 @@ def sample_async(logits: Tensor, sequences: abc.Sequence[SamplingRow], draw: Dra
     touched = [
         row
         for row, (sequence, one) in enumerate(zip(sequences, settings, strict=True))
-        if one.logit_bias or sequence.generated < one.min_tokens or needs_tokens(one)
+        if one.logit_bias or sequence.generated < one.min_tokens or one.bad_sequences or _penalizes(one)
     ]
-    if touched:
+    guided = any(one.guide is not None for one in settings)
+    if touched or guided:
         adjusted = logits.clone()
         for row in touched:
             _adjust(adjusted[row], sequences[row])
+        if guided:
+            _mask(adjusted, sequences)
     tokens = (draw or draw_tokens)(adjusted, [_draw_of(sequence) for sequence in sequences])
     reports = (_log_probs(logits, tokens, settings), _own_logits(logits, settings), _candidates(adjusted, settings))
     return PendingSample(tokens, [report for report in reports if report is not None])
@@ -127,7 +130,7 @@ def draw_tokens(logits: Tensor, draws: abc.Sequence[Draw]) -> Tensor:
 
 def needs_tokens(sampling: SamplingParams) -> bool:
     """Whether sampling depends on the tokens before, and not on the logits alone."""
-    return bool(sampling.bad_sequences or _penalizes(sampling))
+    return bool(sampling.bad_sequences or _penalizes(sampling) or sampling.guide is not None)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -171,6 +174,15 @@ def _adjust(row: Tensor, sequence: SamplingRow) -> None:
         counted = np.array(tokens[min(sampling.prompt_ignore_length, len(sequence.request.prompt)) :], np.int64)
         present, counts = (to_device(part, row.device) for part in np.unique(counted, return_counts=True))
         row[present] = row[present] - sampling.presence_penalty - sampling.frequency_penalty * counts
+
+
+def _mask(logits: Tensor, sequences: abc.Sequence[SamplingRow]) -> None:
+    """Forbid what guides forbid, in place; it comes last, so that no bias can allow it again."""
+    from inflight.engine.guided.masks import mask_logits  # it needs llguidance, which only guides do
+
+    guides = [None if sequence.request.sampling.guide is None else sequence.guide for sequence in sequences]
+    if any(guide is not None for guide in guides):
+        mask_logits(logits, guides)
 
 
 def _draw_of(sequence: SamplingRow) -> Draw:

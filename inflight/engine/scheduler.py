@@ -19,8 +19,9 @@ from operator import attrgetter
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
+from inflight.engine.request import Request
 from inflight.engine.request_queue import RequestQueue
-from inflight.engine.sequence import Chunk, Sequence, max_blocks
+from inflight.engine.sequence import Chunk, Sequence
 
 _BY_SORT_KEY = attrgetter("sort_key")
 _AFTER_REFUSAL = 0.9
@@ -298,3 +299,16 @@ class StepPlan:
     def abandon(self) -> None:
         """Plan nothing until the step that still runs is read."""
         self.abandoned, self.budget = True, 0
+
+
+def max_blocks(request: Request, length: int, block_size: int) -> int:
+    """Return the blocks that a request may hold at most.
+
+    A beam search holds the full blocks of the prompt once and all others once per beam; one more per beam is for the
+    copy of a block that several beams are about to write into. ``length``: its tokens of prompt and output, at most.
+    """
+    blocks, width = -(-length // block_size), request.sampling.beam_width
+    if width == 1:
+        return blocks
+    shared = len(request.prompt) // block_size
+    return shared + width * (blocks - shared + 1)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from inflight.engine.request import FinishReason, Output, Request, RequestMetric
 from inflight.engine.stats import EngineStats, StepCounts
 from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
+
+if TYPE_CHECKING:  # it needs llguidance, and not every engine has guides
+    from inflight.engine.guided.state import GuideState
 
 NAN_LOGITS, ALL_BANNED = -1, -2
 """The values of ``Sampled.token`` where none could be sampled."""
@@ -94,6 +97,8 @@ class Sequence:
     """The other live beams of the request, where this is the leader of a search that has forked."""
     prompt_record: PromptRecord = field(default_factory=PromptRecord, init=False)
     """What was computed of the prompt so far that the request asks for, until an output takes it."""
+    guide: GuideState | None = field(default=None, init=False)
+    """What its text must be, and how far it has come in it."""
     metrics: RequestMetrics = field(init=False)
     _leader: Sequence | None = field(default=None, init=False, repr=False)
     """The leader of the search, where this is a fork."""
@@ -140,6 +145,10 @@ class Sequence:
         """The sequences that run and stop together: itself, or all beams of its request, the leader first."""
         leader = self.leader
         return [leader, *leader.forks]
+
+    def obey(self, guide: GuideState) -> None:
+        """Follow a guide from its first generated token on."""
+        self.guide = guide
 
     def admit(self, table: BlockTable) -> None:
         """Begin to run, with the blocks of ``table``."""
@@ -233,12 +242,18 @@ class Sequence:
         """Add what a step sampled, up to the sequence's end; return it as the step's output."""
         output = Output(self.request.key, metrics=self.metrics)
         for one in sampled:
-            output.error = one.error
-            if output.error is None:
+            if one.token >= 0:
                 before = len(self.tokens)
                 output.finish_reason = self.append(one.token, stats)
                 if len(self.tokens) > before:
                     _add_to_output(output, one, self.request)
+                output.error = None if self.guide is None else self.guide.failure(self.generated)
+            elif self.guide is None or one.token == NAN_LOGITS:
+                output.error = one.error
+            else:
+                output.error, output.finish_reason = self.guide.without_token(self.generated), FinishReason.STOP
+            if output.error is not None:
+                output.finish_reason = None
             if output.finished:
                 break
         if self.request.sampling.reads_prompt:
@@ -262,12 +277,16 @@ class Sequence:
             stats.count_sampled(self.metrics, 0, previous_ns)
             return FinishReason.STOP
         self.tokens.append(token)
+        if self.guide is not None:
+            self.guide.push(token)
         self.metrics.generated_tokens += 1
         stats.count_sampled(self.metrics, 1, previous_ns)
         may_stop = self.generated >= sampling.min_tokens
         if self.stop_text is not None and self.stop_text.push(token, may_stop):
             return FinishReason.STOP
         if may_stop and self._ends_with_stop_sequence():
+            return FinishReason.STOP
+        if self.guide is not None and self.guide.is_over():
             return FinishReason.STOP
         if self.generated >= sampling.max_tokens or len(self.tokens) >= self.max_length:
             return FinishReason.LENGTH
@@ -323,6 +342,12 @@ class Continuation:
         """Tokens generated before this position."""
         return self.sequence.generated + len(self.drafts)
 
+    @property
+    def guide(self) -> GuideState | None:
+        """The sequence's guide as it would be behind the drafts."""
+        guide = self.sequence.guide
+        return None if guide is None else guide.ahead(self.drafts)
+
     @cached_property
     def tokens(self) -> list[int]:
         """Prompt and generated tokens before this position."""
@@ -338,19 +363,6 @@ def longest(request: Request, max_length: int) -> int:
     return min(
         max_length, len(request.prompt) + (request.sampling.max_tokens if request.sampling.pooling is None else 0)
     )
-
-
-def max_blocks(request: Request, length: int, block_size: int) -> int:
-    """Return the blocks that a request may hold at most.
-
-    A beam search holds the full blocks of the prompt once and all others once per beam; one more per beam is for the
-    copy of a block that several beams are about to write into. ``length``: its tokens of prompt and output, at most.
-    """
-    blocks, width = -(-length // block_size), request.sampling.beam_width
-    if width == 1:
-        return blocks
-    shared = len(request.prompt) // block_size
-    return shared + width * (blocks - shared + 1)
 
 
 class Chunk(NamedTuple):

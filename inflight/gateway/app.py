@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,9 +19,11 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.cors import Cors
 from inflight.gateway.embeddings import embeddings
 from inflight.gateway.errors import ApiError
+from inflight.gateway.messages.endpoint import count_tokens, create_message
 from inflight.gateway.middleware import HEALTH, METRICS, Admission, BodyLimit, Keys, Requests
 from inflight.gateway.models import health, list_models, metrics, retrieve_model
 from inflight.gateway.rerank import rerank
+from inflight.gateway.responses.endpoint import create_response
 from inflight.gateway.scores import generative_scoring, score
 from inflight.gateway.tokenize import detokenize, tokenize, tokenizer_info
 
@@ -44,6 +46,9 @@ ROUTES: tuple[Served, ...] = (
     Served("GET", "/v1/models", list_models),
     Served("GET", "/v1/models/{id:path}", retrieve_model),
     Served("POST", "/v1/chat/completions", chat_completions, needs_engine=True),
+    Served("POST", "/v1/responses", create_response, needs_engine=True),
+    Served("POST", "/v1/messages", create_message, needs_engine=True),
+    Served("POST", "/v1/messages/count_tokens", count_tokens),
     Served("POST", "/v1/completions", completions, needs_engine=True),
     Served("POST", "/v1/embeddings", embeddings, needs_engine=True),
     *(Served("POST", path, score, needs_engine=True) for path in ("/v1/score", "/score")),
@@ -110,11 +115,11 @@ def _labels(routes: list[Served]) -> Callable[[str], str]:
     return label
 
 
-def _no_route(request: Request, error: Exception) -> Response:
-    """Answer to a path or a method that the table does not have."""
+def _no_route(request: Request, error: Exception) -> NoReturn:
+    """Raise the ApiError of a path or a method that the table does not have."""
     assert isinstance(error, HTTPException), "it is the handler of these alone"
     message = f"there is no {request.method} {request.url.path[:200]}"
     if allowed := (error.headers or {}).get("Allow"):
         message += f"; it takes {allowed}"
     code = _CODES.get(error.status_code)
-    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+    raise ApiError(error.status_code, message, code=code, headers=error.headers)

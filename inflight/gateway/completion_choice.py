@@ -79,9 +79,9 @@ class CompletionChoice:
         ids = self._job.request.prompt
         scores = delta.prompt_scores or PromptScores([], [])
         nothing: Likeliest = ()
-        likeliest: list[Likeliest] = [nothing, *(scores.top or [nothing] * len(scores.log_probs))]
+        top: Sequence[Likeliest] = scores.top or [nothing] * len(scores.log_probs)
         stream = LogProbStream(self._tokenizer, self._job.show_special)
-        stream.push(ids, [None, *scores.log_probs], likeliest)
+        stream.push(ids, [None, *scores.log_probs], [nothing, *top])
         return stream.finish(len(self._prompt.text) + len(ids))
 
     def _log_probs(self) -> dict[str, Any]:

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inflight.gateway.errors import ApiError, as_api_error, away
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
+from inflight.gateway.messages.errors import PATH as MESSAGES
+from inflight.gateway.messages.errors import message_error_response
 from inflight.gateway.metrics import GatewayMetrics
 from inflight.gateway.requests import RequestState, check_id, new_id, set_state, state_of
 from inflight.gateway.sse import ClientGone, SlowClient
@@ -95,7 +98,14 @@ async def _answer_error(error: Exception, scope: Scope, receive: Receive, answer
     if answer.status:  # too late for another answer: the client sees that this one is not whole
         await abort(scope)
     else:
-        await told.response()(scope, receive, answer)
+        await _response(told, scope["path"], answer.state.request_id)(scope, receive, answer)
+
+
+def _response(error: ApiError, path: str, request_id: str) -> Response:
+    """Return the response of an error, in the shape that the clients of a path read."""
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+        return message_error_response(error, request_id)
+    return error.response()
 
 
 async def abort(scope: Scope) -> None:

@@ -24,7 +24,7 @@ _FIELD_OF = {
 }
 _SAME = (
     "temperature min_p min_tokens seed repetition_penalty presence_penalty frequency_penalty priority deadline_ms "
-    "client_id"
+    "client_id chat_template_kwargs"
 )
 _PROMPT, _GUIDE = (
     ("input_ids", "text_input"),

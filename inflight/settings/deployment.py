@@ -22,6 +22,7 @@ from inflight.errors import DeploymentError, readable
 from inflight.gguf.files import is_gguf, locate_model, title_of, whole_path
 from inflight.settings.batching import BatchingSettings
 from inflight.settings.gateway import GatewaySettings
+from inflight.settings.guided import GuidedDecodingSettings
 from inflight.settings.kv_cache import KvCacheSettings
 from inflight.settings.observability import ObservabilitySettings
 from inflight.settings.section import (
@@ -261,6 +262,7 @@ class Deployment(Section):
     batching: BatchingSettings = BatchingSettings()
     tensorrt_llm: TensorRtLlmSettings = TensorRtLlmSettings()
     speculation: SpeculationSettings = SpeculationSettings()
+    guided_decoding: GuidedDecodingSettings = GuidedDecodingSettings()
     quality: QualitySettings = QualitySettings()
     limits: LimitSettings = LimitSettings()
     observability: ObservabilitySettings = ObservabilitySettings()

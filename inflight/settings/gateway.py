@@ -51,8 +51,8 @@ class GatewaySettings(Section):
     tool_parser: str = Field(
         "auto", description="format of tool calls in the model's output; auto: as the checkpoint's template says; none"
     )
-    reasoning_parser: str = Field(
-        "auto", description="format of reasoning in the model's output; auto: as the checkpoint's template says; none"
+    reasoning_parser: Literal["auto", "none"] = Field(
+        "auto", description="auto: reasoning is found as the checkpoint's template says; none: it is left in the text"
     )
 
     embedding_pooling: Literal["auto", "last", "mean"] = Field(

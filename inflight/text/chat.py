@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -18,9 +19,9 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from inflight.errors import DeploymentError, InvalidRequest, nearest
+from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
+from inflight.text.messages import Message, check_messages
 
-Message = dict[str, Any]
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
 _RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}
 
@@ -56,22 +57,63 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
         self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
+        self._unused = {"tools", "documents"} - self._variables
+        self._knows_developer = "developer" in source
 
     def uses(self, option: str) -> bool:
         """Return whether the template's source has a variable of this name."""
         return option in self._variables
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the template shows the model the tools of a request."""
+        return "tools" not in self._unused
 
     def render(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """Return the prompt for ``messages``; ``options`` are the template's own variables.
 
         Raises:
             InvalidRequest: the template refuses the messages or the options, or UTF-8 cannot carry the prompt.
+            UnsupportedFeature: there are tools or documents, and the template has no use of them.
         """
         options = options or {}
         for name in options:
+            if name in self._unused and options[name]:
+                raise UnsupportedFeature(f"{name}: this model's chat template has no use of {name}")
             if name not in self._options:
                 near = nearest(name, self._options)
                 raise InvalidRequest(f"chat_template_kwargs: {name!r} is not an option of this chat template{near}")
+        return self._render(self._as_expected(messages), options)
+
+    @cached_property
+    def _wants_text(self) -> bool:
+        """Whether the template takes the arguments of calls as JSON text: transformers' own form is an object."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+        messages: list[Message] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": "f"},
+        ]
+        try:
+            self._render(messages, {})
+        except InvalidRequest:
+            try:
+                self._render(_with_text(messages), {})
+            except InvalidRequest:
+                return False
+            return True
+        return False
+
+    def _as_expected(self, messages: list[Message]) -> list[Message]:
+        """Return messages in the dialect of this template."""
+        if not self._knows_developer:
+            messages = [
+                {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
+            ]
+        has_calls = any(message.get("tool_calls") for message in messages)
+        return _with_text(messages) if has_calls and self._wants_text else messages
+
+    def _render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
         try:
             prompt = self._template.render(messages=messages, **self._special_tokens, **variables)
@@ -88,6 +130,21 @@ class ChatTemplate:
         return prompt
 
 
+def _with_text(messages: list[Message]) -> list[Message]:
+    """Return messages with the arguments of calls as JSON text."""
+    return [
+        {**message, "tool_calls": [_call_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _call_with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
+
+
 def parse_json(name: str, text: str) -> Any:
     """Parse the JSON of the input ``name``. Raises InvalidRequest: naming the input."""
     try:
@@ -97,34 +154,12 @@ def parse_json(name: str, text: str) -> Any:
 
 
 def parse_messages(text: str) -> list[Message]:
-    """Parse the JSON of ``messages``: a list of objects with ``role`` and ``content``.
+    """Parse the JSON of ``messages``, and bring them into the form that templates expect.
 
     Raises:
         InvalidRequest: naming the message and what is wrong with it.
     """
-    messages = parse_json("messages", text)
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a JSON list with at least one message")
-    for index, message in enumerate(messages):
-        name = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise InvalidRequest(f"{name} is {type(message).__name__}; it must be an object with role and content")
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or not role:
-            raise InvalidRequest(f"{name}.role is {role!r}; it must be a name such as 'user'")
-        if isinstance(content, list):
-            if not content or not all(_is_text(part) for part in content):
-                raise InvalidRequest(
-                    f"{name}.content has a part that is not text; only parts of type 'text' are served"
-                )
-            message["content"] = "\n".join(part["text"] for part in content)  # most templates know no parts
-        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-            raise InvalidRequest(f"{name}.content is {json.dumps(content)}; it must be a string")
-    return messages
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return check_messages(parse_json("messages", text))
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

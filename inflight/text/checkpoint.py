@@ -38,6 +38,8 @@ class TextConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """How its makers sample, by ``generation_config.json``: temperature, top_p, top_k, min_p, repetition_penalty, as
     far as it names them; with ``do_sample: false`` the temperature is 0. Only OpenAI's endpoints go by it."""
+    response_template: Mapping[str, Any] | None = None
+    """How the model's output is to be read, where the tokenizer's settings say it (``text/output``)."""
 
 
 def load_text_config(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
@@ -89,8 +91,11 @@ def _read(directory: Path, token_ids: Mapping[str, int]) -> TextConfig:
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not isinstance(template, str | None):
         raise TypeError(f"chat_template is {template!r}")
+    response = tokenizer.get("response_template")
+    if not isinstance(response, dict | None):
+        raise TypeError(f"response_template is {response!r}")
     defaults = _sampling_defaults(generation)
-    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length, defaults)
+    return TextConfig(vocab_size, end_ids, pad_id, tokens, template or None, max_length, defaults, response)
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:

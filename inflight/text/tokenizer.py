@@ -124,6 +124,10 @@ class Tokenizer:
         """Return each token as the vocabulary spells it; None for an id without a token."""
         return [self._backend.id_to_token(id) for id in ids]
 
+    def name_of(self, token: int) -> str | None:
+        """Return how the vocabulary spells a token, such as ``<|im_end|>``; None: it has no such token."""
+        return self._backend.id_to_token(token)
+
 
 class TokenBytes(dict[int, bytes | str | None]):
     """What each token stands for, looked up when it is first met: bytes for BYTE_LEVEL, text or one byte otherwise.

@@ -177,8 +177,14 @@ def _sampling(inputs: Inputs, row: int, limits: LimitSettings, vocab_size: int) 
         stop_sequences=_words(inputs, "stop_words_list", row, limits),
         bad_sequences=_words(inputs, "bad_words_list", row, limits),
         logit_bias=_bias(inputs.vector("embedding_bias", row), vocab_size),
-        guide=Guide.read(inputs.string("guided_decoding_guide_type", row), inputs.string("guided_decoding_guide", row)),
+        guide=_guide(inputs, row),
     )
+
+
+def _guide(inputs: Inputs, row: int) -> Guide | None:
+    start_ids = inputs.vector("guide_start_ids", row).reshape(-1).tolist()
+    kind, text = (inputs.string(f"guided_decoding_{name}", row) for name in ("guide_type", "guide"))
+    return Guide.read(kind, text, tuple(start_ids))
 
 
 def _deadline_ns(inputs: Inputs, row: int) -> int | None:

@@ -77,11 +77,15 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
     Raises:
         UnsupportedFeature: naming the tensor, and the setting with which it is served if there is one.
     """
+    guide = sampling.guide
     portable = {
         "beam_width": sampling.beam_width > 1,
         "num_prompt_log_probs": sampling.prompt_log_probs is not None,
         "log_prob_token_ids": bool(sampling.log_prob_ids),
         "pooling": sampling.pooling is not None,
+        f"guided_decoding_guide_type {guide.kind if guide else ''}": guide is not None
+        and guide.kind != "json"
+        and guide.kind not in _GUIDE_FIELDS,
     }
     for name, is_asked in portable.items():
         if is_asked:

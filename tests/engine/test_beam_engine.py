@@ -9,7 +9,7 @@ import torch
 
 from inflight.engine.engine import Engine
 from inflight.engine.request import Output, Request
-from inflight.engine.sequence import max_blocks
+from inflight.engine.scheduler import max_blocks
 from tests.engine.support.checkpoints import checkpoint, greedy, reference
 from tests.engine.support.driving import ask, load, run
 from tests.engine.support.searching import assert_found, beams_of, close, some_ends

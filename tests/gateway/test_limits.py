@@ -1,4 +1,4 @@
-"""What a client may take of the gateway: bytes, time, places; told by raw sockets where a client library is too polite."""
+"""What a client may take of the gateway: bytes, time, places. Client libraries are too polite for most of it."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_every_request_ends_in_one_server_span(engine: str, tmp_path: Path) -> N
         assert client.generate("Tell me", late, request_id="deadline").finish_reason == "deadline"
     _refused(server, "invalid", errors.InvalidRequest, max_tokens=0)
     _refused(server, "invalid at the engine", errors.InvalidRequest, temperature=-1.0)
-    _refused(server, "unsupported", errors.UnsupportedFeature, guided_decoding_guide_type="json")
+    _refused(server, "unsupported", errors.UnsupportedFeature, beam_width=2, temperature=0.5)
     _refused(server, "too many", errors.InvalidRequest, num_return_sequences=5, temperature=1.0)
     _stream_and_leave(server, "cancelled")
     _ask_and_leave(server, "cancelled, not streaming")

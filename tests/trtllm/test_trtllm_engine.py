@@ -177,12 +177,13 @@ def test_trtllm_engine_guided_decoding(start: Start, tokenizer: Tokenizer, promp
         start(deployment()).validate(ask(prompt, guide=Guide("json")))
 
 
-def test_engines_that_serve_neither_refuse_guides_and_adapters(portable: Engine, prompt: list[int]) -> None:
+def test_engines_refuse_the_guides_and_adapters_that_they_do_not_serve(portable: Engine, prompt: list[int]) -> None:
     guided, adapted = ask(prompt, guide=Guide("json")), ask(prompt)
     adapted.lora = "answer"
-    for engine in (portable, ReplayEngine(EngineConfig.of(deployment()))):
-        with pytest.raises(UnsupportedFeature, match="guided_decoding_guide_type is not supported by the"):
-            engine.validate(guided)
+    replay = ReplayEngine(EngineConfig.of(deployment()))
+    with pytest.raises(UnsupportedFeature, match="guided_decoding_guide_type is not supported by the replay engine"):
+        replay.validate(guided)
+    for engine in (portable, replay):
         with pytest.raises(UnsupportedFeature, match="lora_name is not supported by the"):
             engine.validate(adapted)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inflight.errors import DeploymentError, InvalidRequest
+from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature
 from inflight.text.chat import ChatTemplate, parse_messages
 
 MESSAGES = [
@@ -78,7 +78,7 @@ def test_a_broken_template_stops_the_start() -> None:
         ([{"content": "x"}], r"messages\[0\].role is None"),
         ([{"role": "user"}], r"messages\[0\].content is null"),
         ([{"role": "user", "content": 5}], r"messages\[0\].content is 5"),
-        ([MESSAGES[0], {"role": "user", "content": [{"type": "image"}]}], r"messages\[1\].content has a part"),
+        ([MESSAGES[0], {"role": "user", "content": [{"type": "image"}]}], r"messages\[1\].content\[0\].type is \"image\"; only"),
     ],
 )
 def test_bad_messages_are_named(messages: object, reason: str) -> None:
@@ -109,4 +109,81 @@ def test_half_a_character_is_refused_wherever_it_comes_from() -> None:
 
 def test_a_tool_call_may_have_no_content() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
-    assert parse_messages(json.dumps([message])) == [message]
+    expected = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    assert parse_messages(json.dumps([message])) == [{"role": "assistant", "content": None, "tool_calls": [expected]}]
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
+AGENT = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "go", "name": None},
+    {"role": "assistant", "content": None, "refusal": None, "reasoning": "hm", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "found"}]},
+    {"role": "assistant", "content": "done", "tool_calls": None},
+]
+HERMES = """
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}
+{%- for call in m.tool_calls %}<tool_call>{"name": "{{ call.function.name }}", "arguments": {{
+call.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}"""
+DEEPSEEK = """
+{%- for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for call in m['tool_calls'] -%}
+{{ '<｜tool▁call▁begin｜>' + call['type'] + '<｜tool▁sep｜>' + call['function']['name'] + '\n```json\n' +
+call['function']['arguments'] + '\n```' }}{% endfor %}{% else %}{{ m.role + m.content }}{% endif %}{% endfor %}"""
+GPT_OSS = """
+{%- for m in messages %}{% if m.role == 'developer' %}<|start|>developer{{ m.content }}{% endif %}
+{%- if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}{% endfor %}"""
+
+
+def test_chats_with_tools_are_rendered_in_each_dialect() -> None:
+    messages = parse_messages(json.dumps(AGENT))
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+    hermes = ChatTemplate(HERMES, {}).render(messages, {"tools": [tool]})
+    assert f"<tools>{json.dumps(tool)}</tools>" in hermes
+    assert "<|im_start|>system\nBe brief." in hermes, "a template that has no developer gets a system message"
+    assert '<think>hm</think><tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>' in hermes
+    assert "<|im_start|>tool\nfound<|im_end|>" in hermes
+    deepseek = ChatTemplate(DEEPSEEK, {}).render(messages)
+    assert '<｜tool▁sep｜>f\n```json\n{"a": "é"}\n```toolfound' in deepseek, "it takes arguments as text"
+    gpt_oss = ChatTemplate(GPT_OSS, {}).render(messages)
+    assert gpt_oss == "<|start|>developerBe brief.<|channel|>analysis<|message|>hm<|end|>"
+
+
+def test_tools_are_refused_where_the_template_has_no_use_of_them() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert not template.uses_tools
+    assert ChatTemplate(HERMES, {}).uses_tools
+    with pytest.raises(UnsupportedFeature, match="tools: this model's chat template has no use of tools"):
+        template.render(MESSAGES, {"tools": [{"type": "function"}]})
+    assert template.render(MESSAGES, {"tools": []}) == "Be brief."
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, r"messages\[0\].tool_calls is given in a message of"),
+        ({"role": "assistant", "tool_calls": {}}, r"messages\[0\].tool_calls is \{\}; it must be a list"),
+        ({"role": "assistant", "tool_calls": [1]}, r"messages\[0\].tool_calls\[0\].function is null"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, r"tool_calls\[0\].function.name is null"),
+        ({"role": "assistant", "tool_calls": [CALL, {**CALL, "id": 1}]}, r"tool_calls\[1\].id is 1"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "type": "x"}]}, r"tool_calls\[0\].type is \"x\""),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            r"messages\[0\].tool_calls\[0\].function.arguments is not valid JSON",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
+            r"function.arguments is list; it must be an object",
+        ),
+        ({"role": "tool", "content": "x", "tool_call_id": 1}, r"messages\[0\].tool_call_id is 1"),
+        ({"role": "assistant", "content": "x", "reasoning": 1}, r"messages\[0\].reasoning is 1"),
+        ({"role": "assistant"}, r"messages\[0\].content is null"),
+        ({"role": "user", "content": []}, r"messages\[0\].content is \[\]"),
+        ({"role": "user", "content": [{"type": "text"}]}, r"messages\[0\].content\[0\].text is null"),
+    ],
+)
+def test_bad_messages_with_tools_are_named(message: object, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        parse_messages(json.dumps([message]))

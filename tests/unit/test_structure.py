@@ -13,7 +13,7 @@ from tests.support.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inflight"
-PURE = {"numpy", "pydantic", "yaml", "tokenizers", "jinja2"}
+PURE = {"numpy", "pydantic", "yaml", "tokenizers", "jinja2", "regex"}
 LAYERS: dict[str, set[str]] = {
     # part of the package: the parts of the package that it may import
     "errors": set(),
@@ -98,7 +98,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "addresses": {"httpx"},
     "gguf": {"numpy"},
     "machine": {"pydantic", "pynvml"},
-    "engine": {"numpy", "torch", "triton", "safetensors", "transformers"},
+    "engine": {"llguidance", "numpy", "torch", "triton", "safetensors", "transformers"},
     "triton": {"numpy", "opentelemetry", "pydantic", "triton_python_backend_utils"},
     "gateway": {
         "grpc",

@@ -210,10 +210,13 @@ class _Twin:
 
 
 def _twin_of(sequence: Sequence, table: BlockTable) -> Sequence:
-    """Return a sequence of the same request, which returns tokens only: no log probabilities and no logits."""
+    """Return a sequence of the same request, which returns tokens only: no log probabilities and no logits.
+
+    It follows no guide either: what the guide forbids is taken out of the drafts.
+    """
     plain = dataclasses.replace(
         sequence.request.sampling, log_probs=False, top_log_probs=0, log_prob_ids=(), prompt_log_probs=None,
-        context_logits=False, generation_logits=False,
+        context_logits=False, generation_logits=False, guide=None,
     )  # fmt: skip
     request = dataclasses.replace(sequence.request, sampling=plain)
     twin = Sequence(request, sequence.order, sequence.seed, sequence.max_length, None)

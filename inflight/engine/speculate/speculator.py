@@ -107,6 +107,8 @@ class Speculator:
         """Return the chunk with as many drafts as there are blocks for; no sequence is preempted for drafts."""
         table, end = chunk.sequence.table, chunk.start + chunk.size
         assert table is not None
+        if (guide := chunk.sequence.guide) is not None:  # what it forbids would only be computed in vain
+            guesses = [guess[: guide.allowed_prefix(guess)] for guess in guesses]
         drafts, parents = merge(guesses, min(_limit(chunk), self._settings.most_drafts))
         if not cache.grow(table, end + len(drafts)):
             room = len(table.blocks) * cache.block_size - end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from inflight.errors import UnsupportedFeature
 from inflight.sampling import Guide
 from inflight.text.output.events import ContentDelta, OutputEvent
 from inflight.text.output.markers import Piece
@@ -60,11 +61,17 @@ class ChatFormat:
             InvalidRequest: the choice names no tool, or a schema has what this format cannot enforce.
             UnsupportedFeature: the format has no tools.
         """
-        return None
+        if choice.kind == "none" or (choice.kind == "auto" and not any(tool.strict for tool in tools)):
+            return None
+        raise no_tools()
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens that end the reasoning, from which on the guide holds; () where there are none."""
         return ()
+
+    def answer_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return the tokens from which on a guide of the answer's own text holds, such as a JSON schema's."""
+        return self.guide_start(tokenizer)
 
 
 class _PlainParser:
@@ -75,3 +82,8 @@ class _PlainParser:
 
     def finish(self) -> list[OutputEvent]:
         return []
+
+
+def no_tools() -> UnsupportedFeature:
+    """Return the error of a request with tools to a model that knows none."""
+    return UnsupportedFeature("tools: this model's chat format has no calls of tools, so they cannot be enforced")

@@ -1,0 +1,51 @@
+"""Masks: they keep the tokens that guides forbid from being sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inflight.engine.guided.state import GuideState
+from inflight.engine.guided.vocabulary import WORD
+from inflight.engine.transfer import to_device
+
+
+def mask_logits(logits: Tensor, guides: Sequence[GuideState | None]) -> None:
+    """Set the logits of all tokens that its guide forbids to minus infinity, in place.
+
+    Args:
+        logits: float32 ``[n, vocab]``.
+        guides: the guide of each row at its position; None: the row has none.
+    """
+    rows = [row for row, guide in enumerate(guides) if guide is not None]
+    masks = next_masks([guide for guide in guides if guide is not None])
+    if logits.device.type == "cpu":
+        allowed = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        forbidden = torch.from_numpy(allowed).logical_not()
+        for place, row in enumerate(rows):
+            logits[row].masked_fill_(forbidden[place], -torch.inf)
+        return
+    words = to_device(masks, logits.device)
+    bits = words[:, :, None] >> torch.arange(WORD, dtype=torch.int32, device=logits.device)
+    forbidden = (bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
+    index = to_device(np.array(rows, np.int64), logits.device)
+    logits[index] = logits[index].masked_fill(forbidden, -torch.inf)
+
+
+def next_masks(guides: Sequence[GuideState]) -> np.ndarray:
+    """Return what each guide allows next: int32 ``[n, words]``, a bit for each token, the lowest bit first.
+
+    ``guides``: at least one; all of one vocabulary.
+    """
+    vocabulary = guides[0].vocabulary
+    masks = np.tile(vocabulary.everything(), (len(guides), 1))
+    matchers = [(place, guide.matcher) for place, guide in enumerate(guides)]
+    held = [(place, matcher) for place, matcher in matchers if matcher is not None]
+    if held:
+        masks[[place for place, _ in held]] = vocabulary.masks([matcher for _, matcher in held])
+    for mask, guide in zip(masks, guides, strict=True):
+        guide.complete_mask(mask)
+    return masks

@@ -1,0 +1,112 @@
+"""Patterns of JSON Schema, which are regular expressions of ECMA-262, in the syntax of Rust's ``regex``.
+
+llguidance reads Rust's syntax. It looks much the same, and some of it means something else: white space has other
+characters, ``.`` leaves out fewer line ends, a class may hold classes and operators. A pattern that is passed on as it
+is would accept strings that the schema forbids.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SPACE = r"\t\n\x0B\x0C\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
+_ANY = r"[^\n\r\x{2028}\x{2029}]"
+_CONTROLS = {"t": r"\t", "n": r"\n", "r": r"\r", "f": r"\x0C", "v": r"\x0B", "0": r"\x00"}
+_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
+_PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
+_PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
+_REPETITION = re.compile(r"\{\d+(,\d*)?\}")
+_GROUP = re.compile(r"\(\?(:|<[A-Za-z_]\w*>)")
+
+
+class BadPattern(ValueError):
+    """A pattern that cannot be enforced; the message says why."""
+
+
+def rust_pattern(pattern: str) -> str:
+    """Return the pattern in Rust's syntax; it matches the same strings.
+
+    Raises:
+        BadPattern: it has what Rust's ``regex`` has no equal for, or what is no pattern.
+    """
+    made, place = [], 0
+    while place < len(pattern):
+        piece, place = _next(pattern, place)
+        made.append(piece)
+    return "".join(made)
+
+
+def _next(pattern: str, place: int) -> tuple[str, int]:
+    """Return what stands at ``place`` outside of a class, in Rust's syntax, and the place behind it."""
+    one = pattern[place]
+    if one == "\\":
+        return _escape(pattern, place + 1, in_class=False)
+    if one == "[":
+        return _class(pattern, place + 1)
+    if one == ".":
+        return _ANY, place + 1
+    if one == "{":
+        repetition = _REPETITION.match(pattern, place)
+        return (repetition[0], repetition.end()) if repetition else (r"\{", place + 1)
+    if one in "]}":
+        return f"\\{one}", place + 1
+    if pattern.startswith("(?", place):
+        group = _GROUP.match(pattern, place)
+        if group is None:
+            raise BadPattern(f"{pattern[place : place + 4]!r}: look-around and flags are not supported")
+        return "(?:", group.end()
+    return one, place + 1
+
+
+def _class(pattern: str, place: int) -> tuple[str, int]:
+    """Return the class whose inside begins at ``place``, and the place behind it."""
+    negated = pattern.startswith("^", place)
+    place += negated
+    parts = list[str]()
+    while place < len(pattern) and pattern[place] != "]":
+        if pattern[place] == "\\":
+            piece, place = _escape(pattern, place + 1, in_class=True)
+        else:
+            one = pattern[place]
+            # An operator such as && begins with two of them; one alone is escaped just as well.
+            piece, place = (f"\\{one}" if one in "[&~^" else one), place + 1
+        parts.append(piece)
+    if place >= len(pattern):
+        raise BadPattern("a class is not closed")
+    inside = _without_double_hyphens("".join(parts))
+    if not inside:  # [] matches nothing, [^] everything
+        return (r"[\x{0}-\x{10FFFF}]" if negated else r"[^\x{0}-\x{10FFFF}]"), place + 1
+    return f"[{'^' if negated else ''}{inside}]", place + 1
+
+
+def _without_double_hyphens(inside: str) -> str:
+    if "--" in inside:
+        raise BadPattern("a class with '--' is read in different ways; escape the hyphen that it is to hold")
+    return inside
+
+
+def _escape(pattern: str, place: int, in_class: bool) -> tuple[str, int]:
+    r"""Return what the escape means whose character behind ``\`` is at ``place``, and the place behind it."""
+    if place >= len(pattern):
+        raise BadPattern("it ends within an escape")
+    one = pattern[place]
+    if (pair := _PAIR.match(pattern, place)) is not None:
+        high, low = int(pair[1], 16), int(pair[2], 16)
+        return f"\\x{{{0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00):X}}}", pair.end()
+    if (code := _HEX.match(pattern, place)) is not None:
+        return f"\\x{{{code[1] or code[2] or code[3]}}}", code.end()
+    if one in "dDwW":  # llguidance takes those of a schema's patterns for ASCII's, as ECMA-262 does
+        return f"\\{one}", place + 1
+    if one in "sS":
+        return (_SPACE if in_class and one == "s" else f"[{'^' * (one == 'S')}{_SPACE}]"), place + 1
+    if one in _CONTROLS and not pattern[place + 1 : place + 2].isdigit():
+        return _CONTROLS[one], place + 1
+    if one == "c" and re.match("[A-Za-z]", pattern[place + 1 :]):
+        return f"\\x{{{ord(pattern[place + 1]) % 32:X}}}", place + 2
+    if (named := _PROPERTY.match(pattern, place)) is not None:
+        return f"\\{named[0]}", named.end()
+    if one == "b" and in_class:
+        return r"\x08", place + 1
+    if one.isalnum():
+        raise BadPattern(f"the escape \\{one} is not supported")
+    return (f"\\{one}" if one.isascii() and one not in "<>" else one), place + 1  # Rust's \\< begins a word

@@ -1,0 +1,118 @@
+"""GuideState: how far one sequence's text has come in its guide, and what may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from inflight.engine.guided.compiler import CompiledGuide
+from inflight.engine.guided.vocabulary import Vocabulary, clear_bit, has_bit, set_bit
+from inflight.errors import InflightError, InvalidRequest
+from inflight.sampling import SamplingParams
+
+
+class GuideState:
+    """The guide of one sequence. It begins behind the guide's start ids, if it has some.
+
+    A sequence may end by itself only where its guide is complete. With ``ignore_eos`` it goes on there as long as the
+    guide allows more.
+    """
+
+    def __init__(self, compiled: CompiledGuide, sampling: SamplingParams) -> None:
+        guide = sampling.guide
+        assert guide is not None
+        self.vocabulary: Vocabulary = compiled.vocabulary
+        self._matcher: LLMatcher = compiled.matcher.deep_copy()
+        self._start_ids = guide.start_ids
+        self._recent: tuple[int, ...] = ()
+        self._holds = not guide.start_ids
+        size = self.vocabulary.size
+        self._end_ids = [token for token in sorted(sampling.end_ids) if 0 <= token < size]
+        self._ends = [] if sampling.ignore_eos else self._end_ids
+        self._min_tokens = sampling.min_tokens
+
+    def push(self, token: int) -> None:
+        """Take over a token that was generated; it is none that has ended the sequence."""
+        if self._holds:
+            self._matcher.consume_token(token)
+            return
+        self._recent = (*self._recent, token)[-len(self._start_ids) :]
+        self._holds = self._recent == self._start_ids
+
+    def is_over(self) -> bool:
+        """Return whether the guide is complete and allows nothing more."""
+        return self._holds and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def failure(self, generated: int) -> InflightError | None:
+        """Return the error of a guide that cannot be followed, or that is over before ``min_tokens``; or None."""
+        if self._matcher.is_error():
+            reason = " ".join(self._matcher.get_error().split())[:200] or "a limit was passed"
+            return InvalidRequest(f"guided_decoding_guide cannot be followed any further: {reason}")
+        return self._too_short(generated) if self.is_over() else None
+
+    def without_token(self, generated: int) -> InflightError | None:
+        """Return the error of a sequence for which no token is left; None: its text ends by itself, as it may."""
+        if (error := self.failure(generated)) is not None:
+            return error
+        if self._holds and self._matcher.is_accepting():
+            return self._too_short(generated)
+        return InvalidRequest(
+            "guided_decoding_guide and embedding_bias, bad_words_list, min_tokens or the end ids leave no token that "
+            "could come next; they must leave one"
+        )
+
+    def _too_short(self, generated: int) -> InflightError | None:
+        if generated >= self._min_tokens:
+            return None
+        return InvalidRequest(
+            f"min_tokens is {self._min_tokens}; guided_decoding_guide ends the text after {generated}"
+        )
+
+    def allowed_prefix(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens the guide allows in a row."""
+        recent, holds = self._recent, self._holds
+        for place, token in enumerate(tokens):
+            if holds:
+                return place + self._matcher.validate_tokens(list(tokens[place:]))
+            if token in self._end_ids:
+                return place
+            recent = (*recent, token)[-len(self._start_ids) :]
+            holds = recent == self._start_ids
+        return len(tokens)
+
+    def ahead(self, tokens: Sequence[int]) -> GuideState:
+        """Return the state as it would be behind these tokens, all of which it allows."""
+        state = object.__new__(GuideState)
+        state.__dict__ = self.__dict__ | {"_matcher": self._matcher.deep_copy()}
+        for token in tokens:
+            state.push(token)
+        return state
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """What gives the mask of the next token; None: the guide does not hold yet."""
+        return self._matcher if self._holds else None
+
+    def complete_mask(self, mask: np.ndarray) -> None:
+        """Say in a mask of the matcher, int32 ``[words]``, with which of the model's tokens the text may end.
+
+        The ends of a text are not part of it: where the grammar itself names an end id, that token ends the sequence,
+        and is allowed only if the text is complete with it.
+        """
+        ends = self._holds and has_bit(mask, self.vocabulary.end)
+        clear_bit(mask, self.vocabulary.end)
+        if self._matcher.is_error():
+            mask[:] = 0
+        for token in self._end_ids:
+            named = self._holds and has_bit(mask, token)
+            if token in self._ends and (ends or (named and self._completes(token))):
+                set_bit(mask, token)
+            else:
+                clear_bit(mask, token)
+
+    def _completes(self, token: int) -> bool:
+        """Return whether the text is complete with a token that the grammar names."""
+        ahead = self._matcher.deep_copy()
+        return bool(ahead.consume_token(token) and ahead.is_accepting())

@@ -1,0 +1,98 @@
+"""Vocabulary: a model's tokens as llguidance has them, and the masks of the tokens that grammars allow.
+
+llguidance gets each token as the bytes that our own detokenizer makes of it, so that what a grammar accepts is what the
+client reads. Behind the model's vocabulary it has one token more, which stands for the end: a grammar allows it where
+the text may end, whichever ids end the request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+from inflight.text.tokenizer import Tokenizer
+
+_MOST_THREADS = 8
+_FEW = 4
+"""So many masks are computed faster on this thread than they are handed to others."""
+WORD = 32
+"""Bits of a mask's words."""
+
+
+class Vocabulary:
+    """The tokens of a model, shared by all guides."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, threads: int | None = None) -> None:
+        """``size``: the model's, which may be more than the tokenizer's; tokens without a text are never allowed.
+
+        ``threads`` compute the masks of a step; None: as many as there are cores, at most ``_MOST_THREADS``.
+        """
+        self.size = size
+        self.end = size
+        """The token that stands for the end; no model makes it."""
+        self.words = (size + WORD) // WORD
+        """Words of a mask: a bit for each token and one for the end."""
+        self.tokens = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, size)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._executor = LLExecutor(threads or min(cores, _MOST_THREADS))
+
+    def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
+        """Return what each matcher allows next: int32 ``[n, words]``, a bit for each token, the lowest bit first."""
+        masks = np.zeros((len(matchers), self.words), np.int32)
+        if len(matchers) <= _FEW:
+            for row, matcher in enumerate(matchers):
+                fill_next_token_bitmask(matcher, masks, row)
+        else:
+            pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
+            fill_next_token_bitmask_par(self._executor, pairs, masks)
+        return masks
+
+    def everything(self) -> np.ndarray:
+        """Return the mask that allows every token of the model: int32 ``[words]``."""
+        mask = np.full(self.words, -1, np.int32)
+        clear_bit(mask, self.end)
+        return mask
+
+
+def has_bit(mask: np.ndarray, token: int) -> bool:
+    """Return whether a mask ``[words]`` allows a token."""
+    return bool(int(mask[token // WORD]) >> token % WORD & 1)
+
+
+def set_bit(mask: np.ndarray, token: int) -> None:
+    """Allow a token in a mask ``[words]``."""
+    mask.view(np.uint32)[token // WORD] |= np.uint32(1 << token % WORD)
+
+
+def clear_bit(mask: np.ndarray, token: int) -> None:
+    """Forbid a token in a mask ``[words]``."""
+    mask.view(np.uint32)[token // WORD] &= np.uint32(~(1 << token % WORD) & 0xFFFFFFFF)
+
+
+class _Tokens:
+    """The tokens as ``TokenizerWrapper`` wants them."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self.eos_token_id = size
+        self.special_token_ids = [size]
+        self.tokens: list[bytes] = []
+        for token in range(size):
+            piece = tokenizer.token_bytes[token]
+            if piece is None:
+                self.special_token_ids.append(token)
+                piece = tokenizer.name_of(token) or f"<unused token {token}>"
+            self.tokens.append(piece if isinstance(piece, bytes) else piece.encode())
+        self.tokens.append(b"<end of the text>")
+        self._encode = tokenizer.spelling
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids of a text. Masks do not use it: our grammars tell llguidance to force no tokens."""
+        if not isinstance(text, str):
+            raise TypeError("the text is bytes; the wrapper decodes them")
+        return self._encode(text)

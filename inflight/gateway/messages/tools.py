@@ -1,0 +1,67 @@
+"""Anthropic's tools and tool choice to those of chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight.gateway.reading import JsonValue
+from inflight.gateway.values import boolean, mapping, one_of
+
+_TOOL = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming"})
+_ASKING = frozenset({"defer_loading", "allowed_callers", "input_examples"})
+"""Fields of a tool that ask for what is not served, unless they say what is so anyway."""
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def read_tools(tools: JsonValue | None, choice: JsonValue | None) -> dict[str, Any]:
+    """Return the fields of a chat that say the same: tools, tool_choice and parallel_tool_calls.
+
+    Raises:
+        ApiError: naming the tool and what is wrong with it.
+    """
+    chat: dict[str, Any] = {}
+    found = [_read_tool(tool) for tool in tools.elements()] if tools is not None else []
+    if found:
+        chat = {"tools": found, "tool_choice": "auto"}
+    if choice is None:
+        return chat
+    kind = choice.need("type")
+    choice.only(("type", "name", "disable_parallel_tool_use"))
+    mode = kind.read(one_of(*_CHOICES, "tool"))
+    if not found and mode in ("any", "tool"):
+        raise kind.error(f'is "{mode}"; it needs tools')
+    if mode == "tool":
+        name = choice.need("name")
+        if name.text() not in [tool["function"]["name"] for tool in found]:
+            raise name.error(f"is {name.text()[:64]!r}; no tool of the request has this name")
+        chat["tool_choice"] = {"type": "function", "function": {"name": name.text()}}
+    elif found:
+        chat["tool_choice"] = _CHOICES[mode]
+    single = choice.get("disable_parallel_tool_use")
+    if single is not None and single.read(boolean()) and found:
+        chat["parallel_tool_calls"] = False
+    return chat
+
+
+def _read_tool(tool: JsonValue) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind is not None and kind.text() != "custom":
+        reason = "this server brings no tools of its own; give a tool a name and an input_schema"
+        raise kind.refusal(f"{kind.text()[:64]!r}; {reason}")
+    tool.only(_TOOL | _ASKING)
+    _check_asking(tool)
+    function = {"name": tool.need("name").name(), "parameters": tool.need("input_schema").read(mapping())}
+    if (description := tool.get("description")) is not None:
+        function["description"] = description.text()
+    if (strict := tool.get("strict")) is not None:
+        function["strict"] = strict.read(boolean())
+    return {"type": "function", "function": function}
+
+
+def _check_asking(tool: JsonValue) -> None:
+    if (deferred := tool.get("defer_loading")) is not None:
+        deferred.accept("all tools are in the prompt", False)
+    if (callers := tool.get("allowed_callers")) is not None:
+        callers.accept("the model is the only caller", ["direct"], [])
+    if (examples := tool.get("input_examples")) is not None:
+        examples.accept("no chat template has a place for them; put them into the description", [])

@@ -1,0 +1,100 @@
+"""The table of fields of /v1/responses: what each field of OpenAI's Responses API does here."""
+
+from __future__ import annotations
+
+from inflight.gateway.field_tables import CHAT
+from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
+from inflight.gateway.values import (
+    Kind,
+    anything,
+    boolean,
+    integer,
+    list_of,
+    mapping,
+    mapping_of,
+    object_with,
+    one_of,
+    string,
+)
+
+LOG_PROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+_OF_OTHER_ITEMS = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""What ``include`` may ask of items that no response of this server has."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+PASSED_ON = (
+    "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed logit_bias stop "
+    "stop_token_ids ignore_eos min_tokens bad_words allowed_token_ids chat_template_kwargs parallel_tool_calls "
+    "priority deadline_ms client_id user"
+).split()
+"""Fields that mean what they mean in chat completions."""
+_INT32 = 2**31 - 1
+_MOST_TOOLS = 1024
+_NO_STORE = "nothing is stored; send the whole conversation as `input`"
+_REASONING: dict[str, Kind] = {
+    "effort": one_of(*EFFORTS),
+    "summary": one_of("auto"),
+    "generate_summary": one_of("auto"),
+    "context": one_of("auto"),
+    "mode": one_of("standard"),
+}
+
+RESPONSES: Table = table(
+    [CHAT[name] for name in PASSED_ON],
+    CHAT["model"],
+    CHAT["stream"],
+    served("input", anything(), "a user's text, or a list of items: messages, reasoning, calls and their outputs"),
+    served("instructions", string(), "the system's message, before all items"),
+    served("max_output_tokens", integer(1, _INT32), "most tokens to generate, reasoning included"),
+    served("top_logprobs", integer(0, 20), "so many of the likeliest tokens at each position; brings log-probs"),
+    served(
+        "include",
+        list_of(one_of(LOG_PROBS, SEALED_REASONING, *_OF_OTHER_ITEMS), 16),
+        f"`{LOG_PROBS}`: log-probs of the tokens; `{SEALED_REASONING}`: the reasoning as an opaque text too, which is "
+        "encoded and not encrypted; other values are of items that no response has",
+    ),
+    served("tools", list_of(mapping(), _MOST_TOOLS), "functions that the model may call; other tools are refused"),
+    served("tool_choice", anything(), "none, auto, required, one function, or `allowed_tools`"),
+    served("text", mapping(), "`format`: text, json_object or json_schema; `verbosity`: only `medium`"),
+    served(
+        "reasoning",
+        object_with(_REASONING),
+        "`effort`, as `reasoning_effort` of chats; `summary` may be `auto`: none is made, the text is shown",
+    ),
+    served("metadata", mapping_of(string(512), 16), "repeated in the response"),
+    CHAT["safety_identifier"],
+    CHAT["prompt_cache_key"],
+    CHAT["prompt_cache_retention"],
+    CHAT["prompt_cache_options"],
+    CHAT["service_tier"],
+    accepted("max_tool_calls", integer(1, _INT32), "it limits built-in tools, of which there are none"),
+    accepted("client_metadata", anything(), "notes of Codex to its own service"),
+    accepted(
+        "stream_options",
+        object_with({"include_obfuscation": boolean(), "include_usage": boolean()}),
+        "the last event always has the counts of tokens; no event is padded",
+    ),
+    refused("store", "nothing is stored, with or without the field", False),
+    refused("previous_response_id conversation", _NO_STORE),
+    refused("background", "a response ends with its connection", False),
+    refused("background_options", "a response ends with its connection"),
+    refused("truncation", "a conversation that is too long is refused, and never cut", "disabled"),
+    refused("context_management", "a conversation is never compacted", []),
+    refused("prompt", "no prompt templates are stored; use `instructions` and `input`"),
+    refused("moderation", "answers are not moderated"),
+    refused("access_programs", "there are none"),
+    refused("image", "the models served take text"),
+    refused("messages", "use `input`, or /v1/chat/completions"),
+    refused("max_tokens max_completion_tokens", "use `max_output_tokens`"),
+    refused("response_format", "use `text.format`"),
+    refused("reasoning_effort", "use `reasoning.effort`"),
+    refused("logprobs", f"use `top_logprobs`, or `include` with `{LOG_PROBS}`", False),
+    refused("n", "a response has one answer", 1),
+)
+RESPONSES_READER = Reader(RESPONSES, required=("model", "input"))

@@ -1,0 +1,108 @@
+"""A request of the Responses API as the chat completion that it asks for, and what its response repeats of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.gateway.fields import Fields
+from inflight.gateway.reading import JsonValue
+from inflight.gateway.responses.conversation import read_messages
+from inflight.gateway.responses.fields import LOG_PROBS, PASSED_ON, RESPONSES_READER, SEALED_REASONING
+from inflight.gateway.responses.tools import read_text_format, read_tools
+
+RENAMED = {
+    r"max_completion_tokens": "max_output_tokens",
+    r"response_format\.json_schema\b": "text.format",
+    r"response_format": "text.format",
+    r"(tools\[\d+\])\.function\b": r"\1",
+    r"tool_choice\.function\b": "tool_choice",
+    r"reasoning_effort": "reasoning.effort",
+    r"messages": "input",
+}
+"""Paths of the chat's fields and what they are here, for errors."""
+
+
+@dataclass(frozen=True)
+class ResponsesRequest:
+    """A request, checked."""
+
+    chat: dict[str, Any]
+    """The body of the same chat completion."""
+    shown: dict[str, Any]
+    """Fields of the response that repeat the request."""
+    stream: bool
+    log_probs: bool
+    seals_reasoning: bool
+    """Whether reasoning is returned as an opaque text too."""
+    ignored: tuple[str, ...]
+    """Paths of the fields that are not known."""
+
+
+def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
+    """Check a body and convert it.
+
+    Args:
+        body: the JSON object of the request.
+        strict: whether fields that are not known are refused; those inside of others are only named.
+
+    Raises:
+        ApiError: 400, naming the field by its path.
+    """
+    fields = RESPONSES_READER.read(body, strict=strict)
+    ignored: list[str] = []
+    tools = read_tools(_value(fields, "tools", ignored), _value(fields, "tool_choice", ignored))
+    text = read_text_format(_value(fields, "text", ignored))
+    included, top_log_probs = fields.get("include", ()), fields.get("top_logprobs", 0)
+    reasoning = fields.get("reasoning", {})
+    log_probs = LOG_PROBS in included or top_log_probs > 0
+    chat = {name: fields.get(name) for name in ("model", *PASSED_ON) if name in fields}
+    chat["messages"] = read_messages(fields.get("instructions"), JsonValue(fields.get("input"), "input", ignored))
+    if tools.chat:
+        chat |= {"tools": tools.chat, "tool_choice": tools.choice}
+    if text.chat is not None:
+        chat["response_format"] = text.chat
+    if log_probs:
+        chat |= {"logprobs": True, "top_logprobs": top_log_probs}
+    if "effort" in reasoning:
+        chat["reasoning_effort"] = reasoning["effort"]
+    if "max_output_tokens" in fields:
+        chat["max_completion_tokens"] = fields.get("max_output_tokens")
+    shown = _shown(fields) | {"tools": tools.shown, "tool_choice": tools.shown_choice, "text": text.shown}
+    return ResponsesRequest(
+        chat,
+        shown,
+        stream=fields.get("stream", False),
+        log_probs=log_probs,
+        seals_reasoning=SEALED_REASONING in included,
+        ignored=(*fields.ignored, *ignored),
+    )
+
+
+def _value(fields: Fields, name: str, ignored: list[str]) -> JsonValue | None:
+    return JsonValue(fields.get(name), name, ignored) if name in fields else None
+
+
+def _shown(fields: Fields) -> dict[str, Any]:
+    """Return what a response repeats of plain fields, with their defaults."""
+    reasoning = fields.get("reasoning", {})
+    return {
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "max_tool_calls": fields.get("max_tool_calls"),
+        "metadata": fields.get("metadata", {}),
+        "parallel_tool_calls": fields.get("parallel_tool_calls", True),
+        "presence_penalty": fields.get("presence_penalty", 0.0),
+        "frequency_penalty": fields.get("frequency_penalty", 0.0),
+        "top_logprobs": fields.get("top_logprobs", 0),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "user": fields.get("user"),
+        "safety_identifier": fields.get("safety_identifier"),
+        "prompt_cache_key": fields.get("prompt_cache_key"),
+        "service_tier": "default",
+        "truncation": "disabled",
+        "store": False,
+        "background": False,
+        "previous_response_id": None,
+    }

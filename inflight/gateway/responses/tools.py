@@ -1,0 +1,151 @@
+"""Tools, their choice and the format of the text, as the Responses API writes them, to those of chat completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.gateway.reading import JsonValue
+from inflight.gateway.values import boolean, mapping, one_of
+
+_TOOL = frozenset({"type", "name", "description", "parameters", "strict"})
+_ASKING = frozenset({"allowed_callers", "async", "defer_loading", "output_schema"})
+"""Fields of a function that ask for what is not served, unless they say what is so anyway."""
+_OWN_TOOLS = "this server runs no tools; it serves functions, which the client calls"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a request."""
+
+    chat: list[dict[str, Any]]
+    """As chat completions take them: those that may be called."""
+    choice: str | dict[str, Any]
+    """As chat completions take it."""
+    shown: list[dict[str, Any]]
+    """As the response repeats them."""
+    shown_choice: str | dict[str, Any]
+
+
+def read_tools(tools: JsonValue | None, choice: JsonValue | None) -> Tools:
+    """Return the tools and their choice.
+
+    Raises:
+        ApiError: naming the tool and what is wrong with it.
+    """
+    shown = [_read_tool(tool) for tool in tools.elements()] if tools is not None else []
+    names = [tool["name"] for tool in shown]
+    if choice is None:
+        return Tools(_as_chat(shown), "auto", shown, "auto")
+    if isinstance(choice.value, str):
+        mode = choice.read(one_of("none", "auto", "required"))
+        if mode == "required" and not shown:
+            raise choice.error('is "required"; it needs tools')
+        return Tools(_as_chat(shown), mode, shown, mode)
+    kind = choice.need("type")
+    match kind.text():
+        case "function":
+            named = {"type": "function", "name": _known(choice, names)}
+            return Tools(_as_chat(shown), {"type": "function", "function": {"name": named["name"]}}, shown, named)
+        case "allowed_tools":
+            allowed = [_known(tool, names) for tool in choice.need("tools").elements()]
+            mode = choice.need("mode").read(one_of("auto", "required"))
+            if not allowed:
+                raise choice.need("tools").error("is empty; it must name at least one tool")
+            rest = [tool for tool in shown if tool["name"] in allowed]
+            return Tools(_as_chat(rest), mode, shown, choice.object())
+    raise kind.refusal(_OWN_TOOLS)
+
+
+def _read_tool(tool: JsonValue) -> dict[str, Any]:
+    """Return a tool as the response repeats it: whole, with what is absent as null."""
+    kind = tool.need("type")
+    if kind.text() != "function":
+        raise kind.refusal(f"{kind.text()[:64]!r}; {_OWN_TOOLS}")
+    tool.only(_TOOL | _ASKING)
+    _check_asking(tool)
+    description, parameters, strict = (tool.get(name) for name in ("description", "parameters", "strict"))
+    return {
+        "type": "function",
+        "name": tool.need("name").name(),
+        "description": description and description.text(),
+        "parameters": parameters and parameters.read(mapping()),
+        "strict": bool(strict is not None and strict.read(boolean())),
+    }
+
+
+def _check_asking(tool: JsonValue) -> None:
+    for name in ("async", "defer_loading"):
+        if (field := tool.get(name)) is not None:
+            field.accept("tools are called at once, and all of them are in the prompt", False)
+    if (callers := tool.get("allowed_callers")) is not None:
+        callers.accept("the client is the only caller", ["direct"], [])
+    if (schema := tool.get("output_schema")) is not None:
+        schema.accept("no chat template has a place for it", {})
+
+
+def _as_chat(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    chat = []
+    for tool in tools:
+        function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+        chat.append({"type": "function", "function": function})
+    return chat
+
+
+def _known(choice: JsonValue, names: list[str]) -> str:
+    """Return the name of the function that a choice names. Raises ApiError: no tool has the name."""
+    kind = choice.need("type")
+    if kind.text() != "function":
+        raise kind.refusal(_OWN_TOOLS)
+    name = choice.need("name")
+    if name.text() not in names:
+        raise name.error(f"is {name.text()[:64]!r}; no tool of the request has this name")
+    return name.text()
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """What the text must be."""
+
+    chat: dict[str, Any] | None
+    """``response_format`` of chat completions; None: free text."""
+    shown: dict[str, Any]
+    """``text`` of the response."""
+
+
+def read_text_format(text: JsonValue | None) -> TextFormat:
+    """Return the format that ``text`` asks for.
+
+    Raises:
+        ApiError: naming the field and what is wrong with it.
+    """
+    free: dict[str, Any] = {"format": {"type": "text"}}
+    if text is None:
+        return TextFormat(None, free)
+    text.only(("format", "verbosity"))
+    if (verbosity := text.get("verbosity")) is not None:
+        verbosity.accept("the model decides how much it says; say it in the instructions", "medium")
+        free["verbosity"] = verbosity.value
+    form = text.get("format")
+    if form is None:
+        return TextFormat(None, free)
+    kind = form.need("type").read(one_of("text", "json_object", "json_schema"))
+    if kind != "json_schema":
+        form.only(("type",))
+        return TextFormat(None if kind == "text" else {"type": kind}, free | {"format": {"type": kind}})
+    return _read_schema(form, free)
+
+
+def _read_schema(form: JsonValue, shown: dict[str, Any]) -> TextFormat:
+    form.only(("type", "name", "schema", "strict", "description"))
+    description, strict = form.get("description"), form.get("strict")
+    schema = {
+        "name": form.need("name").name(),
+        "description": description and description.text(),
+        "schema": form.need("schema").read(mapping()),
+        "strict": bool(strict is not None and strict.read(boolean())),
+    }
+    chat = {name: value for name, value in schema.items() if value is not None}
+    return TextFormat(
+        {"type": "json_schema", "json_schema": chat}, shown | {"format": {"type": "json_schema"} | schema}
+    )

@@ -1,0 +1,39 @@
+"""Guided decoding in the portable engine: what a guide may cost, and how many compiled guides are kept."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from inflight.settings.section import PORTABLE_ONLY, Section
+
+
+class GuidedDecodingSettings(Section):
+    """Guided decoding in the portable engine. A guide that passes a limit is refused, and its request alone ends."""
+
+    read_by = (PORTABLE_ONLY,)
+
+    max_guide_bytes: int = Field(
+        262_144, ge=1, le=4 << 20, description="bytes of one request's guided_decoding_guide, in UTF-8"
+    )
+    compile_timeout_s: float = Field(
+        10, gt=0, le=600, allow_inf_nan=False, description="seconds that the compilation of one guide may take"
+    )
+    compile_threads: int = Field(
+        1, ge=1, le=64, description="threads that compile guides, beside the thread that computes the steps"
+    )
+    cached_guides: int = Field(256, ge=0, description="compiled guides that are kept for later requests; 0: none")
+    cached_bytes: int = Field(
+        16 << 20, ge=0, description="bytes of the texts of the guides that are kept; the least recently used go first"
+    )
+    max_grammar_size: int = Field(
+        200_000, ge=1, description="symbols of a guide's grammar; a larger grammar takes longer to compile"
+    )
+    max_lexer_states: int = Field(
+        50_000, ge=1, description="states of a guide's lexer, each of 1 to 2 KiB; sequences of one guide share them"
+    )
+    mask_threads: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="threads that compute a step's masks; null: one for each core, at most 8",
+    )

@@ -1,0 +1,282 @@
+"""The formats of Qwen, Llama, Mistral and DeepSeek."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from inflight.sampling import Guide
+from inflight.text.output.format import no_tools
+from inflight.text.output.json_calls import json_arguments, read_calls
+from inflight.text.output.json_text import to_json
+from inflight.text.output.lark import (
+    SPACE_RULE,
+    Asked,
+    Shape,
+    asked,
+    call_rules,
+    guide,
+    join,
+    lark,
+    quote,
+    regex,
+    without,
+)
+from inflight.text.output.python_calls import NAME, read_python_list
+from inflight.text.output.scanner import SPACE, Reading, Scanner
+from inflight.text.output.sections import SectionFormat, Tools
+from inflight.text.output.tools import Tool, ToolChoice
+from inflight.text.output.xml_calls import FUNCTION, read_xml_call
+from inflight.text.output.xml_grammar import XmlArguments
+
+
+class ThinkFormat(SectionFormat):
+    """Reasoning between ``<think>`` and ``</think>``, and no tools."""
+
+    name: ClassVar[str] = "think"
+    has_tools = False
+
+    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+        """Return None, or refuse a choice of tools."""
+        if asked(tools, choice, parallel) is None:
+            return None
+        raise no_tools()
+
+
+class HermesFormat(SectionFormat):
+    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen 2.5, Qwen 3 and many others."""
+
+    name: ClassVar[str] = "hermes"
+    starts: tuple[str, ...] = ("<tool_call>",)
+    inner = ("</tool_call>",)
+
+    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+        """Read one call, in JSON or as tags."""
+        if start != FUNCTION:
+            yield from scanner.run(SPACE)
+            if (yield from scanner.peek()) == "{":
+                yield from read_calls(scanner, frozenset(tools), "", "</tool_call>")
+                return
+            if not (yield from scanner.literal(FUNCTION)):
+                scanner.reject()
+                return
+        if not (yield from read_xml_call(scanner, tools)):
+            scanner.reject()
+            return
+        scanner.begin()
+        yield from scanner.run(SPACE)
+        closed = yield from scanner.closing("</tool_call>")
+        if closed or start == FUNCTION:
+            scanner.accept()
+        else:
+            scanner.reject()
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of calls in JSON."""
+        end = self.word("</tool_call>")
+        bodies = [
+            join(
+                quote(f'\n{{"name": {to_json(name)}, "arguments": '),
+                calls.json(name),
+                quote("}\n"),
+                end,
+            )
+            for name in calls.tools
+        ]
+        separator = join(quote("\n"), self.word("<tool_call>"))
+        return guide(calls, Shape("<tool_call>", separator=separator), bodies, self._special, ())
+
+
+class XmlFormat(HermesFormat):
+    """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``: Qwen3-Coder, Qwen 3.5."""
+
+    name: ClassVar[str] = "qwen_xml"
+    starts = ("<tool_call>", FUNCTION)
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of calls as tags."""
+        parameters = XmlArguments()
+        end = join(quote("</function>\n"), self.word("</tool_call>"))
+        bodies = [
+            join(
+                quote(f"\n<function={name}>\n"),
+                parameters.arguments(name, calls),
+                end,
+            )
+            for name in calls.tools
+        ]
+        shape = Shape("<tool_call>", separator=join(quote("\n"), self.word("<tool_call>")))
+        return guide(calls, shape, bodies, self._special, (FUNCTION,), parameters.rules)
+
+
+class LlamaFormat(SectionFormat):
+    """``{"name": …, "parameters": {…}}`` or ``[name(key=value)]`` at the beginning, or behind ``<|python_tag|>``."""
+
+    name: ClassVar[str] = "llama"
+    starts = ("<|python_tag|>", "<|python_start|>")
+    inner = ("<|python_end|>",)
+    ends = ("<|eom_id|>", "<|eom|>")
+
+    def begin(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+        """Read calls that begin the content."""
+        scanner.begin()
+        yield from scanner.run(SPACE)
+        yield from self._read_calls(scanner, tools)
+
+    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+        """Read calls behind a tag."""
+        yield from scanner.run(SPACE)
+        yield from self._read_calls(scanner, tools)
+
+    def _read_calls(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+        match (yield from scanner.peek()):
+            case "{":
+                yield from read_calls(scanner, frozenset(tools), ";", "<|python_end|>")
+            case "[":
+                yield from read_python_list(scanner, frozenset(tools))
+            case _:
+                scanner.reject()
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of calls in JSON, which every model of the family reads and writes."""
+        bodies = [
+            join(
+                quote(f'{{"name": {to_json(name)}, "parameters": '),
+                calls.json(name),
+                quote("}"),
+            )
+            for name in calls.tools
+        ]
+        rules = call_rules(calls, Shape("", separator=quote("; ")), bodies)
+        if calls.must:
+            return lark("start: SPACE? calls", SPACE_RULE, *rules)
+        names = "|".join(map(regex, tools))
+        keys = "name|function|type|id|arguments|parameters"
+        like = rf'[ \t\r\n]*(\{{[ \t\r\n]*"({keys})"|\[[ \t\r\n]*({names})\()(?s:.*)'
+        texts = [word for word in self.starts if word not in self._special and self._knows(word)]
+        tags = [self.word(word) for word in self.starts if word in self._special]
+        tagged = f" | BEFORE ({' | '.join(tags)}) calls" if tags else ""
+        free = f"FREE: {without(texts)} & ~/{like}/"
+        before = [f"BEFORE: {without(texts)} & ~/{like}/"] if tags else []
+        return lark(f"start: FREE | calls{tagged}", free, *before, *rules)
+
+    def _knows(self, word: str) -> bool:
+        return self._tokenizer.token_id(word) is not None
+
+
+class MistralFormat(SectionFormat):
+    """``[TOOL_CALLS][{"name": …, "arguments": {…}}]``, and the newer ``[TOOL_CALLS]name[ARGS]{…}``."""
+
+    name: ClassVar[str] = "mistral"
+    starts = ("[TOOL_CALLS]",)
+    inner = ("[ARGS]", "[CALL_ID]")
+    thinking = ("[THINK]", "[/THINK]")
+
+    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+        """Read a list of calls, or one call."""
+        yield from scanner.run(SPACE)
+        if (yield from scanner.literal("[")):
+            yield from scanner.run(SPACE)
+            yield from read_calls(scanner, frozenset(tools), ",", "]")
+            return
+        name = yield from scanner.name(NAME)
+        if (yield from scanner.literal("[CALL_ID]")):
+            yield from scanner.name(NAME)
+        yield from scanner.literal("[ARGS]")
+        yield from scanner.run(SPACE)
+        if name not in tools or not (yield from json_arguments(scanner, name)):
+            scanner.reject()
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of the newer form where the vocabulary has its token, and of the older one elsewhere."""
+        if self._tokenizer.token_id("[ARGS]") is not None:
+            bodies = [join(quote(name), self.word("[ARGS]"), calls.json(name)) for name in calls.tools]
+            shape = Shape("[TOOL_CALLS]", separator=self.word("[TOOL_CALLS]"))
+            return guide(calls, shape, bodies, self._special, ())
+        bodies = [
+            join(
+                quote(f'{{"name": {to_json(name)}, "arguments": '),
+                calls.json(name),
+                quote("}"),
+            )
+            for name in calls.tools
+        ]
+        shape = Shape("[TOOL_CALLS]", quote("["), quote(", "), quote("]"))
+        return guide(calls, shape, bodies, self._special, ())
+
+
+class DeepSeekFormat(SectionFormat):
+    """``<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`` (V3.1); in V3 and R1 the JSON is in a fence."""
+
+    name: ClassVar[str] = "deepseek"
+    _all, _all_end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    _one, _separator, _end = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+    starts = (_all, _one)
+    inner = (_all_end, _separator, _end)
+
+    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+        """Read calls until one is none."""
+        if start == self._all:
+            yield from scanner.run(SPACE)
+            if not (yield from scanner.literal(self._one)):
+                scanner.reject()
+                return
+        while (yield from self._call(scanner, tools)):
+            yield from scanner.run(SPACE)
+            if (yield from scanner.closing(self._all_end)):
+                scanner.accept()
+                return
+            if not (yield from scanner.literal(self._one)):
+                break
+        scanner.reject()
+
+    def _call(self, scanner: Scanner, tools: Tools) -> Reading[bool]:
+        """Read one call; return whether there was one, and it is complete."""
+        name = yield from scanner.name(_DEEPSEEK_NAME)
+        if not (yield from scanner.literal(self._separator)):
+            return False
+        fenced = name == "function" and (yield from scanner.peek()) != "{"
+        if fenced:
+            name = yield from scanner.name(_LINE)
+            yield from scanner.run(SPACE)
+            if not (yield from scanner.literal("```json")):
+                return False
+        yield from scanner.run(SPACE)
+        if name not in tools or not (yield from json_arguments(scanner, name)):
+            return False
+        scanner.begin()
+        yield from scanner.run(SPACE)
+        if fenced:
+            yield from scanner.closing("```")
+            yield from scanner.run(SPACE)
+        if (yield from scanner.closing(self._end)):
+            scanner.accept()
+            return True
+        return False
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of the form that the chat template writes."""
+        fenced = "```json" in (self._tokenizer.config.chat_template or "")
+        separator, end = self.word(self._separator), self.word(self._end)
+        if fenced:
+            bodies = [
+                join(
+                    quote("function"),
+                    separator,
+                    quote(f"{name}\n```json\n"),
+                    calls.json(name),
+                    quote("\n```"),
+                    end,
+                )
+                for name in calls.tools
+            ]
+        else:
+            bodies = [join(quote(name), separator, calls.json(name), end) for name in calls.tools]
+        one = self.word(self._one)
+        shape = Shape(self._all, one, join(quote("\n") if fenced else "", one), self.word(self._all_end))
+        return guide(calls, shape, bodies, self._special, () if self._one in self._special else (self._one,))
+
+
+_DEEPSEEK_NAME = re.compile(r"[\w.:/\-]*")
+_LINE = re.compile(r"[^\n]*")

@@ -1,0 +1,127 @@
+"""The format of gpt-oss: messages in channels, ``<|channel|>final<|message|>…<|return|>``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import ClassVar
+
+from inflight.sampling import Guide
+from inflight.text.output.json_calls import json_arguments
+from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, join, lark, quote
+from inflight.text.output.markers import Marker
+from inflight.text.output.scanner import SPACE, Reading, Scanner
+from inflight.text.output.sections import SectionFormat, Tools
+from inflight.text.tokenizer import Tokenizer
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
+_HEADER = re.compile(r"[\w .=:/\-]*")
+_RECIPIENT = re.compile(r"to=functions\.([\w.:/\-]+)")
+
+
+class HarmonyFormat(SectionFormat):
+    """Reasoning is the channel ``analysis``; a call is a message to ``functions.name``."""
+
+    name: ClassVar[str] = "harmony"
+    starts = (_START, _CHANNEL)
+    inner = (_CONSTRAIN, _MESSAGE, "<|end|>", "<|call|>", "<|return|>")
+    ends = ("<|return|>", "<|call|>")
+    thinking = ("<|channel|>analysis<|message|>", "<|end|>")
+
+    def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return nothing: the grammar of calls has the reasoning in it."""
+        return ()
+
+    def answer_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return the tokens behind which the answer's own text stands."""
+        return tuple(tokenizer.spelling(f"{_CHANNEL}final{_MESSAGE}"))
+
+    def _read(self, scanner: Scanner, tools: Tools, reasoning_open: bool) -> Reading[None]:
+        messages = _Messages(scanner, tools)
+        word: str | None = _START
+        if reasoning_open:
+            word = yield from messages.body("analysis", None)
+        while word is not None:
+            word = yield from messages.next(word)
+        scanner.end_content()
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of messages; a generation has one call at most, which ends it."""
+        channel, message = self.word(_CHANNEL), self.word(_MESSAGE)
+        again = join(self.word("<|end|>"), self.word(_START), quote("assistant"))
+        bodies = [
+            join(channel, quote(f"commentary to=functions.{name} "), self.word(_CONSTRAIN), quote("json"), message)
+            + f" {calls.json(name)}"
+            for name in calls.tools
+        ]
+        last = [] if calls.must else [join(channel, quote("final"), message, "TEXT")]
+        return lark(
+            f"start: SPACE? before* ({' | '.join([*bodies, *last])})",
+            f'before: {channel} ("analysis" | "commentary") {message} TEXT {again}',
+            f"TEXT: {TEXT}",
+            SPACE_RULE,
+        )
+
+
+class _Messages:
+    """Reads messages one by one."""
+
+    def __init__(self, scanner: Scanner, tools: Tools) -> None:
+        self._scanner = scanner
+        self._tools = tools
+        self._before: Callable[[str], None] | None = None
+        """Where the text of the message before went."""
+
+    def next(self, word: str) -> Reading[str | None]:
+        """Read the message behind the delimiter ``word``; return the delimiter that ends it, or None at the end."""
+        scanner = self._scanner
+        scanner.begin()
+        if word not in (_START, _CHANNEL):
+            yield from scanner.run(SPACE)
+            if not (yield from scanner.literal(_START)):
+                return (yield from self._no_message())
+            word = _START
+        header, channel = "", ""
+        while word != _MESSAGE:
+            part = yield from scanner.name(_HEADER)
+            header += f" {part}"
+            channel = part.split(" ")[0] if word == _CHANNEL else channel
+            for following in (_CHANNEL, _CONSTRAIN, _MESSAGE):
+                if (yield from scanner.literal(following)):
+                    word = following
+                    break
+            else:
+                return (yield from self._no_message())
+        return (yield from self.body(channel, _RECIPIENT.search(header) if "to=" in header else None, "to=" in header))
+
+    def body(self, channel: str, recipient: re.Match[str] | None, is_call: bool = False) -> Reading[str | None]:
+        """Read the text of a message; return the delimiter that ends it."""
+        scanner = self._scanner
+        if is_call:
+            name = recipient[1] if recipient else ""
+            yield from scanner.run(SPACE)
+            if name not in self._tools or not (yield from json_arguments(scanner, name)):
+                return (yield from self._no_message())
+            scanner.begin()
+            yield from scanner.run(SPACE)
+            following = yield from scanner.peek()
+            if following is None or (isinstance(following, Marker) and following.text in _ENDS):
+                scanner.accept()
+            else:
+                scanner.reject()
+            return (yield from scanner.until(_ENDS, scanner.content))
+        scanner.accept()
+        sink = scanner.reasoning if channel == "analysis" else scanner.content
+        if self._before == sink:
+            scanner.keep_space()
+            sink("\n")
+        else:
+            scanner.switch()
+        self._before = sink
+        return (yield from scanner.until(_ENDS, sink))
+
+    def _no_message(self) -> Reading[str | None]:
+        """Turn what has been read into content, and what follows up to the next message."""
+        self._scanner.reject()
+        return (yield from self._scanner.until(_ENDS, self._scanner.content))

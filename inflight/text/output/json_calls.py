@@ -1,0 +1,189 @@
+"""Calls that are written as JSON objects: ``{"name": …, "arguments": {…}}``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inflight.text.output.json_text import JsonText, escape_surrogates
+from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
+
+NAMES = frozenset({"name", "function"})
+ARGUMENTS = frozenset({"arguments", "parameters"})
+_OTHERS = frozenset({"type", "id"})
+
+
+class Arguments:
+    """Where the arguments of one call go: the call begins once they are seen to be an object with a key, or empty."""
+
+    def __init__(self, scanner: Scanner, name: str) -> None:
+        self._scanner = scanner
+        self._name = name
+        self._held: list[str] = []
+        self.started = False
+
+    def __call__(self, text: str) -> None:
+        """Take more of the arguments."""
+        if self.started:
+            self._scanner.arguments(text)
+            return
+        first = not self._held
+        self._held.append(text)
+        if text.strip(SPACES) not in (("{", "") if first else ("",)):
+            self.started = True
+            self._scanner.call(self._name)
+            self._scanner.arguments("".join(self._held))
+
+
+def json_arguments(scanner: Scanner, name: str) -> Reading[bool]:
+    """Read the object of the arguments of ``name``; return whether a call has begun.
+
+    A call that has begun and is broken off, by the end or by a character that JSON has not there, stays a call; what
+    follows is content.
+    """
+    if (yield from scanner.peek()) != "{":
+        return False
+    arguments = Arguments(scanner, name)
+    complete = yield from scanner.value(JsonText(), arguments)
+    if arguments.started and not complete:
+        scanner.keep_space()
+    return arguments.started
+
+
+class CallReader:
+    """Reads one call. Its keys may come in any order; arguments that come before the name are held back."""
+
+    def __init__(self, scanner: Scanner, names: frozenset[str]) -> None:
+        """``names`` are those of the request's tools."""
+        self._scanner = scanner
+        self._known = names
+        self._name: str | None = None
+        self._arguments: str | None = None
+        self._started = False
+
+    def read(self) -> Reading[bool]:
+        """Read the object that comes next; return whether it was a call, or has begun one."""
+        scanner = self._scanner
+        if not (yield from scanner.literal("{")):
+            return False
+        while True:
+            yield from scanner.run(SPACE)
+            key = yield from read_string(scanner)
+            yield from scanner.run(SPACE)
+            if key is None or not (yield from scanner.literal(":")):
+                return self._started
+            yield from scanner.run(SPACE)
+            if not (yield from self._entry(key)):
+                return self._started
+            yield from scanner.run(SPACE)
+            if (yield from scanner.literal("}")):
+                return self._ends()
+            if not (yield from scanner.literal(",")):
+                return self._started
+
+    def _entry(self, key: str) -> Reading[bool]:
+        """Read the value of a key; return whether it may be that of a call."""
+        scanner = self._scanner
+        if key in NAMES and self._name is None:
+            self._name = yield from read_string(scanner)
+            return self._name in self._known
+        if key in ARGUMENTS and not self._started and self._arguments is None:
+            if self._name is not None and (yield from scanner.peek()) == "{":
+                self._started = yield from json_arguments(scanner, self._name)
+                if self._started:
+                    scanner.begin()
+                return self._started
+            self._arguments = yield from _read(scanner)
+            return self._arguments is not None
+        return key in _OTHERS and (yield from _read(scanner)) is not None
+
+    def _ends(self) -> bool:
+        """Give out the call that is complete and has not begun; return whether there is one."""
+        if self._started:
+            self._scanner.accept()
+            return True
+        text = as_object(self._arguments)
+        if self._name is None or text is None:
+            return False
+        self._scanner.call(self._name)
+        self._scanner.arguments(text)
+        return True
+
+
+def read_string(scanner: Scanner) -> Reading[str | None]:
+    """Read the JSON string that comes next; None: there is none."""
+    if (yield from scanner.peek()) != '"':
+        return None
+    text = yield from _read(scanner)
+    return None if text is None else str(json.loads(text))
+
+
+def as_object(arguments: str | None) -> str | None:
+    """Return arguments as JSON of an object; they may be absent, null, or a string of JSON. None: they are neither."""
+    if arguments is None or arguments == "null":
+        return "{}"
+    if arguments.startswith('"'):
+        arguments = str(json.loads(arguments)).strip()
+    if not arguments.startswith("{"):
+        return None
+    value = JsonText()
+    text, end = value.feed(arguments, 0)
+    return escape_surrogates(text) if value.done and end == len(arguments) else None
+
+
+def _read(scanner: Scanner) -> Reading[str | None]:
+    parts: list[str] = []
+    return "".join(parts).strip(SPACES) if (yield from scanner.value(JsonText(), parts.append)) else None
+
+
+def read_calls(scanner: Scanner, names: frozenset[str], separator: str, end: str) -> Reading[None]:
+    """Read calls with ``separator`` between them up to ``end``; what is none of that comes out as content."""
+    while (yield from CallReader(scanner, names).read()):
+        scanner.begin()
+        yield from scanner.run(SPACE)
+        if (yield from scanner.closing(end)):
+            scanner.accept()
+            return
+        if separator and not (yield from scanner.literal(separator)):
+            break
+        yield from scanner.run(SPACE)
+        if (yield from scanner.peek()) is None:
+            scanner.accept()
+    scanner.reject()
+
+
+def schema_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a schema allows; none where it does not say."""
+    if not isinstance(schema, dict) or depth > 8:
+        return frozenset()
+    if isinstance(declared := schema.get("type"), str):
+        return frozenset({declared})
+    if isinstance(declared, list):
+        return frozenset(map(str, declared))
+    values = (
+        schema["enum"] if isinstance(schema.get("enum"), list) else [schema[key] for key in ("const",) if key in schema]
+    )
+    if values:
+        return frozenset(map(_type_of, values))
+    if isinstance(reference := schema.get("$ref"), str):
+        return schema_types(resolve(reference, root), root, depth + 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list):
+            return frozenset().union(*(schema_types(one, root, depth + 1) for one in schema[key]))
+    return frozenset()
+
+
+def resolve(reference: str, root: dict[str, Any]) -> Any:
+    """Return what a reference inside a schema names, or None."""
+    value: Any = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        if part:
+            value = value.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    return value if reference.startswith("#") else None
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds[type(value)]

@@ -1,0 +1,173 @@
+"""A JSON value read character by character: how far a text still begins a value, and where the value ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MAX_DEPTH = 200
+"""Most brackets inside each other: Python's parser, which many clients use, gives up at a thousand."""
+_SPACE = re.compile(r"[ \t\r\n]+")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
+_ESCAPES = frozenset('"\\/bfnrt')
+_HEX = frozenset("0123456789abcdefABCDEF")
+_DIGITS = "0123456789"
+# Parts of a number: what may follow each, by the kind of character. Those of _ENDS may end the number.
+_NUMBER = {
+    "-": {"0": "0", "9": "int"},
+    "0": {".": ".", "e": "e"},
+    "int": {"0": "int", "9": "int", ".": ".", "e": "e"},
+    ".": {"0": "frac", "9": "frac"},
+    "frac": {"0": "frac", "9": "frac", "e": "e"},
+    "e": {"0": "exp", "9": "exp", "-": "sign", "+": "sign"},
+    "sign": {"0": "exp", "9": "exp"},
+    "exp": {"0": "exp", "9": "exp"},
+}
+_ENDS = frozenset({"0", "int", "frac", "exp"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def to_json(value: Any) -> str:
+    """Return a value as JSON that UTF-8 can carry. Raises ValueError: JSON has no such value."""
+    return escape_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def escape_surrogates(text: str) -> str:
+    """Escape halves of surrogate pairs inside JSON: they are no characters."""
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class JsonText:
+    """Follows one JSON value. Control characters inside strings, which JSON forbids, are escaped.
+
+    The accepted text is the same however the input is cut: it ends at the first character that no JSON value has there.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        """Whether the value is complete; a number is, once the character behind it has come."""
+        self.broken = False
+        """Whether the next character cannot follow."""
+        self._state = "value"
+        self._stack: list[str] = []
+        self._literal = ""
+        self._is_key = False
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the next character is inside a string."""
+        return self._state in ("string", "escape", "hex")
+
+    @property
+    def expects_key(self) -> bool:
+        """Whether the next value is a key of an object."""
+        return self._state in ("key", "key or end")
+
+    def feed(self, text: str, place: int) -> tuple[str, int]:
+        """Read ``text`` from ``place`` on; return what was accepted, as JSON, and the place of what was not read."""
+        accepted: list[str] = []
+        while place < len(text) and not self.done and not self.broken:
+            match self._state:
+                case "string":
+                    place = self._string(text, place, accepted)
+                case "number":
+                    place = self._number(text, place, accepted)
+                case "escape" | "hex" | "literal":
+                    place = self._inside(text, place, accepted)
+                case _:
+                    place = self._between(text, place, accepted)
+        return "".join(accepted), place
+
+    def _string(self, text: str, place: int, accepted: list[str]) -> int:
+        if match := _PLAIN.match(text, place):
+            accepted.append(match[0])
+            return match.end()
+        character = text[place]
+        if character == "\\":
+            self._state = "escape"
+        elif character == '"':
+            self._value_ends("colon" if self._is_key else None)
+        accepted.append(character if character in '\\"' else f"\\u{ord(character):04x}")
+        return place + 1
+
+    def _inside(self, text: str, place: int, accepted: list[str]) -> int:
+        """Read one character of an escape or of ``true``, ``false`` and ``null``."""
+        character = text[place]
+        if self._state == "escape":
+            self.broken = character not in _ESCAPES and character != "u"
+            self._state, self._literal = ("hex", "0000") if character == "u" else ("string", "")
+        elif self._state == "hex":
+            self.broken = character not in _HEX
+            self._literal = self._literal[1:]
+            if not self._literal:
+                self._state = "string"
+        else:
+            self.broken = character != self._literal[0]
+            self._literal = self._literal[1:]
+            if not self._literal and not self.broken:
+                self._value_ends()
+        return self._accept(character, place, accepted)
+
+    def _number(self, text: str, place: int, accepted: list[str]) -> int:
+        character = text[place]
+        kind = {"0": "0", "E": "e"}.get(character, "9" if character in _DIGITS else character)
+        following = _NUMBER[self._literal].get(kind)
+        if following is None:
+            if self._literal in _ENDS:
+                self._value_ends()
+            else:
+                self.broken = True
+            return place
+        self._literal = following
+        return self._accept(character, place, accepted)
+
+    def _between(self, text: str, place: int, accepted: list[str]) -> int:
+        """Read what stands outside strings, numbers and literals."""
+        if match := _SPACE.match(text, place):
+            accepted.append(match[0])
+            return match.end()
+        character = text[place]
+        state = self._state
+        if state in ("value", "value or end") and self._begins(character):
+            pass
+        elif state in ("key", "key or end") and character == '"':
+            self._state, self._is_key = "string", True
+        elif state == "colon" and character == ":":
+            self._state = "value"
+        elif state == "comma or end" and character == ",":
+            self._state = "key" if self._stack[-1] == "}" else "value"
+        elif state.endswith("or end") and character == self._stack[-1]:
+            self._stack.pop()
+            self._value_ends()
+        else:
+            self.broken = True
+        return self._accept(character, place, accepted)
+
+    def _begins(self, character: str) -> bool:
+        """Return whether a value begins with this character, and go into it."""
+        if character in "{[":
+            self._stack.append("}" if character == "{" else "]")
+            self._state = "key or end" if character == "{" else "value or end"
+            return len(self._stack) <= MAX_DEPTH
+        if character == '"':
+            self._state, self._is_key = "string", False
+        elif character in _LITERALS:
+            self._state, self._literal = "literal", _LITERALS[character]
+        elif character == "-" or character in _DIGITS:
+            self._state, self._literal = "number", {"-": "-", "0": "0"}.get(character, "int")
+        else:
+            return False
+        return True
+
+    def _value_ends(self, following: str | None = None) -> None:
+        self._is_key = False
+        self._state = following or "comma or end"
+        self.done = not self._stack and following is None
+
+    def _accept(self, character: str, place: int, accepted: list[str]) -> int:
+        if self.broken:
+            return place
+        accepted.append(character)
+        return place + 1

@@ -1,0 +1,139 @@
+"""Formats whose output is text, with reasoning and calls between delimiters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inflight.sampling import Guide
+from inflight.text.output.events import OutputEvent
+from inflight.text.output.format import ChatFormat, OutputParser
+from inflight.text.output.lark import Asked, asked, quote
+from inflight.text.output.markers import Piece
+from inflight.text.output.scanner import SPACE, Reading, Scanner
+from inflight.text.output.tools import Tool, ToolChoice
+from inflight.text.tokenizer import Tokenizer
+
+Tools = dict[str, Tool]
+
+
+class ReadingParser:
+    """Drives a reading over pieces as they come."""
+
+    def __init__(self, scanner: Scanner, reading: Reading[None]) -> None:
+        self._scanner = scanner
+        self._reading: Reading[None] | None = reading
+
+    def push(self, pieces: list[Piece]) -> list[OutputEvent]:
+        """Take the next pieces; return what is settled by them."""
+        self._scanner.feed(pieces)
+        return self._go_on()
+
+    def finish(self) -> list[OutputEvent]:
+        """End the output; return what was still held back."""
+        self._scanner.end()
+        return self._go_on()
+
+    def _go_on(self) -> list[OutputEvent]:
+        if self._reading is not None and next(self._reading, self) is self:
+            self._reading = None
+        return self._scanner.events()
+
+
+class SectionFormat(ChatFormat):
+    """Reasoning first, between delimiters; then content, and calls behind one of ``starts``."""
+
+    has_tools = True
+    starts: tuple[str, ...] = ()
+    """Delimiters behind which calls stand."""
+    inner: tuple[str, ...] = ()
+    """Delimiters inside calls."""
+    ends: tuple[str, ...] = ()
+    """Special tokens that end an output, besides the checkpoint's own."""
+    thinking: tuple[str, str] = ("<think>", "</think>")
+
+    def __init__(self, tokenizer: Tokenizer, reasoning: bool | None = None) -> None:
+        """``reasoning``: whether the model may think; None: if its vocabulary or its chat template can say so."""
+        super().__init__(tokenizer)
+        template = tokenizer.config.chat_template or ""
+        close = self.thinking[1]
+        self.has_reasoning = (
+            reasoning if reasoning is not None else bool(tokenizer.token_id(close) is not None or close in template)
+        )
+        words = (*self.starts, *self.inner, *self.thinking)
+        self._special = {word: token for word, token in tokenizer.special_tokens.items() if word in words}
+
+    @property
+    def markers(self) -> frozenset[int]:
+        """The special tokens that the parser needs to see."""
+        return frozenset(self._special.values())
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The end ids that the format adds to the checkpoint's own."""
+        found = (self._tokenizer.special_tokens.get(word) for word in self.ends)
+        return frozenset(token for token in found if token is not None)
+
+    def parser(self, tools: Sequence[Tool], *, reasoning_open: bool) -> OutputParser:
+        """Return the parser of one output."""
+        scanner = Scanner(frozenset(self._special))
+        return ReadingParser(scanner, self._read(scanner, {tool.name: tool for tool in tools}, reasoning_open))
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a rendered prompt ends inside a part of reasoning."""
+        opening, closing = self.thinking
+        return self.has_reasoning and prompt.rfind(opening) > prompt.rfind(closing) and self._is_last(prompt, opening)
+
+    @staticmethod
+    def _is_last(prompt: str, opening: str) -> bool:
+        """Return whether nothing but white space follows the delimiter: one in a user's message opens nothing."""
+        return prompt.rstrip().endswith(opening.rstrip())
+
+    def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return the tokens that end the reasoning."""
+        return tuple(tokenizer.spelling(self.thinking[1])) if self.has_reasoning else ()
+
+    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+        """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
+        calls = asked(tools, choice, parallel)
+        return None if calls is None else self.grammar(calls, {tool.name: tool for tool in tools})
+
+    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+        """Return the grammar of calls as the format writes them."""
+        raise NotImplementedError
+
+    def word(self, delimiter: str) -> str:
+        """Return a delimiter as an item of Lark."""
+        return f"<[{self._special[delimiter]}]>" if delimiter in self._special else quote(delimiter)
+
+    def _read(self, scanner: Scanner, tools: Tools, reasoning_open: bool) -> Reading[None]:
+        if self.has_reasoning:
+            scanner.begin()
+            yield from scanner.run(SPACE)
+            opened = yield from scanner.literal(self.thinking[0])
+            if opened or reasoning_open:
+                scanner.accept()
+                scanner.switch()
+                yield from self.open_reasoning(scanner)
+                yield from scanner.until((self.thinking[1],), scanner.reasoning)
+                scanner.switch()
+            else:
+                scanner.reject()
+        if tools:
+            yield from self.begin(scanner, tools)
+        starts = self.starts if tools else ()
+        while (start := (yield from scanner.until(starts, scanner.content))) is not None:
+            scanner.begin("" if start in self._special else start)
+            yield from self.calls(scanner, start, tools)
+        scanner.end_content()
+
+    def open_reasoning(self, scanner: Scanner) -> Reading[None]:
+        """Read what else belongs to the delimiter that opens the reasoning."""
+        yield from ()
+
+    def begin(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+        """Read calls that may begin the content without a delimiter."""
+        yield from ()
+
+    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+        """Read calls behind the delimiter ``start``; then accept or reject what has been recorded."""
+        raise NotImplementedError

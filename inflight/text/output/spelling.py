@@ -1,0 +1,239 @@
+"""Grammars of arguments that are not JSON: Gemma's notation, Python, and text between tags."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.errors import InvalidRequest
+from inflight.text.output.json_calls import resolve
+from inflight.text.output.lark import Asked, join, quote, regex
+
+NOTES = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "$defs", "definitions"}
+)
+"""Keywords that allow and forbid nothing."""
+_KNOWN = NOTES | {"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf"}
+_KNOWN |= {"$ref", "minItems", "maxItems", "minLength", "maxLength", "nullable"}
+_RULES = [
+    "INTEGER: /-?(0|[1-9][0-9]{0,17})/",
+    "NUMBER: /-?(0|[1-9][0-9]{0,17})([.][0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
+]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a format writes values."""
+
+    true: str
+    false: str
+    null: str
+    comma: str
+    colon: str
+    delimiter: str
+    """What stands on both sides of a string."""
+    character: str
+    """The regular expression of one character of a string."""
+    bare_keys: bool
+    """Whether keys are written without delimiters."""
+    opening: str
+    assign: str
+    closing: str
+    """How the arguments themselves are written."""
+
+
+GEMMA = Spelling("true", "false", "null", ",", ":", '<|"|>', "(?s:.)", True, "{", ":", "}")
+_PYTHON_CHARACTER = r'([^"\\\x00-\x1f\x7f]|\\[\\"nrt])'
+PYTHON = Spelling("True", "False", "None", ", ", ": ", '"', _PYTHON_CHARACTER, False, "(", "=", ")")
+
+
+class Spelled:
+    """Makes rules of schemas, one for each place, so that recursive schemas end."""
+
+    def __init__(self, spelling: Spelling, word: Callable[[str], str]) -> None:
+        """``word`` makes an item of Lark of a delimiter, which may be a special token."""
+        self._spelling = spelling
+        self._quote = word(spelling.delimiter)
+        self._special = self._quote.startswith("<[")
+        self._tool = ""
+        self._strict = True
+        self._root: dict[str, Any] = {}
+        self._references: dict[str, str] = {}
+        self.rules: list[str] = list(_RULES)
+
+    def arguments(self, tool: str, calls: Asked) -> str:
+        """Return the item of a tool's arguments.
+
+        Raises:
+            InvalidRequest: the schema has what this notation cannot enforce; unless strict, that is left out.
+        """
+        schema = calls.tools[tool]
+        self._tool, self._root, self._references, self._strict = tool, schema, {}, tool in calls.strict
+        spelling = self._spelling
+        body = self._object(schema, "", spelling.assign, top=True)
+        return join(quote(spelling.opening), body, quote(spelling.closing))
+
+    def _value(self, schema: Any, place: str) -> str:
+        """Return the item of a value."""
+        if schema is True or schema == {}:
+            return self._any()
+        if not isinstance(schema, dict):
+            raise self._error(place, json.dumps(schema))
+        self._check(schema, place)
+        if "$ref" in schema:
+            return self._reference(str(schema["$ref"]), place)
+        if "enum" in schema or "const" in schema:
+            values = schema["enum"] if "enum" in schema else [schema["const"]]
+            return self._rule(" | ".join(self._literal(value) for value in values))
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                return self._rule(" | ".join(self._value(one, f"{place}/{key}") for one in schema[key]))
+        kinds = schema.get("type", ["object" if "properties" in schema else "any"])
+        kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+        if schema.get("nullable"):
+            kinds.append("null")
+        return self._rule(" | ".join(self._typed(kind, schema, place) for kind in kinds))
+
+    def _typed(self, kind: str, schema: dict[str, Any], place: str) -> str:
+        spelling = self._spelling
+        match kind:
+            case "string":
+                return self._string(schema)
+            case "integer" | "number":
+                return kind.upper()
+            case "boolean":
+                return f"{quote(spelling.true)} | {quote(spelling.false)}"
+            case "null":
+                return quote(spelling.null)
+            case "array":
+                return self._array(schema, place)
+            case "object":
+                return join(quote("{"), self._object(schema, place, spelling.colon), quote("}"))
+            case "any":
+                return self._any()
+        raise self._error(place, f"type {kind!r}")
+
+    def _string(self, schema: dict[str, Any]) -> str:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        size = f"{{{least},{most}}}" if least or most != "" else "*"
+        name = f"STRING_{len(self.rules)}"
+        excluded = (
+            ""
+            if self._special or self._spelling.delimiter == '"'
+            else f" & ~/(?s:.*){regex(self._spelling.delimiter)}(?s:.*)/"
+        )
+        self.rules.append(f"{name}: /({self._spelling.character}){size}/{excluded}")
+        return join(self._quote, name, self._quote)
+
+    def _array(self, schema: dict[str, Any], place: str) -> str:
+        item = self._value(schema.get("items", True), f"{place}/items")
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return quote("[]")
+        more = f"({quote(self._spelling.comma)} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+        inside = f"({item} {more})" + ("" if least else "?")
+        return join(quote("["), inside, quote("]"))
+
+    def _object(self, schema: dict[str, Any], place: str, colon: str, top: bool = False) -> str:
+        """Return the item of an object's entries, in the order of the schema."""
+        self._check(schema, place)
+        properties = schema.get("properties") or {}
+        required = set(schema.get("required") or ())
+        if missing := required - set(properties):
+            raise self._error(place, f"required {sorted(missing)[0]!r} without a schema of it")
+        if not properties:
+            return "" if schema.get("additionalProperties") is False else self._entries(schema, place, colon, top)
+        entries = []
+        for key, one in properties.items():
+            value = self._value(one, f"{place}/properties/{key}")
+            entries.append((join(self._key(key, place, top), quote(colon), value), key in required))
+        rest = ""
+        alternatives: list[str] = []
+        comma = quote(self._spelling.comma)
+        for entry, needed in reversed(entries):
+            if needed:
+                alternatives = []
+            alternatives.append(self._rule(join(entry, rest)))
+            following = join(comma, entry)
+            rest = self._rule(join(following if needed else f"({following})?", rest))
+        optional = not any(needed for _, needed in entries)
+        return f"({' | '.join(alternatives)})" + ("?" if optional else "")
+
+    def _entries(self, schema: dict[str, Any], place: str, colon: str, top: bool) -> str:
+        """Return the item of the entries of an object whose keys the schema does not name."""
+        value = self._value(schema.get("additionalProperties", True), f"{place}/additionalProperties")
+        key = "KEY" if top or self._spelling.bare_keys else self._string({})
+        entry = join(key, quote(colon), value)
+        self._add(f"KEY: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/ & ~/{'|'.join(keyword.kwlist)}/")
+        return f"({entry} ({quote(self._spelling.comma)} {entry})*)?"
+
+    def _any(self) -> str:
+        if "any: " not in "".join(rule[:5] for rule in self.rules):
+            self.rules.append("any: INTEGER")  # its place, for the values inside it
+            at = len(self.rules) - 1
+            kinds = ("string", "number", "boolean", "null", "array", "object")
+            self.rules[at] = "any: " + " | ".join(self._typed(kind, {}, "") for kind in kinds)
+        return "any"
+
+    def _reference(self, reference: str, place: str) -> str:
+        if reference not in self._references:
+            schema = resolve(reference, self._root)
+            if schema is None:
+                raise self._error(place, f"$ref {reference!r}, which names nothing here")
+            name = self._references[reference] = f"r{len(self.rules)}"
+            self.rules.append("")
+            at = len(self.rules) - 1
+            self.rules[at] = f"{name}: {self._value(schema, reference.removeprefix('#'))}"
+        return self._references[reference]
+
+    def _literal(self, value: Any) -> str:
+        """Return the item of one value."""
+        spelling = self._spelling
+        if value is None or isinstance(value, bool):
+            return quote(spelling.null if value is None else spelling.true if value else spelling.false)
+        if isinstance(value, str):
+            text = json.dumps(value, ensure_ascii=False)[1:-1] if spelling.delimiter == '"' else value
+            return join(self._quote, quote(text), self._quote)
+        if isinstance(value, int | float):
+            return quote(json.dumps(value))
+        comma = f" {quote(spelling.comma)} "
+        if isinstance(value, list):
+            return join(quote("["), comma.join(map(self._literal, value)), quote("]"))
+        entries = (
+            join(self._key(key, "", top=False), quote(spelling.colon), self._literal(one)) for key, one in value.items()
+        )
+        return join(quote("{"), comma.join(entries), quote("}"))
+
+    def _key(self, key: str, place: str, top: bool) -> str:
+        if top or self._spelling.bare_keys:
+            word = re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII)
+            if not word or (top and not self._spelling.bare_keys and keyword.iskeyword(key)):
+                raise self._error(place, f"the property {key!r}")
+            return quote(key)
+        return self._literal(key)
+
+    def _rule(self, items: str) -> str:
+        if not items or re.fullmatch(r"\w+", items):
+            return items
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}: {items}")
+        return name
+
+    def _add(self, rule: str) -> None:
+        if rule not in self.rules:
+            self.rules.append(rule)
+
+    def _check(self, schema: dict[str, Any], place: str) -> None:
+        unknown = sorted(set(schema) - _KNOWN)
+        if unknown and self._strict:
+            raise self._error(place, repr(unknown[0]))
+
+    def _error(self, place: str, what: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"tools: the parameters of {self._tool!r} have {what} at {place or '/'}, which cannot be enforced in the "
+            "notation in which this model writes calls"
+        )

@@ -1,0 +1,92 @@
+"""An engine that says what a test wants: in place of the gateway's client of a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inflight.errors import InflightError
+from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.text.output.families import HermesFormat
+from inflight.text.tokenizer import Tokenizer
+from tests.gateway.support.gateways import Inside, inside
+
+
+@dataclass
+class Script:
+    """What the engine answers to the next requests."""
+
+    text: str = ""
+    finish_reason: str = "stop"
+    pieces: int | None = None
+    """Seed of how the tokens are cut into responses; None: one response."""
+    error: InflightError | None = None
+    """What ends the answer in place of its last token."""
+    cached: int = 0
+    request: GenerateRequest | None = None
+    """The last request."""
+    closed: int = 0
+    """Answers that were closed before their end."""
+
+
+class ScriptedEngine:
+    """Answers with the tokens of a script. Each token's log-prob is minus its place, and its id is the likeliest."""
+
+    def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
+        self._tokenizer, self._script = tokenizer, script
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
+        """Yield the script's responses."""
+        script = self._script
+        script.request = request
+        [tokens] = self._tokenizer.encode_batch([script.text], add_special_tokens=False)
+        done = 0
+        try:
+            for size in _sizes(len(tokens), script.pieces if request.stream else None):
+                await asyncio.sleep(0)
+                part = tokens[done : done + size]
+                done += size
+                ends = done == len(tokens)
+                if ends and script.error is not None:
+                    raise script.error
+                yield _delta(request, script, part, done, ends)
+        finally:
+            script.closed += done < len(tokens)
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+def _delta(request: GenerateRequest, script: Script, part: list[int], done: int, ends: bool) -> EngineDelta:
+    scores = [-float(done - len(part) + place) for place in range(len(part))] if request.log_probs else []
+    top = [[(token, score)] for token, score in zip(part, scores, strict=True)] if request.top_log_probs else []
+    reason = script.finish_reason if ends else None
+    return EngineDelta(0, part, None, reason, scores, top, done, script.cached if ends else 0, {})
+
+
+def _sizes(count: int, seed: int | None) -> Iterator[int]:
+    """Return the sizes of the responses."""
+    if seed is None or count == 0:
+        yield count
+        return
+    draw = random.Random(seed)
+    while count:
+        size = draw.randint(1, min(count, 4))
+        count -= size
+        yield size
+
+
+@contextmanager
+def scripted(**settings: Any) -> Iterator[tuple[Inside, Script]]:
+    """Serve the demo with Qwen's format of calls and reasoning, and an engine that follows the script."""
+    script = Script()
+    with inside(ready=True, **settings) as running:
+        tokenizer = running.gateway.tokenizer
+        engine: Any = ScriptedEngine(tokenizer, script)
+        app: Any = running.server.config.app
+        app.state.gateway = replace(running.gateway, chat_format=HermesFormat(tokenizer, reasoning=True), engine=engine)
+        yield running, script

@@ -1,0 +1,326 @@
+"""Requests of Anthropic's Messages API as chats: every field, every block, and what is refused, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.gateway.errors import ApiError
+from inflight.gateway.field_tables import CHAT_READER
+from inflight.gateway.messages.fields import COUNT_TOKENS, MESSAGES
+from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
+from inflight.gateway.opaque_reasoning import seal_reasoning
+from tests.support.tables import each_row
+
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+TOOL: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "3"}
+CHAT_CALL = {"id": "toolu_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+ANTHROPIC_FIELDS = (
+    "max_tokens messages model cache_control container diagnostics inference_geo metadata output_config service_tier "
+    "speed stop_sequences system thinking tool_choice tools user_profile_id workspace_id stream temperature top_k "
+    "top_p billing_policy compaction context_management fallback_credit_token fallbacks mcp_servers thread betas "
+    "output_format"
+).split()
+"""All fields of anthropic 2.14's ``MessageCreateParams``, its betas and what older versions have."""
+ANTHROPIC_COUNT_FIELDS = (
+    "messages model cache_control output_config speed system thinking tool_choice tools user_profile_id workspace_id "
+    "billing_policy compaction context_management mcp_servers betas"
+).split()
+"""All fields of its ``MessageCountTokensParams``, betas included."""
+SERVED: dict[str, Any] = {
+    "model": "demo",
+    "messages": [USER],
+    "max_tokens": 9,
+    "system": "Be brief.",
+    "tools": [TOOL],
+    "tool_choice": {"type": "none"},
+    "thinking": {"type": "adaptive", "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+    "stream": True,
+    "stop_sequences": ["x"],
+    "metadata": {"user_id": "me"},
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 4,
+    "min_p": 0.1,
+    "presence_penalty": 1,
+    "frequency_penalty": 1,
+    "repetition_penalty": 1.1,
+    "seed": 7,
+    "logit_bias": {"5": 1},
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "bad_words": ["x"],
+    "allowed_token_ids": [3],
+    "chat_template_kwargs": {"a": 1},
+    "priority": 2,
+    "deadline_ms": 1000,
+    "client_id": "me",
+}
+ACCEPTED: dict[str, Any] = {
+    "cache_control": {"type": "ephemeral", "ttl": "1h"},
+    "betas": ["context-management-2025-06-27"],
+    "service_tier": "standard_only",
+}
+REFUSED: dict[str, Any] = {
+    "speed": "fast",
+    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "compaction": {"type": "summarize"},
+    "mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}],
+    "user_profile_id": "x",
+    "workspace_id": "x",
+    "billing_policy": {},
+    "container": "x",
+    "inference_geo": "us",
+    "diagnostics": {"previous_message_id": "msg_1"},
+    "fallbacks": [{"model": "other"}],
+    "fallback_credit_token": "x",
+    "thread": {"id": "x"},
+    "stop": ["x"],
+    "max_completion_tokens": 5,
+    "response_format": {"type": "json_object"},
+    "reasoning_effort": "low",
+    "n": 2,
+}
+NEUTRAL: dict[str, Any] = {
+    "speed": "standard",
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "mcp_servers": [],
+    "fallbacks": [],
+    "n": 1,
+}
+
+
+def read(strict: bool = False, **fields: Any) -> MessagesRequest:
+    return read_message_request({"model": "demo", "max_tokens": 5, "messages": [USER]} | fields, strict=strict)
+
+
+def refusal(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        read(**fields)
+    assert raised.value.status == 400
+    return raised.value
+
+
+def test_the_tables_have_every_field_of_anthropic() -> None:
+    assert set(ANTHROPIC_FIELDS) <= set(MESSAGES)
+    assert set(ANTHROPIC_COUNT_FIELDS) <= set(COUNT_TOKENS) <= set(MESSAGES)
+
+
+def test_each_field_of_the_table_is_tried_here() -> None:
+    tried = {"served": SERVED, "accepted": ACCEPTED, "refused": REFUSED}
+    assert {name: field.state for name, field in MESSAGES.items()} == {
+        name: state for state, values in tried.items() for name in values
+    }
+
+
+@each_row("name, value", SERVED.items())
+def test_a_served_field_changes_what_is_asked_for(name: str, value: Any) -> None:
+    extra = {"tools": [TOOL]} if name == "tool_choice" else {}
+    asked, without = read(**extra, **{name: value}), read(**extra)
+    if name not in ("model", "messages"):
+        assert asked != without
+    CHAT_READER.read(asked.chat, strict=True)
+    assert asked.ignored == ()
+
+
+@each_row("name, value", ACCEPTED.items())
+def test_an_accepted_field_asks_for_nothing(name: str, value: Any) -> None:
+    assert read(strict=True, **{name: value}) == read()
+
+
+@each_row("name, value", REFUSED.items())
+def test_a_refused_field_is_named(name: str, value: Any) -> None:
+    error = refusal(**{name: value})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert error.message.startswith(name)
+
+
+@each_row("name, value", NEUTRAL.items())
+def test_a_refused_field_may_ask_for_nothing(name: str, value: Any) -> None:
+    assert read(**{name: value}) == read()
+
+
+def test_null_is_absent() -> None:
+    nulls = dict.fromkeys(set(MESSAGES) - {"model", "messages", "max_tokens"})
+    assert read(**nulls) == read()
+
+
+def test_unknown_fields_are_named_with_their_paths() -> None:
+    asked = read(messages=[USER | {"mood": "good"}], tools=[TOOL | {"size": 1}], extra=1)
+    assert set(asked.ignored) == {"extra", "tools[0].size", "messages[0].mood"}
+    with pytest.raises(ApiError, match="extra is not a known field"):
+        read(strict=True, extra=1)
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+TOOL_MESSAGE = {"role": "tool", "tool_call_id": "toolu_1", "name": "add", "content": "3"}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}
+CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
+    ([USER], [USER]),
+    ([user(text("Hi"))], [USER]),
+    ([user(text("Hi") | {"cache_control": {"type": "ephemeral"}})], [USER]),
+    ([user(text("a"), text("b"))], [{"role": "user", "content": "a\nb"}]),
+    ([USER, assistant(text("Yes.")), USER], [USER, {"role": "assistant", "content": "Yes."}, USER]),
+    ([USER, assistant(CALL), user(RESULT)], [USER, CALLED, TOOL_MESSAGE]),
+    ([USER, assistant(CALL), user(RESULT, text("Hi"))], [USER, CALLED, TOOL_MESSAGE, USER]),
+    (
+        [USER, assistant(CALL), user(RESULT | {"content": [text("3")], "is_error": False})],
+        [USER, CALLED, TOOL_MESSAGE],
+    ),
+    (
+        [USER, assistant(CALL), user(RESULT | {"content": "no", "is_error": True})],
+        [USER, CALLED, TOOL_MESSAGE | {"content": "Error: no"}],
+    ),
+    ([USER, assistant(CALL), user(RESULT | {"content": None})], [USER, CALLED, TOOL_MESSAGE | {"content": ""}]),
+    (
+        [USER, assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}, text("Yes."), CALL), user(RESULT)],
+        [USER, CALLED | {"content": "Yes.", "reasoning_content": "Hm."}, TOOL_MESSAGE],
+    ),
+    (
+        [USER, assistant({"type": "thinking", "thinking": "", "signature": seal_reasoning("Hm.")}, CALL), user(RESULT)],
+        [USER, CALLED | {"reasoning_content": "Hm."}, TOOL_MESSAGE],
+    ),
+    (
+        [USER, assistant({"type": "thinking", "thinking": "", "signature": ""}, text("Yes.")), USER],
+        [USER, {"role": "assistant", "content": "Yes."}, USER],
+    ),
+    ([USER, {"role": "system", "content": "Now."}, USER], [USER, {"role": "system", "content": "Now."}, USER]),
+]
+
+
+@each_row("messages, chat", CONVERSATIONS)
+def test_blocks_become_messages(messages: list[Any], chat: list[dict[str, Any]]) -> None:
+    asked = read(messages=messages, strict=True)
+    assert asked.chat["messages"] == chat
+    assert "continue_final_message" not in asked.chat
+
+
+@each_row(
+    "system, content",
+    [
+        ("Be brief.", "Be brief."),
+        ([text("a"), text("b") | {"cache_control": {"type": "ephemeral"}}], "a\n\nb"),
+        ([text("x-anthropic-billing-header: cc_version=2.1; cch=0f3;"), text("a")], "a"),
+        ("x-anthropic-billing-header: cc_version=2.1; cch=0f3;\nBe brief.", "Be brief."),
+        ("Say x-anthropic-billing-header: y", "Say x-anthropic-billing-header: y"),
+    ],
+)
+def test_the_system_leads_the_conversation(system: Any, content: str) -> None:
+    assert read(system=system).chat["messages"] == [{"role": "system", "content": content}, USER]
+
+
+def test_a_system_of_nothing_is_none() -> None:
+    for system in ("", [], [text("x-anthropic-billing-header: cch=1;")]):
+        assert read(system=system).chat["messages"] == [USER]
+
+
+def test_the_last_message_may_be_continued() -> None:
+    asked = read(messages=[USER, {"role": "assistant", "content": "The answer is"}])
+    assert asked.chat["continue_final_message"] is True
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [user()]}, "messages[0].content"),
+    ({"messages": [user({"text": "Hi"})]}, "messages[0].content[0].type"),
+    ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0].type"),
+    ({"messages": [user({"type": "document", "source": {}})]}, "messages[0].content[0].type"),
+    ({"messages": [user(CALL)]}, "messages[0].content[0].type"),
+    ({"messages": [user(text("Hi") | {"citations": [{}]})]}, "messages[0].content[0].citations"),
+    ({"messages": [user(RESULT)]}, "messages[0].content[0].tool_use_id"),
+    ({"messages": [USER, assistant(RESULT)]}, "messages[1].content[0].type"),
+    ({"messages": [USER, assistant(CALL | {"input": "x"})]}, "messages[1].content[0].input"),
+    ({"messages": [USER, assistant({"type": "redacted_thinking", "data": "x"})]}, "messages[1].content[0].type"),
+    ({"messages": [USER, assistant(CALL)]}, "messages[1]"),
+    ({"messages": [USER, assistant()]}, "messages[1]"),
+    (
+        {"messages": [USER, assistant({"type": "thinking", "thinking": "", "signature": "Eq"}, text("x"))]},
+        "messages[1].content[0].signature",
+    ),
+    (
+        {"messages": [USER, assistant(CALL), user(RESULT | {"content": [{"type": "image", "source": {}}]})]},
+        "messages[2].content[0].content[0].type",
+    ),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
+    ({"tools": [TOOL | {"name": ""}]}, "tools[0].name"),
+    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+    ({"tools": [TOOL | {"input_examples": [{"a": 1}]}]}, "tools[0].input_examples"),
+    ({"tools": [TOOL | {"allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+     "tool_choice.disable_parallel_tool_use"),
+    ({"thinking": {"type": "between_tools"}}, "thinking.type"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "adaptive", "display": "loud"}}, "thinking.display"),
+    ({"output_config": {"effort": "none"}}, "output_config.effort"),
+    ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"stop_sequences": [""]}, "stop_sequences[0]"),
+    ({"metadata": {"user_id": 5}}, "metadata.user_id"),
+    ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"cache_control": {"type": "eternal"}}, "cache_control.type"),
+]  # fmt: skip
+
+
+@each_row("fields, param", WRONG)
+def test_what_is_wrong_is_named_by_its_path(fields: dict[str, Any], param: str) -> None:
+    error = refusal(**fields)
+    assert error.param == param
+    assert error.message.startswith(param)
+
+
+@each_row(
+    "choice, chat_choice, parallel",
+    [
+        ({"type": "auto"}, "auto", None),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", None),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}, None),
+        ({"type": "auto", "disable_parallel_tool_use": False}, "auto", None),
+    ],
+)
+def test_the_choice_of_tools_is_that_of_the_chat(choice: Any, chat_choice: Any, parallel: bool | None) -> None:
+    chat = read(tools=[TOOL], tool_choice=choice).chat
+    assert chat["tool_choice"] == chat_choice
+    assert chat.get("parallel_tool_calls") is parallel
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    assert chat["tools"] == [{"type": "function", "function": function}]
+
+
+def test_a_budget_of_thinking_is_told_to_be_ignored() -> None:
+    asked = read(thinking={"type": "enabled", "budget_tokens": 1024})
+    assert (asked.thinks, asked.ignored) == (True, ("thinking.budget_tokens",))
+    assert read(thinking={"type": "disabled"}).thinks is False
+    assert read().thinks is None
+
+
+def test_counting_takes_the_same_prompt() -> None:
+    prompt = {"model": "demo", "system": "a", "messages": [USER], "tools": [TOOL]}
+    assert read_count_request(prompt, strict=True).chat == read(**prompt).chat

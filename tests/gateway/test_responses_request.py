@@ -1,0 +1,266 @@
+"""Requests of the Responses API as chats: every field, every item, and what is refused, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.gateway.errors import ApiError
+from inflight.gateway.field_tables import CHAT_READER
+from inflight.gateway.responses.fields import RESPONSES
+from inflight.gateway.responses.request import ResponsesRequest, read_request
+from tests.support.tables import each_row
+
+TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
+USER = {"role": "user", "content": "Hi"}
+
+OPENAI_FIELDS = (
+    "access_programs background background_options context_management conversation image include input instructions "
+    "max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt "
+    "prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store "
+    "stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user"
+).split()
+"""All fields of openai-python 3.57's ``ResponseCreateParams``."""
+SERVED: dict[str, Any] = {
+    "model": "demo",
+    "input": "Hi",
+    "instructions": "Be brief.",
+    "max_output_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 4,
+    "min_p": 0.1,
+    "presence_penalty": 1,
+    "frequency_penalty": 1,
+    "repetition_penalty": 1.1,
+    "seed": 7,
+    "logit_bias": {"5": 1},
+    "stop": ["x"],
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "bad_words": ["x"],
+    "allowed_token_ids": [3],
+    "chat_template_kwargs": {"a": 1},
+    "priority": 2,
+    "deadline_ms": 1000,
+    "client_id": "me",
+    "user": "me",
+    "top_logprobs": 2,
+    "include": ["message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results"],
+    "tools": [TOOL],
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "text": {"format": {"type": "json_object"}},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "stream": True,
+    "metadata": {"a": "b"},
+}
+ACCEPTED: dict[str, Any] = {
+    "safety_identifier": "me",
+    "prompt_cache_key": "me",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
+    "service_tier": "auto",
+    "max_tool_calls": 3,
+    "client_metadata": {"a": "b"},
+    "stream_options": {"include_obfuscation": False},
+}
+REFUSED: dict[str, Any] = {
+    "store": True,
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
+    "background": True,
+    "background_options": {"completion_window": "2h"},
+    "truncation": "auto",
+    "context_management": [{"type": "compaction"}],
+    "prompt": {"id": "pmpt_1"},
+    "moderation": {"model": "omni-moderation-latest"},
+    "access_programs": {"cyber": "standard"},
+    "image": {"context_compression": "enabled"},
+    "messages": [USER],
+    "max_tokens": 5,
+    "max_completion_tokens": 5,
+    "response_format": {"type": "json_object"},
+    "reasoning_effort": "low",
+    "logprobs": True,
+    "n": 2,
+}
+NEUTRAL: dict[str, Any] = {
+    "store": False,
+    "background": False,
+    "truncation": "disabled",
+    "context_management": [],
+    "logprobs": False,
+    "n": 1,
+}
+
+
+def read(strict: bool = False, **fields: Any) -> ResponsesRequest:
+    return read_request({"model": "demo", "input": "Hi"} | fields, strict=strict)
+
+
+def refusal(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        read(**fields)
+    assert raised.value.status == 400
+    return raised.value
+
+
+def test_the_table_has_every_field_of_openai() -> None:
+    assert set(OPENAI_FIELDS) <= set(RESPONSES)
+
+
+def test_each_field_of_the_table_is_tried_here() -> None:
+    tried = {"served": SERVED, "accepted": ACCEPTED, "refused": REFUSED}
+    assert {name: field.state for name, field in RESPONSES.items()} == {
+        name: state for state, values in tried.items() for name in values
+    }
+
+
+@each_row("name, value", SERVED.items())
+def test_a_served_field_changes_the_chat_or_the_response(name: str, value: Any) -> None:
+    extra = {"tools": [TOOL]} if name == "tool_choice" else {}
+    asked, without = read(**extra, **{name: value}), read(**extra)
+    if name not in ("model", "input"):
+        assert asked != without
+    CHAT_READER.read(asked.chat, strict=True)
+    assert asked.ignored == ()
+
+
+@each_row("name, value", ACCEPTED.items())
+def test_an_accepted_field_leaves_the_chat_as_it_is(name: str, value: Any) -> None:
+    assert read(**{name: value}).chat == read().chat
+    assert read(strict=True, **{name: value}).ignored == ()
+
+
+@each_row("name, value", REFUSED.items())
+def test_a_refused_field_is_named(name: str, value: Any) -> None:
+    error = refusal(**{name: value})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert error.message.startswith(name)
+
+
+@each_row("name, value", NEUTRAL.items())
+def test_a_refused_field_may_ask_for_nothing(name: str, value: Any) -> None:
+    assert read(**{name: value}) == read()
+
+
+def test_null_is_absent() -> None:
+    nulls = dict.fromkeys(set(RESPONSES) - {"model", "input"})
+    assert read(**nulls) == read()
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi", "annotations": None}]}
+    assert read(input=[item | {"id": None, "status": None}]).chat["messages"] == [USER]
+
+
+def test_unknown_fields_are_named_with_their_paths() -> None:
+    item = {"role": "user", "content": [{"type": "input_text", "text": "Hi", "colour": 1}], "mood": "good"}
+    asked = read(input=[item], tools=[TOOL | {"size": 1}], extra=1)
+    assert set(asked.ignored) == {"extra", "tools[0].size", "input[0].mood", "input[0].content[0].colour"}
+    assert asked.chat["messages"] == [USER]
+    with pytest.raises(ApiError, match="extra is not a known field"):
+        read(strict=True, extra=1)
+
+
+def test_the_response_repeats_the_request_truthfully() -> None:
+    shown = read(store=None, metadata={"a": "b"}, tools=[TOOL], tool_choice="required").shown
+    assert shown["store"] is False
+    assert shown["metadata"] == {"a": "b"}
+    assert shown["tools"] == [TOOL | {"description": None, "strict": False}]
+    assert (shown["tool_choice"], shown["truncation"], shown["background"]) == ("required", "disabled", False)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": ["Hi"]}, "input[0]"),
+    ({"input": [{"content": "Hi"}]}, "input[0].role"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "robot", "content": "Hi"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": [{"text": "Hi"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    ({"input": [{"role": "user", "content": [{"type": "odd", "text": "Hi"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+    ({"input": [{"id": "msg_1"}]}, "input[0]"),
+    ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+    ({"input": [USER, OUTPUT]}, "input[1].call_id"),
+    ({"input": [CALL, OUTPUT | {"call_id": None}]}, "input[1].call_id"),
+    ({"input": [CALL, OUTPUT | {"output": [{"type": "input_image", "image_url": "x"}]}]}, "input[1].output[0].type"),
+    ({"input": [CALL | {"arguments": '{"a": '}]}, "input[0].arguments"),
+    ({"input": [CALL | {"arguments": "[1]"}]}, "input[0].arguments"),
+    ({"input": [CALL | {"name": ""}]}, "input[0].name"),
+    ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]}, "input[0].encrypted_content"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+    ({"tools": [{"type": "namespace", "name": "x"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [TOOL | {"strict": "yes"}]}, "tools[0].strict"),
+    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+    ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
+    ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+    ({"tools": [TOOL | {"output_schema": {"type": "object"}}]}, "tools[0].output_schema"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "subtract"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"include": ["everything"]}, "include[0]"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"model": None}, "model"),
+    ({"input": None}, "input"),
+]  # fmt: skip
+
+
+@each_row("fields, param", WRONG)
+def test_what_is_wrong_is_named_by_its_path(fields: dict[str, Any], param: str) -> None:
+    error = refusal(**fields)
+    assert error.param == param
+    assert error.message.startswith(param)
+
+
+def test_a_choice_among_allowed_tools_leaves_the_others_out() -> None:
+    other = TOOL | {"name": "other"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]}
+    asked = read(tools=[TOOL, other], tool_choice=choice)
+    assert [tool["function"]["name"] for tool in asked.chat["tools"]] == ["other"]
+    assert asked.chat["tool_choice"] == "required"
+    assert [tool["name"] for tool in asked.shown["tools"]] == ["add", "other"]
+    assert asked.shown["tool_choice"] == choice
+
+
+def test_a_named_function_and_its_schema_are_those_of_the_chat() -> None:
+    asked = read(
+        tools=[TOOL | {"description": "Adds.", "strict": True}], tool_choice={"type": "function", "name": "add"}
+    )
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
+    assert asked.chat["tools"] == [{"type": "function", "function": function}]
+    assert asked.chat["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+
+
+def test_a_schema_of_the_text_is_that_of_the_chat() -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"enum": [None, 1]}, "strict": True}
+    asked = read(text={"format": form})
+    schema = {"name": "x", "schema": {"enum": [None, 1]}, "strict": True}
+    assert asked.chat["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert asked.shown["text"]["format"] == form | {"description": None}
+
+
+def test_log_probs_come_by_include_or_by_their_number() -> None:
+    by_include = read(include=["message.output_text.logprobs"])
+    assert (by_include.chat["logprobs"], by_include.chat["top_logprobs"]) == (True, 0)
+    by_number = read(top_logprobs=3)
+    assert (by_number.chat["logprobs"], by_number.chat["top_logprobs"]) == (True, 3)
+    assert "logprobs" not in read(top_logprobs=0).chat

@@ -38,7 +38,8 @@ Written from `inflight/metrics.py` by `make contract`; a test holds them equal.
 *engines* says beside which `engine.kind` a family of the engine's stage is exported: the others have nothing to fill
 it with, and what is not known is absent, never 0. With `tensorrtllm` the engine is upstream's own backend, which
 exports its own families. The families of [the gateway](gateway.md) are on its own page,
-`http://<host>:<gateway.port>/metrics`, without these two labels. `observability.metrics: false`, or `inflight serve --no-metrics`, turns all of them off.
+`http://<host>:<gateway.port>/metrics`, without these two labels. `observability.metrics: false`, or
+`inflight serve --no-metrics`, turns all of them off.
 
 ## How to read them
 

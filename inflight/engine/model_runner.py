@@ -224,8 +224,11 @@ class ModelRunner:
         else:
             step = _TorchStates(self._forward(token_ids, ranges, self._recurrence(chunks, ranges)), self._logits)
             logits = step.logits(last)
-        parts = (prompt_part(chunk, one.first, step) for chunk, one in zip(chunks, ranges, strict=True))
-        return logits, {index: part for index, part in enumerate(parts) if part is not None}
+        asked = {index: rows for index, one in enumerate(ranges) if (rows := _prompt_rows(chunks[index], one.first))}
+        return logits, {
+            index: prompt_part(chunks[index].sequence.request, chunks[index].start, rows, step)
+            for index, rows in asked.items()
+        }
 
     def warm_up(self) -> None:
         """Prepare for steps: on a GPU, capture those that only decode."""
@@ -280,6 +283,15 @@ class ModelRunner:
             ranges.append(QueryRange(first, chunk.start, chunk.size, table.blocks, paths))
             first += chunk.size
         return ranges
+
+
+def _prompt_rows(chunk: Chunk, first: int) -> range:
+    """Return the rows of the prompt that its request asks something of, of a chunk that begins in row ``first``."""
+    request = chunk.sequence.request
+    asks = request.sampling.reads_prompt or request.sampling.pooling
+    if not asks or chunk.awaits or chunk.sequence.generated:
+        return range(0)
+    return range(first, first + min(chunk.size, len(request.prompt) - chunk.start))
 
 
 class _TorchStates(NamedTuple):

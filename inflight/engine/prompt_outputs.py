@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from torch import Tensor
 from inflight.engine.request import Output, PromptScores, Request
 from inflight.engine.transfer import ToHost, to_device
 from inflight.errors import EngineFailure
-
-if TYPE_CHECKING:
-    from inflight.engine.sequence import Chunk
 
 CONTEXT_ROWS = 256
 """Rows of logits of a prompt that exist at once: a whole prompt's could take more memory than its KV cache."""
@@ -48,18 +45,13 @@ class PromptPart(NamedTuple):
     """On the device, ``[m, hidden]``: of the ``m`` tokens that the embedding is made of."""
 
 
-def prompt_part(chunk: Chunk, first: int, states: StepStates) -> PromptPart | None:
-    """Return what the request of ``chunk``, whose first token is row ``first`` of the step, asks of its prompt."""
-    request = chunk.sequence.request
+def prompt_part(request: Request, start: int, rows: range, states: StepStates) -> PromptPart:
+    """Return what a request asks of a part of its prompt, whose tokens from ``start`` on are ``rows`` of the step."""
     sampling = request.sampling
-    if not (sampling.reads_prompt or sampling.pooling) or chunk.awaits or chunk.sequence.generated:
-        return None
-    count = min(chunk.size, len(request.prompt) - chunk.start)
-    rows = range(first, first + count)
     logits = _logits(rows, states) if sampling.context_logits else None
-    scores = None if sampling.prompt_log_probs is None else _scores(request, chunk.start, rows, states)
+    scores = None if sampling.prompt_log_probs is None else _scores(request, start, rows, states)
     if sampling.pooling == "last":
-        rows = rows[-1:] if chunk.start + count == len(request.prompt) else rows[:0]
+        rows = rows[-1:] if start + len(rows) == len(request.prompt) else rows[:0]
     hidden = states.hidden(rows) if sampling.pooling and rows else None
     return PromptPart(logits, scores, hidden)
 

@@ -256,7 +256,8 @@ class Sequence:
                 output.finish_reason = None
             if output.finished:
                 break
-        self.prompt_record.fill(output)
+        if self.request.sampling.reads_prompt:
+            self.prompt_record.fill(output)
         if self.stop_text is not None:
             output.text_limit = self.stop_text.limit
         return output

@@ -17,11 +17,14 @@ from inflight.gateway.chat import chat_completions
 from inflight.gateway.completions import completions
 from inflight.gateway.context import Gateway
 from inflight.gateway.cors import Cors
+from inflight.gateway.embeddings import embeddings
 from inflight.gateway.errors import ApiError
 from inflight.gateway.messages.endpoint import count_tokens, create_message
 from inflight.gateway.middleware import HEALTH, METRICS, Admission, BodyLimit, Keys, Requests
 from inflight.gateway.models import health, list_models, metrics, retrieve_model
+from inflight.gateway.rerank import rerank
 from inflight.gateway.responses.endpoint import create_response
+from inflight.gateway.scores import generative_scoring, score
 from inflight.gateway.tokenize import detokenize, tokenize, tokenizer_info
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -47,6 +50,10 @@ ROUTES: tuple[Served, ...] = (
     Served("POST", "/v1/messages", create_message, needs_engine=True),
     Served("POST", "/v1/messages/count_tokens", count_tokens),
     Served("POST", "/v1/completions", completions, needs_engine=True),
+    Served("POST", "/v1/embeddings", embeddings, needs_engine=True),
+    *(Served("POST", path, score, needs_engine=True) for path in ("/v1/score", "/score")),
+    Served("POST", "/generative_scoring", generative_scoring, needs_engine=True),
+    *(Served("POST", path, rerank, needs_engine=True) for path in ("/v1/rerank", "/rerank", "/v2/rerank")),
     Served("POST", "/tokenize", tokenize),
     Served("POST", "/detokenize", detokenize),
     Served("GET", "/tokenizer_info", tokenizer_info),

@@ -9,16 +9,17 @@ from typing import Any
 from starlette.requests import Request
 
 from inflight.errors import InflightError
+from inflight.gateway.chat_guides import chat_guide
 from inflight.gateway.context import Gateway
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
-from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.sampling import encode_texts, generate_request, off_loop
 from inflight.gateway.told import told
 from inflight.gateway.tools import read_tools
-from inflight.text.chat import ChatTemplate, Message, parse_messages
-from inflight.text.output.tools import Tool, ToolChoice
+from inflight.text.chat import ChatTemplate, parse_messages
+from inflight.text.messages import Message
+from inflight.text.output.tools import Tool
 
 
 async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool) -> Job:
@@ -35,7 +36,7 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
     """
     tools, choice = read_tools(fields)
     prompt, ids = await chat_prompt(fields, gateway, tools)
-    guide = _guide(fields, gateway, tools, choice)
+    guide = chat_guide(fields, gateway, prompt, tools, choice)
     form = gateway.chat_format
     top = _top_log_probs(fields)
     engine_request = generate_request(
@@ -46,8 +47,8 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         "messages",
         max_tokens=fields.get("max_completion_tokens", fields.get("max_tokens")),
         stream=stream,
-        guide=guide and guide.guide,
-        guide_start_ids=form.guide_start(gateway.tokenizer) if guide else (),
+        guide=guide.guide,
+        guide_start_ids=guide.start_ids,
         log_probs=fields.get("logprobs", False),
         top_log_probs=top,
     )
@@ -60,7 +61,7 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         show_special=not fields.get("skip_special_tokens", True),
         show_stop=fields.get("include_stop_str_in_output", False),
         prompt_param="messages",
-        guide_param=guide.param if guide else "",
+        guide_param=guide.param,
     )
 
 
@@ -147,23 +148,6 @@ def _continued(prompt: str, messages: Sequence[Message]) -> str:
     whole = content.lstrip()
     end = place + len(whole if prompt.startswith(whole, place) else content.strip())
     return prompt[:end]
-
-
-def _guide(fields: Fields, gateway: Gateway, tools: Sequence[Tool], choice: ToolChoice) -> FieldGuide | None:
-    """Return what the answer must be: by the choice of tools, or else by its format."""
-    wanted = read_guide(fields)
-    if not tools:
-        return wanted
-    try:
-        calls = gateway.chat_format.guide(tools, choice, fields.get("parallel_tool_calls", True))
-    except InflightError as error:
-        raise told(error, "tools") from None
-    if wanted is None or choice.kind in ("required", "named"):  # there is no answer beside the calls
-        return FieldGuide(calls, "tools") if calls else wanted
-    raise unsupported(
-        wanted.param,
-        f"{wanted.param} is not supported beside tools with tool_choice auto; set tool_choice to none or required",
-    )
 
 
 def _top_log_probs(fields: Fields) -> int:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from inflight.addresses import nearest_of
 from inflight.client.grpc_transport import GrpcTransport
 from inflight.contract import ENGINE
+from inflight.errors import DeploymentError
 from inflight.gateway.engine_client import EngineClient
 from inflight.gateway.errors import ApiError
 from inflight.gateway.keys import ApiKeys
@@ -19,8 +20,11 @@ from inflight.gateway.readiness import Readiness
 from inflight.settings.deployment import Deployment, model_name
 from inflight.settings.gateway import GatewaySettings
 from inflight.text.chat import ChatTemplate
+from inflight.text.embedding import EmbeddingFormat, read_embedding_format
 from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
+from inflight.text.output.harmony import HarmonyFormat
+from inflight.text.output.sections import SectionFormat
 from inflight.text.tokenizer import Tokenizer
 
 CONNECT_TIMEOUT_S = 2.0
@@ -45,6 +49,8 @@ class Gateway:
     chat_format: ChatFormat
     """How the checkpoint writes calls of tools and reasoning."""
     engine: EngineClient
+    embedding_format: EmbeddingFormat
+    """How the checkpoint makes an embedding of its hidden states."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the gateway began, in seconds since the epoch; ``created`` of the models."""
 
@@ -106,9 +112,19 @@ def make_gateway(deployment: Deployment) -> Gateway:
         Load(settings.max_concurrent_requests),
         ApiKeys(settings.api_keys_file) if settings.api_keys_file else None,
         ChatTemplate(template, special) if template else None,
-        find_chat_format(tokenizer),
+        _chat_format(tokenizer, settings),
         EngineClient(engine),
+        read_embedding_format(deployment.model, settings.embedding_pooling),
     )
+
+
+def _chat_format(tokenizer: Tokenizer, settings: GatewaySettings) -> ChatFormat:
+    form = find_chat_format(tokenizer, settings.tool_parser)
+    if settings.reasoning_parser == "none":
+        if not isinstance(form, SectionFormat) or isinstance(form, HarmonyFormat):
+            raise DeploymentError(f"gateway.reasoning_parser is none: the chat format {form.name} has its own messages")
+        form.has_reasoning = False
+    return form
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -7,7 +7,6 @@ status or says ``x-should-retry: false``.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +29,8 @@ INVALID, SERVER, OVERLOADED = "invalid_request_error", "server_error", "overload
 """Values of ``type``."""
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again what was refused for now."""
-_PATH = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*(\[\d+\]|\.[a-z_]+)*(?=:? (is|has|must)\b|:)")
 _FAULT = "the server failed to serve this request; its log says why"
+STOPPING = "the server is stopping"
 _AWAY = "the engine is not ready; it starts, restarts or stops"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: OVERLOADED}
 
@@ -113,12 +112,6 @@ def from_inflight(error: InflightError, param: str | None = None) -> ApiError:
         case DeadlineExceeded():
             return ApiError(504, message, code="deadline_exceeded", headers={"x-should-retry": "false"})
     return internal()
-
-
-def field_of(message: str) -> str | None:
-    """Return the path of the field with which a message begins, such as ``messages[0].role``; None: with none."""
-    found = _PATH.match(message)
-    return found[0] if found else None
 
 
 def as_api_error(error: BaseException) -> ApiError:

@@ -19,11 +19,12 @@ _FIELD_OF = {
     "return_log_probs": "logprobs",
     "num_top_log_probs": "top_logprobs",
     "num_prompt_log_probs": "logprobs",
+    "log_prob_token_ids": "label_token_ids",
     "end_ids": "stop_token_ids",
 }
 _SAME = (
     "temperature min_p min_tokens seed repetition_penalty presence_penalty frequency_penalty priority deadline_ms "
-    "client_id"
+    "client_id chat_template_kwargs"
 )
 _PROMPT, _GUIDE = (
     ("input_ids", "text_input"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -51,9 +51,34 @@ class GatewaySettings(Section):
     tool_parser: str = Field(
         "auto", description="format of tool calls in the model's output; auto: as the checkpoint's template says; none"
     )
-    reasoning_parser: str = Field(
-        "auto", description="format of reasoning in the model's output; auto: as the checkpoint's template says; none"
+    reasoning_parser: Literal["auto", "none"] = Field(
+        "auto", description="auto: reasoning is found as the checkpoint's template says; none: it is left in the text"
     )
+
+    embedding_pooling: Literal["auto", "last", "mean"] = Field(
+        "auto",
+        description="/v1/embeddings is of the last token's hidden state, or of the mean of all; auto: as the "
+        "checkpoint's modules.json says, or the last token's",
+    )
+    rerank_labels: tuple[Name, Name] = Field(
+        ("yes", "no"), description="the answers whose probabilities are the score of a document"
+    )
+    rerank_instruction: str = Field(
+        "Given a web search query, retrieve relevant passages that answer the query",
+        description="what documents are judged by, where a request does not say",
+    )
+    rerank_template: str | None = Field(
+        None,
+        description="the whole prompt, special tokens included, with {query} and {document}, and where it wants them "
+        "{instruction}, {yes} and {no}; null: Qwen3-Reranker's, in the checkpoint's chat template",
+    )
+
+    @field_validator("rerank_template")
+    @classmethod
+    def _has_places(cls, value: str | None) -> str | None:
+        if value is not None and not ("{query}" in value and "{document}" in value):
+            raise ValueError("it must have the places {query} and {document}")
+        return value
 
     @field_validator("cors_origins")
     @classmethod

@@ -23,7 +23,7 @@ Each field that clients of OpenAI, Anthropic, vLLM, SGLang and llama.cpp are kno
 
 A null is an absent field. A field that is in no table is let through: the header `x-ignored-fields` of the answer names
 it, and `inflight_gateway_ignored_fields_total` counts it. With `gateway.strict_fields: true` it is refused. What the
-fields mean together is in [the gateway's semantics](gateway-semantics.md) and in [the APIs of agents](gateway-agents.md).
+fields mean together is in [the gateway's semantics](gateway-semantics.md) and [the APIs of agents](gateway-agents.md).
 """
 _TITLES = {
     "/v1/chat/completions": CHAT,

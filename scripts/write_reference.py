@@ -1,4 +1,4 @@
-"""Writes docs/contract.md, deployment.md, metrics.md, models-served.md and openai-fields.md from the tables that the code itself uses.
+"""Writes contract.md, deployment.md, metrics.md, models-served.md and openai-fields.md from the tables of the code.
 
 python scripts/write_reference.py docs
 """

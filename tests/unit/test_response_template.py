@@ -121,6 +121,9 @@ def test_other_contents_and_transforms() -> None:
     chat, _ = chat_of(0, TEMPLATE)
     text = "<reason>why</reason>Hi. <call search>\nq: 1\nr: x y\n</call>"
     assert read(chat, list(text)) == Read("Hi.", "why", [("search", '{"q": 1, "r": "x y"}')])
+    chat.has_reasoning = False
+    assert read(chat, list(text)) == Read("<reason>why</reason>Hi.", "", [("search", '{"q": 1, "r": "x y"}')])
+    assert not chat.opens_reasoning("<bot><reason>")
     listed = json.loads(json.dumps(TEMPLATE))
     listed["fields"]["tool_calls"] = {
         "open": "CALLS",

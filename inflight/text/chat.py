@@ -64,9 +64,14 @@ class ChatTemplate:
             for test in tree.find_all(jinja2.nodes.Test)
             if test.name == "defined" and isinstance(test.node, jinja2.nodes.Name)
         }
-        self._options = (given | _ALWAYS) - _RESERVED - environment.globals.keys()
+        self._variables = frozenset(given)
+        self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
         self._unused = {"tools", "documents"} - read
         self._knows_developer = "developer" in source
+
+    def uses(self, option: str) -> bool:
+        """Return whether the template's source has a variable of this name."""
+        return option in self._variables
 
     @property
     def uses_tools(self) -> bool:

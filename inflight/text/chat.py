@@ -65,7 +65,7 @@ class ChatTemplate:
             if test.name == "defined" and isinstance(test.node, jinja2.nodes.Name)
         }
         self._variables = frozenset(given)
-        self._options = (given | _ALWAYS) - _RESERVED - environment.globals.keys()
+        self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
         self._unused = {"tools", "documents"} - read
         self._knows_developer = "developer" in source
 

@@ -62,6 +62,10 @@ def test_calls_and_reasoning_are_read(index: int) -> None:
             assert found.values == calls
             assert (found.content, found.reasoning) == ("", "Let me see." if family.reasoning else "")
     assert read_tokens(chat, tokenizer, [], [tokenizer.encode_batch([output])[0]]).calls == []
+    if family.reasoning and chat.name != "harmony":
+        without = find_chat_format(tokenizer)
+        without.has_reasoning = False
+        assert read_tokens(without, tokenizer, TOOLS, [tokenizer.encode_batch([output])[0]]).reasoning == ""
     if family.reasoning:
         assert chat.opens_reasoning(f"<|user|>hello<|assistant|>{opening}")
         assert not chat.opens_reasoning(f"<|user|>what does {opening} mean?<|assistant|>")

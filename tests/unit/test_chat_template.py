@@ -171,6 +171,8 @@ def test_defaults_that_a_template_sets_are_options() -> None:
 {%- endif %}{{ thinking }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"""
     template = ChatTemplate(source, {})
     assert template.uses_tools
+    assert template.uses("thinking")
+    assert not template.uses("tool")
     assert template.render(MESSAGES, {"tools": [{"function": {"name": "f"}}], "thinking": 2}) == "2f"
     with pytest.raises(InvalidRequest, match="'tool' is not an option"):
         template.render(MESSAGES, {"tool": 1})

@@ -39,7 +39,7 @@ def chat_of(index: int, template: dict[str, Any]) -> tuple[ChatFormat, Tokenizer
     """Return the format of a checkpoint with this ``response_template``."""
     config = tokenizer_of(index).config
     backend = tokenizer_of(index)._backend
-    made = TextConfig(config.vocab_size, config.end_ids, 0, {}, config.chat_template, None, template)
+    made = TextConfig(config.vocab_size, config.end_ids, 0, {}, config.chat_template, response_template=template)
     tokenizer = Tokenizer(backend, made)
     return find_chat_format(tokenizer), tokenizer
 
@@ -121,6 +121,9 @@ def test_other_contents_and_transforms() -> None:
     chat, _ = chat_of(0, TEMPLATE)
     text = "<reason>why</reason>Hi. <call search>\nq: 1\nr: x y\n</call>"
     assert read(chat, list(text)) == Read("Hi.", "why", [("search", '{"q": 1, "r": "x y"}')])
+    chat.has_reasoning = False
+    assert read(chat, list(text)) == Read("<reason>why</reason>Hi.", "", [("search", '{"q": 1, "r": "x y"}')])
+    assert not chat.opens_reasoning("<bot><reason>")
     listed = json.loads(json.dumps(TEMPLATE))
     listed["fields"]["tool_calls"] = {
         "open": "CALLS",

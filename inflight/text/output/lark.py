@@ -97,6 +97,15 @@ def regex(text: str) -> str:
     return re.escape(text).replace("/", "\\/").replace("\n", "\\n")
 
 
+def counts(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
+    """Return two bounds of a schema. Raises ValueError: they are no counts."""
+    bounds = schema.get(least, 0), schema.get(most)
+    for bound in bounds:
+        if bound is not None and (type(bound) is not int or bound < 0):
+            raise ValueError(f"{least} and {most} are counts, not {bound!r}")
+    return bounds
+
+
 def join(*items: str) -> str:
     """Return items of Lark, one after the other."""
     return " ".join(item for item in items if item)

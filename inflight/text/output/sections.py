@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser
@@ -102,7 +103,10 @@ class SectionFormat(ChatFormat):
             return None
         if reasoning and self.has_reasoning:
             calls = replace(calls, reasoning=self._reasoning_rules())
-        return self.grammar(calls, {tool.name: tool for tool in tools})
+        try:
+            return self.grammar(calls, {tool.name: tool for tool in tools})
+        except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+            raise InvalidRequest(f"tools: the parameters of a tool are no JSON schema: {error}") from None
 
     def _reasoning_rules(self) -> tuple[str, ...]:
         opening, closing = map(self.word, self.thinking)

@@ -99,7 +99,10 @@ def _read_value(scanner: Scanner, tool: Tool, key: str) -> Reading[bool]:
 def parameter_types(tool: Tool, key: str) -> frozenset[str]:
     """Return the JSON types of a tool's parameter; none where the schema does not say."""
     properties = tool.parameters.get("properties")
-    return schema_types(properties.get(key), tool.parameters) if isinstance(properties, dict) else frozenset()
+    try:
+        return schema_types(properties.get(key), tool.parameters) if isinstance(properties, dict) else frozenset()
+    except RecursionError:
+        return frozenset()
 
 
 def convert(text: str, types: frozenset[str]) -> str:

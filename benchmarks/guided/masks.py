@@ -97,11 +97,9 @@ def measure_masks() -> Iterator[Result]:
         compiled = CompiledGuide(LLMatcher(vocabulary.tokens, grammar, log_level=0), vocabulary)
         compile_s = time.perf_counter() - started
         for streams in STREAMS:
-            rows.append(
-                {"vocabulary": name, "tokens": vocabulary.size, "streams": streams}
-                | _percentiles(compiled, tokenizer, streams)
-                | {"trie built [ms]": built * 1e3, "guide compiled [ms]": compile_s * 1e3}
-            )
+            row: dict[str, float | str] = {"vocabulary": name, "tokens": vocabulary.size, "streams": streams}
+            row |= _percentiles(compiled, tokenizer, streams)
+            rows.append(row | {"trie built [ms]": built * 1e3, "guide compiled [ms]": compile_s * 1e3})
     finding = (
         f"{_STEPS} steps of sequences that write objects of one schema, each at a place of its own. Masks: the allowed "
         "tokens as bits. Applied: set in float32 logits. Taken over: the sampled tokens."

@@ -39,5 +39,5 @@ class GuidedDecodingSettings(Section):
         None,
         ge=1,
         le=64,
-        description="threads that compute a step's masks; null: one for each core, at most 8",
+        description="threads that compute a step's masks; null: one for every two cores, at most 8",
     )

@@ -102,10 +102,10 @@ def check_fields_that_are_not_served_are_refused(gateway: Gateway) -> None:
 
 
 def check_embeddings_are_the_same_in_both_encodings(gateway: Gateway) -> None:
-    """The SDK asks for base64 itself and decodes it; each vector has length one; order is kept."""
+    """The SDK asks for base64, which its strict check does not know, and decodes it; vectors have length one."""
     client = client_of(gateway)
     texts = ["What is Triton?", "Beams"]
-    decoded = client.embeddings.create(model=gateway.model, input=texts)
+    decoded = lenient_client_of(gateway).embeddings.create(model=gateway.model, input=texts)
     floats = client.embeddings.create(model=gateway.model, input=texts, encoding_format="float")
     assert [one.index for one in decoded.data] == [0, 1]
     for one, other in zip(decoded.data, floats.data, strict=True):

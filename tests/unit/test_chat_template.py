@@ -78,7 +78,10 @@ def test_a_broken_template_stops_the_start() -> None:
         ([{"content": "x"}], r"messages\[0\].role is None"),
         ([{"role": "user"}], r"messages\[0\].content is null"),
         ([{"role": "user", "content": 5}], r"messages\[0\].content is 5"),
-        ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\].type is \"image\"; only"),
+        (
+            [MESSAGES[0], {"role": "user", "content": [{"type": "image"}]}],
+            r"messages\[1\].content\[0\].type is \"image\"; only",
+        ),
     ],
 )
 def test_bad_messages_are_named(messages: object, reason: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 from inflight.gateway.field_tables import CHAT, COMPLETIONS
 from inflight.gateway.fields import Field, Table
+from inflight.gateway.messages.fields import COUNT_TOKENS, MESSAGES
+from inflight.gateway.responses.fields import RESPONSES
 
 _HEAD = """\
-# The fields of OpenAI's endpoints
+# The fields of OpenAI's and Anthropic's endpoints
 
-Written from `inflight/gateway/field_tables.py` by `make contract`; a test holds them equal.
+Written from the gateway's tables of fields by `make contract`; a test holds them equal.
 
-Each field that OpenAI's, vLLM's, SGLang's and llama.cpp's clients are known to send is in one of three states:
+Each field that clients of OpenAI, Anthropic, vLLM, SGLang and llama.cpp are known to send is in one of three states:
 
 - **served**: its value is checked, and it does what the table says;
 - **accepted**: its value is checked, and there is nothing to do for it here;
@@ -19,13 +23,19 @@ Each field that OpenAI's, vLLM's, SGLang's and llama.cpp's clients are known to 
 
 A null is an absent field. A field that is in no table is let through: the header `x-ignored-fields` of the answer names
 it, and `inflight_gateway_ignored_fields_total` counts it. With `gateway.strict_fields: true` it is refused. What the
-fields mean together is in [the gateway's semantics](gateway-semantics.md).
+fields mean together is in [the gateway's semantics](gateway-semantics.md) and [the APIs of agents](gateway-agents.md).
 """
-_TITLES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+_TITLES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT_TOKENS,
+}
 
 
 def fields_page() -> str:
-    """Return the page about the fields of chats and completions."""
+    """Return the page about the fields of all endpoints that generate."""
     return _HEAD + "".join(f"\n## `{path}`\n\n{_table(fields)}" for path, fields in _TITLES.items())
 
 
@@ -41,6 +51,5 @@ def _row(field: Field) -> str:
 
 
 def _neutral(field: Field) -> str:
-    words = {True: "true", False: "false", "": '""'}
-    shown = (str(words.get(one, one)) if isinstance(one, bool | str) else str(one) for one in field.neutral)
-    return f"({', '.join(shown)})" if field.neutral else ""
+    shown = ", ".join(f"`{json.dumps(one)}`" for one in field.neutral)
+    return f"({shown})" if shown else ""

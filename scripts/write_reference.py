@@ -1,4 +1,4 @@
-"""Writes docs/contract.md, deployment.md, metrics.md, models-served.md and openai-fields.md from the tables that the code itself uses.
+"""Writes contract.md, deployment.md, metrics.md, models-served.md and openai-fields.md from the tables of the code.
 
 python scripts/write_reference.py docs
 """
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from inflight.contract import DETOKENIZER, ENGINE, ENSEMBLE, TOKENIZER, Tensor
 from inflight.contract import STAGES as MODELS
-from inflight.metrics import BATCH, EXPORT, GATEWAY, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
+from inflight.metrics import BATCH, EXPORT, KV_CACHE, REQUESTS, STAGES, TOKENS, UPSTREAM, MetricFamily
 from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
 
@@ -38,9 +38,7 @@ Written from `inflight/metrics.py` by `make contract`; a test holds them equal.
 `nv_cpu_*`, `nv_gpu_*`). Every series has the labels `model` (the stage that exports it) and `version` too. The column
 *engines* says beside which `engine.kind` a family of the engine's stage is exported: the others have nothing to fill
 it with, and what is not known is absent, never 0. With `tensorrtllm` the engine is upstream's own backend, which
-exports its own families. The families of [the gateway](gateway.md) are on its own page,
-`http://<host>:<gateway.port>/metrics`, without these two labels. `observability.metrics: false`, or
-`inflight serve --no-metrics`, turns all of them off.
+exports its own families. `observability.metrics: false`, or `inflight serve --no-metrics`, turns all of them off.
 
 ## How to read them
 
@@ -128,7 +126,6 @@ _GROUPS = {
     "KV cache": KV_CACHE,
     "Stages": STAGES,
     "Exporting": EXPORT,
-    "The gateway": GATEWAY,
 }
 
 

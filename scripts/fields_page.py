@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from inflight.gateway.embeddings import EMBEDDINGS
 from inflight.gateway.field_tables import CHAT, COMPLETIONS
 from inflight.gateway.fields import Field, Table
+from inflight.gateway.rerank import RERANK
+from inflight.gateway.scores import GENERATIVE, SCORE
 
 _HEAD = """\
 # The fields of OpenAI's endpoints
 
-Written from `inflight/gateway/field_tables.py` by `make contract`; a test holds them equal.
+Written from the tables in `inflight/gateway/` by `make contract`; a test holds them equal.
 
 Each field that OpenAI's, vLLM's, SGLang's and llama.cpp's clients are known to send is in one of three states:
 
@@ -21,11 +24,18 @@ A null is an absent field. A field that is in no table is let through: the heade
 it, and `inflight_gateway_ignored_fields_total` counts it. With `gateway.strict_fields: true` it is refused. What the
 fields mean together is in [the gateway's semantics](gateway-semantics.md).
 """
-_TITLES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+_TITLES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/score": SCORE,
+    "/generative_scoring": GENERATIVE,
+    "/v1/rerank": RERANK,
+}
 
 
 def fields_page() -> str:
-    """Return the page about the fields of chats and completions."""
+    """Return the page about the fields of bodies."""
     return _HEAD + "".join(f"\n## `{path}`\n\n{_table(fields)}" for path, fields in _TITLES.items())
 
 

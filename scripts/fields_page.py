@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+from inflight.gateway.embeddings import EMBEDDINGS
 from inflight.gateway.field_tables import CHAT, COMPLETIONS
 from inflight.gateway.fields import Field, Table
 from inflight.gateway.messages.fields import COUNT_TOKENS, MESSAGES
+from inflight.gateway.rerank import RERANK
 from inflight.gateway.responses.fields import RESPONSES
+from inflight.gateway.scores import GENERATIVE, SCORE
 
 _HEAD = """\
 # The fields of OpenAI's and Anthropic's endpoints
@@ -31,11 +34,15 @@ _TITLES = {
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT_TOKENS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/score": SCORE,
+    "/generative_scoring": GENERATIVE,
+    "/v1/rerank": RERANK,
 }
 
 
 def fields_page() -> str:
-    """Return the page about the fields of all endpoints that generate."""
+    """Return the page about the fields of bodies."""
     return _HEAD + "".join(f"\n## `{path}`\n\n{_table(fields)}" for path, fields in _TITLES.items())
 
 

@@ -173,6 +173,31 @@ _GUIDE = "guided_decoding_guide_type"
 _PARTS_OF_OUTPUT = tuple(part.name for part in fields(Output))
 
 
+SortKey = tuple[int, int, int]
+"""The order in which sequences are served; smaller is sooner. The last number is the order of arrival."""
+_NEVER_NS = 1 << 62
+
+
+def sort_key(request: Request, order: int, aging_ns: int | None) -> SortKey:
+    """Return a request's place in the order of service, which it keeps from its arrival to its end.
+
+    With aging, the request that is due first is served first: a request is due at its deadline, and at the latest
+    ``aging_ns`` after its arrival; each level of priority makes it due ``aging_ns`` sooner. Without aging, priorities
+    are strict: among equals the earlier deadline goes first, then the earlier arrival.
+    """
+    deadline = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
+    if aging_ns is None:
+        return -request.priority, deadline, order
+    return min(deadline, request.arrival_ns + aging_ns) - request.priority * aging_ns, 0, order
+
+
+def longest(request: Request, max_length: int) -> int:
+    """Return the most tokens of prompt and output; ``max_length``: those that the engine allows."""
+    return min(
+        max_length, len(request.prompt) + (request.sampling.max_tokens if request.sampling.pooling is None else 0)
+    )
+
+
 def check_request(request: Request, vocab_size: int, max_length: int, by_client: bool) -> None:
     """Check a request against the model; safe to call from any thread.
 

@@ -17,7 +17,16 @@ import numpy as np
 
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.prompt_outputs import PromptRecord
-from inflight.engine.request import FinishReason, Output, Request, RequestMetrics, every_token_is_banned
+from inflight.engine.request import (
+    FinishReason,
+    Output,
+    Request,
+    RequestMetrics,
+    SortKey,
+    every_token_is_banned,
+    longest,
+    sort_key,
+)
 from inflight.engine.stats import EngineStats, StepCounts
 from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
@@ -27,9 +36,6 @@ if TYPE_CHECKING:  # it needs llguidance, and not every engine has guides
 
 NAN_LOGITS, ALL_BANNED = -1, -2
 """The values of ``Sampled.token`` where none could be sampled."""
-SortKey = tuple[int, int, int]
-"""The order in which sequences are served; smaller is sooner. The last number is the order of arrival."""
-_NEVER_NS = 1 << 62
 
 
 @dataclass(slots=True)
@@ -53,19 +59,6 @@ class Sampled:
             return None
         banned = self.token == ALL_BANNED
         return every_token_is_banned() if banned else EngineFailure("the model's logits are not numbers")
-
-
-def sort_key(request: Request, order: int, aging_ns: int | None) -> SortKey:
-    """Return a request's place in the order of service, which it keeps from its arrival to its end.
-
-    With aging, the request that is due first is served first: a request is due at its deadline, and at the latest
-    ``aging_ns`` after its arrival; each level of priority makes it due ``aging_ns`` sooner. Without aging, priorities
-    are strict: among equals the earlier deadline goes first, then the earlier arrival.
-    """
-    deadline = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
-    if aging_ns is None:
-        return -request.priority, deadline, order
-    return min(deadline, request.arrival_ns + aging_ns) - request.priority * aging_ns, 0, order
 
 
 @dataclass(eq=False)
@@ -356,13 +349,6 @@ class Continuation:
 
 SamplingRow = Sequence | Continuation
 """What one row of logits is sampled for."""
-
-
-def longest(request: Request, max_length: int) -> int:
-    """Return the most tokens of prompt and output; ``max_length``: those that the engine allows."""
-    return min(
-        max_length, len(request.prompt) + (request.sampling.max_tokens if request.sampling.pooling is None else 0)
-    )
 
 
 class Chunk(NamedTuple):

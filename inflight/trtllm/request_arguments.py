@@ -83,6 +83,7 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
         "num_prompt_log_probs": sampling.prompt_log_probs is not None,
         "log_prob_token_ids": bool(sampling.log_prob_ids),
         "pooling": sampling.pooling is not None,
+        "prompt_ignore_length": sampling.prompt_ignore_length > 0,
         f"guided_decoding_guide_type {guide.kind if guide else ''}": guide is not None
         and guide.kind != "json"
         and guide.kind not in _GUIDE_FIELDS,

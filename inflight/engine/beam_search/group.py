@@ -12,9 +12,9 @@ from inflight.engine.beam_search.search import BeamSearch, Candidates, num_ender
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
-from inflight.engine.request import FinishReason, Output, Request
+from inflight.engine.request import FinishReason, Output, Request, longest
 from inflight.engine.scheduler import max_blocks
-from inflight.engine.sequence import Sampled, Sequence, longest
+from inflight.engine.sequence import Sampled, Sequence
 from inflight.engine.stats import EngineStats
 from inflight.errors import InvalidRequest, UnsupportedFeature
 

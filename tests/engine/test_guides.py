@@ -147,6 +147,7 @@ A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]
             {"$defs": {"d": {"format": "idn-email"}}, "$ref": "#/$defs/d"},
             "format at /$defs/d: Unknown format: idn-email",
         ),
+        ({"properties": {"a": {"format": "x"}, "b": {}, "c": {"format": "x"}}}, "format at /properties/c: Unknown"),
         ({"items": {"type": "strin"}}, "type at /items: Invalid type: strin"),
         ({"items": {"minLength": -1}}, "minLength at /items: Expected positive integer"),
         ({"patternProperties": {"^a.*": A, "^ab": {}}}, "patternProperties at the root"),

@@ -203,9 +203,21 @@ def _find(schema: Any, error: str, error_of: Callable[[str], str | None]) -> tup
         trials += 1
         return trials <= _MOST_TRIALS and error_of(_form(replaced(schema, path, value))) != error
 
+    def cause_inside(place: Path) -> Path | None:
+        nonlocal schema
+        inside, whole = [(*place, *steps) for steps, _ in children(at(schema, place))], schema
+        if (alone := next((path for path in inside if is_cause(path, True)), None)) is not None:
+            return alone
+        for path in inside:  # several may have the same error: the last of them is found without the others
+            if is_cause(path, True):
+                return path
+            schema = replaced(schema, path, True)
+        schema = whole
+        return None
+
     place: Path = ()
-    while inner := next((steps for steps, _ in children(at(schema, place)) if is_cause((*place, *steps), True)), None):
-        place = (*place, *inner)
+    while (inner := cause_inside(place)) is not None:
+        place = inner
     for length in range(len(place), -1, -1):  # an error about several schemas names the keyword that has them
         above = at(schema, place[:length])
         for name, keyword in _NAMED.items():

@@ -59,7 +59,7 @@ ENV HOME=/var/cache/inflight \
 VOLUME /var/cache/inflight
 
 USER inflight
-EXPOSE 8000 8001 8002
+EXPOSE 8000 8001 8002 8080
 # A start that loads a large model may take an hour. A server that is ready earlier is healthy within five seconds.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=1h --retries=3 \
     CMD ["python3", "-c", "from inflight.addresses import *; read_directly('http://127.0.0.1:8000/v2/health/ready')"]

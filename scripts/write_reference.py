@@ -1,4 +1,4 @@
-"""Writes docs/contract.md, deployment.md, metrics.md and models-served.md from the tables that the code itself uses.
+"""Writes contract.md, deployment.md, metrics.md, models-served.md and openai-fields.md from the tables of the code.
 
 python scripts/write_reference.py docs
 """
@@ -19,6 +19,7 @@ from inflight.settings.deployment import Deployment
 from inflight.settings.section import EngineKind, ReadBy, Section
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.fields_page import fields_page
 from scripts.models_page import models_page
 
 _MODELS = {
@@ -135,6 +136,7 @@ def files() -> dict[str, str]:
         "deployment.md": deployment_page(),
         "metrics.md": metrics_page(),
         "models-served.md": models_page(),
+        "openai-fields.md": fields_page(),
     }
 
 

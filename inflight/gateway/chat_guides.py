@@ -48,7 +48,7 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
         both = _either(form, answer, tools, fields.get("parallel_tool_calls", True))
         return _from_start(form, gateway, prompt, both, answer.param)
     if answer is not None:
-        if not isinstance(form, SectionFormat) or isinstance(form, HarmonyFormat):
+        if _sections(form) is None:
             return ChatGuide(answer.guide, form.answer_start(gateway.tokenizer), answer.param)
         return _from_start(form, gateway, prompt, answer.guide, answer.param)
     return ChatGuide() if calls is None else _from_start(form, gateway, prompt, calls, "tools")
@@ -71,15 +71,19 @@ def _either(form: ChatFormat, answer: FieldGuide, tools: Sequence[Tool], paralle
 
 def _from_start(form: ChatFormat, gateway: Gateway, prompt: str, guide: Guide, param: str) -> ChatGuide:
     """Return a guide that leaves the reasoning free, where the model may think before the answer."""
-    if not form.has_reasoning or not isinstance(form, SectionFormat) or isinstance(form, HarmonyFormat):
-        return ChatGuide(guide, form.guide_start(gateway.tokenizer), param)
-    if form.opens_reasoning(prompt):
+    sections = _sections(form)
+    if sections is None or not form.has_reasoning or form.opens_reasoning(prompt):
         return ChatGuide(guide, form.guide_start(gateway.tokenizer), param)
     item = _item(guide)
-    if prompt.rstrip().endswith(form.thinking[1].rstrip()) or (item is None and not _embeds(form, guide)):
+    if prompt.rstrip().endswith(sections.thinking[1].rstrip()) or (item is None and not _embeds(form, guide)):
         return ChatGuide(guide, (), param)  # the prompt has closed the reasoning, or it cannot be put before the guide
     rest = f"after: {item}\n" if item else _renamed(guide, "after:")
-    return ChatGuide(Guide("lark_grammar", f"start: thought? after\n{_thought(form)}{rest}"), (), param)
+    return ChatGuide(Guide("lark_grammar", f"start: thought? after\n{_thought(sections)}{rest}"), (), param)
+
+
+def _sections(form: ChatFormat) -> SectionFormat | None:
+    """Return a format whose reasoning and calls are parts of one text; None: it has messages of its own, or neither."""
+    return form if isinstance(form, SectionFormat) and not isinstance(form, HarmonyFormat) else None
 
 
 def _thought(form: SectionFormat) -> str:
@@ -107,7 +111,7 @@ def _item(guide: Guide) -> str | None:
 
 def _embeds(form: ChatFormat, guide: Guide) -> bool:
     """Return whether a guide is a grammar whose first rule can be given another name."""
-    return isinstance(form, SectionFormat) and guide.kind == "lark_grammar" and guide.text.startswith(_START)
+    return _sections(form) is not None and guide.kind == "lark_grammar" and guide.text.startswith(_START)
 
 
 def _renamed(guide: Guide, name: str) -> str:

@@ -30,6 +30,7 @@ INVALID, SERVER, OVERLOADED = "invalid_request_error", "server_error", "overload
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again what was refused for now."""
 _FAULT = "the server failed to serve this request; its log says why"
+STOPPING = "the server is stopping"
 _AWAY = "the engine is not ready; it starts, restarts or stops"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: OVERLOADED}
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from inflight.gateway.errors import RETRY_AFTER_S, ApiError, away
+from inflight.gateway.errors import RETRY_AFTER_S, STOPPING, ApiError, away
 
 
 class Load:
@@ -29,7 +29,7 @@ class Load:
             ApiError: 503 with ``Retry-After``: there are too many, or the gateway stops.
         """
         if self.draining:
-            raise away("the server is stopping")
+            raise away(STOPPING)
         if self.running >= self.limit:
             message = f"{self.running} requests are under way, which is the limit (gateway.max_concurrent_requests)"
             raise ApiError(503, message, code="too_many_requests", headers={"retry-after": str(RETRY_AFTER_S)})

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inflight.gateway.errors import ApiError, as_api_error, away
+from inflight.gateway.errors import STOPPING, ApiError, as_api_error, away
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
 from inflight.gateway.messages.errors import PATH as MESSAGES
@@ -57,7 +57,7 @@ class Requests:
         except (ClientGone, ClientDisconnect) as gone:
             await self._left(scope, state, gone)
         except asyncio.CancelledError:  # the gateway stops, and the request has had its time
-            await _answer_error(away("the server is stopping"), scope, receive, answer)
+            await _answer_error(away(STOPPING), scope, receive, answer)
         except Exception as error:
             await _answer_error(error, scope, receive, answer)
         finally:

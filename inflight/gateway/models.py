@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from inflight.gateway.context import Gateway, gateway_of
-from inflight.gateway.errors import away
+from inflight.gateway.errors import STOPPING, away
 from inflight.gateway.metrics import CONTENT_TYPE
 
 
@@ -16,7 +16,7 @@ async def health(request: Request) -> Response:
     """Answer 200 while requests can be served, and 503 with ``Retry-After`` otherwise."""
     gateway = gateway_of(request)
     if gateway.load.draining:
-        raise away("the server is stopping")
+        raise away(STOPPING)
     gateway.readiness.check()
     return JSONResponse({"status": "ok"})
 

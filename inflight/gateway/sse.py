@@ -20,13 +20,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inflight.gateway.context import gateway_of
-from inflight.gateway.errors import ApiError, as_api_error
+from inflight.gateway.errors import STOPPING, ApiError, as_api_error, away
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's streams of completions."""
+_LAST_WORD_S = 0.5
 COMMENT = b": keep-alive\n\n"
 
 
@@ -136,6 +137,12 @@ class EventStream(Response):
                 if gone in done and not writing.done():
                     raise ClientGone
             writing.result()
+        except asyncio.CancelledError:  # the gateway stops, and the stream has had its time
+            await _end(writing)
+            if not self._begun:
+                raise
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._send(send, bytes(self._pending) + self._on_error(away(STOPPING)), True)
         finally:
             for task in (gone, writing, reading):
                 await _end(task)
@@ -172,13 +179,14 @@ class EventStream(Response):
                 await asyncio.wait_for(self._news.wait(), self._keep_alive_s)
             self._news.clear()
             ended = self._ended
+            waiting = len(self._pending)
             piece = bytes(self._pending) or (b"" if ended else COMMENT)
-            self._pending.clear()
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await self._send(send, piece, ended)
             except TimeoutError:
                 raise SlowClient from None
+            del self._pending[:waiting]
             if ended:
                 return
 

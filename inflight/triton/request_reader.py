@@ -128,6 +128,8 @@ def _next_sequence(sampling: SamplingParams) -> SamplingParams:
 
     The log-probs of the prompt come with the first sequence; the others can use the prefix cache.
     """
+    if sampling.seed is None and sampling.prompt_log_probs is None:
+        return sampling  # the sequences share what was read
     seed = None if sampling.seed is None else (sampling.seed + 1) % (MAX_SEED + 1)
     return replace(sampling, seed=seed, prompt_log_probs=None)
 

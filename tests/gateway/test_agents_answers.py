@@ -32,6 +32,7 @@ MESSAGE: Json = {
     "messages": [{"role": "user", "content": "Hi"}],
     "tools": [{"name": "add", "input_schema": PARAMETERS}],
 }
+MESSAGE_PROMPT = {name: value for name, value in MESSAGE.items() if name != "max_tokens"}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 THOUGHT = "<think>\nWhat is it?\n</think>\n\n"
 TEXTS = [
@@ -161,6 +162,49 @@ def test_a_conversation_goes_on_with_what_was_answered(served: tuple[Inside, Scr
     messages = [*MESSAGE["messages"], {"role": "assistant", "content": content}, {"role": "user", "content": [block]}]
     answer = post(running, "/v1/messages", MESSAGE | {"messages": messages})
     assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False)
+
+
+def prompt_of(running: Inside, script: Script) -> str:
+    assert script.request is not None
+    return running.gateway.tokenizer.decode(list(script.request.prompt), skip_special_tokens=False)
+
+
+def test_the_prompt_has_the_whole_conversation(served: tuple[Inside, Script]) -> None:
+    running, script = served
+    follow(script, Script("Yes."))
+    call = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
+    items = [{"role": "user", "content": "Hi"}, thought, call, output]
+    assert post(running, "/v1/responses", RESPONSE | {"input": items, "instructions": "Be brief."}).status_code == 200
+    rest = (
+        '<|system|>Be brief.<|user|>Hi<|assistant|><think>Hm.</think><tool_call>{"name": "add", "arguments": '
+        '{"a": 1}}</tool_call><|tool|>3<|assistant|>'
+    )
+    assert prompt_of(running, script).endswith(rest)
+    assert prompt_of(running, script).startswith('<tools>{"type": "function", "function": {"name": "add"')
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "unsigned"},
+        {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
+    ]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "3"}]},
+    ]
+    assert post(running, "/v1/messages", MESSAGE | {"messages": messages, "system": "Be brief."}).status_code == 200
+    assert prompt_of(running, script).endswith(rest)
+    counted = post(running, "/v1/messages/count_tokens", MESSAGE_PROMPT | {"messages": messages, "system": "Be brief."})
+    assert script.request is not None
+    assert counted.json() == {"input_tokens": len(script.request.prompt)}
+
+
+@each_row("thinking, end", [({"type": "disabled"}, "<think></think>"), ({"type": "adaptive"}, "<|assistant|>")])
+def test_thinking_is_switched_in_the_template(served: tuple[Inside, Script], thinking: Json, end: str) -> None:
+    running, script = served
+    follow(script, Script("Yes."))
+    assert post(running, "/v1/messages", MESSAGE | {"thinking": thinking}).status_code == 200
+    assert prompt_of(running, script).endswith(end)
 
 
 def test_what_is_asked_for_reaches_the_engine(served: tuple[Inside, Script]) -> None:

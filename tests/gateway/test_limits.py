@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -17,11 +17,23 @@ from starlette.responses import JSONResponse, Response
 
 from inflight.gateway.app import Served
 from inflight.gateway.protocol import MOST_HEAD_BYTES
+from inflight.gateway.sse import EventStream, event
 from tests.gateway.support.gateways import Inside, inside, until
 
 LIMIT = 4096
 PATIENCE_S = 0.5
 JSON = "content-type: application/json"
+
+
+async def _tick(request: Request) -> Response:
+    """Stream an event each tenth of a second, for a minute."""
+
+    async def events() -> AsyncIterator[bytes]:
+        for index in range(600):
+            yield event(str(index))
+            await asyncio.sleep(0.1)
+
+    return EventStream(request, events())
 
 
 async def _sleep(request: Request) -> Response:
@@ -194,6 +206,21 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
         _in_loop(running)
         thread.join(10)
     assert [reply.status_code for reply in replies] == [503]
+
+
+def test_a_stream_that_does_not_end_in_time_is_told_so() -> None:
+    with inside(Served("GET", "/tick", _tick), exit_timeout_s=1) as running, running.client() as client:
+        texts: list[str] = []
+        thread = threading.Thread(target=lambda: texts.append(client.get("/tick").text))
+        thread.start()
+        until(lambda: running.gateway.load.running == 1)
+        _in_loop(running)
+        thread.join(10)
+    [text] = texts
+    *events, last = text.strip().split("\n\n")
+    assert [json.loads(one.removeprefix("data: ")) for one in events] == list(range(len(events)))
+    assert len(events) > 5
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping"
 
 
 def _in_loop(running: Inside) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,16 +63,16 @@ class Command:
 
 
 @contextmanager
-def serving(directory: Path, *options: str, **settings: Any) -> Iterator[Command]:
-    """Run `inflight serve` with the engine that starts soonest."""
-    replay = on_engine("replay", directory, **settings)
+def serving(directory: Path, *options: str, demo: bool = False, **settings: Any) -> Iterator[Command]:
+    """Run `inflight serve` with the engine that starts soonest, or with the demo model."""
+    served = DEMO if demo else on_engine("replay", directory, **settings)
     numbers = dict(zip(("http", "grpc", "metrics", "gateway"), free_ports(4), strict=True))
     ports = [f"--{name}-port={port}" for name, port in numbers.items()]
     said = directory / "said"
     with said.open("w") as file:
         environment = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
         process = subprocess.Popen(
-            [*INFLIGHT, "serve", str(replay), *ports, *options],
+            [*INFLIGHT, "serve", str(served), *ports, *options],
             stderr=file,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -202,3 +205,57 @@ def test_it_stops_at_once_when_nothing_runs(tmp_path: Path) -> None:
             assert time.monotonic() - began < 10
         assert command.process.wait(PATIENCE_S) == 0
         assert "the gateway" not in command.text(), "it ended in order"
+
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is TTFT?"}], "temperature": 0}
+LONG = {**CHAT, "max_tokens": 600, "ignore_eos": True, "stream": True}
+
+
+def _chat(command: Command, body: dict[str, Any]) -> httpx.Response:
+    url = f"http://127.0.0.1:{command.port}/v1/chat/completions"
+    return httpx.post(url, json=body, timeout=PATIENCE_S, trust_env=False)
+
+
+def test_a_stream_is_finished_at_the_end_and_new_requests_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, demo=True) as command, ThreadPoolExecutor() as pool:
+        whole = pool.submit(_chat, command, LONG)
+        until(lambda: _running(command) == 1)
+        everything = command.everything()
+        command.process.send_signal(signal.SIGTERM)
+        until(lambda: (reply := command.health()) is not None and reply.status_code == 503)
+        refused = _chat(command, CHAT)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert not whole.done(), "all this while it ran"
+        text = whole.result().text
+        assert text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"length"' in text
+        assert command.process.wait(PATIENCE_S) == 0
+        assert _gone(everything)
+
+
+def test_a_stream_ends_with_an_error_where_the_server_dies(tmp_path: Path) -> None:
+    with serving(tmp_path, demo=True) as command, ThreadPoolExecutor() as pool:
+        cut = pool.submit(_chat, command, LONG)
+        until(lambda: _running(command) == 1)
+        time.sleep(1)
+        command.child("tritonserver").kill()
+        text = cut.result().text
+        last = json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "server_unavailable"
+        assert "[DONE]" not in text
+        until(lambda: "ready again" in command.text() and command.is_healthy(), PATIENCE_S)
+        assert "first token" in _chat(command, CHAT).json()["choices"][0]["message"]["content"].lower()
+
+
+def test_the_banners_command_works(tmp_path: Path) -> None:
+    with serving(tmp_path, demo=True) as command:
+        [shown] = [line for line in command.text().splitlines() if "/v1/chat/completions" in line]
+        done = subprocess.run(shown, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert "in-flight" in json.loads(done.stdout)["choices"][0]["message"]["content"].lower()
+
+
+def _running(command: Command) -> int:
+    """Return how many chats run in the gateway."""
+    page = httpx.get(f"http://127.0.0.1:{command.port}/metrics", trust_env=False).text
+    found = re.search(r'running_requests\{route="/v1/chat/completions"\} (\d+)', page)
+    return int(found[1]) if found else 0

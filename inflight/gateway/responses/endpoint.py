@@ -54,7 +54,7 @@ class _Answer:
         self._writer = ResponseWriter(asked.shown | sampling, model, seals_reasoning=asked.seals_reasoning)
         self._names = TokenNames(gateway.tokenizer)
         self._reasoning = ReasoningTokens(job, gateway.tokenizer)
-        self._log_probs = TextLogProbs()
+        self._log_probs = TextLogProbs() if asked.log_probs else None
 
     async def stream(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
         """Yield the events as they are sent."""
@@ -86,15 +86,22 @@ class _Answer:
                 for one in self._add(delta):
                     yield one
 
+    def _scores(self, text: str) -> list[dict[str, Any]]:
+        """Return the log-probs that go with the next piece of text."""
+        if self._log_probs is None:
+            return []
+        before = 0 if self._log_probs.begun else self._reasoning.count
+        return list(chat_log_probs(self._log_probs.take(text, before), self._names)["content"])
+
     def _add(self, delta: ChoiceDelta) -> list[Json]:
         self._reasoning.add(delta)
-        self._log_probs.add(delta.log_probs)
+        if self._log_probs is not None:
+            self._log_probs.add(delta.log_probs)
         events: list[Json] = []
         for output in delta.events:
             scores: list[dict[str, Any]] = []
             if isinstance(output, ContentDelta):
-                entries = self._log_probs.take(output.text, self._reasoning.count)
-                scores = chat_log_probs(entries, self._names)["content"]
+                scores = self._scores(output.text)
             events += self._writer.add(output, scores)
         if delta.finish_reason:
             usage = delta.usage

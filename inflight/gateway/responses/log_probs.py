@@ -14,7 +14,8 @@ class TextLogProbs:
         self._waiting: list[TokenLogProb] = []
         self._bytes = 0
         """Bytes of text without log-probs; below 0 where the last token goes beyond the text so far."""
-        self._begun = False
+        self.begun = False
+        """Whether there has been text."""
 
     def add(self, entries: Sequence[TokenLogProb]) -> None:
         """Take the next log-probs of the output."""
@@ -25,11 +26,11 @@ class TextLogProbs:
 
         Args:
             text: the piece.
-            reasoning_tokens: how many tokens of the output came before the text.
+            reasoning_tokens: how many tokens of the output came before all text.
         """
         raw = text.encode()
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             self._skip(reasoning_tokens, raw)
         self._bytes += len(raw)
         count = 0

@@ -11,9 +11,24 @@ from typing import Any
 
 from inflight.errors import InflightError
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from inflight.text.chat import ChatTemplate
 from inflight.text.output.families import HermesFormat
 from inflight.text.tokenizer import Tokenizer
 from tests.gateway.support.gateways import Inside, inside
+
+TEMPLATE = """
+{%- for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>
+{% endfor %}
+{%- for message in messages %}<|{{ message.role }}|>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content or "" }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+{%- endif %}
+"""
+"""In the manner of Qwen 3's."""
 
 
 @dataclass
@@ -88,5 +103,10 @@ def scripted(**settings: Any) -> Iterator[tuple[Inside, Script]]:
         tokenizer = running.gateway.tokenizer
         engine: Any = ScriptedEngine(tokenizer, script)
         app: Any = running.server.config.app
-        app.state.gateway = replace(running.gateway, chat_format=HermesFormat(tokenizer, reasoning=True), engine=engine)
+        app.state.gateway = replace(
+            running.gateway,
+            chat_template=ChatTemplate(TEMPLATE, {}),
+            chat_format=HermesFormat(tokenizer, reasoning=True),
+            engine=engine,
+        )
         yield running, script

@@ -1,0 +1,123 @@
+"""Guides of chats: reasoning stays free around them, and an answer's form goes with calls of tools."""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import llguidance
+import pytest
+
+from inflight.gateway.chat_guides import ChatGuide, chat_guide
+from inflight.gateway.errors import ApiError
+from inflight.gateway.fields import Fields
+from inflight.text.output.find import find_chat_format
+from inflight.text.output.tools import Tool, ToolChoice
+from inflight.text.tokenizer import Tokenizer
+from tests.support.chat_formats import FAMILIES, grammar_tokens, tokenizer_of
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+TOOL = Tool("look_up", "", {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+PROMPT = "<|im_start|>assistant\n"
+HERMES = next(index for index, family in enumerate(FAMILIES) if family.name == "hermes" and "<think>" in family.added)
+HARMONY = next(index for index, family in enumerate(FAMILIES) if family.name == "harmony")
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "a"}}\n</tool_call>'
+
+
+@functools.cache
+def tokens(index: int) -> llguidance.LLTokenizer:
+    return grammar_tokens(tokenizer_of(index))
+
+
+def guide_of(index: int, prompt: str = PROMPT, choice: str = "auto", **values: Any) -> ChatGuide:
+    tokenizer: Tokenizer = tokenizer_of(index)
+    gateway: Any = SimpleNamespace(tokenizer=tokenizer, chat_format=find_chat_format(tokenizer))
+    tools = (TOOL,) if values.pop("tools", False) else ()
+    return chat_guide(Fields(values), gateway, prompt, tools, ToolChoice(choice))  # type: ignore[arg-type]
+
+
+def accepts(index: int, made: ChatGuide, text: str) -> bool:
+    """Return whether the guide, which holds from the start, allows this output and that it ends there."""
+    assert made.guide is not None
+    assert made.guide.kind == "lark_grammar"
+    assert made.start_ids == ()
+    matcher = llguidance.LLMatcher(tokens(index), made.guide.text)
+    assert not matcher.is_error(), f"{matcher.get_error()}\n{made.guide.text}"
+    ids = tokenizer_of(index).encode_batch([text])[0]
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def test_a_model_that_may_think_may_do_so_before_the_form_holds() -> None:
+    made = guide_of(HERMES, response_format=FORM)
+
+    assert accepts(HERMES, made, '{"city": "Rome"}')
+    assert accepts(HERMES, made, '<think>\nHm, {"a": 1}?\n</think>\n\n{"city": "Rome"}')
+    assert not accepts(HERMES, made, "Rome")
+    assert not accepts(HERMES, made, "<think>Hm.</think>Rome")
+    assert not accepts(HERMES, made, "<think>Hm.")
+
+
+def test_behind_reasoning_that_the_prompt_opens_the_form_holds_at_its_end() -> None:
+    made = guide_of(HERMES, PROMPT + "<think>\n", response_format=FORM)
+
+    assert made.guide is not None
+    assert made.guide.kind == "json_schema"
+    assert list(made.start_ids) == tokenizer_of(HERMES).spelling("</think>")
+    assert made.param == "response_format.json_schema.schema"
+
+
+def test_behind_reasoning_that_the_prompt_closes_the_form_holds_at_once() -> None:
+    made = guide_of(HERMES, PROMPT + "<think>\n\n</think>\n\n", response_format=FORM)
+
+    assert made.guide is not None
+    assert (made.guide.kind, made.start_ids) == ("json_schema", ())
+
+
+@pytest.mark.parametrize("text", [CALL, f"<think>Hm.</think>\n{CALL}"])
+def test_calls_that_must_come_may_follow_reasoning(text: str) -> None:
+    assert accepts(HERMES, guide_of(HERMES, choice="required", tools=True), text)
+
+
+def test_a_form_beside_tools_leaves_the_choice_between_both() -> None:
+    made = guide_of(HERMES, tools=True, response_format=FORM)
+
+    for text in ('{"city": "Rome"}', CALL, f"<think>Hm.</think>{CALL}", '<think>Hm.</think>{"city": "Rome"}'):
+        assert accepts(HERMES, made, text), text
+    assert not accepts(HERMES, made, "Rome")
+    assert not accepts(HERMES, made, '{"town": "Rome"}')
+
+
+def test_where_calls_must_come_a_form_says_nothing() -> None:
+    made = guide_of(HERMES, choice="required", tools=True, response_format=FORM)
+
+    assert accepts(HERMES, made, CALL)
+    assert not accepts(HERMES, made, '{"city": "Rome"}')
+
+
+@pytest.mark.parametrize(
+    ("index", "field"), [(HARMONY, {"response_format": FORM}), (HERMES, {"guided_grammar": 'root ::= "a"'})]
+)
+def test_a_form_that_cannot_go_with_tools_is_refused_by_name(index: int, field: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        guide_of(index, tools=True, **field)
+
+    assert caught.value.code == "unsupported_parameter"
+    assert str(caught.value.param).startswith(next(iter(field)))
+
+
+def test_choices_become_an_item_of_the_grammar() -> None:
+    made = guide_of(HERMES, guided_choice=["yes", 'no "way"'])
+
+    assert accepts(HERMES, made, 'no "way"')
+    assert accepts(HERMES, made, "<think>?</think>yes")
+    assert not accepts(HERMES, made, "maybe")
+
+
+def test_schemas_keep_their_text() -> None:
+    made = guide_of(HERMES, PROMPT + "<think>\n\n</think>", guided_json=json.dumps(SCHEMA))
+
+    assert made.guide is not None
+    assert json.loads(made.guide.text) == SCHEMA

@@ -26,7 +26,15 @@ RECIPES = {
     ),
     LLAMA_INDEX: Recipe(("llama-index-llms-openai-like==0.8.1",)),  # it needs openai 2
     LM_EVAL: Recipe(
-        (TORCH, "lm-eval==0.4.13", "transformers==5.23.0", "tenacity==9.2.1", "aiohttp==3.14.5", "tiktoken==0.14.0")
+        (
+            TORCH,
+            "lm-eval==0.4.13",
+            "transformers==5.23.0",
+            "tenacity==9.2.1",
+            "aiohttp==3.14.5",
+            "tiktoken==0.14.0",
+            "accelerate==1.15.0",
+        )
     ),
     GUIDELLM: Recipe((TORCH, "guidellm==0.8.1")),
     AIPERF: Recipe(("aiperf==0.13.0",)),

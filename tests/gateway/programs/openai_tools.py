@@ -115,7 +115,7 @@ def check_streamed_calls_are_those_of_the_answer(gateway: Gateway) -> None:
 
 def check_the_stream_helper_parses_calls(gateway: Gateway) -> None:
     """It makes the objects of the tools' classes from strict tools."""
-    wanted: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", **LIMITS}
+    wanted: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, **LIMITS}
     with client_of(gateway).chat.completions.stream(model=gateway.model, messages=ASKED, **wanted) as stream:
         for _ in stream:
             pass

@@ -36,6 +36,8 @@ class Usage:
 
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the prompt, taken from the prefix cache."""
 
 
 Likeliest = tuple[tuple[tuple[int, float], ...], ...]
@@ -110,7 +112,7 @@ def read_chunk(outputs: Outputs, top_log_probs: int = 0, log_prob_ids: int = 0) 
         best, *others = _beams(outputs)
     except (TypeError, ValueError) as error:
         raise EngineFailure(f"a response is not one of Inflight's: {error}") from error
-    usage = Usage(first("num_input_tokens"), first("num_output_tokens"))
+    usage = Usage(*map(first, ("num_input_tokens", "num_output_tokens", "num_cached_tokens")))
     return Chunk(
         best.text, index, first("finish_reason") or None, usage, start=first("text_start"), end=first("text_end"),
         cum_log_prob=best.cum_log_prob, log_probs=best.log_probs, top_log_probs=grouped, scores=scores,
@@ -193,6 +195,7 @@ class _Sequence:
             usage=Usage(
                 _newer(chunk.usage.input_tokens, usage.input_tokens),
                 _newer(chunk.usage.output_tokens, usage.output_tokens),
+                _newer(chunk.usage.cached_tokens, usage.cached_tokens),
             ),
             cum_log_prob=_newer(chunk.cum_log_prob, so_far.cum_log_prob),
             log_probs=so_far.log_probs + chunk.log_probs,

@@ -54,6 +54,8 @@ class GenerateOptions:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    prompt_ignore_length: int | None = None
+    """So many of the prompt's first tokens do not count for presence and frequency penalties."""
     seed: int | None = None
     stop_words: Sequence[str] | None = None
     """Strings that end the answer; never shown."""
@@ -83,6 +85,7 @@ class GenerateOptions:
     """Generate nothing, and return an embedding of the prompt: of its ``last`` token, or the ``mean`` of all."""
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
+    return_num_cached_tokens: bool | None = None
     return_perf_metrics: bool | None = None
     final_perf_metrics: bool | None = None
     """The same figures with the last response only, which costs a stream less."""

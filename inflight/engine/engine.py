@@ -9,6 +9,7 @@ import time
 from typing import NamedTuple
 
 from inflight.engine.beam_search.group import BeamGroup, check_beams
+from inflight.engine.chunk import Chunk, count_chunks
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import device_memory
 from inflight.engine.guided.pending import POLL_S, PendingGuides, pending_guides
@@ -22,7 +23,7 @@ from inflight.engine.prompt_outputs import PromptPart
 from inflight.engine.recurrent import check_beam_width
 from inflight.engine.request import FinishReason, Output, Request, check_guide, check_portable, check_request
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Chunk, Sampled, Sequence, count_chunks
+from inflight.engine.sequence import Sampled, Sequence
 from inflight.engine.sizing import warm_up_requests
 from inflight.engine.snapshot import Snapshot, portable_snapshot
 from inflight.engine.speculate.speculator import Speculator

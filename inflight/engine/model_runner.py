@@ -25,6 +25,7 @@ from inflight.engine.checkpoint import (
     outline_model,
     resolve_dtype,
 )
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.cuda.prepare import cuda_forward, prepare_weights, require_invariance
 from inflight.engine.device import DeviceMemory, device_memory, resolve_device
@@ -41,7 +42,7 @@ from inflight.engine.prompt_outputs import CONTEXT_ROWS, PromptPart, StepStates,
 from inflight.engine.quant.convert import join_int8_parts
 from inflight.engine.recurrent import check_recurrent
 from inflight.engine.sampler import PendingSample, sample_async
-from inflight.engine.sequence import Chunk, SamplingRow
+from inflight.engine.sequence import SamplingRow
 from inflight.engine.sizing import allocate_cache_memory, choose_chunk, full_step, reserved_bytes, size_step
 from inflight.engine.speculate.verification import ancestry, sampling_rows
 from inflight.engine.stats import process_memory

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import NamedTuple
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.kvcache.blocks import BlockCopy
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.prompt_outputs import PromptPart
 from inflight.engine.sampler import PendingSample, needs_tokens
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Chunk, Continuation, Sequence
+from inflight.engine.sequence import Continuation, Sequence
 
 
 class LaunchedStep(NamedTuple):

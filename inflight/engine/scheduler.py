@@ -16,12 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.request import Request
 from inflight.engine.request_queue import RequestQueue
-from inflight.engine.sequence import Chunk, Sequence
+from inflight.engine.sequence import Sequence
 
 _BY_SORT_KEY = attrgetter("sort_key")
 _AFTER_REFUSAL = 0.9

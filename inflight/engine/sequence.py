@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from inflight.engine.request import (
     longest,
     sort_key,
 )
-from inflight.engine.stats import EngineStats, StepCounts
+from inflight.engine.stats import EngineStats
 from inflight.errors import DeadlineExceeded, EngineFailure, InflightError
 from inflight.text.stops import StopTextLimit
 
@@ -349,49 +349,3 @@ class Continuation:
 
 SamplingRow = Sequence | Continuation
 """What one row of logits is sampled for."""
-
-
-class Chunk(NamedTuple):
-    """A part of one sequence's tokens, computed in one step."""
-
-    sequence: Sequence
-    start: int
-    size: int
-    """The number of tokens, drafts included."""
-    drafts: tuple[int, ...] = ()
-    """Guesses of what follows the sequence's tokens, to be verified in this step."""
-    parents: tuple[int, ...] = ()
-    """For each draft the index of the draft that it follows, see ``speculate.verification``."""
-    awaits: bool = False
-    """Whether it is one token that a launched step samples: the device has it, and the host has not read it."""
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step ends with a new token of this sequence."""
-        whole = self.awaits or self.start + self.size == len(self.sequence.tokens) + len(self.drafts)
-        return whole and self.sequence.request.sampling.pooling is None
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens that are computed; 0 in place of a token that it awaits."""
-        return [0] if self.awaits else [*self.sequence.tokens[self.start : self.start + self.size], *self.drafts]
-
-    @property
-    def prefills(self) -> bool:
-        """Whether it computes the prompt, or what a preemption has lost."""
-        return self.start < max(len(self.sequence.request.prompt), self.sequence.computed_before)
-
-    @property
-    def recomputed(self) -> int:
-        """How many of its tokens were computed before a preemption."""
-        lost = self.sequence.computed_before - self.start
-        return min(lost, self.size) if lost > 0 else 0
-
-
-def count_chunks(chunks: list[Chunk]) -> StepCounts:
-    """Return what a step of these chunks computes."""
-    prefills = [chunk for chunk in chunks if chunk.prefills]
-    tokens, prefill_tokens = (sum(chunk.size for chunk in some) for some in (chunks, prefills))
-    recomputed, drafted = sum(chunk.recomputed for chunk in prefills), sum(bool(chunk.drafts) for chunk in chunks)
-    decodes, decode_tokens = len(chunks) - len(prefills), tokens - prefill_tokens
-    return StepCounts(len(chunks), len(prefills), decodes, prefill_tokens, decode_tokens, recomputed, drafted)

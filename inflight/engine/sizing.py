@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from inflight.engine.checkpoint import LoadedModel, load_config, outline_model, resolve_dtype
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import DeviceMemory, free_memory
 from inflight.engine.kvcache.blocks import Blocks, BlockTable, SequenceState
@@ -27,7 +28,7 @@ from inflight.engine.kvcache.state_pool import StatePool
 from inflight.engine.models.config import STATE_CHUNK
 from inflight.engine.models.decoder import DecoderModel
 from inflight.engine.request import Request
-from inflight.engine.sequence import Chunk, Sequence
+from inflight.engine.sequence import Sequence
 from inflight.errors import DeploymentError
 from inflight.sampling import MAX_TOP_LOG_PROBS, SamplingParams
 from inflight.settings.batching import ON_CPU, StepSize

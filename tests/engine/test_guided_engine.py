@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.engine.sequence import Chunk
 from inflight.errors import DeadlineExceeded, InvalidRequest, UnsupportedFeature
 from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings

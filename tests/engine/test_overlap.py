@@ -12,11 +12,11 @@ import torch
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.engine import Engine
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.engine.sampler import PendingSample
-from inflight.engine.sequence import Chunk
 from inflight.errors import EngineFailure, ShuttingDown
 from inflight.settings.speculation import SpeculationSettings
 from tests.engine.support.checkpoints import checkpoint, greedy

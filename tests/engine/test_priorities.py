@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.request import FinishReason
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Chunk, Sequence
+from inflight.engine.sequence import Sequence
 from inflight.errors import DeadlineExceeded
 from tests.engine.support.books import SECOND, Books
 from tests.engine.support.checkpoints import checkpoint, greedy

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.request import Output
 from inflight.engine.sampler import PendingSample, Sampled
-from inflight.engine.sequence import Chunk
 from inflight.engine.speculate.draft_model import DraftModel
 from tests.engine.support.checkpoints import PROMPTS, VOCAB, checkpoint, greedy, reference
 from tests.engine.support.driving import ask, load, run

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.engine import Engine
 from inflight.engine.request import FinishReason, Request
-from inflight.engine.sequence import Chunk
 from inflight.errors import DeploymentError, EngineFailure
 from inflight.settings.speculation import SpeculationSettings
 from tests.engine.support.checkpoints import PROMPTS, VOCAB, checkpoint, greedy, reference

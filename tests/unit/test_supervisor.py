@@ -230,7 +230,7 @@ def test_a_signal_amid_the_first_words_has_none_of_them_printed_twice(
     monkeypatch.setattr(command, "_console", Console(file=screen))
     monkeypatch.setattr(command, "_banner", lambda server, seconds: "ready in 1 s")
     monkeypatch.setattr(command, "find_installation", lambda triton: None)
-    for name in ("TritonServer", "Supervisor"):
+    for name in ("TritonServer", "Supervisor", "GatewayProcess"):
         monkeypatch.setattr(command, name, MagicMock())
     command._serve(tmp_path, load_deployment(DEMO), None, signals)
     assert screen.getvalue() == "ready in 1 s\nstopping\n"

@@ -14,12 +14,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from inflight.engine.checkpoint import load_config
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.blocks import BlockTable
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.sampler import PendingSample, needs_tokens
-from inflight.engine.sequence import Chunk, Continuation, Sequence
+from inflight.engine.sequence import Continuation, Sequence
 from inflight.engine.transfer import ToHost
 from inflight.errors import DeploymentError
 from inflight.settings.speculation import SpeculationSettings

@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.model_runner import ModelRunner
 from inflight.engine.request import Output
-from inflight.engine.sequence import Chunk, Sequence
+from inflight.engine.sequence import Sequence
 from inflight.engine.speculate.controller import Controller
 from inflight.engine.speculate.draft_model import DraftModel
 from inflight.engine.speculate.ngram import NgramDrafter

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from inflight.engine.sequence import Chunk, Continuation, Sampled, SamplingRow
+from inflight.engine.chunk import Chunk
+from inflight.engine.sequence import Continuation, Sampled, SamplingRow
 
 ROOT = -1
 """The parent of a first token: the last token of the sequence."""

@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 from typing import Any, Literal
 
+from inflight.engine.chunk import Chunk
 from inflight.engine.config import EngineConfig
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.request import Request
 from inflight.engine.scheduler import Scheduler
-from inflight.engine.sequence import Chunk, Sequence
+from inflight.engine.sequence import Sequence
 from inflight.engine.stats import EngineStats
 from inflight.sampling import SamplingParams
 

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test proofs lint bench peers contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -62,6 +62,11 @@ bench:
 peers:
 	$(SETUP) $(EVERYTHING)
 	@$(BIN)/python -m benchmarks.peers.environments $(ARGS)
+
+# The environments of the programs that the gateway is tried with: all, or make clients ARGS=sdks.
+clients:
+	$(SETUP) $(EVERYTHING)
+	@$(BIN)/python -m benchmarks.clients $(ARGS)
 
 contract:
 	$(SETUP)

@@ -7,6 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
+from benchmarks.guided.command import guided
 from benchmarks.native.command import native
 from benchmarks.peers.command import peers
 from benchmarks.profile.command import profile
@@ -20,6 +21,7 @@ for _command in (
     engine_commands.hybrid,
     engine_commands.scheduler,
     engine_commands.soak,
+    guided,
     native,
     peers,
     profile,

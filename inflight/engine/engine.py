@@ -11,9 +11,7 @@ from typing import NamedTuple
 from inflight.engine.beam_search.group import BeamGroup, check_beams
 from inflight.engine.config import EngineConfig
 from inflight.engine.device import device_memory
-from inflight.engine.guided.compiler import GuideCompiler
-from inflight.engine.guided.pending import POLL_S, PendingGuides
-from inflight.engine.guided.vocabulary import Vocabulary
+from inflight.engine.guided.pending import POLL_S, PendingGuides, pending_guides
 from inflight.engine.kvcache.blocks import BlockCopy, CacheCounts, StateCopy
 from inflight.engine.kvcache.manager import KvCacheManager
 from inflight.engine.kvcache.offload_pool import OffloadPoolLost
@@ -69,7 +67,8 @@ class Engine:
         """The requests that have not ended, by key; of a beam search, the leader."""
         self._searches: dict[int, BeamGroup] = {}
         """The beam searches among them, by the request's key."""
-        self._guides = None if tokenizer is None else PendingGuides(self._guide_compiler(tokenizer))
+        guided = config.guided_decoding
+        self._guides = None if tokenizer is None else pending_guides(tokenizer, runner.vocab_size, guided)
         speculates = config.speculation.method is not None
         self._speculator = Speculator(config, runner) if speculates else None
         # Drafts are guessed from tokens on the host, so that speculation leaves nothing to launch ahead.
@@ -89,10 +88,6 @@ class Engine:
         return KvCacheManager(
             *sizes, config.prefix_reuse, config.eviction, self._runner.offload_pool, counts, states=states
         )
-
-    def _guide_compiler(self, tokenizer: Tokenizer) -> GuideCompiler:
-        settings, size = self._config.guided_decoding, self._runner.vocab_size
-        return GuideCompiler(lambda: Vocabulary(tokenizer, size, settings.mask_threads), settings)
 
     def _new_stats(self) -> EngineStats:
         return EngineStats(
@@ -139,15 +134,17 @@ class Engine:
         """Seconds until a step has something to do; 0: now."""
         if self._outputs:
             return 0.0
-        if self._guides and not (self._scheduler.running or self._scheduler.num_waiting):
-            return POLL_S
-        seconds = self._scheduler.due_in_s
-        return min(seconds, POLL_S) if self._guides else seconds
+        seconds, idle = self._scheduler.due_in_s, not (self._scheduler.running or self._scheduler.num_waiting)
+        return min(seconds or POLL_S, POLL_S) if self._num_compiling and (seconds or idle) else seconds
 
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, and those that wait for their guides."""
-        return self._scheduler.num_waiting + len(self._guides or ())
+        return self._scheduler.num_waiting + self._num_compiling
+
+    @property
+    def _num_compiling(self) -> int:
+        return 0 if self._guides is None else len(self._guides.waiting)
 
     def validate(self, request: Request) -> None:
         """Check a request against the model; safe to call from any thread.
@@ -215,16 +212,17 @@ class Engine:
         """End the requests that cannot be served in time; return the step launched ahead, if any, and its chunks."""
         for sequence in self._scheduler.take_expired():
             self._end(sequence, sequence.expiry_output())
-        self._take_guided()
+        if self._guides is not None and self._guides.waiting:
+            self._take_guided(self._guides)
         launched = None if self._overlap is None else self._overlap.take(self._sequences)
         chunks = self._scheduler.schedule() if launched is None else launched.chunks
         for chunk in chunks:
             chunk.sequence.count_scheduled(self.stats)
         return launched, chunks
 
-    def _take_guided(self) -> None:
+    def _take_guided(self, guides: PendingGuides) -> None:
         """Put the requests whose guides are ready into the queue; end those whose guides are refused."""
-        for sequence, outcome in self._guides.take(time.time_ns()) if self._guides else ():
+        for sequence, outcome in guides.take(time.time_ns()):
             if isinstance(outcome, Output):
                 self._end(sequence, outcome)
             else:
@@ -327,7 +325,7 @@ class Engine:
         if search is not None:
             search.finish(output, self.stats)
         self._scheduler.remove(sequence)
-        if self._guides is not None:
+        if self._guides is not None and self._guides.waiting:
             self._guides.discard(sequence)
         if self._speculator is not None:
             self._speculator.forget(sequence)

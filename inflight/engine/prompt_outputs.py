@@ -6,7 +6,7 @@ is what one step makes of a chunk; a record joins the parts of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -56,18 +56,15 @@ def prompt_part(request: Request, start: int, rows: range, states: StepStates) -
     return PromptPart(logits, scores, hidden)
 
 
-def _blocks(rows: range, states: StepStates) -> Iterator[Tensor]:
-    """Yield the logits of ``rows``, at most ``CONTEXT_ROWS`` at a time."""
-    return (states.logits(rows[at : at + CONTEXT_ROWS]) for at in range(0, len(rows), CONTEXT_ROWS))
-
-
 def _logits(rows: range, states: StepStates) -> Tensor:
     """Return the logits of ``rows`` on the host."""
     kept: Tensor | None = None
-    for number, block in enumerate(_blocks(rows, states)):
+    for at in range(0, len(rows), CONTEXT_ROWS):
+        block = states.logits(rows[at : at + CONTEXT_ROWS])
         if kept is None:
             kept = torch.empty(len(rows), block.shape[1])
-        kept[number * CONTEXT_ROWS :][: len(block)] = block
+        kept[at : at + len(block)] = block
+        del block  # before the next one is made
     assert kept is not None
     return kept
 
@@ -79,20 +76,28 @@ def _scores(request: Request, start: int, rows: range, states: StepStates) -> To
     token of the prompt takes part in the product, as it does for context logits, and is left out behind it.
     """
     targets = np.array(request.prompt[start + 1 : start + 1 + len(rows)], np.int64)
-    parts, done = list[tuple[Tensor, Tensor, Tensor]](), 0
-    for block in _blocks(rows, states):
-        following = to_device(targets[done : done + len(block)], block.device)
-        for logits, own in zip(
-            block[: len(following)].split(_SOFTMAX_ROWS), following.split(_SOFTMAX_ROWS), strict=True
-        ):
-            parts.append(_score(logits, own, request.sampling.prompt_log_probs or 0))
-        done += len(block)
+    most, parts = request.sampling.prompt_log_probs or 0, list[tuple[Tensor, Tensor, Tensor]]()
+    for at in range(0, len(rows), CONTEXT_ROWS):
+        end = at + CONTEXT_ROWS
+        parts += _score_block(states.logits(rows[at:end]), targets[at:end], most)
     return ToHost([torch.cat(column) for column in zip(*parts, strict=True)])
 
 
-def _score(logits: Tensor, targets: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-prob ``[n]`` of each row's target, and the ``most`` likeliest tokens and log-probs ``[n, k]``."""
-    log_probs = logits.log_softmax(dim=-1)
+def _score_block(logits: Tensor, targets: np.ndarray, most: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return the scores of the first rows of ``logits``, some at a time: as many as there are targets."""
+    # Memory that is taken and given back for each few rows would scatter over the heap.
+    room = torch.empty(_SOFTMAX_ROWS, logits.shape[1], device=logits.device)
+    tokens = to_device(targets, logits.device)
+    parts = zip(logits[: len(tokens)].split(_SOFTMAX_ROWS), tokens.split(_SOFTMAX_ROWS), strict=True)
+    return [_score(some, own, most, room[: len(own)]) for some, own in parts]
+
+
+def _score(logits: Tensor, targets: Tensor, most: int, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-prob ``[n]`` of each row's target, and the ``most`` likeliest tokens and log-probs ``[n, k]``.
+
+    ``room``: like ``logits``, for what is needed meanwhile.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1, out=room)
     values, ids = log_probs.topk(min(most, log_probs.shape[-1]), dim=-1)
     return log_probs.gather(-1, targets[:, None])[:, 0], ids.int(), values
 

@@ -21,6 +21,7 @@ from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
+from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import usage_object
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
@@ -32,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
     fields = CHAT_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
     gateway.metrics.ignored_fields(fields.ignored)
     model = gateway.check_model(fields["model"])
-    streams = fields.get("stream", False)
+    streams = wants_stream(fields)
     job = await chat_job(request, fields, gateway, stream=streams)
     answer = ChatAnswer(fields, gateway, model, job)
     deltas = counted(request, gateway, run(gateway, job))

@@ -24,7 +24,7 @@ from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.guides import read_guide
 from inflight.gateway.merging import merged
 from inflight.gateway.prompts import Prompt, read_prompts
-from inflight.gateway.sampling import generate_request
+from inflight.gateway.sampling import generate_request, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import usage_object
 from inflight.text.output.format import ChatFormat
@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response:
     fields = COMPLETION_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
     gateway.metrics.ignored_fields(fields.ignored)
     model = gateway.check_model(fields["model"])
-    streams = fields.get("stream", False)
+    streams = wants_stream(fields)
     special = fields.get("add_special_tokens", True)
     prompts = await read_prompts(fields["prompt"], gateway, add_special_tokens=special)
     jobs = [_job(request, fields, gateway, prompt, stream=streams) for prompt in prompts]

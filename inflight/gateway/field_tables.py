@@ -165,7 +165,7 @@ _TEMPLATE = (
         "for chat templates that know `reasoning_effort`; `none` switches `enable_thinking` off; others are refused",
     ),
     served("include_reasoning", boolean(), "false: reasoning is left out of the answer"),
-    served("separate_reasoning", boolean(), "SGLang's; false: reasoning is left in the text"),
+    *refused("separate_reasoning", "`gateway.reasoning_parser: none` leaves reasoning in the text", True),
     *refused("stream_reasoning", "reasoning is streamed as it comes", True),
 )
 CHAT: Table = table(

@@ -10,6 +10,8 @@ from inflight.gateway.fields import Fields
 from inflight.gateway.values import shown, wrong
 from inflight.sampling import Guide, GuideKind
 
+ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
+"""What ``json_object`` asks for. The engine's own kind ``json`` is any value: a number is one too."""
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -63,7 +65,7 @@ def _response_format(value: Any) -> FieldGuide | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return FieldGuide(Guide("json"), path)
+        return FieldGuide(ANY_OBJECT, path)
     if kind == "structural_tag":
         return FieldGuide(Guide("structural_tag", json.dumps(value)), path)
     described = value.get("json_schema")
@@ -79,7 +81,7 @@ def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:
         raise invalid(f"structured_outputs has {names}; an answer has one form", "structured_outputs")
     for name, one in given.items():
         path = f"structured_outputs.{name}"
-        return FieldGuide(Guide("json"), path) if name == "json_object" else _guide(_OF_STRUCTURED[name], one, path)
+        return FieldGuide(ANY_OBJECT, path) if name == "json_object" else _guide(_OF_STRUCTURED[name], one, path)
     return None
 
 

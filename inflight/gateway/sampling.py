@@ -55,6 +55,18 @@ def sampling_arguments(fields: Fields, gateway: Gateway) -> dict[str, Any]:
     return arguments
 
 
+def wants_stream(fields: Fields) -> bool:
+    """Return whether the answer is to be streamed.
+
+    Raises:
+        ApiError: 400: ``stream_options`` are given and would change nothing.
+    """
+    streams = bool(fields.get("stream", False))
+    if "stream_options" in fields and not streams:
+        raise invalid("stream_options is given; it needs stream to be true", "stream_options")
+    return streams
+
+
 _NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,

@@ -13,13 +13,17 @@ class GuidedDecodingSettings(Section):
     read_by = (PORTABLE_ONLY,)
 
     max_guide_bytes: int = Field(
-        262_144, ge=1, le=4 << 20, description="bytes of one request's guided_decoding_guide, in UTF-8"
+        65_536,
+        ge=1,
+        le=4 << 20,
+        description="bytes of one request's guided_decoding_guide, in UTF-8; the time to compile one can grow with the "
+        "square of it",
     )
     compile_timeout_s: float = Field(
         10, gt=0, le=600, allow_inf_nan=False, description="seconds that the compilation of one guide may take"
     )
     compile_threads: int = Field(
-        1, ge=1, le=64, description="threads that compile guides, beside the thread that computes the steps"
+        2, ge=1, le=64, description="threads that compile guides, beside the thread that computes the steps"
     )
     cached_guides: int = Field(256, ge=0, description="compiled guides that are kept for later requests; 0: none")
     cached_bytes: int = Field(
@@ -35,5 +39,5 @@ class GuidedDecodingSettings(Section):
         None,
         ge=1,
         le=64,
-        description="threads that compute a step's masks; null: one for each core, at most 8",
+        description="threads that compute a step's masks; null: one for every two cores, at most 8",
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.ext
@@ -53,11 +54,19 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-            self._variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+            tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise DeploymentError(f"chat template, line {error.lineno}: {error.message}") from None
+        read = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"}
+        # A variable with a default, set where the request does not say it, is the request's too.
+        given = jinja2.meta.find_undeclared_variables(tree) | {
+            test.node.name
+            for test in tree.find_all(jinja2.nodes.Test)
+            if test.name == "defined" and isinstance(test.node, jinja2.nodes.Name)
+        }
+        self._variables = frozenset(given)
         self._options = (self._variables | _ALWAYS) - _RESERVED - environment.globals.keys()
-        self._unused = {"tools", "documents"} - self._variables
+        self._unused = {"tools", "documents"} - read
         self._knows_developer = "developer" in source
 
     def uses(self, option: str) -> bool:
@@ -86,32 +95,23 @@ class ChatTemplate:
         return self._render(self._as_expected(messages), options)
 
     @cached_property
-    def _wants_text(self) -> bool:
-        """Whether the template takes the arguments of calls as JSON text: transformers' own form is an object."""
-        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-        messages: list[Message] = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": "f"},
-        ]
-        try:
-            self._render(messages, {})
-        except InvalidRequest:
-            try:
-                self._render(_with_text(messages), {})
-            except InvalidRequest:
-                return False
-            return True
-        return False
+    def _dialect(self) -> _Dialect:
+        """How the template takes calls: transformers' own form is an object of arguments and a content of None."""
+        for dialect in _DIALECTS:
+            with suppress(InvalidRequest):
+                if _PROBE in self._render([_in_dialect(message, dialect) for message in _PROBES], {}):
+                    return dialect
+        return _DIALECTS[0]
 
     def _as_expected(self, messages: list[Message]) -> list[Message]:
         """Return messages in the dialect of this template."""
         if not self._knows_developer:
             messages = [
-                {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
+                {**message, "role": "system"} if message.get("role") == "developer" else message for message in messages
             ]
-        has_calls = any(message.get("tool_calls") for message in messages)
-        return _with_text(messages) if has_calls and self._wants_text else messages
+        if any(message.get("tool_calls") for message in messages):
+            messages = [_in_dialect(message, self._dialect) for message in messages]
+        return messages
 
     def _render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         variables = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
@@ -130,14 +130,35 @@ class ChatTemplate:
         return prompt
 
 
-def _with_text(messages: list[Message]) -> list[Message]:
-    """Return messages with the arguments of calls as JSON text."""
-    return [
-        {**message, "tool_calls": [_call_with_text(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
+class _Dialect(NamedTuple):
+    """How a template takes a message with calls."""
+
+    arguments_as_text: bool
+    content: str | None
+    """Where the message has none."""
+
+
+_DIALECTS = [_Dialect(False, None), _Dialect(False, ""), _Dialect(True, None), _Dialect(True, "")]
+_PROBE = "probe_of_calls"
+_PROBES: list[Message] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {"a": 1}}}],
+    },
+    {"role": "tool", "content": "b", "tool_call_id": "call00000", "name": _PROBE},
+]
+
+
+def _in_dialect(message: Message, dialect: _Dialect) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = message["tool_calls"]
+    if dialect.arguments_as_text:
+        calls = [_call_with_text(call) for call in calls]
+    content = dialect.content if message["content"] is None else message["content"]
+    return {**message, "content": content, "tool_calls": calls}
 
 
 def _call_with_text(call: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """Return the name of a token in the vocabulary; '' for an id that it does not have."""
-        return str(self._backend.id_to_token(token) or "")
+        return self.name_of(token) or ""
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Return each text's token ids, by default as they stand inside a text; on all cores."""

@@ -77,12 +77,19 @@ def check(sampling: SamplingParams, sampler: Sampler, speculation: str | None) -
     Raises:
         UnsupportedFeature: naming the tensor, and the setting with which it is served if there is one.
     """
-    if sampling.beam_width > 1:
-        raise UnsupportedFeature("beam_width is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
     guide = sampling.guide
-    if guide is not None and guide.kind != "json" and guide.kind not in _GUIDE_FIELDS:
-        kind = f"guided_decoding_guide_type {guide.kind}"
-        raise UnsupportedFeature(f"{kind} is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
+    portable = {
+        "beam_width": sampling.beam_width > 1,
+        "num_prompt_log_probs": sampling.prompt_log_probs is not None,
+        "log_prob_token_ids": bool(sampling.log_prob_ids),
+        "pooling": sampling.pooling is not None,
+        f"guided_decoding_guide_type {guide.kind if guide else ''}": guide is not None
+        and guide.kind != "json"
+        and guide.kind not in _GUIDE_FIELDS,
+    }
+    for name, is_asked in portable.items():
+        if is_asked:
+            raise UnsupportedFeature(f"{name} is not supported on TensorRT-LLM; `engine.kind: pytorch` has it")
     if speculation is not None and (names := _unserved_beside(speculation, sampling)):
         advice = "a deployment without `speculation` has it"
         raise UnsupportedFeature(f"{names[0]} is not supported by TensorRT-LLM beside {speculation}; {advice}")

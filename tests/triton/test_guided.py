@@ -120,7 +120,7 @@ def test_start_ids_leave_the_part_before_free(guided: Running) -> None:
         ("choice", "[]", {}, errors.InvalidRequest, "a JSON list of texts"),
         ("json", None, {"beam_width": 2}, errors.UnsupportedFeature, "guided_decoding_guide_type"),
         ("regex", "abc", {"min_tokens": 100}, errors.InvalidRequest, "min_tokens is 100"),
-        ("regex", "a" * 300_000, {}, errors.InvalidRequest, "300000 bytes; the limit is 262144"),
+        ("regex", "a" * 70_000, {}, errors.InvalidRequest, "70000 bytes; the limit is 65536"),
         ("json", None, {"guide_start_ids": [9999]}, errors.InvalidRequest, "guide_start_ids has token 9999"),
     ],
 )  # fmt: skip

@@ -155,15 +155,21 @@ def test_what_a_sampler_serves_passes() -> None:
 
 
 @each_row("sampler", ["torch", "trtllm"])
-def test_no_sampler_gets_beams(sampler: Sampler) -> None:
-    with pytest.raises(UnsupportedFeature, match="beam_width"):
-        check(SamplingParams(16, beam_width=2), sampler, None)
+def test_what_the_portable_engine_alone_has_is_refused(sampler: Sampler) -> None:
+    for name, more in {
+        "beam_width": {"beam_width": 2},
+        "num_prompt_log_probs": {"prompt_log_probs": 0},
+        "log_prob_token_ids": {"log_prob_ids": (1,)},
+        "pooling": {"pooling": "last"},
+    }.items():
+        with pytest.raises(UnsupportedFeature, match=f"^{name} is not supported on TensorRT-LLM"):
+            check(SamplingParams(16, **more), sampler, None)  # type: ignore[arg-type]
 
 
 def test_every_field_of_sampling_is_judged() -> None:
     """A field added to SamplingParams must be thought of here: sent, matched on what comes back, or refused."""
     here = {"stop_strings", "stop_sequences", "guide", "bad_sequences"}
-    here |= {"beam_width", "length_penalty", "early_stopping"}
+    here |= {"beam_width", "length_penalty", "early_stopping", "prompt_log_probs", "log_prob_ids", "pooling"}
     sent = set(arguments(temperature=0.5, min_tokens=1, logit_bias={1: 1.0}, log_probs=True, end_ids=frozenset({1, 2})))
     renamed = {
         "end_ids": "end_id",

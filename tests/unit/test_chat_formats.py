@@ -62,6 +62,10 @@ def test_calls_and_reasoning_are_read(index: int) -> None:
             assert found.values == calls
             assert (found.content, found.reasoning) == ("", "Let me see." if family.reasoning else "")
     assert read_tokens(chat, tokenizer, [], [tokenizer.encode_batch([output])[0]]).calls == []
+    if family.reasoning and chat.name != "harmony":
+        without = find_chat_format(tokenizer)
+        without.has_reasoning = False
+        assert read_tokens(without, tokenizer, TOOLS, [tokenizer.encode_batch([output])[0]]).reasoning == ""
     if family.reasoning:
         assert chat.opens_reasoning(f"<|user|>hello<|assistant|>{opening}")
         assert not chat.opens_reasoning(f"<|user|>what does {opening} mean?<|assistant|>")
@@ -117,8 +121,8 @@ def test_a_call_that_breaks_off_keeps_what_has_come(index: int) -> None:
 
 _PARTS = (
     '<tool_call> </tool_call> <function=search> <parameter=q> </parameter> </function> search { } " : , [ ] ( ) \\ '
-    "arguments parameters name [TOOL_CALLS] [ARGS] ```tool_code ``` call: <think> </think> é 1 null q= commentary final "
-    '<|tool_call> <tool_call|> <|"|> <|channel|> <|message|> <|end|> to=functions.search thought <|python_tag|> '
+    "arguments parameters name [TOOL_CALLS] [ARGS] ```tool_code ``` call: <think> </think> é 1 null q= commentary "
+    'final <|tool_call> <tool_call|> <|"|> <|channel|> <|message|> <|end|> to=functions.search thought <|python_tag|> '
     "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <|start|> analysis"
 ).split()
 _PARTS += ["\n", " ", '{"name": "search", "arguments": {"q": ', '{"name": "search", "parameters": {']
@@ -160,6 +164,7 @@ def test_any_text_is_content(index: int, text: str) -> None:
     assert read(chat, list(text)) == Read(content=text)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 @pytest.mark.parametrize(
     "unit",
@@ -218,6 +223,8 @@ def test_spellings_that_models_have_besides_their_own() -> None:
     broken = '<tool_call>{"name": "search", "arguments": {"q": "a\nb"}}</tool_call>'
     assert calls(0, broken) == [("search", {"q": "a\nb"})]
     assert calls(3, "<function=search>\n<parameter=q>\n1\n</parameter>\n</function>") == [search]
+    tags = "<tool_call>\n<function=get_weather>\n<parameter=tags>\n['a', {'b': None}]\n</parameter>\n</function>"
+    assert calls(3, tags) == [("get_weather", {"tags": ["a", {"b": None}]})]
     assert calls(4, "<|python_tag|>[search(q=1), search(q='a', r=[True, {'b': None}])]") == [
         search,
         ("search", {"q": "a", "r": [True, {"b": None}]}),

@@ -136,7 +136,9 @@ DEEPSEEK = """
 {{ '<｜tool▁call▁begin｜>' + call['type'] + '<｜tool▁sep｜>' + call['function']['name'] + '\n```json\n' +
 call['function']['arguments'] + '\n```' }}{% endfor %}{% else %}{{ m.role + m.content }}{% endif %}{% endfor %}"""
 GPT_OSS = """
-{%- for m in messages %}{% if m.role == 'developer' %}<|start|>developer{{ m.content }}{% endif %}
+{%- for m in messages %}{% if "content" in m and "<|channel|>" in m.content %}{{ raise_exception("tags") }}{% endif %}
+{%- if m.tool_calls %}to=functions.{{ m.tool_calls[0].function.name }}{% endif %}
+{%- if m.role == 'developer' %}<|start|>developer{{ m.content }}{% endif %}
 {%- if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}{% endfor %}"""
 
 
@@ -151,7 +153,7 @@ def test_chats_with_tools_are_rendered_in_each_dialect() -> None:
     deepseek = ChatTemplate(DEEPSEEK, {}).render(messages)
     assert '<｜tool▁sep｜>f\n```json\n{"a": "é"}\n```toolfound' in deepseek, "it takes arguments as text"
     gpt_oss = ChatTemplate(GPT_OSS, {}).render(messages)
-    assert gpt_oss == "<|start|>developerBe brief.<|channel|>analysis<|message|>hm<|end|>"
+    assert gpt_oss == "<|start|>developerBe brief.to=functions.f<|channel|>analysis<|message|>hm<|end|>"
 
 
 def test_tools_are_refused_where_the_template_has_no_use_of_them() -> None:
@@ -161,6 +163,19 @@ def test_tools_are_refused_where_the_template_has_no_use_of_them() -> None:
     with pytest.raises(UnsupportedFeature, match="tools: this model's chat template has no use of tools"):
         template.render(MESSAGES, {"tools": [{"type": "function"}]})
     assert template.render(MESSAGES, {"tools": []}) == "Be brief."
+
+
+def test_defaults_that_a_template_sets_are_options() -> None:
+    source = """
+{%- if not tools is defined %}{% set tools = [] %}{% endif %}{% if thinking is not defined %}{% set thinking = 1 %}
+{%- endif %}{{ thinking }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"""
+    template = ChatTemplate(source, {})
+    assert template.uses_tools
+    assert template.uses("thinking")
+    assert not template.uses("tool")
+    assert template.render(MESSAGES, {"tools": [{"function": {"name": "f"}}], "thinking": 2}) == "2f"
+    with pytest.raises(InvalidRequest, match="'tool' is not an option"):
+        template.render(MESSAGES, {"tool": 1})
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def test_each_field_is_checked_or_refused_by_its_name(row: tuple[str, Field]) ->
     endpoint, field = row
     reader, body = ENDPOINTS[endpoint]
     assert field.doc
-    assert field.name not in reader.read({**body, field.name: None}).values or field.name in body
+    if field.name not in body:
+        assert field.name not in reader.read({**body, field.name: None})
     if field.state == "refused":
         with pytest.raises(ApiError) as caught:
             reader.read({**body, field.name: {"strange": [1]}})

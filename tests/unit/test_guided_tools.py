@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,84 @@ def test_choices_are_enforced(index: int) -> None:
         chat.guide(both, ToolChoice.named("absent"), True)
     with pytest.raises(InvalidRequest, match="tools is empty"):
         chat.guide([], required, True)
+
+
+_KEYWORDS = (
+    "type properties required items enum const anyOf $ref minLength maxItems additionalProperties nullable a".split()
+)
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.sampled_from(["string", "object", "#", "#/properties/a", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYWORDS), inner, max_size=4),
+)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+@given(parameters=st.dictionaries(st.sampled_from(_KEYWORDS), _JUNK, max_size=4), strict=st.booleans())
+def test_what_is_no_schema_is_refused(index: int, parameters: dict[str, Any], strict: bool) -> None:
+    chat, tokenizer = find_chat_format(tokenizer_of(index)), tokenizer_of(index)
+    tools = [Tool("f", "", parameters, strict)]
+    with suppress(InvalidRequest):
+        guide = chat.guide(tools, ToolChoice.required(), True)
+        assert guide is not None
+        llguidance.LLMatcher.validate_grammar(guide.text, matcher_tokenizer(index))  # says what is wrong, if anything
+    text = FAMILIES[index].render([("f", {"a": "1", "b": [1]})])
+    read = read_tokens(chat, tokenizer, tools, [tokenizer.encode_batch([text])[0]])
+    assert [name for name, _ in read.values] == ["f"]
+
+
+def test_references_that_run_in_circles_end() -> None:
+    circle = {"anyOf": [{"$ref": "#/$defs/a"}] * 300}
+    parameters = {"properties": {"a": circle}, "$defs": {"a": circle}}
+    text = FAMILIES[3].render([("f", {"a": "x"})])
+    tokens = tokenizer_of(3).encode_batch([text])[0]
+    read = read_tokens(find_chat_format(tokenizer_of(3)), tokenizer_of(3), [Tool("f", "", parameters)], [tokens])
+    assert read.values == [("f", {"a": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("index", "schema", "reason"),
+    [
+        (3, {"properties": {"a": {"type": "string", "pattern": "x"}}}, "'pattern' at /properties/a"),
+        (3, {"properties": {}, "minProperties": 1}, "'minProperties' at /"),
+        (3, {"properties": {"a>": {}}}, "the property 'a>'"),
+        (11, {"properties": {"a": {"type": "integer", "minimum": 1}}}, "'minimum' at /properties/a"),
+        (11, {"properties": {"a b": {}}}, "the property 'a b'"),
+        (12, {"properties": {"if": {}}}, "the property 'if'"),
+        (12, {"properties": {}, "required": ["a"]}, "required 'a' without"),
+        (12, {"properties": {"a": {"$ref": "#/x"}}}, "names nothing"),
+        (12, {"properties": {"a": {"maxItems": "x", "type": "array"}}}, "no JSON schema: minItems and maxItems"),
+    ],
+)
+def test_what_a_notation_cannot_enforce_is_named(index: int, schema: dict[str, Any], reason: str) -> None:
+    chat = find_chat_format(tokenizer_of(index))
+    with pytest.raises(InvalidRequest, match=reason):
+        chat.guide([Tool("f", "", schema, strict=True)], ToolChoice.required(), True)
+
+
+@pytest.mark.parametrize("index", [index for index, family in enumerate(FAMILIES) if family.reasoning])
+def test_a_model_may_think_before_a_call_that_must_come(index: int) -> None:
+    family, tokenizer = FAMILIES[index], tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    opening, closing = family.reasoning or ("", "")
+    calls: list[Call] = [("f", {"a": 1})]
+    text = family.render(calls)
+    tools = [Tool("f", "", {"type": "object"})]
+    guide = chat.guide(tools, ToolChoice.required(), True, reasoning=True)
+    assert guide is not None
+    assert accepted(index, guide.text, text)
+    thought = f"{opening}Is it <so>? {{}}{closing}{text}"
+    assert accepted(index, guide.text, thought)
+    assert not accepted(index, guide.text, f"{opening}Is it so?{closing}{family.answer}Yes.")
+    read = read_tokens(chat, tokenizer, tools, [tokenizer.encode_batch([thought])[0]])
+    assert (read.reasoning, read.content, read.values) == ("Is it <so>? {}", "", calls)
+    if chat.guide_start(tokenizer):
+        plain = chat.guide(tools, ToolChoice.required(), True)
+        assert plain is not None
+        assert not accepted(index, plain.text, thought)
+        ends = tokenizer.encode_batch([closing.strip()])[0]
+        assert list(chat.guide_start(tokenizer)) == ends
+        behind = thought.partition(closing.strip())[2]
+        assert accepted(index, plain.text, behind)
 
 
 @given(st.text("ab<>_tol/cuni={}[]\"'\n`", max_size=40))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 _STACK_BYTES = 256 << 20
 """Of a compiling thread: llguidance follows references and names by recursion, and no error stops it at the end of the
 stack. It is reserved, and takes memory only where it is used. ``max_guide_bytes`` bounds how deep a guide can go."""
+_LONGEST_END_S = 10
 _Key = tuple[str, str]
 
 
@@ -55,24 +57,18 @@ class GuideCompiler:
     """Compiles guides. Its methods are called by the engine's thread alone."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary], settings: GuidedDecodingSettings) -> None:
-        """``make_vocabulary`` takes seconds for a large one; it is called once, on the first thread."""
+        """``make_vocabulary`` takes seconds for a large one; it is called once, on a thread of the compiler's."""
         self._settings = settings
-        self._make_vocabulary = make_vocabulary
-        self._limits = LLParserLimits(
-            max_grammar_size=settings.max_grammar_size, max_lexer_states=settings.max_lexer_states, verbose_errors=False
-        )
-        self._lock = threading.Lock()
-        """Held where it is decided whether a job is begun, or has another request that waits for it."""
-        self._making_vocabulary = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
         self._kept: OrderedDict[_Key, Compilation] = OrderedDict()
         """The compilations that have ended, and whose guides are kept; the latest used is the last."""
         self._kept_bytes = 0
         self._running: dict[_Key, Compilation] = {}
-        self._jobs: SimpleQueue[Compilation | None] = SimpleQueue()
-        numbers = range(settings.compile_threads)
-        self._threads = [threading.Thread(target=self._work, name="guides", daemon=True) for _ in numbers]
-        _start_with_stack(self._threads)
+        self._worker = worker = _Worker(make_vocabulary, settings)
+        self._lock, self._jobs = worker.lock, worker.jobs
+        # The threads know the worker and not the compiler, so that they end with it.
+        threads = [threading.Thread(target=worker.work, name="guides", daemon=True) for _ in worker.numbers]
+        _start_with_stack(threads)
+        weakref.finalize(self, _end, worker.jobs, threads)
 
     def ask(self, guide: Guide) -> Compilation:
         """Return the compilation of a guide, which is begun unless it is kept or under way; ``give_up`` if not used."""
@@ -107,11 +103,6 @@ class GuideCompiler:
         with self._lock:
             compilation.waiting -= 1
 
-    def close(self) -> None:
-        """Let the threads end, once they have done what they are at."""
-        for _ in self._threads:
-            self._jobs.put(None)
-
     def _settle(self) -> None:
         """Keep what has been compiled, and drop what was kept longest without use."""
         for key, one in [(key, one) for key, one in self._running.items() if one.done.is_set()]:
@@ -123,10 +114,30 @@ class GuideCompiler:
             (_, text), _ = self._kept.popitem(last=False)
             self._kept_bytes -= len(text)
 
-    def _work(self) -> None:
-        self._shared_vocabulary()  # before the first guide comes
-        while (job := self._jobs.get()) is not None:
-            with self._lock:
+
+class _Worker:
+    """What the compiler's threads do."""
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], settings: GuidedDecodingSettings) -> None:
+        self.jobs: SimpleQueue[Compilation | None] = SimpleQueue()
+        self.numbers = range(settings.compile_threads)
+        self.lock = threading.Lock()
+        """Held where it is decided whether a job is begun, or has another request that waits for it."""
+        self._make_vocabulary = make_vocabulary
+        self._making_vocabulary = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._limits = LLParserLimits(
+            max_grammar_size=settings.max_grammar_size, max_lexer_states=settings.max_lexer_states, verbose_errors=False
+        )
+
+    def work(self) -> None:
+        """Compile what comes, until it is None."""
+        try:
+            self._shared_vocabulary()  # before the first guide comes
+        except Exception:
+            log.exception("the vocabulary of guides could not be made; each guide will try again")
+        while (job := self.jobs.get()) is not None:
+            with self.lock:
                 if job.waiting <= 0:
                     job.done.set()
                     continue
@@ -166,6 +177,14 @@ def _can_begin(matcher: LLMatcher, vocabulary: Vocabulary) -> bool:
     mask = vocabulary.masks([matcher])[0]
     clear_bit(mask, vocabulary.end)
     return bool(mask.any()) and not matcher.is_error()
+
+
+def _end(jobs: SimpleQueue[Compilation | None], threads: list[threading.Thread]) -> None:
+    """Let the threads end. One that is left in native code as the process ends would make it crash."""
+    for _ in threads:
+        jobs.put(None)
+    for thread in threads:
+        thread.join(_LONGEST_END_S)
 
 
 def _start_with_stack(threads: list[threading.Thread]) -> None:

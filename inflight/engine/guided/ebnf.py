@@ -136,9 +136,10 @@ class _Parser:
                 node = _Repeated(node, self._suffix(self._next()[1]))
             nodes.append(node)
         if self._peek() == ("mark", "(="):
+            self._next()
             self._fail("a look-ahead, which is not supported")
         if self._peek()[0] == "count":
-            self._fail(f"{self._peek()[1]!r} with nothing before it")
+            self._fail(f"{self._next()[1]!r} with nothing before it")
         if not nodes:
             return _Leaf('""')
         return nodes[0] if len(nodes) == 1 else _Many(tuple(nodes), " ")

@@ -184,9 +184,7 @@ def _check_together(path: Path, schema: dict[str, Any]) -> None:
         raise refusal(path, "additionalItems", "it cannot be enforced beside allOf, anyOf, oneOf or $ref")
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     if isinstance(least, int) and isinstance(required, list | tuple) and least > len(required) + 1:
-        raise refusal(
-            path, "minProperties", f"it can be enforced up to one more than `required` lists, {len(required)}"
-        )
+        raise refusal(path, "minProperties", f"it can be enforced up to {len(required) + 1}: `required` and one more")
 
 
 def _pattern(path: Path, keyword: str, pattern: str) -> str:

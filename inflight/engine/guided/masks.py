@@ -23,16 +23,20 @@ def mask_logits(logits: Tensor, guides: Sequence[GuideState | None]) -> None:
     rows = [row for row, guide in enumerate(guides) if guide is not None]
     masks = next_masks([guide for guide in guides if guide is not None])
     if logits.device.type == "cpu":
-        allowed = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-        forbidden = torch.from_numpy(allowed).logical_not()
-        for place, row in enumerate(rows):
-            logits[row].masked_fill_(forbidden[place], -torch.inf)
+        values, bits = logits.numpy(), (~masks).view(np.uint8)
+        for mask, row in zip(bits, rows, strict=True):  # so little work that threads would take longer to begin it
+            forbidden = np.unpackbits(mask, count=values.shape[1], bitorder="little").view(np.bool_)
+            np.copyto(values[row], -np.inf, where=forbidden)
         return
-    words = to_device(masks, logits.device)
-    bits = words[:, :, None] >> torch.arange(WORD, dtype=torch.int32, device=logits.device)
-    forbidden = (bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
     index = to_device(np.array(rows, np.int64), logits.device)
+    forbidden = forbidden_tokens(to_device(masks, logits.device), logits.shape[1])
     logits[index] = logits[index].masked_fill(forbidden, -torch.inf)
+
+
+def forbidden_tokens(words: Tensor, vocab_size: int) -> Tensor:
+    """Return, for masks ``[n, words]`` on a device, which tokens they forbid: bool ``[n, vocab_size]``."""
+    bits = words[:, :, None] >> torch.arange(WORD, dtype=torch.int32, device=words.device)
+    return (bits & 1 == 0).flatten(1)[:, :vocab_size]
 
 
 def next_masks(guides: Sequence[GuideState]) -> np.ndarray:

@@ -99,7 +99,7 @@ def _escape(pattern: str, place: int, in_class: bool) -> tuple[str, int]:
         return f"\\{one}", place + 1
     if one in "sS":
         return (_SPACE if in_class and one == "s" else f"[{'^' * (one == 'S')}{_SPACE}]"), place + 1
-    if one in _CONTROLS and not pattern[place + 1 : place + 2].isdigit():
+    if one in _CONTROLS and not (one == "0" and pattern[place + 1 : place + 2].isdigit()):
         return _CONTROLS[one], place + 1
     if one == "c" and re.match("[A-Za-z]", pattern[place + 1 :]):
         return f"\\x{{{ord(pattern[place + 1]) % 32:X}}}", place + 2

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from inflight.engine.guided.compiler import Compilation, GuideCompiler
 from inflight.engine.guided.state import GuideState
+from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.engine.request import Output
 from inflight.engine.sequence import Sequence
 from inflight.errors import InflightError
+from inflight.settings.guided import GuidedDecodingSettings
+from inflight.text.tokenizer import Tokenizer
 
 POLL_S = 0.001
 """How long the engine's thread sleeps between two looks where it has nothing else to do."""
+
+
+def pending_guides(tokenizer: Tokenizer, vocab_size: int, settings: GuidedDecodingSettings) -> PendingGuides:
+    """Return what an engine's guided requests wait in; ``vocab_size``: the model's."""
+    return PendingGuides(GuideCompiler(lambda: Vocabulary(tokenizer, vocab_size, settings.mask_threads), settings))
 
 
 class PendingGuides:
@@ -17,32 +25,29 @@ class PendingGuides:
 
     def __init__(self, compiler: GuideCompiler) -> None:
         self._compiler = compiler
-        self._waiting: dict[Sequence, Compilation] = {}
-
-    def __len__(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
+        self.waiting: dict[Sequence, Compilation] = {}
+        """Those that wait. The engine looks at this alone while nobody does."""
 
     def add(self, sequence: Sequence) -> None:
         """Have the guide of a sequence compiled."""
         guide = sequence.request.sampling.guide
         assert guide is not None
-        self._waiting[sequence] = self._compiler.ask(guide)
+        self.waiting[sequence] = self._compiler.ask(guide)
 
     def discard(self, sequence: Sequence) -> None:
         """Forget a sequence that ends, if it waits here."""
-        if (compilation := self._waiting.pop(sequence, None)) is not None:
+        if (compilation := self.waiting.pop(sequence, None)) is not None:
             self._compiler.give_up(compilation)
 
     def clear(self) -> None:
         """Forget all."""
-        for sequence in list(self._waiting):
+        for sequence in list(self.waiting):
             self.discard(sequence)
 
     def take(self, now_ns: int) -> list[tuple[Sequence, GuideState | Output]]:
         """Take out those whose wait is over: with their guide, or with the output that ends them."""
         over = []
-        for sequence, compilation in list(self._waiting.items()):
+        for sequence, compilation in list(self.waiting.items()):
             outcome = self._outcome(sequence, compilation, now_ns)
             if outcome is not None:
                 self.discard(sequence)

@@ -29,7 +29,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, size: int, threads: int | None = None) -> None:
         """``size``: the model's, which may be more than the tokenizer's; tokens without a text are never allowed.
 
-        ``threads`` compute the masks of a step; None: as many as there are cores, at most ``_MOST_THREADS``.
+        ``threads`` compute the masks of a step; None: one for every two cores, at most ``_MOST_THREADS``.
         """
         self.size = size
         self.end = size
@@ -38,12 +38,13 @@ class Vocabulary:
         """Words of a mask: a bit for each token and one for the end."""
         self.tokens = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, size)))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._executor = LLExecutor(threads or min(cores, _MOST_THREADS))
+        threads = threads or max(1, min(cores // 2, _MOST_THREADS))
+        self._executor = LLExecutor(threads) if threads > 1 else None
 
     def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
         """Return what each matcher allows next: int32 ``[n, words]``, a bit for each token, the lowest bit first."""
         masks = np.zeros((len(matchers), self.words), np.int32)
-        if len(matchers) <= _FEW:
+        if self._executor is None or len(matchers) <= _FEW:
             for row, matcher in enumerate(matchers):
                 fill_next_token_bitmask(matcher, masks, row)
         else:

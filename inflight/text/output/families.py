@@ -37,7 +37,9 @@ class ThinkFormat(SectionFormat):
     name: ClassVar[str] = "think"
     has_tools = False
 
-    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+    def guide(
+        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+    ) -> Guide | None:
         """Return None, or refuse a choice of tools."""
         if asked(tools, choice, parallel) is None:
             return None
@@ -150,7 +152,7 @@ class LlamaFormat(SectionFormat):
         ]
         rules = call_rules(calls, Shape("", separator=quote("; ")), bodies)
         if calls.must:
-            return lark("start: SPACE? calls", SPACE_RULE, *rules)
+            return lark(f"start: {calls.before} calls", SPACE_RULE, *calls.reasoning, *rules)
         names = "|".join(map(regex, tools))
         keys = "name|function|type|id|arguments|parameters"
         like = rf'[ \t\r\n]*(\{{[ \t\r\n]*"({keys})"|\[[ \t\r\n]*({names})\()(?s:.*)'

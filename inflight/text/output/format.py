@@ -54,8 +54,13 @@ class ChatFormat:
         """Return whether a rendered prompt ends inside a part of reasoning, so that the output begins in it."""
         return False
 
-    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+    def guide(
+        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+    ) -> Guide | None:
         """Return the grammar that enforces the choice of tools; None where nothing is to be enforced.
+
+        ``reasoning`` says that the model may begin with reasoning: the prompt has not opened it. Where the prompt has,
+        the grammar holds from ``guide_start`` on.
 
         Raises:
             InvalidRequest: the choice names no tool, or a schema has what this format cannot enforce.

@@ -152,24 +152,27 @@ def read_calls(scanner: Scanner, names: frozenset[str], separator: str, end: str
     scanner.reject()
 
 
-def schema_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows; none where it does not say."""
-    if not isinstance(schema, dict) or depth > 8:
+def schema_types(schema: Any, root: dict[str, Any], seen: set[str] | None = None) -> frozenset[str]:
+    """Return the JSON types that a schema allows; none where it does not say. ``seen``: followed references."""
+    seen = set() if seen is None else seen
+    if not isinstance(schema, dict):
         return frozenset()
     if isinstance(declared := schema.get("type"), str):
         return frozenset({declared})
     if isinstance(declared, list):
         return frozenset(map(str, declared))
-    values = (
-        schema["enum"] if isinstance(schema.get("enum"), list) else [schema[key] for key in ("const",) if key in schema]
-    )
-    if values:
-        return frozenset(map(_type_of, values))
+    if isinstance(schema.get("enum"), list):
+        return frozenset(map(_type_of, schema["enum"]))
+    if "const" in schema:
+        return frozenset({_type_of(schema["const"])})
     if isinstance(reference := schema.get("$ref"), str):
-        return schema_types(resolve(reference, root), root, depth + 1)
+        if reference in seen:
+            return frozenset()
+        seen.add(reference)
+        return schema_types(resolve(reference, root), root, seen)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list):
-            return frozenset().union(*(schema_types(one, root, depth + 1) for one in schema[key]))
+            return frozenset().union(*(schema_types(one, root, seen) for one in schema[key]))
     return frozenset()
 
 

@@ -39,6 +39,14 @@ class Asked:
     strict: frozenset[str]
     """The tools whose schema must hold. Of others' schemas a notation other than JSON may leave out what it cannot."""
 
+    reasoning: tuple[str, ...] = ()
+    """Rules of ``reasoning``, which may stand before calls that must come; none: it may not."""
+
+    @property
+    def before(self) -> str:
+        """Items that may stand before calls that must come."""
+        return "reasoning? SPACE?" if self.reasoning else "SPACE?"
+
     def json(self, name: str) -> str:
         """Return the item of Lark for the arguments of a tool, as JSON."""
         return json_schema(self.tools[name])
@@ -89,6 +97,15 @@ def regex(text: str) -> str:
     return re.escape(text).replace("/", "\\/").replace("\n", "\\n")
 
 
+def counts(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
+    """Return two bounds of a schema. Raises ValueError: they are no counts."""
+    bounds = schema.get(least, 0), schema.get(most)
+    for bound in bounds:
+        if bound is not None and (type(bound) is not int or bound < 0):
+            raise ValueError(f"{least} and {most} are counts, not {bound!r}")
+    return bounds
+
+
 def join(*items: str) -> str:
     """Return items of Lark, one after the other."""
     return " ".join(item for item in items if item)
@@ -125,7 +142,7 @@ def guide(
     rules = [*call_rules(calls, shape, bodies), *rules]
     trigger = f"<[{special[shape.trigger]}]>" if shape.trigger in special else quote(shape.trigger)
     if calls.must:
-        return lark(f"start: SPACE? {trigger} calls", SPACE_RULE, *rules)
+        return lark(f"start: {calls.before} {trigger} calls", SPACE_RULE, *calls.reasoning, *rules)
     if shape.trigger in special:
         return lark(f"start: FREE ({trigger} calls)?", f"FREE: {without(texts)}", *rules)
     first = ["start: FREE | head calls", f"FREE: {without([shape.trigger, *texts])}"]

@@ -97,6 +97,14 @@ def _arguments(text: str) -> str | None:
         return None
 
 
+def python_literal(text: str) -> Any:
+    """Return the list or the dictionary that a text spells in Python; None: it does not."""
+    try:
+        return _value(ast.parse(text, mode="eval").body) if text[:1] in ("[", "{") else None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
 def _key(name: str | None) -> str:
     if name is None:
         raise ValueError("** is no keyword")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import regex
@@ -59,18 +60,28 @@ class TemplateFormat(ChatFormat):
 
     def parser(self, tools: Sequence[Tool], *, reasoning_open: bool) -> OutputParser:
         """Return the parser of one output."""
-        return _TemplateParser(self._template, {tool.name: tool for tool in tools}, reasoning_open)
+        return _TemplateParser(self._read_by, {tool.name: tool for tool in tools}, reasoning_open)
+
+    @property
+    def _read_by(self) -> ResponseTemplate:
+        """The description; where reasoning is switched off, without the field of it."""
+        if self.has_reasoning:
+            return self._template
+        fields = tuple(one for one in self._template.fields if one.name not in REASONING)
+        return replace(self._template, fields=fields)
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether a rendered prompt ends inside a part of reasoning."""
         anchors = list(self._template.anchor.finditer(prompt, timeout=SECONDS))
-        parser = _TemplateParser(self._template, {}, False)
+        parser = _TemplateParser(self._read_by, {}, False)
         parser.push([prompt[anchors[-1].end() :] if anchors else prompt])
         return parser.in_reasoning
 
-    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+    def guide(
+        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+    ) -> Guide | None:
         """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
-        return self._found.guide(tools, choice, parallel)
+        return self._found.guide(tools, choice, parallel, reasoning=reasoning)
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens that end the reasoning."""

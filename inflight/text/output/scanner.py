@@ -205,11 +205,11 @@ class Scanner:
 
     def _settled(self, words: tuple[str, ...]) -> int:
         """Return the place where the longest end of the text begins that begins one of the words."""
-        longest = max(map(len, words), default=0) - 1
-        for place in range(max(self._place, len(self._text) - longest), len(self._text)):
-            if any(word.startswith(self._text[place:]) for word in words):
-                return place
-        return len(self._text)
+        if not words:
+            return len(self._text)
+        longest = max(map(len, words)) - 1
+        match = _beginnings(words).search(self._text, max(self._place, len(self._text) - longest))
+        return match.start() if match else len(self._text)
 
     # What is made of it.
 
@@ -307,3 +307,10 @@ def join_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 @lru_cache(maxsize=256)
 def _alternatives(words: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, words)))
+
+
+@lru_cache(maxsize=256)
+def _beginnings(words: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what matches the end of a text where it is the beginning of one of the words."""
+    nested = ("".join(f"(?:{re.escape(character)}" for character in word) + ")?" * len(word) for word in words)
+    return re.compile("|".join(f"(?!\\Z){one.removesuffix('?')}\\Z" for one in nested))

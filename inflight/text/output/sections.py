@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser
-from inflight.text.output.lark import Asked, asked, quote
+from inflight.text.output.lark import TEXT, Asked, asked, quote
 from inflight.text.output.markers import Piece
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.tools import Tool, ToolChoice
@@ -92,10 +94,25 @@ class SectionFormat(ChatFormat):
         """Return the tokens that end the reasoning."""
         return tuple(tokenizer.spelling(self.thinking[1])) if self.has_reasoning else ()
 
-    def guide(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Guide | None:
+    def guide(
+        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+    ) -> Guide | None:
         """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
         calls = asked(tools, choice, parallel)
-        return None if calls is None else self.grammar(calls, {tool.name: tool for tool in tools})
+        if calls is None:
+            return None
+        if reasoning and self.has_reasoning:
+            calls = replace(calls, reasoning=self._reasoning_rules())
+        try:
+            return self.grammar(calls, {tool.name: tool for tool in tools})
+        except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+            raise InvalidRequest(f"tools: the parameters of a tool are no JSON schema: {error}") from None
+
+    def _reasoning_rules(self) -> tuple[str, ...]:
+        opening, closing = map(self.word, self.thinking)
+        if self.thinking[1] in self._special:
+            return f"reasoning: {opening} THOUGHT {closing}", f"THOUGHT: {TEXT}"
+        return f"reasoning: {opening} thought", f"thought[lazy]: THOUGHT {closing}", f"THOUGHT: {TEXT}"
 
     def grammar(self, calls: Asked, tools: Tools) -> Guide:
         """Return the grammar of calls as the format writes them."""

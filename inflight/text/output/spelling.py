@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.text.output.json_calls import resolve
-from inflight.text.output.lark import Asked, join, quote, regex
+from inflight.text.output.lark import Asked, counts, join, quote, regex
 
 NOTES = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "$defs", "definitions"}
@@ -118,8 +118,8 @@ class Spelled:
         raise self._error(place, f"type {kind!r}")
 
     def _string(self, schema: dict[str, Any]) -> str:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        size = f"{{{least},{most}}}" if least or most != "" else "*"
+        least, most = counts(schema, "minLength", "maxLength")
+        size = f"{{{least},{'' if most is None else most}}}" if least or most is not None else "*"
         name = f"STRING_{len(self.rules)}"
         excluded = (
             ""
@@ -131,7 +131,7 @@ class Spelled:
 
     def _array(self, schema: dict[str, Any], place: str) -> str:
         item = self._value(schema.get("items", True), f"{place}/items")
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        least, most = counts(schema, "minItems", "maxItems")
         if most == 0:
             return quote("[]")
         more = f"({quote(self._spelling.comma)} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from inflight.text.output.json_calls import schema_types
 from inflight.text.output.json_text import to_json
+from inflight.text.output.python_calls import python_literal
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
 from inflight.text.output.tools import Tool
 
@@ -98,7 +99,10 @@ def _read_value(scanner: Scanner, tool: Tool, key: str) -> Reading[bool]:
 def parameter_types(tool: Tool, key: str) -> frozenset[str]:
     """Return the JSON types of a tool's parameter; none where the schema does not say."""
     properties = tool.parameters.get("properties")
-    return schema_types(properties.get(key), tool.parameters) if isinstance(properties, dict) else frozenset()
+    try:
+        return schema_types(properties.get(key), tool.parameters) if isinstance(properties, dict) else frozenset()
+    except RecursionError:
+        return frozenset()
 
 
 def convert(text: str, types: frozenset[str]) -> str:
@@ -114,7 +118,8 @@ def convert(text: str, types: frozenset[str]) -> str:
             if not types or _is_one_of(value, types):
                 return to_json(int(value) if isinstance(value, float) and "number" not in types and types else value)
         except (ValueError, RecursionError):
-            pass
+            if types & {"array", "object"} and (value := python_literal(bare)) is not None and _is_one_of(value, types):
+                return to_json(value)
     return to_json(text)
 
 

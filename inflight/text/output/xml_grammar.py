@@ -6,7 +6,7 @@ from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.text.output.json_calls import schema_types
-from inflight.text.output.lark import TEXT, Asked, join, json_schema, quote
+from inflight.text.output.lark import TEXT, Asked, counts, join, json_schema, quote
 from inflight.text.output.spelling import NOTES
 
 _END = "</parameter>"
@@ -64,8 +64,8 @@ class XmlArguments:
     def _text(self, schema: dict[str, Any], closing: str) -> str:
         """Return the item of a text that ends at the first closing tag."""
         number = len(self.rules)
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        size = f" & /(?s:.){{{least},{most}}}/" if least or most != "" else ""
+        least, most = counts(schema, "minLength", "maxLength")
+        size = f" & /(?s:.){{{least},{'' if most is None else most}}}/" if least or most is not None else ""
         self.rules.append(f"TEXT_{number}: {TEXT}{size} & ~/(?s:.*)<\\/parameter>(?s:.*)/")
         self.rules.append(f"text_{number}[lazy]: TEXT_{number} {closing}")
         return f"text_{number}"

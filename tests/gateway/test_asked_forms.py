@@ -1,0 +1,34 @@
+"""What a request's fields ask for: the form of an answer, and whether it is streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inflight.gateway.fields import Fields
+from inflight.gateway.guides import read_guide
+from tests.gateway.support.gateways import inside
+
+
+@pytest.mark.parametrize(
+    "body", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
+def test_a_json_object_is_an_object_and_no_other_value(body: dict[str, Any]) -> None:
+    found = read_guide(Fields(body))
+    assert found is not None
+    assert found.guide.kind == "json_schema", "the kind `json` lets a number through"
+    assert json.loads(found.guide.text) == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}), ("/v1/completions", {"prompt": "a"})],
+)
+def test_options_of_a_stream_need_a_stream(path: str, asked: dict[str, Any]) -> None:
+    with inside(ready=True) as gateway, gateway.client() as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        answer = client.post(path, json={"model": model, "stream_options": {"include_usage": True}, **asked})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "stream_options"

@@ -1,0 +1,85 @@
+"""Calls of tools through the real engine: what a grammar enforces, both APIs read, however it is asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inflight.resources import DEMO
+from tests.gateway.support.gateways import Beside, beside
+from tests.gateway.support.scripted import TEMPLATE
+from tests.gateway.test_agents_server import answer
+from tests.gateway.test_messages_events import replay as replay_message
+from tests.gateway.test_responses_events import replay as replay_items
+from tests.support.tables import each_row
+
+Json = dict[str, Any]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "name": "get_weather", "parameters": SCHEMA}]
+RESPONSE: Json = {"input": "How is the weather in Paris?", "tools": TOOLS, "seed": 5, "max_output_tokens": 400}
+MESSAGE: Json = {
+    "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+    "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
+    "seed": 5,
+    "max_tokens": 400,
+}
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """The demo with a chat template that has tools, in Qwen's format."""
+    directory = tmp_path_factory.mktemp("caller") / "demo"
+    shutil.copytree(DEMO, directory)
+    settings = directory / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
+    (directory / "model" / "chat_template.jinja").unlink(missing_ok=True)
+    with beside(directory) as running:
+        yield running
+
+
+def check(arguments: Json) -> None:
+    assert set(arguments) == {"city", "days"}
+    assert arguments["city"] in ("Paris", "Rome")
+    assert arguments["days"] in range(1, 10)
+
+
+@each_row(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "get_weather"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]},
+    ],
+)
+def test_a_response_has_the_call_that_is_asked_for(caller: Beside, choice: Any) -> None:
+    body = RESPONSE | {"tool_choice": choice, "parallel_tool_calls": False}
+    response = answer(caller, "/v1/responses", body)
+    [call] = [item for item in response["output"] if item["type"] == "function_call"]
+    check(json.loads(call["arguments"]))
+    assert (response["status"], call["status"]) == ("completed", "completed")
+    [streamed] = replay_items(answer(caller, "/v1/responses", body | {"stream": True}))
+    assert (streamed["name"], streamed["arguments"]) == (call["name"], call["arguments"])
+
+
+@each_row("choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}])
+def test_a_message_has_the_call_that_is_asked_for(caller: Beside, choice: Json) -> None:
+    body = MESSAGE | {"tool_choice": choice}
+    message = answer(caller, "/v1/messages", body)
+    [call] = message["content"]
+    check(call["input"])
+    assert message["stop_reason"] == "tool_use"
+    streamed = replay_message(answer(caller, "/v1/messages", body | {"stream": True}))
+    assert [block["input"] for block in streamed["content"]] == [call["input"]]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "Sunny."}
+    turns = [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [result]}]
+    goes_on = answer(caller, "/v1/messages", MESSAGE | {"messages": MESSAGE["messages"] + turns, "max_tokens": 5})
+    assert goes_on["usage"]["output_tokens"] > 0

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from benchmarks.checkpoints import written_once
-from benchmarks.peers.environments import Home, home_of
+from benchmarks.environments import Home
+from benchmarks.peers.environments import home_of
 from benchmarks.peers.jobs import Worker
 from benchmarks.peers.variants import OURS, WORKERS, Variant
 from inflight.resources import ROOT

@@ -228,7 +228,7 @@ def test_a_signal_amid_the_first_words_has_none_of_them_printed_twice(
 
     screen = Interrupting()
     monkeypatch.setattr(command, "_console", Console(file=screen))
-    monkeypatch.setattr(command, "_banner", lambda server, seconds: "ready in 1 s")
+    monkeypatch.setattr(command, "_banner", lambda server, gateway, seconds: "ready in 1 s")
     monkeypatch.setattr(command, "find_installation", lambda triton: None)
     for name in ("TritonServer", "Supervisor", "GatewayProcess"):
         monkeypatch.setattr(command, name, MagicMock())

@@ -40,7 +40,12 @@ def check_a_chat_and_its_stream_agree(gateway: Gateway) -> None:
 def check_tools(gateway: Gateway) -> None:
     """With both providers, streamed and not."""
     for provider in PROVIDERS:
-        wanted: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+        wanted: dict[str, Any] = {
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 200,
+        }
         answer = ask(gateway, provider, **wanted)
         assert answer.choices[0].message.tool_calls
         for call in answer.choices[0].message.tool_calls:

@@ -91,9 +91,9 @@ def _lm_eval(documents: int) -> Result:
     rows = list(differences(theirs, ours))
     equal = sum(row["transformers"] == row["gateway"] for row in rows)
     finding = (
-        f"lm-eval's scores of {documents} documents of each task, on transformers and through the gateway, on the same "
-        f"checkpoint in float32: {equal} of {len(rows)} are equal to the last digit. The largest difference is that of a "
-        "log-likelihood, relative to it; of generated texts it is the number of those that differ."
+        f"lm-eval's scores of {documents} documents of each task, on transformers and through the gateway, on the "
+        f"same checkpoint in float32: {equal} of {len(rows)} are equal to the last digit. The largest difference is "
+        "that of a log-likelihood, relative to it; of generated texts it is the number of those that differ."
     )
     return Result("lm-eval", "lm-eval on the gateway and on transformers", finding, rows)
 
@@ -104,7 +104,7 @@ def _tools(streams: int, requests: int) -> Result:
         rows: list[Any] = list(run_tools(served, (DEMO / "model").resolve(), folder, streams, requests))
     finding = (
         f"{requests} chats of 100 tokens in and 64 out, {streams} at once, on the engine that computes nothing, with "
-        "steps of 2 ms. The tools run unmodified, and share the cores with the server: their figures say what they cost "
-        "as much as what it does."
+        "steps of 2 ms. The tools run unmodified, and share the cores with the server: their figures say what they "
+        "cost as much as what it does."
     )
     return Result("tools", "Load tools against the gateway", finding, rows)

@@ -56,7 +56,7 @@ Ask = Callable[[Seen], Awaitable[None]]
 
 
 def measure(served: Served, streams: int, rounds: int, seconds: float) -> Iterator[Measured]:
-    """Measure each path in each round, beginning with another one each time; the first round is preceded by a short one.
+    """Measure each path in each round, beginning with another one each time, after a short run of each.
 
     Raises:
         EngineFailure: an answer is not as long as it has to be.

@@ -7,8 +7,10 @@ from the questions and answers that the repository brings.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.clients import CLIENTS, LM_EVAL
+from benchmarks.gateway.served import KEY, Served
 from inflight.errors import EngineFailure
 from inflight.resources import HELD_OUT_DATA, ROOT
 
@@ -37,9 +40,50 @@ class Scores:
     """By task: what the model answered to each document's requests, in order."""
 
 
+def on_both(served: Served, checkpoint: Path, folder: Path, count: int) -> tuple[Scores, Scores]:
+    """Score ``count`` documents of each task on transformers and on a gateway that serves the same checkpoint."""
+    write_tasks(folder, count)
+    length = {"max_length": 1024}
+    theirs = evaluate("hf", {"pretrained": checkpoint, "dtype": "float32", **length}, folder, "hf")
+    asked = {
+        "base_url": f"{served.url}/v1/completions",
+        "model": served.gateway.model_name,
+        "tokenizer": checkpoint,
+        "num_concurrent": 4,
+        **length,
+    }
+    return theirs, evaluate("local-completions", asked, folder, "gateway", KEY)
+
+
+def differences(theirs: Scores, ours: Scores) -> Iterator[dict[str, float | str]]:
+    """Yield a row for each metric of a task, with the largest difference of what the task's requests were answered.
+
+    It is relative to the log-likelihood, and for texts the number of those that differ.
+    """
+    for task in TASKS:
+        pairs = list(zip(_flat(theirs.samples[task]), _flat(ours.samples[task]), strict=True))
+        worst = float(sum(a != b for a, b in pairs)) if task == GENERATION else max(_relative(a, b) for a, b in pairs)
+        for metric, value in theirs.metrics[task].items():
+            if metric != "sample_len" and "stderr" not in metric:
+                found = {"transformers": value, "gateway": ours.metrics[task][metric]}
+                yield {"task": task, "metric": metric.partition(",")[0], **found, "largest_difference": worst}
+
+
+def _flat(samples: Iterable[Any]) -> Iterator[Any]:
+    """Yield what each request was answered: a log-likelihood as text, or a text."""
+    for document in samples:
+        for answer in document:
+            yield answer[0] if isinstance(answer, list) else answer
+
+
+def _relative(one: str, other: str) -> float:
+    return abs(float(one) - float(other)) / abs(float(one))
+
+
 def write_tasks(folder: Path, count: int) -> None:
     """Write the tasks and their documents, ``count`` for each task."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, whose results would be read too
+    folder.mkdir(parents=True)
     turns = [json.loads(line)["messages"] for line in QUESTIONS.read_text().splitlines()[: count + _CHOICES]]
     answers = [answer["content"] for _, answer in turns]
     documents = [
@@ -76,9 +120,9 @@ def _tasks() -> dict[str, dict[str, Any]]:
         },
         GENERATION: {
             "output_type": "generate_until",
-            "doc_to_text": "{{question}}",
+            "doc_to_text": "<|im_start|>user\n{{question}}<|im_end|>\n<|im_start|>assistant\n",
             "doc_to_target": "answer",
-            "generation_kwargs": {"until": ["\n", "."], "max_gen_toks": 32, "do_sample": False, "temperature": 0},
+            "generation_kwargs": {"until": ["<|im_end|>"], "max_gen_toks": 32, "do_sample": False, "temperature": 0},
             "metric_list": [{"metric": "exact_match", "aggregation": "mean"}],
         },
     }
@@ -107,8 +151,6 @@ def evaluate(model: str, arguments: Mapping[str, Any], folder: Path, name: str, 
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    import os
-
     return os.environ | _OFFLINE | {"HF_HOME": str((folder / "hub").resolve()), "PYTHONPATH": ""}
 
 

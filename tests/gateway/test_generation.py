@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -197,7 +198,9 @@ def test_the_engines_errors_name_the_requests_fields(gateway: Beside) -> None:
         assert "guided_decoding" not in error["message"]
         words = refusal(client, CHAT, messages=messages, stop=["x"] * 300)
         assert words["param"] == "stop"
-        late = client.post(CHAT, json={"model": MODEL, "messages": messages, "deadline_ms": 1})
+        # So long a prompt takes several steps, each of which looks at the deadline.
+        unread = [{"role": "user", "content": "".join(random.choices(ascii_lowercase, k=1500))}]
+        late = client.post(CHAT, json={"model": MODEL, "messages": unread, "deadline_ms": 1})
     assert late.status_code == 504
     assert late.headers["x-should-retry"] == "false"
 

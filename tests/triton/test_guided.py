@@ -131,6 +131,12 @@ def test_what_cannot_be_enforced_is_refused(
         client.generate(QUESTION, _options(kind, guide, **more))
 
 
+def test_start_ids_without_a_guide_are_refused(guided: Running) -> None:
+    options = GenerateOptions(max_tokens=4, guide_start_ids=[1])
+    with Client(guided.grpc) as client, pytest.raises(errors.InvalidRequest, match="guided_decoding_guide_type"):
+        client.generate(QUESTION, options)
+
+
 def test_rows_and_sequences_have_guides_of_their_own(guided: Running) -> None:
     with Client(guided.grpc) as client:
         several = client.generate(

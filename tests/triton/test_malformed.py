@@ -102,7 +102,6 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"lora_task_id": 7}, UNSUPPORTED, "lora_task_id"),
     ({"guided_decoding_guide_type": "xml"}, INVALID, "guided_decoding_guide_type"),
     ({"guided_decoding_guide": "a"}, INVALID, "guided_decoding_guide_type"),
-    ({"guide_start_ids": [1]}, INVALID, "guided_decoding_guide_type"),
     ({"prompt_vocab_size": 5}, UNSUPPORTED, "prompt_vocab_size"),
     ({"prompt_table_extra_id": 5}, UNSUPPORTED, "prompt_table_extra_id"),
     ({"decoder_text_input": "x"}, UNSUPPORTED, "decoder_text_input"),

@@ -69,7 +69,8 @@ class Command:
 
     @property
     def server(self) -> psutil.Process:
-        [server] = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        [server] = [child for child in children if "inflight.gateway" not in child.cmdline()]
         return server
 
     def process_of(self, name: str) -> int:

@@ -131,10 +131,14 @@ def test_what_cannot_be_enforced_is_refused(
         client.generate(QUESTION, _options(kind, guide, **more))
 
 
-def test_start_ids_without_a_guide_are_refused(guided: Running) -> None:
-    options = GenerateOptions(max_tokens=4, guide_start_ids=[1])
+@pytest.mark.parametrize(
+    "options",
+    [{"guide_start_ids": [1]}, {"guided_decoding_guide": "a"}, {"guided_decoding_guide_type": "xml"}],
+    ids=["start ids", "guide", "kind"],
+)
+def test_half_a_guide_is_refused(guided: Running, options: dict[str, Any]) -> None:
     with Client(guided.grpc) as client, pytest.raises(errors.InvalidRequest, match="guided_decoding_guide_type"):
-        client.generate(QUESTION, options)
+        client.generate(QUESTION, GenerateOptions(max_tokens=4, **options))
 
 
 def test_rows_and_sequences_have_guides_of_their_own(guided: Running) -> None:

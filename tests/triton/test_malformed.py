@@ -100,8 +100,6 @@ ENSEMBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"beam_width": 2, "num_top_log_probs": 2}, UNSUPPORTED, "num_top_log_probs"),
     ({"beam_width": 2, "return_generation_logits": True}, UNSUPPORTED, "return_generation_logits"),
     ({"lora_task_id": 7}, UNSUPPORTED, "lora_task_id"),
-    ({"guided_decoding_guide_type": "xml"}, INVALID, "guided_decoding_guide_type"),
-    ({"guided_decoding_guide": "a"}, INVALID, "guided_decoding_guide_type"),
     ({"prompt_vocab_size": 5}, UNSUPPORTED, "prompt_vocab_size"),
     ({"prompt_table_extra_id": 5}, UNSUPPORTED, "prompt_table_extra_id"),
     ({"decoder_text_input": "x"}, UNSUPPORTED, "decoder_text_input"),

@@ -204,8 +204,10 @@ def tensors_of(request: GenerateRequest) -> dict[str, Any]:
     for name, field_name, default in _SCALARS:
         if (value := getattr(request, field_name)) != default:
             tensors[name] = [value]
-    if request.temperature:  # greedy is what a request without it is; 1.0 alone would be greedy too
-        tensors |= {"temperature": [request.temperature], "runtime_top_p": [request.top_p]}
+    # Always given: where it is absent, a seed beside it means 1.0, which alone, without top_p, would be greedy.
+    tensors["temperature"] = [request.temperature]
+    if request.temperature:
+        tensors["runtime_top_p"] = [request.top_p]
         tensors |= {"runtime_top_k": [request.top_k]} if request.top_k else {}
         tensors |= {"min_p": [request.min_p]} if request.min_p else {}
     if request.stop_token_ids:

@@ -204,12 +204,11 @@ def tensors_of(request: GenerateRequest) -> dict[str, Any]:
     for name, field_name, default in _SCALARS:
         if (value := getattr(request, field_name)) != default:
             tensors[name] = [value]
-    # Always given: where it is absent, a seed beside it means 1.0, which alone, without top_p, would be greedy.
-    tensors["temperature"] = [request.temperature]
-    if request.temperature:
-        tensors["runtime_top_p"] = [request.top_p]
+    if request.temperature:  # greedy is what a request with none of these is; a seed alone would have it sample
+        tensors |= {"temperature": [request.temperature], "runtime_top_p": [request.top_p]}
         tensors |= {"runtime_top_k": [request.top_k]} if request.top_k else {}
         tensors |= {"min_p": [request.min_p]} if request.min_p else {}
+        tensors |= {} if request.seed is None else {"seed": [request.seed]}
     if request.stop_token_ids:
         tensors["stop_words_list"] = word_list([[token] for token in request.stop_token_ids])
     if request.bad_words:
@@ -229,7 +228,6 @@ _SCALARS: tuple[tuple[str, str, Any], ...] = (
     ("presence_penalty", "presence_penalty", 0.0),
     ("frequency_penalty", "frequency_penalty", 0.0),
     ("prompt_ignore_length", "prompt_ignore_length", 0),
-    ("seed", "seed", None),
     ("min_tokens", "min_tokens", 0),
     ("return_log_probs", "log_probs", False),
     ("num_top_log_probs", "top_log_probs", 0),

@@ -13,6 +13,7 @@ from benchmarks.peers.environments import TORCH
 
 SDKS, LLAMA_INDEX, LM_EVAL = "sdks", "llama-index", "lm-eval"
 GUIDELLM, AIPERF = "guidellm", "aiperf"
+SUITES = "suites"
 RECIPES = {
     SDKS: Recipe(
         (
@@ -38,6 +39,19 @@ RECIPES = {
     ),
     GUIDELLM: Recipe((TORCH, "guidellm==0.8.1")),
     AIPERF: Recipe(("aiperf==0.13.0",)),
+    SUITES: Recipe(  # what llama.cpp's tests of its server import
+        (
+            "aiohttp==3.14.5",
+            "filelock==4.2.11",
+            "numpy==2.4.6",
+            "openai==3.57.0",
+            "prometheus-client==0.26.0",
+            "pytest==9.1.1",
+            "pytest-timeout==2.4.0",
+            "requests==2.34.2",
+            "wget==3.2",
+        )
+    ),
 }
 CLIENTS = Environments("make clients", Path("artifacts/clients"), RECIPES)
 

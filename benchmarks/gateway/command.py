@@ -18,7 +18,7 @@ from benchmarks.gateway.tools import run_tools
 from benchmarks.result import Result
 from inflight.resources import DEMO
 
-Part = Literal["paths", "lm-eval", "tools"]
+Part = Literal["all", "paths", "lm-eval", "tools"]
 _PAGE = Page(
     "The gateway, beside the KServe path and under programs of others",
     "OpenAI's API through the gateway, measured on the machine that serves, with the clients beside it. Written by "
@@ -33,7 +33,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def gateway(
-    part: Annotated[list[Part] | None, typer.Option(help="What to measure; all by default.")] = None,
+    part: Annotated[Part, typer.Option(help="What to measure.")] = "all",
     streams: Annotated[int, typer.Option(min=1, max=256, help="Streams at once.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of all paths in turn.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 5,
@@ -42,19 +42,16 @@ def gateway(
     output: Output = None,
 ) -> None:
     """Measure the gateway beside the KServe path, and run lm-eval and load tools on it."""
-    wanted = part or ["paths", "lm-eval", "tools"]
-
     def results() -> Iterator[Result]:
-        if "paths" in wanted:
+        if part in ("all", "paths"):
             yield from (_paths(name, streams, rounds, seconds) for name in ENGINES)
-        if "lm-eval" in wanted:
+        if part in ("all", "lm-eval"):
             yield _lm_eval(documents)
-        if "tools" in wanted:
+        if part in ("all", "tools"):
             yield _tools(streams, requests)
 
-    words = [f"--part {one}" for one in part or []]
-    words += [f"--streams {streams} --rounds {rounds} --seconds {seconds:g} --documents {documents}"]
-    report_results(results, command_line("gateway", *words, f"--requests {requests}"), output, _PAGE)
+    words = f"--part {part} --streams {streams} --rounds {rounds} --seconds {seconds:g} --documents {documents}"
+    report_results(results, command_line("gateway", words, f"--requests {requests}"), output, _PAGE)
 
 
 def _settings(engine: str, streams: int = 32) -> dict[str, Any]:

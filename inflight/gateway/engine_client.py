@@ -204,9 +204,7 @@ def tensors_of(request: GenerateRequest) -> dict[str, Any]:
     for name, field_name, default in _SCALARS:
         if (value := getattr(request, field_name)) != default:
             tensors[name] = [value]
-    if (
-        request.temperature
-    ):  # greedy is a request with none of these: a seed alone would sample, and 1.0 alone would not
+    if request.temperature:  # greedy is what a request with none of these is; a seed alone would have it sample
         tensors |= {"temperature": [request.temperature], "runtime_top_p": [request.top_p]}
         tensors |= {"runtime_top_k": [request.top_k]} if request.top_k else {}
         tensors |= {"min_p": [request.min_p]} if request.min_p else {}

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SETUP = @$(PYTHON) scripts/setup.py
 EVERYTHING := engine,serve,load,build,dev
 
-.PHONY: setup serve demo engine test proofs lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
+.PHONY: setup serve demo engine test proofs programs lint bench peers clients contract dashboards compile-test gpu-test gpu-contact gpu-wheels gpu-report gpu-predictions train-demo train-draft clean
 
 # Everything, or what is named: make setup EXTRAS=engine,serve
 EXTRAS ?= $(EVERYTHING)
@@ -43,15 +43,20 @@ WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1
 TOGETHER = OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder -n $(WORKERS)
 test:
 	$(SETUP) $(EVERYTHING)
-	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(TOGETHER) -m "not proof")
+	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(TOGETHER) -m "not proof and not programs")
 
 proofs: export HYPOTHESIS_PROFILE ?= full
 proofs:
 	$(SETUP) $(EVERYTHING)
 	@$(if $(ARGS),$(BIN)/pytest $(ARGS),status=0; \
-	$(TOGETHER) -m "(proof or property) and not alone" || status=1; \
+	$(TOGETHER) -m "(proof or property) and not alone and not programs" || status=1; \
 	$(BIN)/pytest -m alone $$(grep -rl "mark\.alone" tests --include=*.py) || status=1; \
 	exit $$status)
+
+# The gateway under programs of others, which come from the package registries.
+programs:
+	$(SETUP) $(EVERYTHING)
+	@$(BIN)/pytest -m programs tests/gateway/programs $(ARGS)
 
 # make bench ARGS="engine --streams 8": what measures Inflight itself; make bench lists it.
 bench:

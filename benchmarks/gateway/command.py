@@ -42,6 +42,7 @@ def gateway(
     output: Output = None,
 ) -> None:
     """Measure the gateway beside the KServe path, and run lm-eval and load tools on it."""
+
     def results() -> Iterator[Result]:
         if part in ("all", "paths"):
             yield from (_paths(name, streams, rounds, seconds) for name in ENGINES)

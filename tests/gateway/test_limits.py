@@ -164,7 +164,7 @@ def test_no_more_requests_than_allowed_run_at_once(small: Inside) -> None:
         for one in others:
             one.join()
         assert client.get("/v1/models").status_code == 200
-    assert small.gateway.load.running == 0
+    until(lambda: small.gateway.load.running == 0)  # the last one is counted out after its answer
 
 
 def test_a_pipelined_request_waits_for_another_connection(small: Inside) -> None:

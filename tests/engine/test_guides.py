@@ -158,6 +158,8 @@ A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]
         ({"minProperties": 3, "required": ["a"]}, "minProperties at the root: it can be enforced up to 2"),
         ({"items": [A], "additionalItems": A, "allOf": [{}]}, "additionalItems at the root"),
         ({"items": {"maximum": 2**53 + 1}}, "maximum at /items: 9007199254740993 has too many digits"),
+        ({"const": -(2**63)}, "const at the root: -9223372036854775808 has too many digits"),
+        ({"items": {"enum": [0, {"a": [2**53 + 1]}]}}, "enum at /items: 9007199254740993 has too many digits"),
         ({"minimum": float("inf")}, "minimum at the root"),
         ({"x-guidance": {"lenient": True}}, "x-guidance at the root"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "$schema at the root: draft 3"),

@@ -148,10 +148,8 @@ def test_the_work_ends_with_its_client(running: Inside, work: Work, path: str, h
     until(lambda: work.made > 5)
     if how == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    began = time.monotonic()
     connection.close()
-    until(lambda: work.closed == 1)
-    assert time.monotonic() - began < 1
+    until(lambda: work.closed == 1)  # by itself it would end after 100 s
     assert work.ended == 0
     until(lambda: running.gateway.load.running == 0)
     with running.client() as client:
@@ -200,7 +198,8 @@ def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(runni
 def test_silent_streams_get_comments_where_they_are_wanted(work: Work) -> None:
     stream = Served("POST", "/stream", work.stream)
     with inside(stream, stream_keep_alive_s=0.1) as running, running.client() as client:
-        text = client.post("/stream", json={"count": 2, "pause_s": 0.35}).text
+        text = client.post("/stream", json={"count": 2, "pause_s": 1.5}).text
+    with inside(stream, stream_keep_alive_s=30) as running, running.client() as client:
         late = client.post("/stream", json={"count": 0, "error": "full"})
     assert text.startswith(": keep-alive\n\n")
     assert text.count(": keep-alive") >= 4
@@ -216,5 +215,5 @@ def test_many_streams_leave_nothing_behind(running: Inside, work: Work) -> None:
 
     texts = asyncio.run(ask())
     assert {text.count("data: ") for text in texts} == {21}
-    assert (work.begun, work.closed, work.ended) == (50, 50, 50)
-    assert running.gateway.load.running == 0
+    until(lambda: (work.begun, work.closed, work.ended) == (50, 50, 50))
+    until(lambda: running.gateway.load.running == 0)

@@ -53,8 +53,8 @@ def small() -> Iterator[Inside]:
 
 
 def _ask(running: Inside, *parts: bytes, pause_s: float = 0.0) -> bytes:
-    """Send parts of a request and return all that comes until the connection ends or is silent for five seconds."""
-    with socket.create_connection(("127.0.0.1", running.port), 5) as connection:
+    """Send parts of a request and return all that comes until the connection ends, which it must."""
+    with socket.create_connection(("127.0.0.1", running.port), 60) as connection:
         try:
             for part in parts:
                 connection.sendall(part)
@@ -65,7 +65,7 @@ def _ask(running: Inside, *parts: bytes, pause_s: float = 0.0) -> bytes:
         try:
             while more := connection.recv(65536):
                 answer += more
-        except (TimeoutError, ConnectionError):
+        except ConnectionError:
             pass
         return answer
 
@@ -117,20 +117,20 @@ def test_a_body_that_does_not_come_ends_in_time(small: Inside) -> None:
     began = time.monotonic()
     answer = _ask(small, _post("content-length: 100"), b'{"prompt"')
     assert _code(answer) == (408, "request_timeout")
-    assert PATIENCE_S <= time.monotonic() - began < PATIENCE_S + 3
+    assert time.monotonic() - began >= PATIENCE_S
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /v1/models HTTP/1.1\r\n", b"GET"])
 def test_a_head_that_does_not_come_ends_in_time(small: Inside, first: bytes) -> None:
     began = time.monotonic()
     assert _ask(small, first) == b""
-    assert PATIENCE_S <= time.monotonic() - began < PATIENCE_S + 3
+    assert time.monotonic() - began >= PATIENCE_S
 
 
 def test_a_head_that_drips_ends_in_time(small: Inside) -> None:
     began = time.monotonic()
-    assert _ask(small, *[b"GET / HTTP/1.1\r\n", *[b"x-a: b\r\n"] * 40], pause_s=0.1) == b""
-    assert time.monotonic() - began < 10
+    assert _ask(small, *[b"GET / HTTP/1.1\r\n", *[b"x-a: b\r\n"] * 600], pause_s=0.1) == b""
+    assert time.monotonic() - began < 50, "it takes a minute"
 
 
 @pytest.mark.parametrize("line", [b"x-a: %s\r\n", b"x-%s: a\r\n"])
@@ -177,7 +177,8 @@ def test_a_pipelined_request_waits_for_another_connection(small: Inside) -> None
 
 def test_requests_one_after_another_share_a_connection(small: Inside) -> None:
     get = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-    answer = _ask(small, get, get, get, pause_s=0.1)
+    last = get.replace(b"host: x", b"host: x\r\nconnection: close")
+    answer = _ask(small, get, get, last, pause_s=0.1)
     assert len(re.findall(rb"HTTP/1.1 200", answer)) == 3
 
 

@@ -28,6 +28,7 @@ from inflight.engine.guided.schema_keywords import (
 )
 from inflight.errors import InvalidRequest
 
+_LARGEST_INTEGER = 2**53
 _DEEPEST = 100
 """Schemas inside of schemas; llguidance takes 128 levels of JSON."""
 _MOST_TRIALS = 200
@@ -118,6 +119,8 @@ class _Checked:
             raise refusal(path, keyword, f"it cannot be enforced ({UNSERVED[keyword]})")
         if keyword in BOUNDS:
             _check_bound(path, keyword, value)
+        if keyword in ("const", "enum"):
+            _check_constants(path, keyword, value)
         if path and keyword in ("$id", "id") and isinstance(value, str) and not value.startswith("#"):
             raise refusal(path, keyword, "an identifier inside of a schema changes what references mean")
         if (
@@ -173,6 +176,17 @@ def _check_bound(path: Path, keyword: str, value: Any) -> None:
         exact = False
     if not exact:
         raise refusal(path, keyword, f"{value} has too many digits to be enforced exactly")
+
+
+def _check_constants(path: Path, keyword: str, value: Any) -> None:
+    """Refuse integers that a double may not hold: llguidance (1.9.1) rounds them, or ends the process (-2**63)."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, dict | list):
+            rest.extend(one.values() if isinstance(one, dict) else one)
+        elif isinstance(one, int) and abs(one) > _LARGEST_INTEGER:
+            raise refusal(path, keyword, f"{one} has too many digits to be enforced exactly")
 
 
 def _check_together(path: Path, schema: dict[str, Any]) -> None:

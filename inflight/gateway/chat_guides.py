@@ -100,8 +100,6 @@ def _thought(form: SectionFormat) -> str:
 def _item(guide: Guide) -> str | None:
     """Return a guide as an item of Lark; None for kinds that are none."""
     match guide.kind:
-        case "json":
-            return '%json {"type": "object"}'
         case "json_schema":
             return f"%json {guide.text}"
         case "choice":

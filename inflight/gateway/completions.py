@@ -22,7 +22,7 @@ from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.guides import read_guide
-from inflight.gateway.merging import merged
+from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
@@ -31,8 +31,6 @@ from inflight.text.output.format import ChatFormat
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
-_AT_ONCE = 64
-"""Prompts of one request that the engine has at once."""
 
 
 async def completions(request: Request) -> Response:
@@ -46,7 +44,7 @@ async def completions(request: Request) -> Response:
     prompts = await read_prompts(fields["prompt"], gateway, add_special_tokens=special)
     jobs = [_job(request, fields, gateway, prompt, stream=streams) for prompt in prompts]
     answer = CompletionAnswer(fields, gateway, model, jobs, prompts)
-    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], _AT_ONCE)
+    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], AT_ONCE)
     if streams:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))

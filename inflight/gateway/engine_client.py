@@ -26,6 +26,7 @@ from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
 from inflight.errors import EngineFailure, InflightError
 from inflight.sampling import Guide
+from inflight.text.preprocess import word_lists
 
 _CONNECT_TIMEOUT_S = 2.0
 _STOP_TIMEOUT_S = 5.0
@@ -210,9 +211,9 @@ def tensors_of(request: GenerateRequest) -> dict[str, Any]:
         tensors |= {"min_p": [request.min_p]} if request.min_p else {}
         tensors |= {} if request.seed is None else {"seed": [request.seed]}
     if request.stop_token_ids:
-        tensors["stop_words_list"] = word_list([[token] for token in request.stop_token_ids])
+        tensors["stop_words_list"] = word_lists([[[token] for token in request.stop_token_ids]])[0]
     if request.bad_words:
-        tensors["bad_words_list"] = word_list(request.bad_words)
+        tensors["bad_words_list"] = word_lists([request.bad_words])[0]
     if request.bias is not None:
         tensors["embedding_bias"] = request.bias
     if request.guide is not None:
@@ -238,15 +239,6 @@ _SCALARS: tuple[tuple[str, str, Any], ...] = (
     ("client_id", "client_id", ""),
 )
 """Tensors of one value: name, field of the request, and the value that is not sent."""
-
-
-def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return words as upstream lays them out: int32 [2, n], row 0 all ids joined, row 1 end offsets, -1 padded."""
-    ids = [token for word in words for token in word]
-    table = np.full((2, len(ids)), -1, np.int32)
-    table[0] = ids
-    table[1, : len(words)] = np.cumsum([len(word) for word in words])
-    return table
 
 
 def decode(message: pb.ModelInferResponse) -> dict[str, np.ndarray]:

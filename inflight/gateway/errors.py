@@ -79,9 +79,9 @@ def invalid(message: str, param: str | None = None, code: str | None = INVALID) 
     return ApiError(400, message, code=code, param=param)
 
 
-def away(message: str = _AWAY, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+def away(message: str = _AWAY) -> ApiError:
     """Return the error of a server that cannot take a request now: 503 with ``Retry-After``."""
-    return ApiError(503, message, code="server_unavailable", headers={"retry-after": str(retry_after_s)})
+    return ApiError(503, message, code="server_unavailable", headers={"retry-after": str(RETRY_AFTER_S)})
 
 
 def internal() -> ApiError:

@@ -109,7 +109,9 @@ _REQUEST = (
     served("client_id", string(256), "whose turn it uses, with `batching.fairness: client`"),
     served("user", string(), "as `client_id`, where that is not given"),
     served(
-        "request_id", string(128, empty=False), "the request's id in logs and traces, and part of the answer's `id`"
+        "request_id",
+        string(128, empty=False),
+        "part of the answer's `id`; the header x-request-id names the request in the log",
     ),
     served("rid", string(128, empty=False), "SGLang's name of `request_id`"),
     accepted("safety_identifier", string(), "only OpenAI's own service uses it"),

@@ -87,10 +87,7 @@ def _structured_outputs(value: dict[str, Any]) -> FieldGuide | None:
 
 def _guide(kind: GuideKind, value: Any, path: str) -> FieldGuide:
     """Return a guide with the text of a value: schemas may come as JSON text or as the value itself."""
-    if kind in ("json_schema", "structural_tag"):
-        if not isinstance(value, dict | str | bool):
-            raise wrong(path, value, "an object")
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    else:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if kind in ("json_schema", "structural_tag") and not isinstance(value, dict | str | bool):
+        raise wrong(path, value, "an object")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return FieldGuide(Guide(kind, text), path)

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
+AT_ONCE = 64
+"""Prompts of one request that the engine has at once."""
 _Item = TypeVar("_Item")
 
 

@@ -11,11 +11,9 @@ from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import invalid
-from inflight.gateway.merging import merged
+from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.told import context_length_exceeded, told
 
-AT_ONCE = 64
-"""Prompts of one request that the engine has at once."""
 _WORTH_WAITING = 128
 """Tokens that prompts begin with together, from which on the first one is read alone, so that the others find them in
 the prefix cache."""

@@ -218,7 +218,7 @@ def word_spellings(name: str, words: list[str], tokenizer: Tokenizer) -> list[li
     return [list(tokens) for tokens in dict.fromkeys(map(tuple, sequences))]
 
 
-def word_lists(rows: list[list[list[int]]]) -> np.ndarray:
+def word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     """Lay out word lists as upstream does: int32 [batch, 2, n], row 0 all ids joined, row 1 end offsets, -1 padded."""
     width = max((sum(map(len, row)) for row in rows), default=0)
     table = np.zeros((len(rows), 2, width), np.int32)

@@ -20,9 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from inflight.cli import app
 from inflight.resources import DEMO
 from inflight.serve.server import free_ports
 from tests.gateway.support.gateways import Beside, until
@@ -179,9 +177,10 @@ def test_keys_that_cannot_be_used_stop_the_start(tmp_path: Path, keys: str, said
 def test_a_busy_port_stops_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        done = CliRunner().invoke(app, ["serve", str(DEMO), f"--gateway-port={port}"])
-    assert done.exit_code == 1
-    assert f"127.0.0.1:{port} cannot be used (Address already in use); choose another --gateway-port" in done.output
+        command = [*INFLIGHT, "serve", str(DEMO), f"--gateway-port={port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port} cannot be used (Address already in use); choose another --gateway-port" in done.stderr
 
 
 def test_the_shared_gateway_is_ready(gateway: Beside) -> None:

@@ -210,13 +210,13 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
 
 
 def test_a_stream_that_does_not_end_in_time_is_told_so() -> None:
-    with inside(Served("GET", "/tick", _tick), exit_timeout_s=1) as running, running.client() as client:
+    with inside(Served("GET", "/tick", _tick), exit_timeout_s=5) as running, running.client() as client:
         texts: list[str] = []
         thread = threading.Thread(target=lambda: texts.append(client.get("/tick").text))
         thread.start()
         until(lambda: running.gateway.load.running == 1)
         _in_loop(running)
-        thread.join(10)
+        thread.join(60)
     [text] = texts
     *events, last = text.strip().split("\n\n")
     assert [json.loads(one.removeprefix("data: ")) for one in events] == list(range(len(events)))

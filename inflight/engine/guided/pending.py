@@ -39,11 +39,6 @@ class PendingGuides:
         if (compilation := self.waiting.pop(sequence, None)) is not None:
             self._compiler.give_up(compilation)
 
-    def clear(self) -> None:
-        """Forget all."""
-        for sequence in list(self.waiting):
-            self.discard(sequence)
-
     def take(self, now_ns: int) -> list[tuple[Sequence, GuideState | Output]]:
         """Take out those whose wait is over: with their guide, or with the output that ends them."""
         over = []

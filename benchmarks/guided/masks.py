@@ -165,9 +165,9 @@ def measure_shares(checkpoints: Path, rounds: int = 3) -> Iterator[Result]:
                 "masks [% of the fastest guided step]": 100 * best[1] / best[2],
             })  # fmt: skip
     finding = (
-        "Steps that decode, of engines whose requests all have a guide, or none: the best of some rounds, and the median "
-        "of the ratios of a guided round and the free one behind it. The masks' time is that of their one thread on the "
-        "CPU."
+        "Steps that decode, of engines whose requests all have a guide, or none: the best of some rounds, and the "
+        "median of the ratios of a guided round and the free one behind it. The masks' time is that of their one "
+        "thread on the CPU."
     )
     yield Result("shares", "The share of masks in a step", finding, rows)
 

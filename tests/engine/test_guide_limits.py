@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from inflight.engine.guided.compiler import Compilation, CompiledGuide, GuideCom
 from inflight.engine.guided.state import MaskBudget
 from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.engine.request import FinishReason, Output, Request
-from inflight.errors import InflightError, InvalidRequest, QueueFull
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull
 from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
@@ -129,6 +130,24 @@ def test_the_process_ends_with_the_compiler() -> None:
     del compiler, checker
     gc.collect()
     assert process.poll() == -signal.SIGKILL
+
+
+def test_the_process_ends_when_the_one_that_started_it_has_ended() -> None:
+    compiler = _compiler()
+    [checker] = compiler._worker._checkers
+    assert checker._process is not None
+    assert checker._connection is not None
+    checker._connection.close()
+    assert checker._process.wait(WAIT_S) == 0
+
+
+def test_a_process_that_does_not_start_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    compiler = GuideCompiler(lambda: Vocabulary(byte_tokenizer(), VOCAB), GuidedDecodingSettings())
+    said = _result(compiler, compiler.ask(_regex("a")))
+    assert isinstance(said, EngineFailure)
+    monkeypatch.undo()
+    assert isinstance(_result(compiler, compiler.ask(_regex("a"))), CompiledGuide)
 
 
 def test_kept_guides_are_bounded_by_the_memory_that_they_may_take() -> None:

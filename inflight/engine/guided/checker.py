@@ -9,7 +9,9 @@ import sys
 import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+import inflight
 from inflight.engine.guided.checking import CheckedGuide
 from inflight.engine.guided.vocabulary import TokenTable
 from inflight.errors import EngineFailure, InflightError, InvalidRequest
@@ -36,52 +38,27 @@ class Checker:
         self._closing = threading.Lock()
         self._closed = False
 
-    def start(self) -> Connection:
-        """Start the process, unless it runs, and wait until it is ready.
-
-        Raises:
-            EngineFailure: it does not start.
-        """
-        if self._connection is not None and self._process is not None and self._process.poll() is None:
-            return self._connection
-        self._stop()
-        own, other = Pipe()
-        with self._closing:
-            if not self._closed:
-                self._process = _spawn(other)
-        other.close()
-        try:
-            own.send((self._table, self._settings.max_grammar_size, self._settings.max_lexer_states))
-            if not own.poll(_START_S):
-                raise TimeoutError
-            own.recv()
-        except (EOFError, OSError) as error:
-            own.close()
-            self._stop()
-            raise EngineFailure("the process that checks guides does not start", error) from None
-        self._connection = own
-        return own
-
     def check(self, guide: Guide) -> CheckedGuide | InflightError:
         """Return what the process says of a guide, or the error of a guide that it does not survive."""
         limit = self._settings.compile_timeout_s
         try:
-            connection = self.start()
+            connection = self._started()
+        except (EOFError, OSError) as error:
+            log.exception("the process that checks guides does not start")
+            self._stop()
+            return EngineFailure("guides cannot be compiled; the server's log says why", error)
+        try:
             connection.send(guide)
             if connection.poll(limit):
                 answer: CheckedGuide | InflightError = connection.recv()
                 return answer
-            error: InflightError = TookTooLong(
-                f"guided_decoding_guide takes more than {limit:g} s to compile; it must be simpler"
-            )
-        except EngineFailure as failure:
-            log.exception("guides cannot be checked")
-            return failure
+            said = f"guided_decoding_guide takes more than {limit:g} s to compile; it must be simpler"
+            failed: InflightError = TookTooLong(said)
         except (EOFError, OSError):
-            error = InvalidRequest("guided_decoding_guide cannot be compiled: it takes too much memory or stack")
-        log.warning("a guide of the kind %s, %d bytes, ended its process: %s", guide.kind, len(guide.text), error)
+            failed = InvalidRequest("guided_decoding_guide cannot be compiled: it takes too much memory or stack")
+        log.warning("the process that checks guides is ended (%s, %d bytes): %s", guide.kind, len(guide.text), failed)
         self._stop()
-        return error
+        return failed
 
     def close(self) -> None:
         """End the process; what it checks fails."""
@@ -89,6 +66,23 @@ class Checker:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
+
+    def _started(self) -> Connection:
+        """Return the connection to the process, which is started unless it runs, and is ready."""
+        if self._connection is not None and self._process is not None and self._process.poll() is None:
+            return self._connection
+        self._stop()
+        own, other = Pipe()
+        self._connection = own
+        with other, self._closing:
+            if self._closed:
+                raise EOFError
+            self._process = _spawn(other)
+        own.send((self._table, self._settings.max_grammar_size, self._settings.max_lexer_states))
+        if not own.poll(_START_S):
+            raise TimeoutError
+        own.recv()
+        return own
 
     def _stop(self) -> None:
         if self._connection is not None:
@@ -101,7 +95,7 @@ class Checker:
 
 def _spawn(connection: Connection) -> subprocess.Popen[bytes]:
     """Start the process. It imports what this one does, and its libraries start no threads."""
-    paths = os.pathsep.join(filter(None, sys.path))
+    paths = os.pathsep.join([str(Path(inflight.__path__[0]).parent), *filter(None, sys.path)])
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "inflight.engine.guided.check_process", str(connection.fileno())],
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},

@@ -108,7 +108,10 @@ class GuideCompiler:
 
     def result(self, compilation: Compilation) -> CompiledGuide | InflightError | None:
         """Return what has come of a compilation; None: it goes on."""
-        return compilation.result if compilation.done.is_set() else None
+        if not compilation.done.is_set():
+            return None
+        self._settle()
+        return compilation.result
 
     def give_up(self, compilation: Compilation) -> None:
         """Say that one request less waits for a compilation. One that nobody waits for leaves the queue."""

@@ -30,7 +30,7 @@ int argmax(const float* row, int size) {
   const F lowest = Isa::set(-FLT_MAX);
   int k = 0;
   for (; k + kLanes <= size; k += kLanes) {
-    const F x = Isa::load(row + k), shown = Isa::max(lowest, x);  // NaN stays NaN, and a token that is banned is no more
+    const F x = Isa::load(row + k), shown = Isa::max(lowest, x);  // NaN stays, minus infinity becomes finite
     largest = Isa::max(largest, x);
     nothing = Isa::add(nothing, Isa::sub(shown, shown));  // NaN where there is NaN or infinity
   }

@@ -55,7 +55,7 @@ class GuidedDecodingSettings(Section):
         le=60_000,
         allow_inf_nan=False,
         description="milliseconds of CPU time that a mask of one sequence may take on average; a sequence whose last "
-        "hundred masks take more ends with an error",
+        "five hundred masks take more ends with an error",
     )
     mask_threads: int | None = Field(
         None,

@@ -12,7 +12,7 @@ from inflight.engine.guided.vocabulary import Vocabulary, clear_bit, has_bit, se
 from inflight.errors import InflightError, InvalidRequest
 from inflight.sampling import SamplingParams
 
-_AHEAD = 100
+_AHEAD = 500
 """Masks whose time a sequence may take at once: lexers make their states as a text first comes to them."""
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +149,17 @@ def test_a_process_that_does_not_start_is_the_servers_fault(monkeypatch: pytest.
     assert isinstance(said, EngineFailure)
     monkeypatch.undo()
     assert isinstance(_result(compiler, compiler.ask(_regex("a"))), CompiledGuide)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system does not say what a process has")
+def test_the_process_can_take_a_limited_amount_of_memory() -> None:
+    code = (
+        "from inflight.engine.guided.check_process import _MEMORY_BYTES, _limit_memory\n"
+        "_limit_memory()\n"
+        "bytearray(_MEMORY_BYTES // 2)\n"
+        "try:\n    bytearray(_MEMORY_BYTES)\nexcept MemoryError:\n    print('refused')"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "refused\n"
 
 
 def test_kept_guides_are_bounded_by_the_memory_that_they_may_take() -> None:

@@ -65,8 +65,12 @@ def _outcome(guide: Guide, tokens: LLTokenizer, limits: LLParserLimits) -> Check
 
 
 def _limit_memory() -> None:
-    with open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
+    """Let this process take so much more, where it can be found out what it has."""
+    try:
+        with open("/proc/self/statm") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+    except FileNotFoundError:
+        return
     resource.setrlimit(resource.RLIMIT_AS, (taken + _MEMORY_BYTES, taken + _MEMORY_BYTES))
 
 

@@ -66,6 +66,7 @@ class Checker:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
+                self._process.wait()
 
     def _started(self) -> Connection:
         """Return the connection to the process, which is started unless it runs, and is ready."""

@@ -52,7 +52,7 @@ int argmax(const float* row, int size) {
   return 0;
 }
 
-// A token that is banned, by a logit of minus infinity, weighs nothing, and its bucket is `buckets`, one behind all others.
+// A token that is banned, by a logit of minus infinity, weighs nothing; its bucket is `buckets`, one behind all others.
 void weigh_all(const float* row, int size, double largest, double temperature, double per_bucket, int buckets,
                double* weights, uint16_t* bucket) {
   for (int k = 0; k < size; k += kDoubles) {

@@ -1,8 +1,8 @@
 // How a token is drawn: by the inverse of the distribution function, over the tokens in the order of their logits.
 //
 // The order is needed only where a limit falls. Tokens lie in buckets of nearly equal logits, whose masses are summed;
-// a bucket in which a limit falls is sorted. Tokens that are banned lie in a bucket of their own, behind all others, which
-// nobody looks into: a guide bans most of the vocabulary.
+// a bucket in which a limit falls is sorted. Banned tokens lie in a bucket of their own behind all others, into which
+// nobody looks: a guide bans most of the vocabulary.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

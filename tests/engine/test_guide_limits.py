@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from inflight.engine.engine import Engine
-from inflight.engine.guided.checking import check_guide, parser_limits
+from inflight.engine.guided.checking import check_guide, compile_grammar, parser_limits
 from inflight.engine.guided.compiler import Compilation, CompiledGuide, GuideCompiler
-from inflight.engine.guided.state import MaskBudget
+from inflight.engine.guided.masks import next_masks
+from inflight.engine.guided.state import GuideState, MaskBudget
 from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.engine.request import FinishReason, Output, Request
 from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull
-from inflight.sampling import Guide
+from inflight.sampling import Guide, SamplingParams
 from inflight.settings.guided import GuidedDecodingSettings
 from tests.engine.support.checkpoints import VOCAB, checkpoint
 from tests.engine.support.driving import ask, load, run
@@ -200,6 +201,21 @@ def test_a_guide_whose_lexer_is_full_is_compiled_anew() -> None:
             assert next_output.error is None
     assert failed
     assert compiler.ask(guide).result is not compiled
+
+
+def test_a_state_that_finds_its_lexer_full_says_so() -> None:
+    vocabulary, guide = Vocabulary(byte_tokenizer(), VOCAB, threads=1), _regex("[ab]*a[ab]{10}")
+    limits = parser_limits(200_000, 300)
+    grammar = check_guide(guide, vocabulary.tokens, limits).grammar
+    compiled = CompiledGuide(compile_grammar(grammar, vocabulary.tokens, limits), vocabulary)
+    sampling, source = SamplingParams(100, guide=guide), random.Random(1)
+    state, letters = GuideState(compiled, sampling), [byte_tokenizer().spelling(letter)[0] for letter in "ab"]
+    while not state.matcher.is_error():  # type: ignore[union-attr]
+        next_masks([state])
+        state.push(source.choice(letters))
+    other = GuideState(compiled, sampling)
+    assert "cannot be followed any further: lexer error" in str(other.without_token(0))
+    assert compiled.failed
 
 
 def _guided(guide: Guide, **more: Any) -> Request:

@@ -86,7 +86,9 @@ class GuideState:
             return error
         if self._holds and self._matcher.is_accepting():
             return self._too_short(generated)
-        return InvalidRequest(
+        if self._holds:
+            self._matcher.compute_bitmask()  # the mask was that of a draft's copy, which may have passed a limit
+        return self.failure(generated) or InvalidRequest(
             "guided_decoding_guide and embedding_bias, bad_words_list, min_tokens or the end ids leave no token that "
             "could come next; they must leave one"
         )

@@ -27,17 +27,18 @@ inline Doubles exp(Doubles x) {
 
 int argmax(const float* row, int size) {
   F largest = Isa::set(kNegative), nothing = Isa::zero();
+  const F lowest = Isa::set(-FLT_MAX);
   int k = 0;
   for (; k + kLanes <= size; k += kLanes) {
-    const F x = Isa::load(row + k);
+    const F x = Isa::load(row + k), shown = Isa::max(lowest, x);  // NaN stays, minus infinity becomes finite
     largest = Isa::max(largest, x);
-    nothing = Isa::add(nothing, Isa::sub(x, x));  // NaN where there is NaN or infinity
+    nothing = Isa::add(nothing, Isa::sub(shown, shown));  // NaN where there is NaN or infinity
   }
   float most = Isa::largest(largest);
   bool odd = Isa::sum(nothing) != 0.0f;
   for (; k < size; k++) {
     most = row[k] > most ? row[k] : most;
-    odd |= row[k] - row[k] != 0.0f;
+    odd |= row[k] != row[k] || row[k] > FLT_MAX;
   }
   if (odd) {  // NaN is larger than all
     most = kNegative;
@@ -51,6 +52,7 @@ int argmax(const float* row, int size) {
   return 0;
 }
 
+// A token that is banned, by a logit of minus infinity, weighs nothing; its bucket is `buckets`, one behind all others.
 void weigh_all(const float* row, int size, double largest, double temperature, double per_bucket, int buckets,
                double* weights, uint16_t* bucket) {
   for (int k = 0; k < size; k += kDoubles) {
@@ -61,14 +63,17 @@ void weigh_all(const float* row, int size, double largest, double temperature, d
     }
     Floats part;
     memcpy(&part, some, sizeof part);
-    Doubles x = (__builtin_convertvector(part, Doubles) - largest) / temperature;
+    const Doubles logits = __builtin_convertvector(part, Doubles);
+    const Integers banned = logits == (Doubles){} + (double)kNegative;
+    Doubles x = (logits - largest) / temperature;
     const Integers far = x < -700.0;
     x = far ? (Doubles){} - 700.0 : x;
     Doubles weight = exp(x);
     weight = far ? (Doubles){} : weight;
     Doubles place = x * -per_bucket;
     place = place < (double)(buckets - 1) ? place : (Doubles){} + (double)(buckets - 1);
-    const Integers number = __builtin_convertvector(place, Integers);
+    Integers number = __builtin_convertvector(place, Integers);
+    number = banned ? (Integers){} + buckets : number;
     for (int i = 0; i < kDoubles && k + i < size; i++) {
       weights[k + i] = weight[i];
       bucket[k + i] = (uint16_t)number[i];

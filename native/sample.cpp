@@ -1,7 +1,8 @@
 // How a token is drawn: by the inverse of the distribution function, over the tokens in the order of their logits.
 //
 // The order is needed only where a limit falls. Tokens lie in buckets of nearly equal logits, whose masses are summed;
-// a bucket in which a limit falls is sorted.
+// a bucket in which a limit falls is sorted. Banned tokens lie in a bucket of their own behind all others, into which
+// nobody looks: a guide bans most of the vocabulary.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -27,13 +28,14 @@ struct Bucket {
   double mass, before;
 };
 
-// A row's tokens, from the likeliest on; of equal logits, the first one comes first.
+// A row's tokens that are not banned, from the likeliest on; of equal logits, the first one comes first.
 class Ranking {
  public:
   Ranking(const float* row, int size, Drawing& memory) : row_(row), size_(size), memory_(memory) {
     memory.mass.assign(kBuckets, 0.0);
     memory.count.assign(kBuckets, 0);
     for (int i = 0; i < size; i++) {
+      if (memory.bucket[i] == kBuckets) continue;
       memory.mass[memory.bucket[i]] += memory.weights[i];
       memory.count[memory.bucket[i]]++;
     }

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from benchmarks.guided.suites import Case
 from benchmarks.result import Result
+from inflight.engine.guided.checking import parser_limits
 from inflight.engine.guided.grammar import Grammars
 from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.errors import InvalidRequest
@@ -52,9 +53,7 @@ class GuideLayer:
         self._tokenizer = Tokenizer.from_checkpoint(DEMO / "model")
         self._vocabulary = Vocabulary(self._tokenizer, self._tokenizer.config.vocab_size)
         settings = GuidedDecodingSettings()
-        self._limits = LLParserLimits(
-            max_grammar_size=settings.max_grammar_size, max_lexer_states=settings.max_lexer_states
-        )
+        self._limits = parser_limits(settings.max_grammar_size, settings.max_lexer_states)
         self._grammars = Grammars(self._vocabulary.tokens, self._limits)
 
     def grammar(self, schema: Any) -> str:

@@ -111,6 +111,8 @@ class Engine:
     def warm_up(self) -> None:
         """Serve a few requests, so that whatever is slow the first time has happened. The metrics do not count them."""
         self._runner.warm_up()
+        if self._guides is not None:
+            self._guides.warm_up()
         started = time.perf_counter()
         on_gpu = device_memory(self._runner.device) is not None
         for request in warm_up_requests(self._config, on_gpu, self._runner.vocab_size, self._runner.max_length):

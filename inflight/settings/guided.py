@@ -20,20 +20,42 @@ class GuidedDecodingSettings(Section):
         "square of it",
     )
     compile_timeout_s: float = Field(
-        10, gt=0, le=600, allow_inf_nan=False, description="seconds that the compilation of one guide may take"
+        10,
+        gt=0,
+        le=600,
+        allow_inf_nan=False,
+        description="seconds that the compilation of one guide may take, from its beginning",
     )
     compile_threads: int = Field(
-        2, ge=1, le=64, description="threads that compile guides, beside the thread that computes the steps"
+        2,
+        ge=1,
+        le=64,
+        description="threads that compile guides, each with a process that checks a guide first; one that hangs or "
+        "crashes it ends its request alone",
+    )
+    compile_queue: int = Field(
+        64, ge=1, description="guides that may wait to be compiled; a request with one more may be sent again later"
     )
     cached_guides: int = Field(256, ge=0, description="compiled guides that are kept for later requests; 0: none")
     cached_bytes: int = Field(
-        16 << 20, ge=0, description="bytes of the texts of the guides that are kept; the least recently used go first"
+        512 << 20,
+        ge=0,
+        description="bytes of memory that the guides that are kept may take, as estimated from above; the least "
+        "recently used go first",
     )
     max_grammar_size: int = Field(
         200_000, ge=1, description="symbols of a guide's grammar; a larger grammar takes longer to compile"
     )
     max_lexer_states: int = Field(
-        50_000, ge=1, description="states of a guide's lexer, each of 1 to 2 KiB; sequences of one guide share them"
+        50_000, ge=1, description="states of a guide's lexer, each of up to 1 KiB; sequences of one guide share them"
+    )
+    max_mask_ms: float = Field(
+        2,
+        gt=0,
+        le=60_000,
+        allow_inf_nan=False,
+        description="milliseconds of CPU time that a mask of one sequence may take on average; a sequence whose last "
+        "five hundred masks take more ends with an error",
     )
     mask_threads: int | None = Field(
         None,

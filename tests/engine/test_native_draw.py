@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import pytest
@@ -36,6 +37,21 @@ def test_the_tokens_are_those_of_the_sort(
     assert torch.equal(native.draw(case[0], draws), expected)
     greedy = [one if row % 2 else GREEDY for row, one in enumerate(draws)]
     assert torch.equal(native.draw(case[0], greedy), draw_tokens(case[0], greedy))
+
+
+def test_rows_of_which_most_is_banned_cost_no_more_than_free_ones() -> None:
+    rows, size = 4, 128_256
+    native = NativeModel(random_decoder("llama", vocab_size=size), SETS[0], 1)
+    free = torch.randn(rows, size, generator=torch.Generator().manual_seed(1))
+    banned = torch.full_like(free, -math.inf)
+    banned[:, 77] = 0.0
+    draws, seconds = [Draw(1.0, 50, 1.0, 0.0, 0.4)] * rows, {"free": math.inf, "banned": math.inf}
+    for _ in range(15):
+        for name, logits in (("free", free), ("banned", banned)):
+            began = time.perf_counter()
+            native.draw(logits, draws)
+            seconds[name] = min(seconds[name], time.perf_counter() - began)
+    assert seconds["banned"] < 2 * seconds["free"]
 
 
 @each_set

@@ -1,7 +1,8 @@
 """The compiler of guides: it works on threads of its own, and keeps what it has compiled.
 
 Nothing here is done by the engine's thread, which only asks whether a guide is ready. The first guide also waits for
-the vocabulary, which is built on the first of these threads as the engine starts.
+the vocabulary, which is built on the first of these threads as the engine starts. A guide is checked in another process
+first, which may hang or crash; only what it survives is compiled in this one.
 """
 
 from __future__ import annotations
@@ -13,31 +14,45 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
-from inflight.engine.guided.grammar import Grammars
-from inflight.engine.guided.vocabulary import Vocabulary, clear_bit
-from inflight.errors import EngineFailure, InflightError, InvalidRequest
+from inflight.engine.guided.check_process import STACK_BYTES
+from inflight.engine.guided.checker import Checker, TookTooLong
+from inflight.engine.guided.checking import compile_grammar, parser_limits
+from inflight.engine.guided.vocabulary import Vocabulary
+from inflight.errors import EngineFailure, InflightError, InvalidRequest, QueueFull
 from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings
 
 log = logging.getLogger(__name__)
 
-_STACK_BYTES = 256 << 20
-"""Of a compiling thread: llguidance follows references and names by recursion, and no error stops it at the end of the
-stack. It is reserved, and takes memory only where it is used. ``max_guide_bytes`` bounds how deep a guide can go."""
 _LONGEST_END_S = 10
+_STATE_BYTES = 1 << 10
+"""A state of a lexer takes less, with its transitions: 400 to 700 bytes were measured."""
+_GROWN_BYTES_PER_S = 200_000_000
+"""A lexer grows by less in a second of masks; this much was measured with the expressions that make it grow fastest."""
 _Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class CompiledGuide:
-    """A guide that matchers can be copied from."""
+    """A guide that matchers can be copied from. Its copies share one lexer, which grows as they come to new places."""
 
     matcher: LLMatcher
     vocabulary: Vocabulary
+    settings: GuidedDecodingSettings = field(default_factory=GuidedDecodingSettings)
+    compiled_bytes: int = 0
+    masks_s: float = 0.0
+    """What the masks of its sequences have taken."""
+    failed: bool = False
+    """Whether a sequence could not follow it any further. Where the lexer is full, no other can either."""
+
+    @property
+    def bytes(self) -> int:
+        """Most bytes of memory that it takes, as far as can be known: llguidance does not tell the size of a lexer."""
+        grown = min(self.masks_s * _GROWN_BYTES_PER_S, self.settings.max_lexer_states * _STATE_BYTES)
+        return self.compiled_bytes + int(grown)
 
 
 @dataclass(eq=False, slots=True)
@@ -47,10 +62,13 @@ class Compilation:
     guide: Guide
     waiting: int = 0
     """How many requests wait for it; with none it is not begun any more."""
-    started: float | None = None
-    """When a thread began with it, by ``time.monotonic``."""
     result: CompiledGuide | InflightError | None = None
     done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def bytes(self) -> int:
+        """Most bytes of memory that it takes."""
+        return len(self.guide.text) + (self.result.bytes if isinstance(self.result, CompiledGuide) else 0)
 
 
 class GuideCompiler:
@@ -61,105 +79,148 @@ class GuideCompiler:
         self._settings = settings
         self._kept: OrderedDict[_Key, Compilation] = OrderedDict()
         """The compilations that have ended, and whose guides are kept; the latest used is the last."""
-        self._kept_bytes = 0
         self._running: dict[_Key, Compilation] = {}
         self._worker = worker = _Worker(make_vocabulary, settings)
-        self._lock, self._jobs = worker.lock, worker.jobs
         # The threads know the worker and not the compiler, so that they end with it.
-        threads = [threading.Thread(target=worker.work, name="guides", daemon=True) for _ in worker.numbers]
+        threads = [
+            threading.Thread(target=worker.work, name="guides", daemon=True) for _ in range(settings.compile_threads)
+        ]
         _start_with_stack(threads)
-        weakref.finalize(self, _end, worker.jobs, threads)
+        weakref.finalize(self, _end, worker, threads)
 
     def ask(self, guide: Guide) -> Compilation:
         """Return the compilation of a guide, which is begun unless it is kept or under way; ``give_up`` if not used."""
+        self._settle()
         key = (guide.kind, guide.text)
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
-        with self._lock:
-            running = self._running.get(key)
-            if running is not None and not running.done.is_set():
-                running.waiting += 1
-                return running
-        self._settle()
-        if key in self._kept:
-            return self._kept[key]
-        made = self._running[key] = Compilation(guide, waiting=1)
-        self._jobs.put(made)
+        if (running := self._running.get(key)) is not None:
+            running.waiting += 1
+            return running
+        made = Compilation(guide, waiting=1)
+        if self._worker.put(made):
+            self._running[key] = made
+        else:
+            made.result = QueueFull(f"{self._settings.compile_queue} guides wait to be compiled; try again later")
+            made.done.set()
         return made
 
     def result(self, compilation: Compilation) -> CompiledGuide | InflightError | None:
         """Return what has come of a compilation; None: it goes on."""
-        if compilation.done.is_set():
-            self._settle()
-            return compilation.result
-        limit = self._settings.compile_timeout_s
-        if compilation.started is not None and time.monotonic() - compilation.started > limit:
-            return InvalidRequest(f"guided_decoding_guide takes more than {limit:g} s to compile; it must be simpler")
-        return None
+        if not compilation.done.is_set():
+            return None
+        self._settle()
+        return compilation.result
 
     def give_up(self, compilation: Compilation) -> None:
-        """Say that one request less waits for a compilation."""
-        with self._lock:
-            compilation.waiting -= 1
+        """Say that one request less waits for a compilation. One that nobody waits for leaves the queue."""
+        compilation.waiting -= 1
+        if compilation.waiting <= 0 and self._worker.take_back(compilation):
+            del self._running[compilation.guide.kind, compilation.guide.text]
 
     def _settle(self) -> None:
-        """Keep what has been compiled, and drop what was kept longest without use."""
+        """Keep what has been compiled; drop what has failed in use, and what was kept longest without use."""
         for key, one in [(key, one) for key, one in self._running.items() if one.done.is_set()]:
             del self._running[key]
-            if isinstance(one.result, CompiledGuide | InvalidRequest) and key not in self._kept:
+            if isinstance(one.result, CompiledGuide | InvalidRequest) and not isinstance(one.result, TookTooLong):
                 self._kept[key] = one
-                self._kept_bytes += len(key[1])
-        while len(self._kept) > self._settings.cached_guides or self._kept_bytes > self._settings.cached_bytes:
-            (_, text), _ = self._kept.popitem(last=False)
-            self._kept_bytes -= len(text)
+        for key, one in list(self._kept.items()):
+            if isinstance(one.result, CompiledGuide) and one.result.failed:
+                del self._kept[key]
+        size = sum(one.bytes for one in self._kept.values())
+        while len(self._kept) > self._settings.cached_guides or size > self._settings.cached_bytes:
+            size -= self._kept.popitem(last=False)[1].bytes
 
 
 class _Worker:
     """What the compiler's threads do."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary], settings: GuidedDecodingSettings) -> None:
-        self.jobs: SimpleQueue[Compilation | None] = SimpleQueue()
-        self.numbers = range(settings.compile_threads)
-        self.lock = threading.Lock()
-        """Held where it is decided whether a job is begun, or has another request that waits for it."""
+        self._settings = settings
+        self._changed = threading.Condition()
+        """Guards the queue and the checkers."""
+        self._queue: dict[Compilation, None] = {}
+        self._checkers: list[Checker] = []
+        self._idle: list[Checker] = []
+        self._closed = False
         self._make_vocabulary = make_vocabulary
         self._making_vocabulary = threading.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._limits = LLParserLimits(
-            max_grammar_size=settings.max_grammar_size, max_lexer_states=settings.max_lexer_states, verbose_errors=False
-        )
+        self._limits = parser_limits(settings.max_grammar_size, settings.max_lexer_states)
+
+    def put(self, job: Compilation) -> bool:
+        """Put a job into the queue; return whether it had room."""
+        with self._changed:
+            if len(self._queue) >= self._settings.compile_queue:
+                return False
+            self._queue[job] = None
+            self._changed.notify()
+            return True
+
+    def take_back(self, job: Compilation) -> bool:
+        """Take a job out of the queue; return whether it was still there."""
+        with self._changed:
+            return job in self._queue and self._queue.pop(job) is None
+
+    def close(self) -> None:
+        """Let the threads end: what they do is given up."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            for checker in self._checkers:
+                checker.close()
+            self._changed.notify_all()
 
     def work(self) -> None:
-        """Compile what comes, until it is None."""
+        """Compile what comes, until the worker is closed."""
         try:
             self._shared_vocabulary()  # before the first guide comes
         except Exception:
             log.exception("the vocabulary of guides could not be made; each guide will try again")
-        while (job := self.jobs.get()) is not None:
-            with self.lock:
-                if job.waiting <= 0:
-                    job.done.set()
-                    continue
-                job.started = time.monotonic()
+        while (job := self._next()) is not None:
             job.result = self._compile(job.guide)
             job.done.set()
+
+    def _next(self) -> Compilation | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            if self._closed:
+                return None
+            job = next(iter(self._queue))
+            del self._queue[job]
+            return job
 
     def _compile(self, guide: Guide) -> CompiledGuide | InflightError:
         try:
             vocabulary = self._shared_vocabulary()
-            grammar = Grammars(vocabulary.tokens, self._limits).of(guide)
-            matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=self._limits)
-            if matcher.is_error():
-                raise InvalidRequest(f"guided_decoding_guide is refused: {matcher.get_error().splitlines()[0][:300]}")
-            if not _can_begin(matcher.deep_copy(), vocabulary):
-                raise InvalidRequest("guided_decoding_guide allows no text that this model's tokens can spell")
-            return CompiledGuide(matcher, vocabulary)
+            checker = self._take_checker(vocabulary)
+            try:
+                checked = checker.check(guide)
+            finally:
+                with self._changed:
+                    self._idle.append(checker)
+            if isinstance(checked, InflightError):
+                return checked
+            matcher = compile_grammar(checked.grammar, vocabulary.tokens, self._limits)
+            matcher.deep_copy().compute_bitmask()  # makes the first states of the lexer, which the copies share
+            return CompiledGuide(matcher, vocabulary, self._settings, checked.heap_bytes)
         except InflightError as error:
             return error
         except Exception:
             log.exception("a guide could not be compiled")
             return EngineFailure("the guide could not be compiled; the server's log says why")
+
+    def _take_checker(self, vocabulary: Vocabulary) -> Checker:
+        """Return a checker that no other thread uses, if there is one that has been used before."""
+        with self._changed:
+            if self._idle:
+                return self._idle.pop()
+            checker = Checker(vocabulary.table, self._settings)
+            self._checkers.append(checker)
+            if self._closed:
+                checker.close()
+            return checker
 
     def _shared_vocabulary(self) -> Vocabulary:
         with self._making_vocabulary:
@@ -170,25 +231,15 @@ class _Worker:
             return self._vocabulary
 
 
-def _can_begin(matcher: LLMatcher, vocabulary: Vocabulary) -> bool:
-    """Return whether a token may come first, or the text may be empty."""
-    if matcher.is_accepting():
-        return True
-    mask = vocabulary.masks([matcher])[0]
-    clear_bit(mask, vocabulary.end)
-    return bool(mask.any()) and not matcher.is_error()
-
-
-def _end(jobs: SimpleQueue[Compilation | None], threads: list[threading.Thread]) -> None:
+def _end(worker: _Worker, threads: list[threading.Thread]) -> None:
     """Let the threads end. One that is left in native code as the process ends would make it crash."""
-    for _ in threads:
-        jobs.put(None)
+    worker.close()
     for thread in threads:
         thread.join(_LONGEST_END_S)
 
 
 def _start_with_stack(threads: list[threading.Thread]) -> None:
-    usual = threading.stack_size(_STACK_BYTES)
+    usual = threading.stack_size(STACK_BYTES)
     try:
         for thread in threads:
             thread.start()

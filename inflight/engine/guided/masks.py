@@ -46,10 +46,12 @@ def next_masks(guides: Sequence[GuideState]) -> np.ndarray:
     """
     vocabulary = guides[0].vocabulary
     masks = np.tile(vocabulary.everything(), (len(guides), 1))
-    matchers = [(place, guide.matcher) for place, guide in enumerate(guides)]
-    held = [(place, matcher) for place, matcher in matchers if matcher is not None]
+    held = [(place, guide, guide.matcher) for place, guide in enumerate(guides) if guide.matcher is not None]
     if held:
-        masks[[place for place, _ in held]] = vocabulary.masks([matcher for _, matcher in held])
+        made, seconds = vocabulary.timed_masks([matcher for *_, matcher in held])
+        masks[[place for place, *_ in held]] = made
+        for (_, guide, _), taken in zip(held, seconds, strict=True):
+            guide.charge(taken)
     for mask, guide in zip(masks, guides, strict=True):
         guide.complete_mask(mask)
     return masks

@@ -8,6 +8,7 @@ from inflight.engine.guided.vocabulary import Vocabulary
 from inflight.engine.request import Output
 from inflight.engine.sequence import Sequence
 from inflight.errors import InflightError
+from inflight.sampling import Guide
 from inflight.settings.guided import GuidedDecodingSettings
 from inflight.text.tokenizer import Tokenizer
 
@@ -27,6 +28,10 @@ class PendingGuides:
         self._compiler = compiler
         self.waiting: dict[Sequence, Compilation] = {}
         """Those that wait. The engine looks at this alone while nobody does."""
+
+    def warm_up(self) -> None:
+        """Have the guide of any JSON compiled, which starts the process that checks guides; nothing waits for it."""
+        self._compiler.ask(Guide("json", ""))
 
     def add(self, sequence: Sequence) -> None:
         """Have the guide of a sequence compiled."""

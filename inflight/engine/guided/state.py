@@ -1,4 +1,4 @@
-"""GuideState: how far one sequence's text has come in its guide, and what may come next."""
+"""GuideState: how far one sequence's text has come in its guide, what may come next, and the time that this takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,26 @@ from inflight.engine.guided.vocabulary import Vocabulary, clear_bit, has_bit, se
 from inflight.errors import InflightError, InvalidRequest
 from inflight.sampling import SamplingParams
 
+_AHEAD = 500
+"""Masks whose time a sequence may take at once: lexers make their states as a text first comes to them."""
+
+
+class MaskBudget:
+    """The time that one sequence's masks may take: so much for each on average, of the last ``_AHEAD`` or so."""
+
+    def __init__(self, mask_s: float) -> None:
+        self._mask_s = mask_s
+        self._left_s = _AHEAD * mask_s
+
+    def charge(self, seconds: float) -> None:
+        """Count the time of a mask."""
+        self._left_s = min(self._left_s + self._mask_s - seconds, _AHEAD * self._mask_s)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the masks have taken longer than they may."""
+        return self._left_s < 0
+
 
 class GuideState:
     """The guide of one sequence. It begins behind the guide's start ids, if it has some.
@@ -24,6 +44,8 @@ class GuideState:
         guide = sampling.guide
         assert guide is not None
         self.vocabulary: Vocabulary = compiled.vocabulary
+        self._compiled = compiled
+        self._budget = MaskBudget(compiled.settings.max_mask_ms / 1e3)
         self._matcher: LLMatcher = compiled.matcher.deep_copy()
         self._start_ids = guide.start_ids
         self._recent: tuple[int, ...] = ()
@@ -48,8 +70,14 @@ class GuideState:
     def failure(self, generated: int) -> InflightError | None:
         """Return the error of a guide that cannot be followed, or that is over before ``min_tokens``; or None."""
         if self._matcher.is_error():
+            self._compiled.failed = True
             reason = " ".join(self._matcher.get_error().split())[:200] or "a limit was passed"
             return InvalidRequest(f"guided_decoding_guide cannot be followed any further: {reason}")
+        if self._budget.is_spent:
+            return InvalidRequest(
+                f"guided_decoding_guide cannot be followed any further: after {generated} tokens its masks take "
+                f"more than {self._compiled.settings.max_mask_ms:g} ms of CPU time on average; it must be simpler"
+            )
         return self._too_short(generated) if self.is_over() else None
 
     def without_token(self, generated: int) -> InflightError | None:
@@ -58,7 +86,9 @@ class GuideState:
             return error
         if self._holds and self._matcher.is_accepting():
             return self._too_short(generated)
-        return InvalidRequest(
+        if self._holds:
+            self._matcher.compute_bitmask()  # the mask was that of a draft's copy, which may have passed a limit
+        return self.failure(generated) or InvalidRequest(
             "guided_decoding_guide and embedding_bias, bad_words_list, min_tokens or the end ids leave no token that "
             "could come next; they must leave one"
         )
@@ -95,6 +125,11 @@ class GuideState:
         """What gives the mask of the next token; None: the guide does not hold yet."""
         return self._matcher if self._holds else None
 
+    def charge(self, seconds: float) -> None:
+        """Count the time that a mask of the matcher has taken."""
+        self._budget.charge(seconds)
+        self._compiled.masks_s += seconds
+
     def complete_mask(self, mask: np.ndarray) -> None:
         """Say in a mask of the matcher, int32 ``[words]``, with which of the model's tokens the text may end.
 
@@ -103,8 +138,9 @@ class GuideState:
         """
         ends = self._holds and has_bit(mask, self.vocabulary.end)
         clear_bit(mask, self.vocabulary.end)
-        if self._matcher.is_error():
+        if self._matcher.is_error() or self._budget.is_spent:
             mask[:] = 0
+            return
         for token in self._end_ids:
             named = self._holds and has_bit(mask, token)
             if token in self._ends and (ends or (named and self._completes(token))):

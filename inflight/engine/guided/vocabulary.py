@@ -8,19 +8,25 @@ the text may end, whichever ids end the request.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from inflight.text.tokenizer import Tokenizer
+if TYPE_CHECKING:  # what checks guides does not need it
+    from inflight.text.tokenizer import Tokenizer
 
 _MOST_THREADS = 8
 _FEW = 4
 """So many masks are computed faster on this thread than they are handed to others."""
 WORD = 32
 """Bits of a mask's words."""
+_SLOW_S = 0.001
+"""Masks of a step that take longer are measured one by one in the next step."""
 
 
 class Vocabulary:
@@ -36,21 +42,51 @@ class Vocabulary:
         """The token that stands for the end; no model makes it."""
         self.words = (size + WORD) // WORD
         """Words of a mask: a bit for each token and one for the end."""
-        self.tokens = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, size)))
+        self.table = TokenTable(tokenizer, size)
+        self.tokens = self.table.tokenizer()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = threads or max(1, min(cores // 2, _MOST_THREADS))
         self._executor = LLExecutor(threads) if threads > 1 else None
+        self._slow = False
+        """Whether the masks before took long."""
 
     def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
         """Return what each matcher allows next: int32 ``[n, words]``, a bit for each token, the lowest bit first."""
+        return self.timed_masks(matchers)[0]
+
+    def timed_masks(self, matchers: Sequence[LLMatcher]) -> tuple[np.ndarray, list[float]]:
+        """Return what each matcher allows next, and the seconds that each mask has taken.
+
+        Usually these are equal shares of a short time. Only where a step's masks take long are those of the next one
+        measured, one by one and in CPU time, so that the slow one is known, and what else the machine does is not taken
+        for its fault.
+        """
         masks = np.zeros((len(matchers), self.words), np.int32)
+        began = time.perf_counter()
+        seconds: list[float] = []
+        if self._slow:
+            seconds = self._fill_measured(matchers, masks)
+        else:
+            self._fill(matchers, masks)
+        taken = time.perf_counter() - began
+        self._slow = taken > _SLOW_S
+        return masks, seconds or [min(taken, _SLOW_S) / len(matchers)] * len(matchers)
+
+    def _fill_measured(self, matchers: Sequence[LLMatcher], masks: np.ndarray) -> list[float]:
+        """Fill the masks one by one; return the CPU time that each has taken."""
+        times = [time.thread_time()]
+        for row, matcher in enumerate(matchers):
+            fill_next_token_bitmask(matcher, masks, row)
+            times.append(time.thread_time())
+        return [end - begin for begin, end in pairwise(times)]
+
+    def _fill(self, matchers: Sequence[LLMatcher], masks: np.ndarray) -> None:
         if self._executor is None or len(matchers) <= _FEW:
             for row, matcher in enumerate(matchers):
                 fill_next_token_bitmask(matcher, masks, row)
         else:
             pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
             fill_next_token_bitmask_par(self._executor, pairs, masks)
-        return masks
 
     def everything(self) -> np.ndarray:
         """Return the mask that allows every token of the model: int32 ``[words]``."""
@@ -74,8 +110,8 @@ def clear_bit(mask: np.ndarray, token: int) -> None:
     mask.view(np.uint32)[token // WORD] &= np.uint32(~(1 << token % WORD) & 0xFFFFFFFF)
 
 
-class _Tokens:
-    """The tokens as ``TokenizerWrapper`` wants them."""
+class TokenTable:
+    """The tokens as ``TokenizerWrapper`` wants them. It can be sent to another process, which cannot encode by it."""
 
     bos_token_id = None
 
@@ -90,10 +126,17 @@ class _Tokens:
                 piece = tokenizer.name_of(token) or f"<unused token {token}>"
             self.tokens.append(piece if isinstance(piece, bytes) else piece.encode())
         self.tokens.append(b"<end of the text>")
-        self._encode = tokenizer.spelling
+        self._encode: Callable[[str], list[int]] | None = tokenizer.spelling
+
+    def tokenizer(self) -> LLTokenizer:
+        """Return llguidance's tokenizer of these tokens, with a trie of them."""
+        return LLTokenizer(TokenizerWrapper(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_encode": None}
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a text. Masks do not use it: our grammars tell llguidance to force no tokens."""
-        if not isinstance(text, str):
+        if not isinstance(text, str) or self._encode is None:
             raise TypeError("the text is bytes; the wrapper decodes them")
         return self._encode(text)

@@ -28,6 +28,13 @@ def masked(x: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
+def guided(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Allow few tokens of each row: one, or about a fiftieth of them."""
+    few = torch.rand(x.shape, generator=generator) < torch.randint(2, (len(x), 1), generator=generator) / 50
+    few.scatter_(1, torch.randint(x.shape[1], (len(x), 1), generator=generator), True)
+    return x.masked_fill(~few, -torch.inf)
+
+
 def zeros(x: Tensor, generator: torch.Generator) -> Tensor:
     x = torch.where(torch.rand(x.shape, generator=generator) < 0.5, 0.0, x)
     return torch.where(torch.rand(x.shape, generator=generator) < 0.5, x, -x)
@@ -38,7 +45,7 @@ def infinite(x: Tensor, _: torch.Generator) -> Tensor:
     return x
 
 
-KINDS = [plain, ties, bfloat16, masked, zeros, infinite]
+KINDS = [plain, ties, bfloat16, masked, guided, zeros, infinite]
 
 
 def make_case(

@@ -185,4 +185,5 @@ class _Choice:
             return None
         if reason != "stop":
             return "length"  # the deadline too: what there is has been cut off
-        return "tool_calls" if self._called and self._job.choice.kind in ("auto", "required") else "stop"
+        calls = self._called and not self._parser.has_open_call
+        return "tool_calls" if calls and self._job.choice.kind in ("auto", "required") else "stop"

@@ -77,23 +77,41 @@ class TemplateFormat(ChatFormat):
         parser.push([prompt[anchors[-1].end() :] if anchors else prompt])
         return parser.in_reasoning
 
+    def may_reason(self, prompt: str) -> bool:
+        """Return whether an output may begin with reasoning, as the family writes it."""
+        return self.has_reasoning and not self.opens_reasoning(prompt) and self._found.may_reason(prompt)
+
+    def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
+        """Return whether the family's guides take an answer's form."""
+        return self._found.takes(answer, beside_calls=beside_calls)
+
     def guide(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        *,
+        answer: Guide | None = None,
+        reasoning: bool = False,
     ) -> Guide | None:
-        """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
-        return self._found.guide(tools, choice, parallel, reasoning=reasoning)
+        """Return what an output must be, as the family writes it."""
+        return self._found.guide(tools, choice, parallel, answer=answer, reasoning=reasoning)
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens that end the reasoning."""
-        return self._found.guide_start(tokenizer)
+        """Return the tokens that end the reasoning: the description's own where it has one spelling of them."""
+        field = self._template.reasoning
+        words = field.closing.words if field is not None and field.closing is not None else ()
+        return tuple(tokenizer.spelling(words[0])) if len(words) == 1 else self._found.guide_start(tokenizer)
 
     def answer_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens from which on a guide of the answer's own text holds."""
+        """Return the tokens behind which the answer's own text stands."""
         return self._found.answer_start(tokenizer)
 
 
 class _TemplateParser:
     """Reads one output: text of the field at hand, up to the next delimiter."""
+
+    has_open_call = False
 
     def __init__(self, template: ResponseTemplate, tools: dict[str, Tool], reasoning_open: bool) -> None:
         self._template = template
@@ -209,8 +227,7 @@ class _TemplateParser:
         if not calls:
             self._scanner.content("".join(self._raw))
         for name, arguments in calls:
-            self._scanner.call(name)
-            self._scanner.arguments(arguments)
+            self._scanner.whole_call(name, arguments)
         self._raw, self._body = [], []
 
     def _values(self, field: Field) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.text.output.json_calls import resolve
-from inflight.text.output.lark import Asked, counts, join, quote, regex
+from inflight.text.output.lark import Asked, counts, escape, join, quote
 
 NOTES = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "$defs", "definitions"}
@@ -124,7 +124,7 @@ class Spelled:
         excluded = (
             ""
             if self._special or self._spelling.delimiter == '"'
-            else f" & ~/(?s:.*){regex(self._spelling.delimiter)}(?s:.*)/"
+            else f" & ~/(?s:.*){escape(self._spelling.delimiter)}(?s:.*)/"
         )
         self.rules.append(f"{name}: /({self._spelling.character}){size}/{excluded}")
         return join(self._quote, name, self._quote)

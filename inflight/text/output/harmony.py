@@ -18,6 +18,8 @@ from inflight.text.tokenizer import Tokenizer
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
 _HEADER = re.compile(r"[\w .=:/\-]*")
+_FIRST = re.compile(r" *(assistant)? *(to=.*)?")
+"""What may stand before the channel of the first message, whose beginning is the end of the prompt."""
 _RECIPIENT = re.compile(r"to=functions\.([\w.:/\-]+)")
 
 
@@ -62,9 +64,10 @@ class HarmonyFormat(SectionFormat):
 
     def _read(self, scanner: Scanner, tools: Tools, reasoning_open: bool) -> Reading[None]:
         messages = _Messages(scanner, tools)
-        word: str | None = _START
         if reasoning_open:
             word = yield from messages.body("analysis", None)
+        else:
+            word = yield from messages.next(_START, _FIRST)
         while word is not None:
             word = yield from messages.next(word)
         scanner.end_content()
@@ -107,8 +110,11 @@ class _Messages:
         self._before: Callable[[str], None] | None = None
         """Where the text of the message before went."""
 
-    def next(self, word: str) -> Reading[str | None]:
-        """Read the message behind the delimiter ``word``; return the delimiter that ends it, or None at the end."""
+    def next(self, word: str, role: re.Pattern[str] = _HEADER) -> Reading[str | None]:
+        """Read the message behind the delimiter ``word``; return the delimiter that ends it, or None at the end.
+
+        ``role`` matches what may stand before its channel.
+        """
         scanner = self._scanner
         scanner.begin()
         if word not in (_START, _CHANNEL):
@@ -119,6 +125,8 @@ class _Messages:
         header, channel = "", ""
         while word != _MESSAGE:
             part = yield from scanner.name(_HEADER)
+            if word == _START and not role.fullmatch(part):
+                return (yield from self._no_message())
             header += f" {part}"
             channel = part.split(" ")[0] if word == _CHANNEL else channel
             for following in (_CHANNEL, _CONSTRAIN, _MESSAGE):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from inflight.text.output.json_text import JsonText, as_json
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
@@ -156,43 +155,3 @@ def read_calls(scanner: Scanner, names: frozenset[str], separator: str, end: str
         if (yield from scanner.peek()) is None:
             scanner.accept()
     scanner.reject()
-
-
-def schema_types(schema: Any, root: dict[str, Any], seen: set[str] | None = None) -> frozenset[str]:
-    """Return the JSON types that a schema allows; none where it does not say. ``seen``: followed references."""
-    seen = set() if seen is None else seen
-    if not isinstance(schema, dict):
-        return frozenset()
-    if isinstance(declared := schema.get("type"), str):
-        return frozenset({declared})
-    if isinstance(declared, list):
-        return frozenset(map(str, declared))
-    if isinstance(schema.get("enum"), list):
-        return frozenset(map(_type_of, schema["enum"]))
-    if "const" in schema:
-        return frozenset({_type_of(schema["const"])})
-    if isinstance(reference := schema.get("$ref"), str):
-        if reference in seen:
-            return frozenset()
-        seen.add(reference)
-        return schema_types(resolve(reference, root), root, seen)
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(key), list):
-            return frozenset().union(*(schema_types(one, root, seen) for one in schema[key]))
-    return frozenset()
-
-
-def resolve(reference: str, root: dict[str, Any]) -> Any:
-    """Return what a reference inside a schema names, or None."""
-    value: Any = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        if part:
-            value = value.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
-    return value if reference.startswith("#") else None
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else "boolean"
-    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return kinds[type(value)]

@@ -64,8 +64,8 @@ class JsonText:
     """Follows one JSON value, and corrects what models get wrong in it.
 
     Control characters inside strings are escaped, Python's literals become those of JSON, a comma before a closing
-    bracket is left out, and numbers are ``finite``. Numbers and commas are held until it is certain what they become. The
-    accepted text is the same however the input is cut: it ends at the first character that no JSON value has there.
+    bracket is left out, and numbers are ``finite``. Numbers and commas are held until it is certain what they become.
+    The accepted text is the same however the input is cut: it ends at the first character that no JSON value has there.
     """
 
     def __init__(self) -> None:

@@ -10,10 +10,10 @@ import json
 import re
 from typing import Any
 
-from inflight.text.output.json_calls import schema_types
 from inflight.text.output.json_text import JsonText, as_json, to_json
 from inflight.text.output.python_calls import python_literal
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
+from inflight.text.output.schemas import schema_types
 from inflight.text.output.tools import Tool
 
 FUNCTION, END_CALL = "<function=", "</tool_call>"
@@ -128,8 +128,12 @@ class _Value:
                     break
                 tag += space
             self._add(tag)
-        if tag is not None:
-            scanner.arguments('"' if self._is_text else convert("".join(self._parts).removesuffix("\n"), self._types))
+        if self._is_text:
+            scanner.arguments("" if tag is None else '"')
+        elif tag is not None:
+            scanner.arguments(convert("".join(self._parts).removesuffix("\n"), self._types))
+        else:
+            scanner.arguments(_beginning("".join(self._parts)))
         return tag
 
     def _in_string(self) -> bool:
@@ -151,6 +155,14 @@ class _Value:
             self._scanner.arguments(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
         else:
             self._json.feed(text, 0)
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of the JSON that a text becomes which the output has cut off."""
+    value = JsonText()
+    accepted, place = value.feed(text, 0)
+    is_value = not text[place:].strip(SPACES)
+    return accepted + value.rest() if is_value else json.dumps(text, ensure_ascii=False)[:-1]
 
 
 def parameter_types(tool: Tool, key: str) -> frozenset[str]:

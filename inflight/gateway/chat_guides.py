@@ -14,7 +14,7 @@ from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, unsupported
-from inflight.gateway.guides import read_guide
+from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.told import told
 from inflight.sampling import Guide
 from inflight.text.output.tools import Tool, ToolChoice
@@ -35,7 +35,8 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
         ApiError: 400, naming the field: it asks for what cannot be enforced.
     """
     form, answer = gateway.chat_format, read_guide(fields)
-    if tools and choice.kind in ("required", "named"):  # there is no answer beside the calls
+    if answer is not None and tools and choice.kind in ("required", "named"):
+        _check_beside_calls(answer, choice)
         answer = None
     param = "tools" if answer is None else answer.param
     try:
@@ -53,6 +54,20 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
     if guide is None:
         return ChatGuide()
     return ChatGuide(guide, form.guide_start(gateway.tokenizer) if form.opens_reasoning(prompt) else (), param)
+
+
+def _check_beside_calls(answer: FieldGuide, choice: ToolChoice) -> None:
+    """Raise ApiError for a guide of the whole answer where calls must come.
+
+    ``response_format`` is the form of the answer's text. Where calls must come there is none, so it holds, as with
+    OpenAI, whose agents keep it in each of their requests.
+    """
+    if not answer.param.startswith("response_format"):
+        raise unsupported(
+            answer.param,
+            f"{answer.param} says what the whole answer is, and tool_choice ({choice.kind}) that it is a call of a "
+            "tool; give one of them",
+        )
 
 
 def _refused(param: str, beside_calls: bool) -> ApiError:

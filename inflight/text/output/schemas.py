@@ -33,6 +33,15 @@ def check_known(schema: dict[str, Any], known: frozenset[str]) -> None:
         raise NotEnforceable(repr(unknown[0]))
 
 
+def check_arguments(schema: dict[str, Any]) -> None:
+    """Check the schema of a tool's arguments. Raises NotEnforceable: it says more than which properties there are."""
+    check_known(schema, OBJECT)
+    if "object" not in kinds(schema):
+        raise NotEnforceable(f"type {schema['type']!r}")
+    if missing := sorted(set(schema.get("required") or ()) - set(schema.get("properties") or ())):
+        raise NotEnforceable(f"required {missing[0]!r} without a schema of it")
+
+
 def combination(schema: dict[str, Any], root: dict[str, Any], *, strict: bool) -> tuple[str, list[Any]] | None:
     """Return the keyword that makes a schema of others, with these; None: it is none of others.
 
@@ -103,27 +112,30 @@ def _overlap(members: list[Any], root: dict[str, Any]) -> bool:
     return False
 
 
-def schema_types(schema: Any, root: dict[str, Any], seen: set[str] | None = None) -> frozenset[str]:
-    """Return the JSON types that a schema allows; none where it does not say. ``seen``: followed references."""
-    seen = set() if seen is None else seen
+def schema_types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
+    """Return the JSON types that a schema allows; none where it does not say."""
+    return _types(schema, root, set()) or frozenset()
+
+
+def _types(schema: Any, root: dict[str, Any], seen: set[str]) -> frozenset[str] | None:
+    """Return the types; None: those of a reference that has been ``seen``, which add nothing to a union."""
     if not isinstance(schema, dict):
         return frozenset()
-    if isinstance(declared := schema.get("type"), str):
-        return frozenset({declared})
-    if isinstance(declared, list):
-        return frozenset(map(str, declared))
+    if isinstance(declared := schema.get("type"), str | list):
+        return frozenset([declared] if isinstance(declared, str) else map(str, declared))
     if isinstance(schema.get("enum"), list):
         return frozenset().union(*(_narrowest(value) for value in schema["enum"]))
     if "const" in schema:
         return frozenset(_narrowest(schema["const"]))
     if isinstance(reference := schema.get("$ref"), str):
         if reference in seen:
-            return frozenset()
+            return None
         seen.add(reference)
-        return schema_types(resolve(reference, root), root, seen)
-    for key in ("anyOf", "oneOf", "allOf"):
+        return _types(resolve(reference, root), root, seen)
+    for key in (*UNIONS, "allOf"):
         if isinstance(schema.get(key), list):
-            return frozenset().union(*(schema_types(one, root, seen) for one in schema[key]))
+            found = [types for one in schema[key] if (types := _types(one, root, seen)) is not None]
+            return frozenset() if key in UNIONS and not all(found) else frozenset().union(*found)
     return frozenset()
 
 

@@ -58,14 +58,10 @@ class SectionFormat(ChatFormat):
     """Special tokens that end an output, besides the checkpoint's own."""
     thinking: tuple[str, str] = ("<think>", "</think>")
 
-    def __init__(self, tokenizer: Tokenizer, reasoning: bool | None = None) -> None:
-        """``reasoning``: whether the model may think; None: if its vocabulary or its chat template can say so."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        template = tokenizer.config.chat_template or ""
         close = self.thinking[1]
-        self.has_reasoning = (
-            reasoning if reasoning is not None else bool(tokenizer.token_id(close) is not None or close in template)
-        )
+        self.has_reasoning = tokenizer.token_id(close) is not None or close in (tokenizer.config.chat_template or "")
         words = (*self.starts, *self.inner, *self.thinking)
         self._special = {word: token for word, token in tokenizer.special_tokens.items() if word in words}
 

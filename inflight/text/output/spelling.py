@@ -16,6 +16,7 @@ from inflight.text.output.schemas import (
     OBJECT,
     UNIONS,
     NotEnforceable,
+    check_arguments,
     check_known,
     combination,
     kinds,
@@ -85,9 +86,7 @@ class Spelled:
         try:
             schema = self._object_of(schema)
             if self._strict:
-                check_known(schema, OBJECT)
-                if "object" not in kinds(schema):
-                    raise NotEnforceable(f"type {schema['type']!r}")
+                check_arguments(schema)
         except NotEnforceable as error:
             raise self._error("", str(error)) from None
         body = self._object(schema, "", spelling.assign, top=True)

@@ -9,8 +9,8 @@ from inflight.errors import InvalidRequest
 from inflight.text.output.json_text import to_json
 from inflight.text.output.lark import TEXT, Asked, counts, join, json_schema, quote
 from inflight.text.output.schemas import (
-    OBJECT,
     NotEnforceable,
+    check_arguments,
     check_known,
     combination,
     kinds,
@@ -47,9 +47,7 @@ class XmlArguments:
         required = set(schema.get("required") or ())
         try:
             if strict:
-                check_known(schema, OBJECT)
-            if strict and (missing := sorted(required - set(properties))):
-                raise NotEnforceable(f"required {missing[0]!r} without a schema of it")
+                check_arguments(schema)
         except NotEnforceable as error:
             raise _error(tool, str(error), "/") from None
         if not properties and schema.get("additionalProperties") is not False:

@@ -80,6 +80,8 @@ class ChoiceDelta:
     """With the end: the stop string that ended it, or ``deadline``."""
     prompt_scores: PromptScores | None = None
     """Where log-probs of the prompt were asked for; the same with each delta."""
+    cut_call: bool = False
+    """With the end: whether the arguments of a call are not complete, and so no JSON."""
 
 
 async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
@@ -160,7 +162,8 @@ class _Choice:
         entries = self._entries(delta, ends)
         reason = self._finish_reason(delta.finish_reason)
         why = "deadline" if delta.finish_reason == "deadline" else stop
-        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores)
+        cut = ends and self._parser.has_open_call
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores, cut_call=cut)
 
     def _visible(self, piece: Piece) -> Piece:
         """Return a special token that is shown, and that the parser does not know, as its text."""
@@ -185,4 +188,5 @@ class _Choice:
             return None
         if reason != "stop":
             return "length"  # the deadline too: what there is has been cut off
-        return "tool_calls" if self._called and self._job.choice.kind in ("auto", "required") else "stop"
+        calls = self._called and not self._parser.has_open_call
+        return "tool_calls" if calls and self._job.choice.kind in ("auto", "required") else "stop"

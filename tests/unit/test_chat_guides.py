@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,10 @@ def tokens(index: int) -> llguidance.LLTokenizer:
 
 
 def guide_of(index: int, prompt: str = PROMPT, choice: str = "auto", **values: Any) -> ChatGuide:
-    tokenizer: Tokenizer = tokenizer_of(index)
+    tokenizer = tokenizer_of(index)
+    if "template" in values:
+        config = replace(tokenizer.config, response_template=values.pop("template"))
+        tokenizer = Tokenizer(tokenizer._backend, config)
     gateway: Any = SimpleNamespace(tokenizer=tokenizer, chat_format=find_chat_format(tokenizer))
     tools = (TOOL,) if values.pop("tools", False) else ()
     return chat_guide(Fields(values), gateway, prompt, tools, ToolChoice(choice))  # type: ignore[arg-type]
@@ -98,14 +102,71 @@ def test_where_calls_must_come_a_form_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "field"), [(HARMONY, {"response_format": FORM}), (HERMES, {"guided_grammar": 'root ::= "a"'})]
+    ("index", "tools", "field"),
+    [
+        (HARMONY, False, {"guided_regex": "a+"}),
+        (HARMONY, True, {"guided_regex": "a+"}),
+        (HERMES, True, {"guided_grammar": 'root ::= "a"'}),
+    ],
 )
-def test_a_form_that_cannot_go_with_tools_is_refused_by_name(index: int, field: dict[str, Any]) -> None:
+def test_a_form_that_cannot_be_enforced_is_refused_by_name(index: int, tools: bool, field: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
-        guide_of(index, tools=True, **field)
+        guide_of(index, tools=tools, **field)
 
     assert caught.value.code == "unsupported_parameter"
-    assert str(caught.value.param).startswith(next(iter(field)))
+    assert caught.value.param == next(iter(field))
+
+
+@pytest.mark.parametrize("value", ["yes", "[]", [""]])
+def test_choices_that_are_none_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        guide_of(HERMES, guided_choice=value)
+
+    assert caught.value.param == "guided_choice"
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+HARMONY_CALL = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"name": "a"}'
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_no_message_to_the_user_escapes_the_form(tools: bool) -> None:
+    made = guide_of(HARMONY, response_format=FORM, tools=tools)
+
+    for header in ("final", "final <|constrain|>json", "final<|constrain|>json"):
+        for before in ("", ANALYSIS, ANALYSIS * 2):
+            assert accepts(HARMONY, made, f'{before}<|channel|>{header}<|message|>{{"city": "Rome"}}'), header
+            assert not accepts(HARMONY, made, f"{before}<|channel|>{header}<|message|>Rome")
+    for text in ("<|channel|>commentary<|message|>Rome", "Rome", "<|channel|>final json<|message|>Rome"):
+        assert not accepts(HARMONY, made, text)
+    told = "<|channel|>commentary<|message|>Rome<|end|><|start|>assistant"
+    assert not accepts(HARMONY, made, f'{told}<|channel|>final<|message|>{{"city": "Rome"}}')
+    assert accepts(HARMONY, made, ANALYSIS + HARMONY_CALL) == tools
+
+
+TEMPLATE = {
+    "start_anchor": PROMPT,
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "content": "json"},
+        "content": {},
+    },
+}
+
+
+@pytest.mark.parametrize("behind", ["", "<think>\n", "<think>\n\n</think>\n\n"])
+@pytest.mark.parametrize("values", [{"tools": True, "choice": "required"}, {"response_format": FORM}])
+def test_a_description_of_the_output_has_the_guides_of_its_family(behind: str, values: dict[str, Any]) -> None:
+    described = functools.partial(guide_of, HERMES, PROMPT + behind, **values)
+
+    assert described(template=TEMPLATE) == described()
+
+
+def test_a_description_may_have_other_words_for_reasoning() -> None:
+    fields = {"thinking": {"open": "<think>", "close": "</why>"}, "content": {}}
+    made = guide_of(HERMES, PROMPT + "<think>", template=TEMPLATE | {"fields": fields}, response_format=FORM)
+
+    assert list(made.start_ids) == tokenizer_of(HERMES).spelling("</why>")
 
 
 def test_choices_become_an_item_of_the_grammar() -> None:

@@ -240,6 +240,56 @@ def test_a_model_may_think_before_a_call_that_must_come(index: int) -> None:
         assert accepted(index, plain.text, behind)
 
 
+STRICT = Tool(
+    "f",
+    "",
+    {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False},
+    strict=True,
+)
+
+
+@pytest.mark.parametrize("index", [index for index, family in enumerate(FAMILIES) if family.reasoning])
+def test_thoughts_may_mention_calls_and_do_not_hide_them(index: int) -> None:
+    family, tokenizer = FAMILIES[index], tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    opening, closing = family.reasoning or ("", "")
+    mentioned = [word for word in (chat.starts if family.name != "harmony" else ()) if word not in family.special]  # type: ignore[attr-defined]
+    thought = f"{opening}I use {' '.join(mentioned)} now{closing}"
+    for reasoning in (True, False):
+        guide = chat.guide([STRICT], ToolChoice.auto(), True, reasoning=reasoning)
+        assert guide is not None
+        assert not accepted(index, guide.text, thought + family.render([("f", {"y": "bad"})]))
+        if reasoning:
+            assert accepted(index, guide.text, f"{thought}{family.answer}Yes.")
+            assert accepted(index, guide.text, thought + family.render([("f", {"x": 1})]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "parameters": {"y": "bad"}}',
+        '{"n\\u0061me": "f", "parameters": {"y": "bad"}}',
+        '<think>a</think>{"name": "f", "parameters": {"y": "bad"}}',
+        '<|python_tag|>{"name": "f", "parameters": {"y": "bad"}}',
+        '[f(y="bad")]',
+        ' [ f(y="bad")]',
+    ],
+)
+@pytest.mark.parametrize("index", [4, 5])
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_no_spelling_of_a_call_escapes_the_strict_grammar_of_llama(
+    index: int, text: str, thinks: bool, reasoning: bool
+) -> None:
+    tokenizer = tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    chat.has_reasoning = thinks
+    guide = chat.guide([STRICT], ToolChoice.auto(), True, reasoning=reasoning)
+    assert guide is not None
+    read = read_tokens(chat, tokenizer, [STRICT], [tokenizer.encode_batch([text])[0]])
+    assert not (accepted(index, guide.text, text) and read.calls)
+
+
 @given(st.text("ab<>_tol/cuni={}[]\"'\n`", max_size=40))
 def test_free_text_that_the_grammar_allows_has_no_call_that_it_does_not(text: str) -> None:
     index = 0

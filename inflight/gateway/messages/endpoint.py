@@ -120,7 +120,7 @@ class _Answer:
         if delta.finish_reason == "length":
             by_context = self._cut_by_context and delta.stop_reason is None
             return ("model_context_window_exceeded" if by_context else "max_tokens"), None
-        if self._writer.calls:
+        if self._writer.calls and not delta.cut_call:
             return "tool_use", None
         return ("stop_sequence", delta.stop_reason) if delta.stop_reason else ("end_turn", None)
 

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
 from inflight.sampling import Guide
-from inflight.text.output.format import no_tools
 from inflight.text.output.json_calls import json_arguments, read_calls
 from inflight.text.output.json_text import to_json
 from inflight.text.output.lark import (
-    SPACE_RULE,
     Asked,
     Shape,
-    asked,
     call_rules,
+    escape,
     guide,
     join,
     lark,
     quote,
-    regex,
-    without,
+    start,
 )
 from inflight.text.output.python_calls import NAME, read_python_list
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, Tools
-from inflight.text.output.tools import Tool, ToolChoice
-from inflight.text.output.xml_calls import FUNCTION, read_xml_call
+from inflight.text.output.xml_calls import END_CALL, FUNCTION, XmlCallReader
 from inflight.text.output.xml_grammar import XmlArguments
 
 
@@ -37,46 +32,29 @@ class ThinkFormat(SectionFormat):
     name: ClassVar[str] = "think"
     has_tools = False
 
-    def guide(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
-    ) -> Guide | None:
-        """Return None, or refuse a choice of tools."""
-        if asked(tools, choice, parallel) is None:
-            return None
-        raise no_tools()
-
 
 class HermesFormat(SectionFormat):
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen 2.5, Qwen 3 and many others."""
 
     name: ClassVar[str] = "hermes"
     starts: tuple[str, ...] = ("<tool_call>",)
-    inner = ("</tool_call>",)
+    inner = (END_CALL,)
 
     def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
         """Read one call, in JSON or as tags."""
         if start != FUNCTION:
             yield from scanner.run(SPACE)
             if (yield from scanner.peek()) == "{":
-                yield from read_calls(scanner, frozenset(tools), "", "</tool_call>")
+                yield from read_calls(scanner, frozenset(tools), "", END_CALL)
                 return
             if not (yield from scanner.literal(FUNCTION)):
                 scanner.reject()
                 return
-        if not (yield from read_xml_call(scanner, tools)):
-            scanner.reject()
-            return
-        scanner.begin()
-        yield from scanner.run(SPACE)
-        closed = yield from scanner.closing("</tool_call>")
-        if closed or start == FUNCTION:
-            scanner.accept()
-        else:
-            scanner.reject()
+        yield from XmlCallReader(scanner, tools, wrapped=start != FUNCTION).read()
 
     def grammar(self, calls: Asked, tools: Tools) -> Guide:
         """Return the grammar of calls in JSON."""
-        end = self.word("</tool_call>")
+        end = self.word(END_CALL)
         bodies = [
             join(
                 quote(f'\n{{"name": {to_json(name)}, "arguments": '),
@@ -99,7 +77,7 @@ class XmlFormat(HermesFormat):
     def grammar(self, calls: Asked, tools: Tools) -> Guide:
         """Return the grammar of calls as tags."""
         parameters = XmlArguments()
-        end = join(quote("</function>\n"), self.word("</tool_call>"))
+        end = join(quote("</function>\n"), self.word(END_CALL))
         bodies = [
             join(
                 quote(f"\n<function={name}>\n"),
@@ -152,19 +130,16 @@ class LlamaFormat(SectionFormat):
         ]
         rules = call_rules(calls, Shape("", separator=quote("; ")), bodies)
         if calls.must:
-            return lark(f"start: {calls.before} calls", SPACE_RULE, *calls.reasoning, *rules)
-        names = "|".join(map(regex, tools))
+            return lark(*start(calls, "calls"), *rules)
+        names = "|".join(map(escape, tools))
         keys = "name|function|type|id|arguments|parameters"
         like = rf'[ \t\r\n]*(\{{[ \t\r\n]*"({keys})"|\[[ \t\r\n]*({names})\()(?s:.*)'
-        texts = [word for word in self.starts if word not in self._special and self._knows(word)]
+        free = calls.text(*(word for word in self.starts if word not in self._special), excluded=like)
         tags = [self.word(word) for word in self.starts if word in self._special]
-        tagged = f" | BEFORE ({' | '.join(tags)}) calls" if tags else ""
-        free = f"FREE: {without(texts)} & ~/{like}/"
-        before = [f"BEFORE: {without(texts)} & ~/{like}/"] if tags else []
-        return lark(f"start: FREE | calls{tagged}", free, *before, *rules)
-
-    def _knows(self, word: str) -> bool:
-        return self._tokenizer.token_id(word) is not None
+        if not tags:
+            return lark(*start(calls, "calls", "FREE"), f"FREE: {free}", *rules)
+        tagged = f"BEFORE ({' | '.join(tags)}) calls"
+        return lark(*start(calls, "calls", "FREE", tagged), f"FREE: {free}", f"BEFORE: {free}", *rules)
 
 
 class MistralFormat(SectionFormat):
@@ -187,7 +162,7 @@ class MistralFormat(SectionFormat):
             yield from scanner.name(NAME)
         yield from scanner.literal("[ARGS]")
         yield from scanner.run(SPACE)
-        if name not in tools or not (yield from json_arguments(scanner, name)):
+        if name not in tools or not (yield from json_arguments(scanner, name)).started:
             scanner.reject()
 
     def grammar(self, calls: Asked, tools: Tools) -> Guide:
@@ -245,7 +220,7 @@ class DeepSeekFormat(SectionFormat):
             if not (yield from scanner.literal("```json")):
                 return False
         yield from scanner.run(SPACE)
-        if name not in tools or not (yield from json_arguments(scanner, name)):
+        if name not in tools or not (yield from json_arguments(scanner, name)).started:
             return False
         scanner.begin()
         yield from scanner.run(SPACE)

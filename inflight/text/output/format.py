@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from inflight.errors import UnsupportedFeature
 from inflight.sampling import Guide
 from inflight.text.output.events import ContentDelta, OutputEvent
+from inflight.text.output.lark import asked
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
@@ -21,6 +22,10 @@ class OutputParser(Protocol):
 
     def finish(self) -> list[OutputEvent]:
         """End the output; return what was still held back. Nothing comes after it."""
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the arguments of a call that has begun are not complete; at the end they are no JSON then."""
 
 
 class ChatFormat:
@@ -54,33 +59,55 @@ class ChatFormat:
         """Return whether a rendered prompt ends inside a part of reasoning, so that the output begins in it."""
         return False
 
-    def guide(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
-    ) -> Guide | None:
-        """Return the grammar that enforces the choice of tools; None where nothing is to be enforced.
+    def may_reason(self, prompt: str) -> bool:
+        """Return whether an output may begin with reasoning: its prompt has neither opened nor closed it."""
+        return False
 
-        ``reasoning`` says that the model may begin with reasoning: the prompt has not opened it. Where the prompt has,
-        the grammar holds from ``guide_start`` on.
+    def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
+        """Return whether ``guide`` can be given an answer's form, beside calls of tools or without any."""
+        return not beside_calls
+
+    def guide(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        *,
+        answer: Guide | None = None,
+        reasoning: bool = False,
+    ) -> Guide | None:
+        """Return what an output must be, by the choice of tools and the form of the answer; None: it may be anything.
+
+        Where the prompt has opened the reasoning (``opens_reasoning``), the guide holds from ``guide_start`` on.
+
+        Args:
+            tools: those of the request.
+            choice: which of them must, may or must not be called. Where one must be, there is no answer.
+            parallel: whether there may be several calls.
+            answer: what an answer must be, one that the format ``takes``.
+            reasoning: whether the output may begin with reasoning (``may_reason``), which stays free.
 
         Raises:
             InvalidRequest: the choice names no tool, or a schema has what this format cannot enforce.
             UnsupportedFeature: the format has no tools.
         """
-        if choice.kind == "none" or (choice.kind == "auto" and not any(tool.strict for tool in tools)):
-            return None
-        raise no_tools()
+        if asked(tools, choice, parallel) is not None:
+            raise no_tools()
+        return answer
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens that end the reasoning, from which on the guide holds; () where there are none."""
         return ()
 
     def answer_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens from which on a guide of the answer's own text holds, such as a JSON schema's."""
+        """Return the tokens behind which the answer stands, where there is reasoning before it."""
         return self.guide_start(tokenizer)
 
 
 class _PlainParser:
     """All text is content."""
+
+    has_open_call = False
 
     def push(self, pieces: list[Piece]) -> list[OutputEvent]:
         return [ContentDelta(piece) for piece in pieces if isinstance(piece, str) and piece]

@@ -47,10 +47,8 @@ class Gemma4Format(SectionFormat):
             scanner.reject()
             return
         arguments = Arguments(scanner, name)
-        complete = yield from _Notation(scanner, arguments, _QUOTE in self._special).read()
-        if not complete:
-            if arguments.started:
-                scanner.keep_space()
+        arguments.end((yield from _Notation(scanner, arguments, _QUOTE in self._special).read()))
+        if not arguments.complete:
             scanner.reject()
             return
         scanner.begin()
@@ -86,33 +84,34 @@ class _Notation:
         scanner, value = self._scanner, self._json
         while not value.done and not value.broken:
             if not value.in_string and (yield from scanner.literal(_QUOTE)):
-                self._give('"', self._quote)
-                if value.broken:
-                    break
-                if (yield from scanner.until((_QUOTE,), self._text, record=True)) is None:
-                    return False
-                self._give('"')
-                continue
-            if not isinstance((yield from scanner.peek()), str):
-                return False
-            if value.expects_key and (key := (yield from scanner.name(_WORD))):
+                yield from self._string()
+            elif not isinstance((yield from scanner.peek()), str):
+                self._sink(value.rest())
+                break
+            elif value.expects_key and (key := (yield from scanner.name(_WORD))):
                 if (yield from scanner.peek()) is None:
-                    return False
-                self._give(json.dumps(key, ensure_ascii=False))
-                continue
-            self._give((yield from scanner.one()))
+                    break
+                self._give(json.dumps(key, ensure_ascii=False), key)
+            else:
+                character = yield from scanner.one()
+                self._give(character, character)
         return value.done
 
-    def _text(self, text: str) -> None:
-        self._give(json.dumps(text, ensure_ascii=False)[1:-1])
+    def _string(self) -> Reading[None]:
+        """Read a string behind its first quote; the output may end inside of it."""
+        self._give('"', self._quote)
+        if not self._json.broken and (yield from self._scanner.until((_QUOTE,), self._text, record=True)) is not None:
+            self._give('"', self._quote)
 
-    def _give(self, text: str, spelt: str | None = None) -> None:
+    def _text(self, text: str) -> None:
+        self._give(json.dumps(text, ensure_ascii=False)[1:-1], text)
+
+    def _give(self, text: str, spelt: str) -> None:
         """Take JSON that was ``spelt`` in some other way; what cannot follow belongs to the content."""
         accepted, _ = self._json.feed(text, 0)
-        if accepted:
-            self._sink(accepted)
-        elif text and self._sink.started:
-            self._scanner.begin(text if spelt is None else spelt)
+        self._sink(accepted)
+        if self._json.broken and self._sink.started:
+            self._scanner.begin(spelt)
 
 
 class Gemma3Format(SectionFormat):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from inflight.sampling import Guide
 from inflight.text.output.json_calls import json_arguments
-from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, join, lark, quote
+from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, join, lark, quote
 from inflight.text.output.markers import Marker
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, Tools
+from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
 _HEADER = re.compile(r"[\w .=:/\-]*")
+_FIRST = re.compile(r" *(assistant)? *(to=.*)?")
+"""What may stand before the channel of the first message, whose beginning is the end of the prompt."""
 _RECIPIENT = re.compile(r"to=functions\.([\w.:/\-]+)")
 
 
@@ -30,37 +33,71 @@ class HarmonyFormat(SectionFormat):
     thinking = ("<|channel|>analysis<|message|>", "<|end|>")
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return nothing: the grammar of calls has the reasoning in it."""
+        """Return nothing: the grammar of messages has the reasoning in it."""
         return ()
 
     def answer_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens behind which the answer's own text stands."""
         return tuple(tokenizer.spelling(f"{_CHANNEL}final{_MESSAGE}"))
 
+    def may_reason(self, prompt: str) -> bool:
+        """Return False: the grammar of messages has the reasoning in it."""
+        return False
+
+    def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
+        """Return whether an answer's form is JSON by a schema or a choice, which can stand behind a header."""
+        return bool(answer_rules(answer))
+
+    def guide(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        *,
+        answer: Guide | None = None,
+        reasoning: bool = False,
+    ) -> Guide | None:
+        """Return what an output must be: messages, of which the last one is a call or the answer."""
+        if answer is None or asked(tools, choice, parallel, answer) is not None:
+            return super().guide(tools, choice, parallel, answer=answer)
+        return self.grammar(Asked({}, True, False, frozenset(), answer=answer_rules(answer)), {})
+
     def _read(self, scanner: Scanner, tools: Tools, reasoning_open: bool) -> Reading[None]:
         messages = _Messages(scanner, tools)
-        word: str | None = _START
         if reasoning_open:
             word = yield from messages.body("analysis", None)
+        else:
+            word = yield from messages.next(_START, _FIRST)
         while word is not None:
             word = yield from messages.next(word)
         scanner.end_content()
 
     def grammar(self, calls: Asked, tools: Tools) -> Guide:
-        """Return the grammar of messages; a generation has one call at most, which ends it."""
-        channel, message = self.word(_CHANNEL), self.word(_MESSAGE)
+        """Return the grammar of messages; a generation has one call at most, which ends it.
+
+        All text to the user is the answer: where that has a form, no other message to the user stands before it.
+        """
+        channel, message, constrain = self.word(_CHANNEL), self.word(_MESSAGE), self.word(_CONSTRAIN)
         again = join(self.word("<|end|>"), self.word(_START), quote("assistant"))
-        bodies = [
-            join(channel, quote(f"commentary to=functions.{name} "), self.word(_CONSTRAIN), quote("json"), message)
-            + f" {calls.json(name)}"
+        last = [
+            join(
+                channel, quote(f"commentary to=functions.{name} "), constrain, quote("json"), message, calls.json(name)
+            )
             for name in calls.tools
         ]
-        last = [] if calls.must else [join(channel, quote("final"), message, "TEXT")]
+        before = quote("analysis")
+        if calls.answer:
+            last.append(join(channel, f'("final" | "final" " "? {constrain} "json")', message, "answer"))
+        elif not calls.must:
+            last.append(join(channel, quote("final"), message, "TEXT"))
+        if not calls.answer:
+            before = f"({before} | {quote('commentary')})"
         return lark(
-            f"start: SPACE? before* ({' | '.join([*bodies, *last])})",
-            f'before: {channel} ("analysis" | "commentary") {message} TEXT {again}',
+            f"start: SPACE? before* ({' | '.join(last)})",
+            f"before: {channel} {before} {message} TEXT {again}",
             f"TEXT: {TEXT}",
             SPACE_RULE,
+            *calls.answer,
         )
 
 
@@ -73,8 +110,11 @@ class _Messages:
         self._before: Callable[[str], None] | None = None
         """Where the text of the message before went."""
 
-    def next(self, word: str) -> Reading[str | None]:
-        """Read the message behind the delimiter ``word``; return the delimiter that ends it, or None at the end."""
+    def next(self, word: str, role: re.Pattern[str] = _HEADER) -> Reading[str | None]:
+        """Read the message behind the delimiter ``word``; return the delimiter that ends it, or None at the end.
+
+        ``role`` matches what may stand before its channel.
+        """
         scanner = self._scanner
         scanner.begin()
         if word not in (_START, _CHANNEL):
@@ -85,6 +125,8 @@ class _Messages:
         header, channel = "", ""
         while word != _MESSAGE:
             part = yield from scanner.name(_HEADER)
+            if word == _START and not role.fullmatch(part):
+                return (yield from self._no_message())
             header += f" {part}"
             channel = part.split(" ")[0] if word == _CHANNEL else channel
             for following in (_CHANNEL, _CONSTRAIN, _MESSAGE):
@@ -101,7 +143,7 @@ class _Messages:
         if is_call:
             name = recipient[1] if recipient else ""
             yield from scanner.run(SPACE)
-            if name not in self._tools or not (yield from json_arguments(scanner, name)):
+            if name not in self._tools or not (yield from json_arguments(scanner, name)).started:
                 return (yield from self._no_message())
             scanner.begin()
             yield from scanner.run(SPACE)

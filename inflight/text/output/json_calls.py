@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from inflight.text.output.json_text import JsonText, escape_surrogates
+from inflight.text.output.json_text import JsonText, as_json
 from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
 
 NAMES = frozenset({"name", "function"})
@@ -20,34 +19,39 @@ class Arguments:
         self._scanner = scanner
         self._name = name
         self._held: list[str] = []
-        self.started = False
+        self.started = self.complete = False
 
     def __call__(self, text: str) -> None:
         """Take more of the arguments."""
         if self.started:
             self._scanner.arguments(text)
-            return
-        first = not self._held
-        self._held.append(text)
-        if text.strip(SPACES) not in (("{", "") if first else ("",)):
-            self.started = True
-            self._scanner.call(self._name)
-            self._scanner.arguments("".join(self._held))
+        elif text:
+            first = not self._held
+            self._held.append(text)
+            if text.strip(SPACES) not in (("{", "") if first else ("",)):
+                self.started = True
+                self._scanner.call(self._name)
+                self._scanner.arguments("".join(self._held))
+
+    def end(self, complete: bool) -> None:
+        """Say that nothing more of them comes. What follows arguments that have been broken off is content."""
+        self.complete = complete
+        if complete:
+            self._scanner.end_call()
+        elif self.started:
+            self._scanner.keep_space()
 
 
-def json_arguments(scanner: Scanner, name: str) -> Reading[bool]:
-    """Read the object of the arguments of ``name``; return whether a call has begun.
+def json_arguments(scanner: Scanner, name: str) -> Reading[Arguments]:
+    """Read the object of the arguments of ``name``, if one comes next.
 
-    A call that has begun and is broken off, by the end or by a character that JSON has not there, stays a call; what
-    follows is content.
+    A call that has begun stays one. If it is broken off, by the end or by a character that JSON has not there, it stays
+    open, and what follows is content.
     """
-    if (yield from scanner.peek()) != "{":
-        return False
     arguments = Arguments(scanner, name)
-    complete = yield from scanner.value(JsonText(), arguments)
-    if arguments.started and not complete:
-        scanner.keep_space()
-    return arguments.started
+    if (yield from scanner.peek()) == "{":
+        arguments.end((yield from scanner.value(JsonText(), arguments)))
+    return arguments
 
 
 class CallReader:
@@ -59,54 +63,59 @@ class CallReader:
         self._known = names
         self._name: str | None = None
         self._arguments: str | None = None
-        self._started = False
+        self._complete = False
+        """Whether a call has begun, and its arguments have ended."""
 
     def read(self) -> Reading[bool]:
-        """Read the object that comes next; return whether it was a call, or has begun one."""
+        """Read the object that comes next; return whether it was a call, or has begun one that is not broken off."""
         scanner = self._scanner
         if not (yield from scanner.literal("{")):
             return False
-        while True:
-            yield from scanner.run(SPACE)
-            key = yield from read_string(scanner)
-            yield from scanner.run(SPACE)
-            if key is None or not (yield from scanner.literal(":")):
-                return self._started
-            yield from scanner.run(SPACE)
-            if not (yield from self._entry(key)):
-                return self._started
+        while (yield from self._entry()):
             yield from scanner.run(SPACE)
             if (yield from scanner.literal("}")):
                 return self._ends()
             if not (yield from scanner.literal(",")):
-                return self._started
+                break
+        return self._complete
 
-    def _entry(self, key: str) -> Reading[bool]:
+    def _entry(self) -> Reading[bool]:
+        """Read a key, as it is spelt, and its value; return whether they may be those of a call."""
+        scanner = self._scanner
+        yield from scanner.run(SPACE)
+        key = (yield from _read(scanner)) if (yield from scanner.peek()) == '"' else None
+        yield from scanner.run(SPACE)
+        if key is None or not (yield from scanner.literal(":")):
+            return False
+        yield from scanner.run(SPACE)
+        return (yield from self._value(key[1:-1]))
+
+    def _value(self, key: str) -> Reading[bool]:
         """Read the value of a key; return whether it may be that of a call."""
         scanner = self._scanner
         if key in NAMES and self._name is None:
             self._name = yield from read_string(scanner)
             return self._name in self._known
-        if key in ARGUMENTS and not self._started and self._arguments is None:
+        if key in ARGUMENTS and not self._complete and self._arguments is None:
             if self._name is not None and (yield from scanner.peek()) == "{":
-                self._started = yield from json_arguments(scanner, self._name)
-                if self._started:
+                arguments = yield from json_arguments(scanner, self._name)
+                if arguments.started:
                     scanner.begin()
-                return self._started
+                self._complete = arguments.complete
+                return self._complete
             self._arguments = yield from _read(scanner)
             return self._arguments is not None
         return key in _OTHERS and (yield from _read(scanner)) is not None
 
     def _ends(self) -> bool:
         """Give out the call that is complete and has not begun; return whether there is one."""
-        if self._started:
+        if self._complete:
             self._scanner.accept()
             return True
         text = as_object(self._arguments)
         if self._name is None or text is None:
             return False
-        self._scanner.call(self._name)
-        self._scanner.arguments(text)
+        self._scanner.whole_call(self._name, text)
         return True
 
 
@@ -124,11 +133,7 @@ def as_object(arguments: str | None) -> str | None:
         return "{}"
     if arguments.startswith('"'):
         arguments = str(json.loads(arguments)).strip()
-    if not arguments.startswith("{"):
-        return None
-    value = JsonText()
-    text, end = value.feed(arguments, 0)
-    return escape_surrogates(text) if value.done and end == len(arguments) else None
+    return as_json(arguments) if arguments.startswith("{") else None
 
 
 def _read(scanner: Scanner) -> Reading[str | None]:
@@ -150,43 +155,3 @@ def read_calls(scanner: Scanner, names: frozenset[str], separator: str, end: str
         if (yield from scanner.peek()) is None:
             scanner.accept()
     scanner.reject()
-
-
-def schema_types(schema: Any, root: dict[str, Any], seen: set[str] | None = None) -> frozenset[str]:
-    """Return the JSON types that a schema allows; none where it does not say. ``seen``: followed references."""
-    seen = set() if seen is None else seen
-    if not isinstance(schema, dict):
-        return frozenset()
-    if isinstance(declared := schema.get("type"), str):
-        return frozenset({declared})
-    if isinstance(declared, list):
-        return frozenset(map(str, declared))
-    if isinstance(schema.get("enum"), list):
-        return frozenset(map(_type_of, schema["enum"]))
-    if "const" in schema:
-        return frozenset({_type_of(schema["const"])})
-    if isinstance(reference := schema.get("$ref"), str):
-        if reference in seen:
-            return frozenset()
-        seen.add(reference)
-        return schema_types(resolve(reference, root), root, seen)
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(key), list):
-            return frozenset().union(*(schema_types(one, root, seen) for one in schema[key]))
-    return frozenset()
-
-
-def resolve(reference: str, root: dict[str, Any]) -> Any:
-    """Return what a reference inside a schema names, or None."""
-    value: Any = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        if part:
-            value = value.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
-    return value if reference.startswith("#") else None
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else "boolean"
-    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return kinds[type(value)]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from typing import Any
 
 MAX_DEPTH = 200
 """Most brackets inside each other: Python's parser, which many clients use, gives up at a thousand."""
+_MAX_NUMBER = 1024
+"""Most characters of a number: Python's parser gives up at 4,300 digits."""
+_LARGEST = sys.float_info.max
 _SPACE = re.compile(r"[ \t\r\n]+")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
-_LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
+_LITERALS = {"t": ("true", "true"), "f": ("false", "false"), "n": ("null", "null")}
+_LITERALS |= {"T": ("True", "true"), "F": ("False", "false"), "N": ("None", "null")}
+"""Literals by their first characters: as they are spelt, and in JSON. Models write Python's too."""
 _ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _DIGITS = "0123456789"
@@ -39,9 +46,25 @@ def escape_surrogates(text: str) -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-class JsonText:
-    """Follows one JSON value. Control characters inside strings, which JSON forbids, are escaped.
+def finite(number: str) -> str:
+    """Return a JSON number; one that no float can hold becomes the largest: readers make an infinity of it."""
+    if number.lstrip("-").isdigit() or not math.isinf(value := float(number)):
+        return number
+    return repr(math.copysign(_LARGEST, value))
 
+
+def as_json(text: str) -> str | None:
+    """Return the JSON that a text is, as ``JsonText`` corrects it, without space around it; None: it is none."""
+    value = JsonText()
+    accepted, place = value.feed(f"{text} ", 0)  # a space ends a number
+    return escape_surrogates(accepted.strip()) if value.done and not text[place:].strip(" \t\r\n") else None
+
+
+class JsonText:
+    """Follows one JSON value, and corrects what models get wrong in it.
+
+    Control characters inside strings are escaped, Python's literals become those of JSON, a comma before a closing
+    bracket is left out, and numbers are ``finite``. Numbers and commas are held until it is certain what they become.
     The accepted text is the same however the input is cut: it ends at the first character that no JSON value has there.
     """
 
@@ -52,8 +75,11 @@ class JsonText:
         """Whether the next character cannot follow."""
         self._state = "value"
         self._stack: list[str] = []
-        self._literal = ""
+        self._part = ""
+        """What has come of a literal or of the digits of an escape; of a number, which part of it has come last."""
         self._is_key = False
+        self._held = ""
+        """A number, or a comma and the space behind it."""
 
     @property
     def in_string(self) -> bool:
@@ -78,7 +104,14 @@ class JsonText:
                     place = self._inside(text, place, accepted)
                 case _:
                     place = self._between(text, place, accepted)
+        if self.broken:
+            accepted.append(self.rest())
         return "".join(accepted), place
+
+    def rest(self) -> str:
+        """Return what has been read and is still held, where nothing more is to be read."""
+        held, self._held = self._held, ""
+        return held
 
     def _string(self, text: str, place: int, accepted: list[str]) -> int:
         if match := _PLAIN.match(text, place):
@@ -93,57 +126,76 @@ class JsonText:
         return place + 1
 
     def _inside(self, text: str, place: int, accepted: list[str]) -> int:
-        """Read one character of an escape or of ``true``, ``false`` and ``null``."""
+        """Read one character of an escape or of a literal."""
         character = text[place]
+        if self._state == "literal":
+            return self._literal(character, place, accepted)
         if self._state == "escape":
             self.broken = character not in _ESCAPES and character != "u"
-            self._state, self._literal = ("hex", "0000") if character == "u" else ("string", "")
-        elif self._state == "hex":
-            self.broken = character not in _HEX
-            self._literal = self._literal[1:]
-            if not self._literal:
-                self._state = "string"
+            self._state, self._part = "hex" if character == "u" else "string", ""
         else:
-            self.broken = character != self._literal[0]
-            self._literal = self._literal[1:]
-            if not self._literal and not self.broken:
-                self._value_ends()
+            self.broken = character not in _HEX
+            self._part += character
+            self._state = "string" if len(self._part) == 4 else "hex"
         return self._accept(character, place, accepted)
+
+    def _literal(self, character: str, place: int, accepted: list[str]) -> int:
+        spelt, meant = _LITERALS[self._part[0]]
+        at = len(self._part)
+        self.broken = character != spelt[at]
+        if not self.broken:
+            self._part += character
+            if self._part == spelt:
+                self._value_ends()
+        return self._accept(meant[at], place, accepted)
 
     def _number(self, text: str, place: int, accepted: list[str]) -> int:
         character = text[place]
         kind = {"0": "0", "E": "e"}.get(character, "9" if character in _DIGITS else character)
-        following = _NUMBER[self._literal].get(kind)
-        if following is None:
-            if self._literal in _ENDS:
-                self._value_ends()
-            else:
-                self.broken = True
-            return place
-        self._literal = following
-        return self._accept(character, place, accepted)
+        following = _NUMBER[self._part].get(kind)
+        if following is not None and len(self._held) < _MAX_NUMBER:
+            self._part = following
+            self._held += character
+            return place + 1
+        if following is None and self._part in _ENDS:
+            accepted.append(finite(self.rest()))
+            self._value_ends()
+        else:
+            self.broken = True
+        return place
 
     def _between(self, text: str, place: int, accepted: list[str]) -> int:
         """Read what stands outside strings, numbers and literals."""
         if match := _SPACE.match(text, place):
-            accepted.append(match[0])
+            if self._held:
+                self._held += match[0]
+            else:
+                accepted.append(match[0])
             return match.end()
         character = text[place]
         state = self._state
-        if state in ("value", "value or end") and self._begins(character):
+        if state in ("value", "value or end", "next value") and self._begins(character):
             pass
         elif state in ("key", "key or end") and character == '"':
             self._state, self._is_key = "string", True
         elif state == "colon" and character == ":":
             self._state = "value"
         elif state == "comma or end" and character == ",":
-            self._state = "key" if self._stack[-1] == "}" else "value"
-        elif state.endswith("or end") and character == self._stack[-1]:
+            self._state = "key" if self._stack[-1] == "}" else "next value"
+            self._held = ","
+            return place + 1
+        elif state not in ("value", "colon") and character == self._stack[-1]:
+            self._held = self._held[1:]
             self._stack.pop()
             self._value_ends()
         else:
             self.broken = True
-        return self._accept(character, place, accepted)
+            return place
+        accepted.append(self.rest())
+        if self._state == "number":
+            self._held = character
+            return place + 1
+        return self._accept(_LITERALS[character][1][0] if self._state == "literal" else character, place, accepted)
 
     def _begins(self, character: str) -> bool:
         """Return whether a value begins with this character, and go into it."""
@@ -154,9 +206,9 @@ class JsonText:
         if character == '"':
             self._state, self._is_key = "string", False
         elif character in _LITERALS:
-            self._state, self._literal = "literal", _LITERALS[character]
+            self._state, self._part = "literal", character
         elif character == "-" or character in _DIGITS:
-            self._state, self._literal = "number", {"-": "-", "0": "0"}.get(character, "int")
+            self._state, self._part = "number", {"-": "-", "0": "0"}.get(character, "int")
         else:
             return False
         return True

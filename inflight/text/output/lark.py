@@ -38,27 +38,38 @@ class Asked:
     several: bool
     strict: frozenset[str]
     """The tools whose schema must hold. Of others' schemas a notation other than JSON may leave out what it cannot."""
-
-    reasoning: tuple[str, ...] = ()
-    """Rules of ``reasoning``, which may stand before calls that must come; none: it may not."""
-
-    @property
-    def before(self) -> str:
-        """Items that may stand before calls that must come."""
-        return "reasoning? SPACE?" if self.reasoning else "SPACE?"
+    thought: tuple[str, ...] = ()
+    """The rule ``thought``, of the reasoning with which the output may begin, and what it needs; (): it may not."""
+    opening: str = ""
+    """The expression of what opens reasoning at the beginning, so that free text must not begin with it."""
+    answer: tuple[str, ...] = ()
+    """The rule ``answer`` and what it needs: an answer of a form, which may stand in place of calls."""
 
     def json(self, name: str) -> str:
         """Return the item of Lark for the arguments of a tool, as JSON."""
         return json_schema(self.tools[name])
 
+    def text(self, *words: str, excluded: str = "") -> str:
+        """Return the terminal of free text that has none of these words in it, and does not begin with reasoning.
 
-def asked(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Asked | None:
+        ``excluded`` is the expression of what the text must not be besides.
+        """
+        patterns = [f"{self.opening}(?s:.*)"] if self.opening else []
+        patterns += [f"(?s:.*)({'|'.join(map(escape, words))})(?s:.*)"] if words else []
+        patterns += [excluded] if excluded else []
+        return " & ".join([TEXT, *(f"~/{pattern}/" for pattern in patterns)])
+
+
+def asked(tools: Sequence[Tool], choice: ToolChoice, parallel: bool, answer: Guide | None = None) -> Asked | None:
     """Return what a choice of tools asks of the grammar; None: nothing.
+
+    Beside an ``answer`` of a form calls follow their schemas, whatever ``strict`` says.
 
     Raises:
         InvalidRequest: the choice is of a tool that there is not.
     """
-    if choice.kind == "none" or (choice.kind == "auto" and parallel and not any(tool.strict for tool in tools)):
+    free = choice.kind == "auto" and answer is None
+    if choice.kind == "none" or (free and parallel and not any(tool.strict for tool in tools)):
         return None
     if choice.kind == "named":
         tools = [tool for tool in tools if tool.name == choice.name]
@@ -68,10 +79,31 @@ def asked(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Asked | 
         if choice.kind == "auto":
             return None
         raise InvalidRequest(f"tool_choice is {choice.kind!r} and tools is empty; it must have a tool to choose")
-    must = choice.kind != "auto"
+    must = not free
     schemas = {tool.name: tool.schema if must or tool.strict else ANY_OBJECT for tool in tools}
     strict = frozenset(tool.name for tool in tools if tool.strict)
-    return Asked(schemas, must, parallel and choice.kind != "named", strict)
+    several = parallel and choice.kind != "named"
+    beside = answer_rules(answer) if answer is not None and choice.kind == "auto" else ()
+    return Asked(schemas, must, several, strict, answer=beside)
+
+
+def answer_rules(answer: Guide) -> tuple[str, ...]:
+    """Return the rule ``answer`` of a form that an answer must have, and what it needs; (): the form is no rule.
+
+    Raises:
+        InvalidRequest: the form is not what its kind says.
+    """
+    if answer.kind not in ("json_schema", "choice"):
+        return ()
+    try:
+        value = json.loads(answer.text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"guided_decoding_guide is not valid JSON: {error}") from None
+    if answer.kind == "json_schema":
+        return (f"answer: {json_schema(value)}",)
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+        raise InvalidRequest("guided_decoding_guide: the choices must be a JSON list of texts that are not empty")
+    return "answer: ANSWER", f"ANSWER: {' | '.join(map(quote, value))}"  # one lexeme: one may begin with another
 
 
 def quote(text: str) -> str:
@@ -79,20 +111,12 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def json_schema(schema: dict[str, Any]) -> str:
+def json_schema(schema: Any) -> str:
     """Return the item of Lark for JSON that follows a schema."""
     return f"%json {json.dumps(schema)}"
 
 
-def without(words: Sequence[str]) -> str:
-    """Return the terminal of text that has none of these words in it."""
-    if not words:
-        return TEXT
-    pattern = "|".join(regex(word) for word in words)
-    return f"{TEXT} & ~/(?s:.*)({pattern})(?s:.*)/"
-
-
-def regex(text: str) -> str:
+def escape(text: str) -> str:
     """Return the regular expression of a text, between slashes of Lark."""
     return re.escape(text).replace("/", "\\/").replace("\n", "\\n")
 
@@ -126,6 +150,13 @@ def call_rules(calls: Asked, shape: Shape, bodies: Sequence[str]) -> list[str]:
     ]
 
 
+def start(calls: Asked, called: str, *free: str) -> list[str]:
+    """Return the rule ``start`` of an output that is ``called``, an answer of a form or ``free`` text."""
+    ways = [f"SPACE? {called}", *(["answer"] if calls.answer else [])] if calls.must else [*free, called]
+    thought = "thought? " if calls.thought else ""
+    return [f"start: {thought}({' | '.join(ways)})", *calls.answer, *calls.thought, SPACE_RULE]
+
+
 def guide(
     calls: Asked,
     shape: Shape,
@@ -140,10 +171,13 @@ def guide(
     ``rules`` are those that the bodies need.
     """
     rules = [*call_rules(calls, shape, bodies), *rules]
-    trigger = f"<[{special[shape.trigger]}]>" if shape.trigger in special else quote(shape.trigger)
-    if calls.must:
-        return lark(f"start: {calls.before} {trigger} calls", SPACE_RULE, *calls.reasoning, *rules)
     if shape.trigger in special:
-        return lark(f"start: FREE ({trigger} calls)?", f"FREE: {without(texts)}", *rules)
-    first = ["start: FREE | head calls", f"FREE: {without([shape.trigger, *texts])}"]
-    return lark(*first, f"head[lazy]: BEFORE {trigger}", f"BEFORE: {without(texts)}", *rules)
+        trigger = f"<[{special[shape.trigger]}]>"
+        if calls.must:
+            return lark(*start(calls, f"{trigger} calls"), *rules)
+        return lark(*start(calls, f"FREE ({trigger} calls)?"), f"FREE: {calls.text(*texts)}", *rules)
+    trigger = quote(shape.trigger)
+    if calls.must:
+        return lark(*start(calls, f"{trigger} calls"), *rules)
+    head = [f"head[lazy]: BEFORE {trigger}", f"BEFORE: {calls.text(*texts)}"]
+    return lark(*start(calls, "head calls", "FREE"), f"FREE: {calls.text(shape.trigger, *texts)}", *head, *rules)

@@ -6,10 +6,12 @@ import ast
 import re
 from typing import Any
 
-from inflight.text.output.json_text import MAX_DEPTH, to_json
+from inflight.text.output.json_text import finite, to_json
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 
 NAME = re.compile(r"[\w.:/\-]*")
+_MAX_DEPTH = 190
+"""Most brackets inside each other: the parser of Python gives up at 200."""
 _PLAIN = re.compile(r"[^()\[\]{}'\"]+")
 _QUOTED = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -37,6 +39,10 @@ class PythonArguments:
             place += not self.broken
         return text[start:place], place
 
+    def rest(self) -> str:
+        """Return nothing: all that has been read is accepted."""
+        return ""
+
     def _take(self, character: str) -> None:
         if self._quote:
             ends = character == self._quote and not self._escape
@@ -46,7 +52,7 @@ class PythonArguments:
             self._quote = character
         elif character in _CLOSING:
             self._stack.append(_CLOSING[character])
-            self.broken = len(self._stack) > MAX_DEPTH // 4
+            self.broken = len(self._stack) > _MAX_DEPTH
         else:
             self.broken = not self._stack or self._stack.pop() != character
             self.done = not self._stack and not self.broken
@@ -63,8 +69,7 @@ def read_python_call(scanner: Scanner, names: frozenset[str]) -> Reading[bool]:
     arguments = _arguments("".join(parts))
     if arguments is None:
         return False
-    scanner.call(name)
-    scanner.arguments(arguments)
+    scanner.whole_call(name, arguments)
     return True
 
 
@@ -123,6 +128,8 @@ def _value(node: ast.expr) -> Any:
             _bad()
         return dict(zip(keys, map(_value, node.values), strict=True))
     value = ast.literal_eval(node)
+    if isinstance(value, float):
+        return float(finite(repr(value)))
     return value if isinstance(value, str | int | float | bool | None) else _bad()
 
 

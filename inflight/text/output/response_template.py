@@ -19,11 +19,20 @@ from inflight.text.output.format import ChatFormat, OutputParser
 from inflight.text.output.json_text import to_json
 from inflight.text.output.markers import Marker, Piece
 from inflight.text.output.scanner import Scanner
-from inflight.text.output.template_fields import CALLS, REASONING, Field, ResponseTemplate, read_template
+from inflight.text.output.template_fields import (
+    CALLS,
+    REASONING,
+    Delimiter,
+    Field,
+    ResponseTemplate,
+    read_template,
+)
 from inflight.text.output.template_values import SECONDS, fill, parse_value
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.output.xml_calls import convert, parameter_types
 from inflight.text.tokenizer import Tokenizer
+
+_UNKNOWN: Any = object()
 
 
 class TemplateFormat(ChatFormat):
@@ -77,23 +86,41 @@ class TemplateFormat(ChatFormat):
         parser.push([prompt[anchors[-1].end() :] if anchors else prompt])
         return parser.in_reasoning
 
+    def may_reason(self, prompt: str) -> bool:
+        """Return whether an output may begin with reasoning, as the family writes it."""
+        return self.has_reasoning and not self.opens_reasoning(prompt) and self._found.may_reason(prompt)
+
+    def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
+        """Return whether the family's guides take an answer's form."""
+        return self._found.takes(answer, beside_calls=beside_calls)
+
     def guide(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        *,
+        answer: Guide | None = None,
+        reasoning: bool = False,
     ) -> Guide | None:
-        """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
-        return self._found.guide(tools, choice, parallel, reasoning=reasoning)
+        """Return what an output must be, as the family writes it."""
+        return self._found.guide(tools, choice, parallel, answer=answer, reasoning=reasoning)
 
     def guide_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens that end the reasoning."""
-        return self._found.guide_start(tokenizer)
+        """Return the tokens that end the reasoning: the description's own where it has one spelling of them."""
+        field = self._template.reasoning
+        words = field.closing.words if field is not None and field.closing is not None else ()
+        return tuple(tokenizer.spelling(words[0])) if len(words) == 1 else self._found.guide_start(tokenizer)
 
     def answer_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens from which on a guide of the answer's own text holds."""
+        """Return the tokens behind which the answer's own text stands."""
         return self._found.answer_start(tokenizer)
 
 
 class _TemplateParser:
     """Reads one output: text of the field at hand, up to the next delimiter."""
+
+    has_open_call = False
 
     def __init__(self, template: ResponseTemplate, tools: dict[str, Tool], reasoning_open: bool) -> None:
         self._template = template
@@ -101,6 +128,8 @@ class _TemplateParser:
         self._field = template.reasoning if reasoning_open else template.implicit
         self._scanner = Scanner(frozenset())
         self._buffer, self._enough = "", 0
+        self._found: dict[Delimiter, regex.Match | None] = {}
+        """Where each delimiter comes first in the buffer, from the last place where it was looked for."""
         self._raw: list[str] = []
         """A call so far, with its delimiters; a text field keeps nothing."""
         self._body: list[str] = []
@@ -134,6 +163,7 @@ class _TemplateParser:
     def _process(self, ended: bool) -> None:
         """Read up to the last delimiter that is certain; leave what may still become one."""
         place = 0
+        self._found.clear()
         while True:
             found, hold = self._search(place, ended)
             if found is None:
@@ -155,7 +185,7 @@ class _TemplateParser:
         best: tuple[Field | None, regex.Match] | None = None
         hold = len(self._buffer)
         for field, delimiter in self._watched():
-            match = delimiter.pattern.search(self._buffer, place, partial=not ended, timeout=SECONDS)
+            match = self._next(delimiter, place, ended)
             if match is None:
                 continue
             at_end = match.end() == len(self._buffer) and (delimiter.grows or match.end() == match.start())
@@ -167,13 +197,21 @@ class _TemplateParser:
             best = None
         return best, hold
 
-    def _watched(self) -> list[tuple[Field | None, Any]]:
+    def _next(self, delimiter: Delimiter, place: int, ended: bool) -> regex.Match | None:
+        """Return where a delimiter comes next. Each part of the buffer is searched once for each delimiter."""
+        match = self._found.get(delimiter, _UNKNOWN)
+        if match is _UNKNOWN or (match is not None and match.start() < place):
+            match = delimiter.pattern.search(self._buffer, place, partial=not ended, timeout=SECONDS)
+            self._found[delimiter] = match
+        return match
+
+    def _watched(self) -> list[tuple[Field | None, Delimiter]]:
         """Return the delimiters that count now, each with the field that begins behind it."""
         template = self._template
         current, implicit = self._field, template.implicit
         if current is not None and current is not implicit:
             return [(implicit, current.closing)] if current.closing is not None else []
-        watched: list[tuple[Field | None, Any]] = [(one, one.opening) for one in template.fields if one.opening]
+        watched: list[tuple[Field | None, Delimiter]] = [(one, one.opening) for one in template.fields if one.opening]
         return [*watched, (implicit, implicit.closing)] if implicit is not None and implicit.closing else watched
 
     def _cross(self, field: Field | None, match: regex.Match) -> None:
@@ -209,8 +247,7 @@ class _TemplateParser:
         if not calls:
             self._scanner.content("".join(self._raw))
         for name, arguments in calls:
-            self._scanner.call(name)
-            self._scanner.arguments(arguments)
+            self._scanner.whole_call(name, arguments)
         self._raw, self._body = [], []
 
     def _values(self, field: Field) -> list[Any]:

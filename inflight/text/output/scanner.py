@@ -33,6 +33,9 @@ class ValueText(Protocol):
     def feed(self, text: str, place: int) -> tuple[str, int]:
         """Read ``text`` from ``place`` on; return what was accepted and the place of what was not read."""
 
+    def rest(self) -> str:
+        """Return what has been read and is still held, where nothing more is to be read."""
+
 
 class Scanner:
     """Reads one output for a parser, and keeps the events that the parser makes of it."""
@@ -49,7 +52,12 @@ class Scanner:
         """White space at the end of the content so far, which is dropped if a call follows."""
         self._trims = False
         """Whether white space at this place belongs to the format."""
-        self._calls = 0
+        self._calls = self._complete_calls = 0
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the arguments of a call that has begun are not complete."""
+        return self._complete_calls < self._calls
 
     def feed(self, pieces: Iterable[Piece]) -> None:
         """Add what has come."""
@@ -166,8 +174,8 @@ class Scanner:
         while not value.done and not value.broken and isinstance((yield from self.peek()), str):
             accepted, place = value.feed(self._text, self._place)
             self._take(place)
-            if accepted:
-                sink(accepted)
+            sink(accepted)
+        sink(value.rest())
         return value.done
 
     def name(self, pattern: re.Pattern[str]) -> Reading[str]:
@@ -276,6 +284,16 @@ class Scanner:
         """Add to the arguments of the call at hand."""
         if text:
             self._events.append(ArgumentsDelta(self._calls - 1, text))
+
+    def end_call(self) -> None:
+        """Say that the arguments of the call at hand are complete."""
+        self._complete_calls += 1
+
+    def whole_call(self, name: str, arguments: str) -> None:
+        """Give out a call with all of its arguments."""
+        self.call(name)
+        self.arguments(arguments)
+        self.end_call()
 
 
 def join_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:

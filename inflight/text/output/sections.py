@@ -8,8 +8,8 @@ from dataclasses import replace
 from inflight.errors import InvalidRequest
 from inflight.sampling import Guide
 from inflight.text.output.events import OutputEvent
-from inflight.text.output.format import ChatFormat, OutputParser
-from inflight.text.output.lark import TEXT, Asked, asked, quote
+from inflight.text.output.format import ChatFormat, OutputParser, no_tools
+from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, escape, lark, quote
 from inflight.text.output.markers import Piece
 from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.tools import Tool, ToolChoice
@@ -35,6 +35,11 @@ class ReadingParser:
         self._scanner.end()
         return self._go_on()
 
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the arguments of a call that has begun are not complete."""
+        return self._scanner.has_open_call
+
     def _go_on(self) -> list[OutputEvent]:
         if self._reading is not None and next(self._reading, self) is self:
             self._reading = None
@@ -53,14 +58,10 @@ class SectionFormat(ChatFormat):
     """Special tokens that end an output, besides the checkpoint's own."""
     thinking: tuple[str, str] = ("<think>", "</think>")
 
-    def __init__(self, tokenizer: Tokenizer, reasoning: bool | None = None) -> None:
-        """``reasoning``: whether the model may think; None: if its vocabulary or its chat template can say so."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        template = tokenizer.config.chat_template or ""
         close = self.thinking[1]
-        self.has_reasoning = (
-            reasoning if reasoning is not None else bool(tokenizer.token_id(close) is not None or close in template)
-        )
+        self.has_reasoning = tokenizer.token_id(close) is not None or close in (tokenizer.config.chat_template or "")
         words = (*self.starts, *self.inner, *self.thinking)
         self._special = {word: token for word, token in tokenizer.special_tokens.items() if word in words}
 
@@ -94,29 +95,60 @@ class SectionFormat(ChatFormat):
         """Return the tokens that end the reasoning."""
         return tuple(tokenizer.spelling(self.thinking[1])) if self.has_reasoning else ()
 
+    def may_reason(self, prompt: str) -> bool:
+        """Return whether an output may begin with reasoning: its prompt has neither opened nor closed it."""
+        if not self.has_reasoning or self.opens_reasoning(prompt):
+            return False
+        return not prompt.rstrip().endswith(self.thinking[1].rstrip())
+
+    def takes(self, answer: Guide, *, beside_calls: bool) -> bool:
+        """Return whether an answer's form is JSON by a schema or a choice, which can stand beside calls."""
+        return not beside_calls or bool(answer_rules(answer))
+
     def guide(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, reasoning: bool = False
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        *,
+        answer: Guide | None = None,
+        reasoning: bool = False,
     ) -> Guide | None:
-        """Return the grammar that enforces the choice of tools; None where nothing is to be enforced."""
-        calls = asked(tools, choice, parallel)
+        """Return what an output must be; a form that is no rule of a grammar leaves no room for reasoning."""
+        calls = asked(tools, choice, parallel, answer)
+        thought = self._thought() if reasoning and self.has_reasoning else ()
         if calls is None:
-            return None
-        if reasoning and self.has_reasoning:
-            calls = replace(calls, reasoning=self._reasoning_rules())
+            rules = answer_rules(answer) if answer is not None and thought else ()
+            return lark("start: thought? answer", *rules, *thought, SPACE_RULE) if rules else answer
         try:
-            return self.grammar(calls, {tool.name: tool for tool in tools})
+            return self.grammar(
+                replace(calls, thought=thought, opening=self._opening), {tool.name: tool for tool in tools}
+            )
         except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
             raise InvalidRequest(f"tools: the parameters of a tool are no JSON schema: {error}") from None
 
-    def _reasoning_rules(self) -> tuple[str, ...]:
+    @property
+    def _opening(self) -> str:
+        """The expression of what opens the reasoning, where that is text."""
+        opening = self.thinking[0]
+        return "" if not self.has_reasoning or opening in self._special else rf"[ \t\r\n]*{escape(opening)}"
+
+    def _thought(self) -> tuple[str, ...]:
+        """Return the rule of reasoning at the beginning, and what it needs."""
         opening, closing = map(self.word, self.thinking)
-        if self.thinking[1] in self._special:
-            return f"reasoning: {opening} THOUGHT {closing}", f"THOUGHT: {TEXT}"
-        return f"reasoning: {opening} thought", f"thought[lazy]: THOUGHT {closing}", f"THOUGHT: {TEXT}"
+        first, rules = opening, [f"THOUGHT: {TEXT}"]
+        if self._opening:
+            first = "OPENING"
+            rules.append(f"OPENING: /{self._opening}/")
+        rest = f"THOUGHT {closing}"
+        if self.thinking[1] not in self._special:
+            rules.append(f"thinking[lazy]: {rest}")
+            rest = "thinking"
+        return f"thought: {first} {rest} SPACE?", *rules
 
     def grammar(self, calls: Asked, tools: Tools) -> Guide:
-        """Return the grammar of calls as the format writes them."""
-        raise NotImplementedError
+        """Return the grammar of calls as the format writes them. Raises UnsupportedFeature: it writes none."""
+        raise no_tools()
 
     def word(self, delimiter: str) -> str:
         """Return a delimiter as an item of Lark."""

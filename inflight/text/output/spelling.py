@@ -10,15 +10,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequest
-from inflight.text.output.json_calls import resolve
-from inflight.text.output.lark import Asked, counts, join, quote, regex
-
-NOTES = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "$defs", "definitions"}
+from inflight.text.output.json_text import to_json
+from inflight.text.output.lark import Asked, counts, escape, join, quote
+from inflight.text.output.schemas import (
+    OBJECT,
+    UNIONS,
+    NotEnforceable,
+    check_arguments,
+    check_known,
+    combination,
+    kinds,
+    listed,
+    stated,
 )
-"""Keywords that allow and forbid nothing."""
-_KNOWN = NOTES | {"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf"}
-_KNOWN |= {"$ref", "minItems", "maxItems", "minLength", "maxLength", "nullable"}
+
+_KNOWN = OBJECT | {"items", "enum", "const", "$ref", "allOf", *UNIONS}
+_KNOWN |= {"minItems", "maxItems", "minLength", "maxLength", "nullable"}
+_BARE_KEY, _PYTHON_KEY = re.compile(r"[\w.+\-]{1,256}"), re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_MOST_REFERENCES = 32
 _RULES = [
     "INTEGER: /-?(0|[1-9][0-9]{0,17})/",
     "NUMBER: /-?(0|[1-9][0-9]{0,17})([.][0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
@@ -74,29 +83,52 @@ class Spelled:
         schema = calls.tools[tool]
         self._tool, self._root, self._references, self._strict = tool, schema, {}, tool in calls.strict
         spelling = self._spelling
+        try:
+            schema = self._object_of(schema)
+            if self._strict:
+                check_arguments(schema)
+        except NotEnforceable as error:
+            raise self._error("", str(error)) from None
         body = self._object(schema, "", spelling.assign, top=True)
         return join(quote(spelling.opening), body, quote(spelling.closing))
 
+    def _object_of(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of arguments that a reference leads to; a circle of references allows any."""
+        for _ in range(_MOST_REFERENCES):
+            made = combination(
+                {key: one for key, one in schema.items() if key != "type"}, self._root, strict=self._strict
+            )
+            if made is None or made[0] in UNIONS:
+                return schema
+            [schema] = made[1]
+        raise NotEnforceable("'$ref' in a circle")
+
     def _value(self, schema: Any, place: str) -> str:
         """Return the item of a value."""
-        if schema is True or schema == {}:
+        if schema is True or (isinstance(schema, dict) and not stated(schema)):
             return self._any()
         if not isinstance(schema, dict):
             raise self._error(place, json.dumps(schema))
-        self._check(schema, place)
-        if "$ref" in schema:
-            return self._reference(str(schema["$ref"]), place)
-        if "enum" in schema or "const" in schema:
-            values = schema["enum"] if "enum" in schema else [schema["const"]]
-            return self._rule(" | ".join(self._literal(value) for value in values))
-        for key in ("anyOf", "oneOf"):
-            if key in schema:
-                return self._rule(" | ".join(self._value(one, f"{place}/{key}") for one in schema[key]))
-        kinds = schema.get("type", ["object" if "properties" in schema else "any"])
-        kinds = [kinds] if isinstance(kinds, str) else list(kinds)
-        if schema.get("nullable"):
-            kinds.append("null")
-        return self._rule(" | ".join(self._typed(kind, schema, place) for kind in kinds))
+        try:
+            if self._strict:
+                check_known(schema, _KNOWN)
+            values = listed(schema, strict=self._strict)
+            made = None if values is not None else combination(schema, self._root, strict=self._strict)
+        except NotEnforceable as error:
+            raise self._error(place, str(error)) from None
+        if values is not None:
+            return self._rule(" | ".join(map(self._literal, values)))
+        if made is not None:
+            return self._combined(*made, schema, place)
+        types = kinds(schema)
+        if types and schema.get("nullable"):
+            types.append("null")
+        return self._rule(" | ".join(self._typed(kind, schema, place) for kind in types or ["any"]))
+
+    def _combined(self, key: str, members: list[Any], schema: dict[str, Any], place: str) -> str:
+        if key == "$ref":
+            return self._reference(str(schema["$ref"]), members[0])
+        return self._rule(" | ".join(self._value(one, f"{place}/{key}") for one in members))
 
     def _typed(self, kind: str, schema: dict[str, Any], place: str) -> str:
         spelling = self._spelling
@@ -124,7 +156,7 @@ class Spelled:
         excluded = (
             ""
             if self._special or self._spelling.delimiter == '"'
-            else f" & ~/(?s:.*){regex(self._spelling.delimiter)}(?s:.*)/"
+            else f" & ~/(?s:.*){escape(self._spelling.delimiter)}(?s:.*)/"
         )
         self.rules.append(f"{name}: /({self._spelling.character}){size}/{excluded}")
         return join(self._quote, name, self._quote)
@@ -140,10 +172,9 @@ class Spelled:
 
     def _object(self, schema: dict[str, Any], place: str, colon: str, top: bool = False) -> str:
         """Return the item of an object's entries, in the order of the schema."""
-        self._check(schema, place)
-        properties = schema.get("properties") or {}
+        properties = {key: one for key, one in (schema.get("properties") or {}).items() if self._spells(key, top)}
         required = set(schema.get("required") or ())
-        if missing := required - set(properties):
+        if self._strict and (missing := required - set(properties)):
             raise self._error(place, f"required {sorted(missing)[0]!r} without a schema of it")
         if not properties:
             return "" if schema.get("additionalProperties") is False else self._entries(schema, place, colon, top)
@@ -168,22 +199,20 @@ class Spelled:
         value = self._value(schema.get("additionalProperties", True), f"{place}/additionalProperties")
         key = "KEY" if top or self._spelling.bare_keys else self._string({})
         entry = join(key, quote(colon), value)
-        self._add(f"KEY: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/ & ~/{'|'.join(keyword.kwlist)}/")
+        reserved = "" if self._spelling.bare_keys else f" & ~/{'|'.join(keyword.kwlist)}/"
+        self._add(f"KEY: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{reserved}")
         return f"({entry} ({quote(self._spelling.comma)} {entry})*)?"
 
     def _any(self) -> str:
         if "any: " not in "".join(rule[:5] for rule in self.rules):
             self.rules.append("any: INTEGER")  # its place, for the values inside it
             at = len(self.rules) - 1
-            kinds = ("string", "number", "boolean", "null", "array", "object")
-            self.rules[at] = "any: " + " | ".join(self._typed(kind, {}, "") for kind in kinds)
+            types = ("string", "number", "boolean", "null", "array", "object")
+            self.rules[at] = "any: " + " | ".join(self._typed(kind, {}, "") for kind in types)
         return "any"
 
-    def _reference(self, reference: str, place: str) -> str:
+    def _reference(self, reference: str, schema: Any) -> str:
         if reference not in self._references:
-            schema = resolve(reference, self._root)
-            if schema is None:
-                raise self._error(place, f"$ref {reference!r}, which names nothing here")
             name = self._references[reference] = f"r{len(self.rules)}"
             self.rules.append("")
             at = len(self.rules) - 1
@@ -196,10 +225,12 @@ class Spelled:
         if value is None or isinstance(value, bool):
             return quote(spelling.null if value is None else spelling.true if value else spelling.false)
         if isinstance(value, str):
+            if spelling.delimiter in value and not self._special and spelling.delimiter != '"':
+                raise self._error("", f"the value {value!r}")
             text = json.dumps(value, ensure_ascii=False)[1:-1] if spelling.delimiter == '"' else value
             return join(self._quote, quote(text), self._quote)
         if isinstance(value, int | float):
-            return quote(json.dumps(value))
+            return quote(to_json(value))
         comma = f" {quote(spelling.comma)} "
         if isinstance(value, list):
             return join(quote("["), comma.join(map(self._literal, value)), quote("]"))
@@ -208,13 +239,21 @@ class Spelled:
         )
         return join(quote("{"), comma.join(entries), quote("}"))
 
+    def _spells(self, key: str, top: bool) -> bool:
+        """Return whether a property can be written; unless the schema must hold, one that cannot be is left out."""
+        if self._spelling.bare_keys:
+            good = _BARE_KEY.fullmatch(key) is not None
+        else:
+            good = not top or (_PYTHON_KEY.fullmatch(key) is not None and not keyword.iskeyword(key))
+        return good or self._strict
+
     def _key(self, key: str, place: str, top: bool) -> str:
-        if top or self._spelling.bare_keys:
-            word = re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII)
-            if not word or (top and not self._spelling.bare_keys and keyword.iskeyword(key)):
-                raise self._error(place, f"the property {key!r}")
-            return quote(key)
-        return self._literal(key)
+        if not top and not self._spelling.bare_keys:
+            return self._literal(key)
+        pattern = _BARE_KEY if self._spelling.bare_keys else _PYTHON_KEY
+        if not pattern.fullmatch(key) or (not self._spelling.bare_keys and keyword.iskeyword(key)):
+            raise self._error(place, f"the property {key!r}")
+        return quote(key)
 
     def _rule(self, items: str) -> str:
         if not items or re.fullmatch(r"\w+", items):
@@ -226,11 +265,6 @@ class Spelled:
     def _add(self, rule: str) -> None:
         if rule not in self.rules:
             self.rules.append(rule)
-
-    def _check(self, schema: dict[str, Any], place: str) -> None:
-        unknown = sorted(set(schema) - _KNOWN)
-        if unknown and self._strict:
-            raise self._error(place, repr(unknown[0]))
 
     def _error(self, place: str, what: str) -> InvalidRequest:
         return InvalidRequest(

@@ -35,6 +35,8 @@ class Delimiter:
     pattern: regex.Pattern
     grows: bool
     """Whether a match at the end of what has come may still become longer."""
+    words: tuple[str, ...] = ()
+    """The texts that it may be; (): it is a pattern."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _delimiter(name: str, spec: Mapping[str, Any], literal: str, pattern: str) -
     _require(bool(good), f"has {literal} {spec[literal]!r} in {name!r}; it must be a text or a list of texts")
     grows = any(one != other and one.startswith(other) for one in words for other in words)
     longest_first = sorted(words, key=len, reverse=True)
-    return Delimiter(regex.compile("|".join(map(regex.escape, longest_first)), regex.DOTALL), grows)
+    return Delimiter(regex.compile("|".join(map(regex.escape, longest_first)), regex.DOTALL), grows, tuple(words))
 
 
 def _texts(value: Any) -> list[str]:

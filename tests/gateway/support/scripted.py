@@ -102,11 +102,13 @@ def scripted(**settings: Any) -> Iterator[tuple[Inside, Script]]:
     with inside(ready=True, **settings) as running:
         tokenizer = running.gateway.tokenizer
         engine: Any = ScriptedEngine(tokenizer, script)
+        chat_format = HermesFormat(tokenizer)
+        chat_format.has_reasoning = True
         app: Any = running.server.config.app
         app.state.gateway = replace(
             running.gateway,
             chat_template=ChatTemplate(TEMPLATE, {}),
-            chat_format=HermesFormat(tokenizer, reasoning=True),
+            chat_format=chat_format,
             engine=engine,
         )
         yield running, script

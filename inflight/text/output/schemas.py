@@ -1,0 +1,153 @@
+"""JSON schemas of arguments, as far as parsers and grammars of notations other than JSON look into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NOTES = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "$defs", "definitions"}
+)
+"""Keywords that allow and forbid nothing."""
+OBJECT = frozenset({"type", "properties", "required", "additionalProperties"})
+UNIONS = ("anyOf", "oneOf")
+_COMBINING = ("$ref", "allOf", *UNIONS)
+_KIND_OF = {
+    **dict.fromkeys(("minLength", "maxLength"), "string"),
+    **dict.fromkeys(("items", "minItems", "maxItems"), "array"),
+    **dict.fromkeys(("properties", "required", "additionalProperties"), "object"),
+}
+
+
+class NotEnforceable(Exception):
+    """A schema has what a notation other than JSON cannot enforce; the message is what."""
+
+
+def stated(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without its notes."""
+    return {key: value for key, value in schema.items() if key not in NOTES}
+
+
+def check_known(schema: dict[str, Any], known: frozenset[str]) -> None:
+    """Check the keywords of a schema. Raises NotEnforceable: one is none of ``known`` and no note."""
+    if unknown := sorted(set(stated(schema)) - known):
+        raise NotEnforceable(repr(unknown[0]))
+
+
+def check_arguments(schema: dict[str, Any]) -> None:
+    """Check the schema of a tool's arguments. Raises NotEnforceable: it says more than which properties there are."""
+    check_known(schema, OBJECT)
+    if "object" not in kinds(schema):
+        raise NotEnforceable(f"type {schema['type']!r}")
+    if missing := sorted(set(schema.get("required") or ()) - set(schema.get("properties") or ())):
+        raise NotEnforceable(f"required {missing[0]!r} without a schema of it")
+
+
+def combination(schema: dict[str, Any], root: dict[str, Any], *, strict: bool) -> tuple[str, list[Any]] | None:
+    """Return the keyword that makes a schema of others, with these; None: it is none of others.
+
+    Raises:
+        NotEnforceable: it is ``strict``, and the keyword is not alone, or members of ``oneOf`` or ``allOf`` overlap.
+    """
+    given = stated(schema)
+    key = next((one for one in _COMBINING if one in given), None)
+    if key is None:
+        return None
+    members = [resolve(str(given[key]), root)] if key == "$ref" else list(given[key])
+    if members == [None]:
+        raise NotEnforceable(f"$ref {given[key]!r}, which names nothing here")
+    if strict and len(given) > 1:
+        raise NotEnforceable(f"{key!r} beside {min(set(given) - {key})!r}")
+    if key == "allOf" and len(members) != 1:
+        if strict:
+            raise NotEnforceable("'allOf' of several schemas")
+        return None
+    if key == "oneOf" and strict and _overlap(members, root):
+        raise NotEnforceable("'oneOf' of schemas that may allow the same")
+    return key, members
+
+
+def listed(schema: dict[str, Any], *, strict: bool) -> list[Any] | None:
+    """Return the values that a schema lists, as far as its type allows them; None: it lists none.
+
+    Raises:
+        NotEnforceable: no value is left, or it is ``strict`` and has other keywords besides.
+    """
+    key = next((one for one in ("enum", "const") if one in schema), None)
+    if key is None:
+        return None
+    if strict and (others := set(stated(schema)) - {key, "type"}):
+        raise NotEnforceable(f"{key!r} beside {min(others)!r}")
+    values = schema["enum"] if key == "enum" else [schema["const"]]
+    allowed = set(kinds(schema)) if "type" in schema else None
+    values = [value for value in values if allowed is None or types_of(value) & allowed]
+    if not values:
+        raise NotEnforceable(f"{key!r} without a value of its type")
+    return list(values)
+
+
+def kinds(schema: dict[str, Any]) -> list[str]:
+    """Return the JSON types of a schema: those that it states, else those of its keywords; [] for any."""
+    declared = schema.get("type")
+    if declared is None:
+        return sorted({_KIND_OF[key] for key in schema if key in _KIND_OF})
+    return [declared] if isinstance(declared, str) else list(declared)
+
+
+def types_of(value: Any) -> set[str]:
+    """Return the JSON types that a value has: an integer is a number too."""
+    if value is None or isinstance(value, bool):
+        return {"null" if value is None else "boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if isinstance(value, int) or value.is_integer() else {"number"}
+    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
+
+
+def _overlap(members: list[Any], root: dict[str, Any]) -> bool:
+    seen: set[str] = set()
+    for member in members:
+        types = {"number" if one == "integer" else one for one in schema_types(member, root)}
+        if not types or types & seen:
+            return True
+        seen |= types
+    return False
+
+
+def schema_types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
+    """Return the JSON types that a schema allows; none where it does not say."""
+    return _types(schema, root, set()) or frozenset()
+
+
+def _types(schema: Any, root: dict[str, Any], seen: set[str]) -> frozenset[str] | None:
+    """Return the types; None: those of a reference that has been ``seen``, which add nothing to a union."""
+    if not isinstance(schema, dict):
+        return frozenset()
+    if isinstance(declared := schema.get("type"), str | list):
+        return frozenset([declared] if isinstance(declared, str) else map(str, declared))
+    if isinstance(schema.get("enum"), list):
+        return frozenset().union(*(_narrowest(value) for value in schema["enum"]))
+    if "const" in schema:
+        return frozenset(_narrowest(schema["const"]))
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference in seen:
+            return None
+        seen.add(reference)
+        return _types(resolve(reference, root), root, seen)
+    for key in (*UNIONS, "allOf"):
+        if isinstance(schema.get(key), list):
+            found = [types for one in schema[key] if (types := _types(one, root, seen)) is not None]
+            return frozenset() if key in UNIONS and not all(found) else frozenset().union(*found)
+    return frozenset()
+
+
+def resolve(reference: str, root: dict[str, Any]) -> Any:
+    """Return what a reference inside a schema names, or None."""
+    value: Any = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        if part:
+            value = value.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    return value if reference.startswith("#") else None
+
+
+def _narrowest(value: Any) -> set[str]:
+    types = types_of(value)
+    return {"integer" if isinstance(value, int) else "number"} if "number" in types else types

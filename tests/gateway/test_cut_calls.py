@@ -1,0 +1,57 @@
+"""An answer that ends inside of a call does not say that it has called a tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gateway.support.gateways import Inside
+from tests.gateway.support.scripted import Script, scripted
+
+FUNCTION = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CHAT: dict[str, Any] = {
+    "model": "model",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "tools": [{"type": "function", "function": FUNCTION}],
+}
+MESSAGE: dict[str, Any] = {
+    "model": "model",
+    "max_tokens": 500,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "tools": [{"name": "add", "input_schema": FUNCTION["parameters"]}],
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Inside, Script]]:
+    with scripted(model_name="model") as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "chat_says", "message_says"),
+    [
+        (CALL, "stop", "tool_calls", "tool_use"),
+        (CALL, "length", "length", "max_tokens"),
+        (CALL[:-18], "stop", "stop", "end_turn"),
+        (CALL[:-18], "length", "length", "max_tokens"),
+        (f'{CALL}<tool_call>{{"name": "add", "arguments": {{"a": ?}}}}</tool_call> Hm.', "stop", "stop", "end_turn"),
+    ],
+)
+def test_the_end_says_whether_there_are_calls(
+    served: tuple[Inside, Script], text: str, reason: str, chat_says: str, message_says: str
+) -> None:
+    running, script = served
+    vars(script).update(vars(Script(text, reason)))
+    with running.client() as client:
+        [choice] = client.post("/v1/chat/completions", json=CHAT).json()["choices"]
+        message = client.post("/v1/messages", json=MESSAGE).json()
+    assert choice["finish_reason"] == chat_says
+    assert message["stop_reason"] == message_says
+    arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+    if chat_says == "tool_calls":
+        assert [json.loads(one) for one in arguments] == [{"a": 1}]

@@ -1,0 +1,128 @@
+"""Whatever a model writes: no word of it is lost, complete calls are JSON, and cuts of the output change nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.text.output.find import find_chat_format
+from inflight.text.output.format import ChatFormat
+from inflight.text.output.markers import Piece
+from inflight.text.output.tools import Tool
+from tests.support.chat_formats import FAMILIES, Read, pieces_of, read_tokens, tokenizer_of, whole
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "array"}}}
+TOOLS = [Tool("f", "", SCHEMA), Tool("g")]
+_JSON_BITS = '{ } [ ] " : , \\ \\u00e9 1e999 -0.5 12 True None null {"a": {"a":1} {"a":[1,] {"b":{"b":[ "x":'.split(" ")
+_COMMON = ["\n", " ", "é", "😀", "f", "g(", *_JSON_BITS]
+_TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<function=f>", "</function>", "</parameter>"]
+_TAGS += ["<parameter=a>", "<parameter=b>", "<parameter=c>\n", "<param", "</func", '{"name": "f", "arguments": {']
+_TAGS += ['{"name": "f", "arguments": ', '"arguments": {"b":1}, "name":"g"}']
+BITS = {
+    "hermes": _TAGS,
+    "qwen_xml": _TAGS,
+    "llama": [
+        '{"name": "f", "parameters": {',
+        "; ",
+        "<|python_tag|>",
+        "[f(",
+        "a=1)",
+        "[f(a='x'), g()]",
+        "<|python_end|>",
+    ],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", '[{"name": "f", "arguments": {', "[THINK]", "[/THINK]"],
+    "deepseek": [
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "function",
+        "\n```json\n",
+        "```",
+        "<think>",
+        "</think>",
+    ],
+    "harmony": [
+        "<|start|>assistant",
+        "<|channel|>",
+        "<|constrain|>json",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+    ],
+    "gemma4": [
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        "call:f",
+        "a:",
+        "<|channel>thought\n",
+        "<channel|>",
+        "call:f{a:",
+    ],
+    "gemma3": ["```tool_code", "```", "f(", "a=", ")", "[f(", "print(", "f(a=True, b={'x': [1, ]})"],
+}
+_WORD = re.compile(r"w\d+w")
+_HEADERS = re.compile(r"(?<=<\|start\|>|channel\|>|nstrain\|>)[^<]*(?=<\|)")
+"""What stands in the headers of gpt-oss' messages, which are no text."""
+INDICES = range(len(FAMILIES))
+IDS = [f"{index}-{family.name}" for index, family in enumerate(FAMILIES)]
+
+
+@st.composite
+def _outputs(draw: st.DrawFn, name: str) -> str:
+    """Draw an output of bits of a format, with words w0, w1 … between them."""
+    bits = draw(st.lists(st.sampled_from(BITS[name]) | st.sampled_from(_COMMON) | st.just("w"), max_size=16))
+    return "".join(f"w{index}w" if bit == "w" else bit for index, bit in enumerate(bits))
+
+
+def read(chat: ChatFormat, chunks: list[list[Piece]], opened: bool) -> tuple[Read, bool]:
+    """Read an output in chunks of pieces; return what it consists of, and whether it ends inside a call."""
+    parser = chat.parser(TOOLS, reasoning_open=opened)
+    events = [event for chunk in chunks for event in parser.push(chunk)]
+    return Read.of(events + parser.finish()), parser.has_open_call
+
+
+def check(found: Read, is_open: bool, output: str) -> None:
+    """Check that no word of an output is lost, and that all of its calls are complete or the last has been cut."""
+    said = found.content + found.reasoning + "".join(name + arguments for name, arguments in found.calls)
+    written, headers = _WORD.findall(output), set(_WORD.findall("".join(_HEADERS.findall(output))))
+    shown = _WORD.findall(said)
+    assert len(shown) == len(set(shown))
+    assert set(written) - headers <= set(shown) <= set(written)
+    broken = 0
+    for _, arguments in found.calls:
+        try:
+            assert isinstance(json.loads(arguments, parse_constant=pytest.fail), dict)
+            assert "Infinity" not in json.dumps(json.loads(arguments))
+        except ValueError:
+            broken += 1
+    assert is_open == (broken > 0)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+@given(data=st.data(), opened=st.booleans())
+def test_nothing_is_lost_and_no_cut_matters(index: int, data: st.DataObject, opened: bool) -> None:
+    name, tokenizer = FAMILIES[index].name, tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    output = data.draw(_outputs(name))
+    pieces = pieces_of(chat, tokenizer, output)
+    found, is_open = read(chat, [whole(pieces)], opened)
+    check(found, is_open, output)
+    assert read(chat, [[piece] for piece in pieces], opened) == (found, is_open)
+    size = data.draw(st.integers(2, 7))
+    cut = [whole(pieces[at : at + size]) for at in range(0, len(pieces), size)]
+    assert read(chat, cut, opened) == (found, is_open)
+    tokens = tokenizer.encode_batch([output])[0]
+    assert read_tokens(chat, tokenizer, TOOLS, [[token] for token in tokens], opened) == read_tokens(
+        chat, tokenizer, TOOLS, [tokens], opened
+    )

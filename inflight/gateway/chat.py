@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inflight.gateway.body import read_object
 from inflight.gateway.chat_request import chat_job
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
@@ -21,6 +20,7 @@ from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
+from inflight.gateway.preparing import prepared
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import usage_object
@@ -30,14 +30,17 @@ from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta,
 async def chat_completions(request: Request) -> Response:
     """Answer a chat. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    fields = CHAT_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+
+    def prepare(body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
+        fields = CHAT_READER.read(body, strict=gateway.settings.strict_fields)
+        model = gateway.check_model(fields["model"])
+        job = chat_job(request, fields, gateway, stream=wants_stream(fields))
+        return fields, job, ChatAnswer(fields, gateway, model, job)
+
+    fields, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(fields.ignored)
-    model = gateway.check_model(fields["model"])
-    streams = wants_stream(fields)
-    job = await chat_job(request, fields, gateway, stream=streams)
-    answer = ChatAnswer(fields, gateway, model, job)
     deltas = counted(request, gateway, run(gateway, job))
-    if streams:
+    if job.request.stream:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
     return Response(_json(body), media_type="application/json", headers=fields.headers())

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 
 from inflight.errors import DeadlineExceeded, EngineFailure, InvalidRequest, QueueFull
 from inflight.gateway.app import Served
-from inflight.gateway.body import read_object
 from inflight.gateway.errors import ApiError
+from inflight.gateway.preparing import prepared
 from inflight.gateway.sse import DONE, EventStream, event, while_connected
 from tests.gateway.support.gateways import Inside, inside, until
 
@@ -47,10 +47,10 @@ class Work:
             self.closed += 1
 
     async def stream(self, request: Request) -> Response:
-        return EventStream(request, self.events(await read_object(request)))
+        return EventStream(request, self.events(await prepared(request, dict)))
 
     async def whole(self, request: Request) -> Response:
-        body = await read_object(request)
+        body = await prepared(request, dict)
 
         async def work() -> list[bytes]:
             return [one async for one in self.events(body)]

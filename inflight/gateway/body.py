@@ -17,9 +17,9 @@ from inflight.gateway.errors import ApiError, invalid
 
 MOST_LEVELS = 100
 """How deep objects and arrays may lie in each other: what renders or checks them goes into them by recursion."""
-MOST_VALUES = 1_000_000
-"""How many commas, and brackets that open, a body may have, those in strings included: a value of two bytes takes 64 in
-memory, and a text with more of them fits no model's context."""
+MOST_OF = {",": 1_000_000, ":": 200_000, "[": 200_000, "{": 200_000}
+"""How often a body may have these characters, in strings too. They bound how many values it has: one of two bytes takes
+64 in memory, and Python makes many at once while all its threads wait. Prompts with more are longer than contexts."""
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -30,8 +30,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         ApiError: 400; the message says what is wrong with it.
     """
-    if (values := body.count(b",") + body.count(b"[") + body.count(b"{")) > MOST_VALUES:
-        raise invalid(f"the body has {values} commas and opening brackets; the limit is {MOST_VALUES}")
+    _check_size(body)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -51,6 +50,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if _SURROGATE.search(body):
         _check_surrogates(value)
     return value
+
+
+def _check_size(body: bytes) -> None:
+    for mark, most in MOST_OF.items():
+        if (count := body.count(mark.encode())) > most:
+            raise invalid(f"the body has {count} times the character {mark!r}; the limit is {most}")
 
 
 def check_type(request: Request) -> None:

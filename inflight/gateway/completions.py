@@ -23,7 +23,7 @@ from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
-from inflight.gateway.preparing import off_loop, prepared
+from inflight.gateway.preparing import off_loop, prepared, written
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
@@ -132,8 +132,9 @@ class CompletionAnswer:
         return await off_loop(self._written, sum(choice.pieces for choice in self._choices))
 
     def _written(self) -> str:
-        choices = [choice.take() for choice in self._choices]
-        return _json({**self._head, "choices": choices, "usage": usage_object(self._usage())})
+        choices = ",".join(written(choice.take()) for choice in self._choices)
+        usage = _json(usage_object(self._usage()))
+        return f'{_json(self._head)[:-1]},"choices":[{choices}],"usage":{usage}}}'
 
     async def events(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
@@ -148,7 +149,8 @@ class CompletionAnswer:
             yield event(_json({**self._head, "choices": [], "usage": usage_object(self._usage())}))
 
     def _chunk(self, choice: CompletionChoice, more: dict[str, Any]) -> bytes:
-        return event(_json({**self._head, "choices": [choice.take()], **more}))
+        rest = f",{_json(more)[1:]}" if more else "}"
+        return event(f'{_json(self._head)[:-1]},"choices":[{written(choice.take())}]{rest}')
 
     async def _take(self, number: int, delta: ChoiceDelta) -> CompletionChoice:
         usage = delta.usage

@@ -8,6 +8,7 @@ threads would not prepare faster, since one of them at a time runs Python, and t
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from inflight.gateway.sse import while_connected
 
 LARGE = 16 << 10
 """Bytes of a body, or pieces of an answer, from which on the work takes milliseconds."""
+_AT_ONCE = 256
+"""Elements of a list that are written by one call, which holds all threads up."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="prepare")
 _Result = TypeVar("_Result")
 
@@ -48,3 +51,17 @@ async def off_loop(work: Callable[[], _Result], size: int) -> _Result:
     if size < LARGE:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+
+
+def written(value: Any) -> str:
+    """Return a value as JSON in one line, written by many short calls where its lists are long."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{written(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list) and len(value) > _AT_ONCE:
+        parts = (_json(value[first : first + _AT_ONCE])[1:-1] for first in range(0, len(value), _AT_ONCE))
+        return "[" + ",".join(parts) + "]"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

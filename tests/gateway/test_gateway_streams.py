@@ -187,6 +187,14 @@ def test_a_client_that_does_not_read_is_disconnected(running: Inside, work: Work
     connection.close()
 
 
+def test_a_client_that_reads_gets_events_of_any_size(running: Inside, work: Work) -> None:
+    with running.client() as client:
+        text = client.post("/stream", json={"count": 20, "size": 5 * PENDING}).text
+    assert text.endswith(DONE.decode())
+    assert [json.loads(one[6:])["index"] for one in text.split("\n\n")[:20]] == list(range(20))
+    assert work.ended == 1
+
+
 def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(running: Inside, work: Work) -> None:
     """It never has much to take; but it takes nothing, for longer than ``client_timeout_s``."""
     connection = _connect(running, "/stream", {"count": 100_000, "size": 60_000, "pause_s": 0.2}, receive_bytes=4096)

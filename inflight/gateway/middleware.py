@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inflight.gateway.errors import STOPPING, ApiError, as_api_error, away
+from inflight.gateway.errors import RETRY_AFTER_S, STOPPING, ApiError, as_api_error, away
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
 from inflight.gateway.messages.errors import PATH as MESSAGES
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 HEALTH, METRICS = "/health", "/metrics"
+MOST_BODIES = 16
+"""The bodies of all requests that run may have so many times ``max_body_bytes``."""
 SLOWEST_BODY = 16 << 10
 """Bytes that must come of a body in a second, beyond the first ``client_timeout_s``."""
 LEFT = 499
@@ -184,6 +186,8 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._held = 0
+        """Bytes of the bodies of all requests that run."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on a request. Raises ApiError: 413, or 408."""
@@ -203,11 +207,17 @@ class BodyLimit:
             message = await self._part(receive, left_s)
             more = bool(message.get("more_body"))
             taken += len(message.get("body", b""))
+            self._held += len(message.get("body", b""))
             if taken > self._max_bytes:
                 raise self._too_large()
+            if self._held > MOST_BODIES * self._max_bytes:
+                raise self._too_many()
             return message
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._held -= taken
 
     async def _part(self, receive: Receive, left_s: float) -> Message:
         """Return the next part, of a body that has ``left_s`` seconds to come on."""
@@ -219,6 +229,12 @@ class BodyLimit:
             message = f"the body comes too slowly: each part has {time_s}, and all of it a second more for each "
             message += f"{SLOWEST_BODY} bytes"
             raise ApiError(408, message, code="request_timeout", headers={"connection": "close"}) from None
+
+    def _too_many(self) -> ApiError:
+        limit = MOST_BODIES * self._max_bytes
+        message = f"the bodies of the requests under way have more than {limit} bytes ({MOST_BODIES} times "
+        message += "gateway.max_body_bytes)"
+        return ApiError(503, message, code="too_many_requests", headers={"retry-after": str(RETRY_AFTER_S)})
 
     def _too_large(self) -> ApiError:
         message = f"the body has more than {self._max_bytes} bytes (gateway.max_body_bytes)"

@@ -31,10 +31,18 @@ _TOO_LARGE = "headers_too_large"
 class GatewayConfig(Config):
     """uvicorn's settings, and the gateway's."""
 
-    def __init__(self, app: Any, client_timeout_s: float, **settings: Any) -> None:
-        """A client has ``client_timeout_s`` for a request's head, and to take the rest of an answer."""
+    def __init__(self, app: Any, client_timeout_s: float, most_connections: int, **settings: Any) -> None:
+        """
+        Args:
+            app: the application.
+            client_timeout_s: what a client has for a request's head, and to take the rest of an answer.
+            most_connections: are open at once; for one more, the one that has been without a request for longest ends.
+            settings: uvicorn's.
+        """
         super().__init__(app, http=GatewayProtocol, **settings)
-        self.client_timeout_s = client_timeout_s
+        self.client_timeout_s, self.most_connections = client_timeout_s, most_connections
+        self.idle: dict[GatewayProtocol, None] = {}
+        """Connections without a request under way, the one that has been so for longest first."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -56,11 +64,15 @@ class GatewayProtocol(HttpToolsProtocol):
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._arm()
+        self.config.idle[self] = None
+        if len(self.connections) > self.config.most_connections:
+            next(iter(self.config.idle)).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._disarm()
         self._forget_unread()
+        self.config.idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,6 +115,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._in_head, self._beside_bytes, self._refused_bytes = False, 0, 0
             self._disarm()
             self._forget_unread()
+            self.config.idle.pop(self, None)
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -125,6 +138,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """End an answer; the client must take what is left of it in time, and send what is left of its request."""
         super().on_response_complete()
+        self.config.idle[self] = None
         if self.transport.get_write_buffer_size():
             self._forget_unread()
             self._unread = self.loop.call_later(self.config.client_timeout_s, self._abort_unread)

@@ -66,7 +66,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._arm()
         self.config.idle[self] = None
         if len(self.connections) > self.config.most_connections:
-            next(iter(self.config.idle)).transport.abort()
+            oldest = next(iter(self.config.idle))
+            del self.config.idle[oldest]
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -138,7 +140,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """End an answer; the client must take what is left of it in time, and send what is left of its request."""
         super().on_response_complete()
-        self.config.idle[self] = None
+        if not self.transport.is_closing():
+            self.config.idle[self] = None
         if self.transport.get_write_buffer_size():
             self._forget_unread()
             self._unread = self.loop.call_later(self.config.client_timeout_s, self._abort_unread)

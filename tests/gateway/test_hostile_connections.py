@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from inflight.gateway.app import Served
 from tests.gateway.support.gateways import Inside, inside, until
+from tests.gateway.test_limits import SLEEP
 
 PATIENCE_S = 0.5
 BIG = 32 << 20
@@ -29,8 +30,6 @@ async def _big(request: Request) -> Response:
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Inside]:
     """A gateway that has little patience with its clients."""
-    from tests.gateway.test_limits import SLEEP
-
     with inside(SLEEP, Served("GET", "/big", _big), client_timeout_s=PATIENCE_S, max_body_bytes=4096) as running:
         yield running
 
@@ -91,10 +90,10 @@ def test_what_is_beside_a_body_in_chunks_is_bounded(hasty: Inside, behind: list[
     until(lambda: hasty.gateway.load.running == 0)
 
 
-def test_a_few_trailers_are_read_and_forgotten(hasty: Inside) -> None:
+def test_a_few_trailers_are_read_and_forgotten(alone: Inside) -> None:
     body = b'{"prompt": "a"}'
     chunks = b"%x\r\n%b\r\n0\r\nconnection: close\r\nx-request-id: \xff\r\n\r\n" % (len(body), body)
-    with closing(_connect(hasty)) as connection:
+    with closing(_connect(alone)) as connection:
         _send(connection, _post("transfer-encoding: chunked"), chunks, _get("/v1/models", "connection: close"))
         answer = _rest(connection)
     assert _status(answer) == 200
@@ -157,13 +156,41 @@ def test_an_unread_answer_does_not_keep_the_place_of_the_next(hasty: Inside) -> 
 
 
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket", "TLS/1.0"])
-def test_a_request_that_offers_another_protocol_is_served_in_this_one(hasty: Inside, upgrade: str) -> None:
+def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Inside, upgrade: str) -> None:
     """Java's client offers HTTP/2 with each request."""
     body = b'{"prompt": "a"}'
     offer = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {upgrade}\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk"
-    with closing(_connect(hasty)) as connection:
+    with closing(_connect(alone)) as connection:
         for _ in range(2):
             _send(connection, _post(offer, f"content-length: {len(body)}"), body)
             assert _status(connection.recv(1000)) == 200
         _send(connection, _get("/v1/models", offer, "connection: close"))
         assert _status(_rest(connection)) == 200
+
+
+def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> None:
+    with inside(SLEEP, most_connections=3) as running, closing(_connect(running)) as busy:
+        _send(busy, _get("/sleep/3", "connection: close"))
+        until(lambda: running.gateway.load.running == 1)
+        others = [_connect(running) for _ in range(20)]
+        assert [_rest(one) for one in others[:-2]] == [b""] * 18
+        for one in others[-2:]:
+            _send(one, _get("/v1/models", "connection: close"))
+            assert _status(_rest(one)) == 200
+            one.close()
+        assert _status(_rest(busy)) == 200
+
+
+def test_bodies_are_bounded_together(hasty: Inside) -> None:
+    """A gateway with 4,096 bytes for each has 16 times as many for all."""
+    waiting = [_connect(hasty) for _ in range(20)]
+    for one in waiting:
+        _send(one, _post("content-length: 4000", "connection: close"), b"[" * 3900)
+    answers = [_rest(one) for one in waiting]
+    assert {_status(answer) for answer in answers} == {408, 503}
+    refused = next(answer for answer in answers if _status(answer) == 503)
+    assert b"retry-after: 1" in refused
+    assert b"gateway.max_body_bytes" in refused
+    until(lambda: hasty.gateway.load.running == 0)
+    with hasty.client() as client:
+        assert client.post("/tokenize", json={"prompt": "a" * 3900}).status_code == 200

@@ -41,7 +41,10 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         texts = {name: str(value) for name, value in _fields(record).items()}
         words = [f" {name}={text if _PLAIN.fullmatch(text) else json.dumps(text)}" for name, text in texts.items()]
-        return readable("".join([super().formatMessage(record), *words]))
+        return _printable(readable("".join([super().formatMessage(record), *words])))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(_printable(readable(line)) for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -64,6 +67,13 @@ class JsonFormatter(logging.Formatter):
         # Made readable before it is JSON: the escapes of undecodable bytes are no valid JSON escapes.
         told = {name: readable(value) if isinstance(value, str) else value for name, value in entry.items()}
         return json.dumps(told, ensure_ascii=False, default=lambda value: readable(str(value)))
+
+
+def _printable(text: str) -> str:
+    """Return a line in which ends of lines, and what a terminal obeys, are shown as in a Python string."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import logging
+import resource
 import signal
 import sys
 import threading
@@ -30,6 +31,10 @@ log = logging.getLogger("inflight.gateway")
 
 KEEP_ALIVE_S = 75
 """Seconds that a connection stays open without a request: longer than the clients' own limits, which are 60 at most."""
+_IDLE_CONNECTIONS = 4096
+"""Connections that may be open beside those with a request."""
+_OTHER_FILES = 128
+"""Files that the process has open beside connections, at most."""
 _UNCLEAN_S = 2
 """Seconds that uvicorn gives to what still runs when all have had their time."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -73,6 +78,7 @@ def make_server(deployment: Deployment) -> GatewayServer:
     config = GatewayConfig(
         make_app(gateway),
         settings.client_timeout_s,
+        _most_connections(settings.max_concurrent_requests),
         host=(settings.host or deployment.server.host).strip("[]"),
         port=settings.port,
         loop="asyncio",
@@ -86,6 +92,16 @@ def make_server(deployment: Deployment) -> GatewayServer:
         timeout_graceful_shutdown=_UNCLEAN_S,
     )
     return GatewayServer(config, gateway)
+
+
+def _most_connections(requests: int) -> int:
+    """Return how many connections there may be, and let this process open as many files where it may."""
+    wanted = requests + _IDLE_CONNECTIONS
+    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < wanted + _OTHER_FILES:
+        files = min(wanted + _OTHER_FILES, most_files)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most_files))
+    return max(1, min(wanted, files - _OTHER_FILES))
 
 
 def with_sections(deployment: Deployment, sections: dict[str, dict[str, Any]]) -> Deployment:

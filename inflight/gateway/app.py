@@ -70,7 +70,7 @@ def make_app(gateway: Gateway, routes: tuple[Served, ...] = ROUTES) -> Starlette
         routes=[Route(one.path, _when_ready(one, gateway), methods=[one.method]) for one in shown],
         middleware=[
             Middleware(Cors, settings.cors_origins),
-            Middleware(Requests, gateway.metrics, _labels(shown)),
+            Middleware(Requests, gateway.metrics, _labels(shown), settings.client_timeout_s),
             Middleware(Keys, gateway.keys),
             Middleware(Admission, gateway.load),
             Middleware(BodyLimit, settings.max_body_bytes, settings.client_timeout_s),

@@ -44,9 +44,7 @@ class FieldNames:
         )
 
 
-async def job_of(
-    request: Request, gateway: Gateway, chat: Mapping[str, Any], names: FieldNames, *, stream: bool
-) -> Job:
+def job_of(request: Request, gateway: Gateway, chat: Mapping[str, Any], names: FieldNames, *, stream: bool) -> Job:
     """Return the job of a chat that another API's request asks for.
 
     Args:
@@ -60,12 +58,12 @@ async def job_of(
         ApiError: naming the request's own field.
     """
     try:
-        return await chat_job(request, CHAT_READER.read(chat), gateway, stream=stream)
+        return chat_job(request, CHAT_READER.read(chat), gateway, stream=stream)
     except ApiError as error:
         raise names.told(error) from None
 
 
-async def prompt_tokens_of(gateway: Gateway, chat: Mapping[str, Any], names: FieldNames) -> int:
+def prompt_tokens_of(gateway: Gateway, chat: Mapping[str, Any], names: FieldNames) -> int:
     """Return how many tokens the prompt of a chat has, however long it is.
 
     Raises:
@@ -74,7 +72,7 @@ async def prompt_tokens_of(gateway: Gateway, chat: Mapping[str, Any], names: Fie
     try:
         fields = CHAT_READER.read(chat)
         tools, _ = read_tools(fields)
-        _, ids = await chat_prompt(fields, gateway, tools)
+        _, ids = chat_prompt(fields, gateway, tools)
     except ApiError as error:
         raise names.told(error) from None
     return len(ids)

@@ -17,18 +17,11 @@ from inflight.gateway.errors import ApiError, invalid
 
 MOST_LEVELS = 100
 """How deep objects and arrays may lie in each other: what renders or checks them goes into them by recursion."""
+MOST_OF = {",": 1_000_000, ":": 200_000, "[": 200_000, "{": 200_000}
+"""How often a body may have these characters, in strings too. They bound how many values it has: one of two bytes takes
+64 in memory, and Python makes many at once while all its threads wait. Prompts with more are longer than contexts."""
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-async def read_object(request: Request) -> dict[str, Any]:
-    """Return the object of JSON that a request's body is.
-
-    Raises:
-        ApiError: 415 for another content type, 400 for what is no such object; the message says where it is not.
-    """
-    _check_type(request)
-    return parse_object(await request.body())
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -37,6 +30,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         ApiError: 400; the message says what is wrong with it.
     """
+    _check_size(body)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -58,8 +52,18 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_type(request: Request) -> None:
-    """Refuse other types: web pages may send those anywhere without being asked, and JSON only with CORS."""
+def _check_size(body: bytes) -> None:
+    for mark, most in MOST_OF.items():
+        if (count := body.count(mark.encode())) > most:
+            raise invalid(f"the body has {count} times the character {mark!r}; the limit is {most}")
+
+
+def check_type(request: Request) -> None:
+    """Refuse other types: web pages may send those anywhere without being asked, and JSON only with CORS.
+
+    Raises:
+        ApiError: 415.
+    """
     given = request.headers.get("content-type", "")
     name, _, parameters = given.partition(";")
     charset = re.search(r'charset\s*=\s*"?([\w-]+)', parameters, re.IGNORECASE)

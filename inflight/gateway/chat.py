@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inflight.gateway.body import read_object
 from inflight.gateway.chat_request import chat_job
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
@@ -21,6 +20,7 @@ from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
+from inflight.gateway.preparing import off_loop, prepared, written
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import usage_object
@@ -30,17 +30,20 @@ from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta,
 async def chat_completions(request: Request) -> Response:
     """Answer a chat. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    fields = CHAT_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+
+    def prepare(body: dict[str, Any]) -> tuple[Fields, Job, ChatAnswer]:
+        fields = CHAT_READER.read(body, strict=gateway.settings.strict_fields)
+        model = gateway.check_model(fields["model"])
+        job = chat_job(request, fields, gateway, stream=wants_stream(fields))
+        return fields, job, ChatAnswer(fields, gateway, model, job)
+
+    fields, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(fields.ignored)
-    model = gateway.check_model(fields["model"])
-    streams = wants_stream(fields)
-    job = await chat_job(request, fields, gateway, stream=streams)
-    answer = ChatAnswer(fields, gateway, model, job)
     deltas = counted(request, gateway, run(gateway, job))
-    if streams:
+    if job.request.stream:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
-    return Response(_json(body), media_type="application/json", headers=fields.headers())
+    return Response(body, media_type="application/json", headers=fields.headers())
 
 
 class ChatAnswer:
@@ -59,22 +62,24 @@ class ChatAnswer:
         self._reasons = fields.get("include_reasoning", True)
         self._returns_ids = fields.get("return_token_ids", False)
 
-    async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
-        """Return the whole answer."""
+    async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> str:
+        """Return the whole answer, as JSON."""
         choices = [_WholeChoice(index) for index in range(self._job.request.sequences)]
         usage = Usage(0, 0)
         async with aclosing(deltas):
             async for delta in deltas:
                 choices[delta.index].add(delta, self._shown(delta.events))
                 usage = delta.usage
-        more = {"prompt_token_ids": list(self._job.request.prompt)} if self._returns_ids else {}
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [self._choice(choice) for choice in choices],
-            "usage": usage_object(usage),
-            **more,
-        }
+        pieces = 8 * (1 + self._job.request.top_log_probs) * sum(len(choice.log_probs) for choice in choices)
+        return await off_loop(lambda: self._written(choices, usage), pieces)
+
+    def _written(self, choices: Sequence[_WholeChoice], usage: Usage) -> str:
+        head = _json({**self._head, "object": "chat.completion"})
+        more: dict[str, Any] = {"usage": usage_object(usage)}
+        if self._returns_ids:
+            more["prompt_token_ids"] = list(self._job.request.prompt)
+        parts = ",".join(written(self._choice(choice)) for choice in choices)
+        return f'{head[:-1]},"choices":[{parts}],{written(more)[1:]}'
 
     async def events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""

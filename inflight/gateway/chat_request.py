@@ -14,7 +14,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
-from inflight.gateway.sampling import encode_texts, generate_request, off_loop
+from inflight.gateway.sampling import encode_texts, generate_request, sampling_arguments
 from inflight.gateway.told import told
 from inflight.gateway.tools import read_tools
 from inflight.text.chat import ChatTemplate, parse_messages
@@ -22,7 +22,7 @@ from inflight.text.messages import Message
 from inflight.text.output.tools import Tool
 
 
-async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool) -> Job:
+def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool) -> Job:
     """Return the job of a chat; nothing is queued yet.
 
     Args:
@@ -35,7 +35,7 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         ApiError: 400, naming the field by its path.
     """
     tools, choice = read_tools(fields)
-    prompt, ids = await chat_prompt(fields, gateway, tools)
+    prompt, ids = chat_prompt(fields, gateway, tools)
     guide = chat_guide(fields, gateway, prompt, tools, choice)
     form = gateway.chat_format
     top = _top_log_probs(fields)
@@ -45,6 +45,7 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         gateway,
         ids,
         "messages",
+        **sampling_arguments(fields, gateway),
         max_tokens=fields.get("max_completion_tokens", fields.get("max_tokens")),
         stream=stream,
         guide=guide.guide,
@@ -65,19 +66,19 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
     )
 
 
-async def chat_prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> tuple[str, list[int]]:
+def chat_prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> tuple[str, list[int]]:
     """Return the prompt that the chat template makes of a chat, as text and as token ids.
 
     Raises:
         ApiError: 400, naming the field by its path.
     """
-    prompt = await _prompt(fields, gateway, tools)
+    prompt = _prompt(fields, gateway, tools)
     special = fields.get("add_special_tokens", False)
-    [ids] = await encode_texts(gateway, [prompt], "messages", add_special_tokens=special)
+    [ids] = encode_texts(gateway, [prompt], "messages", add_special_tokens=special)
     return prompt, ids
 
 
-async def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:
+def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:
     template = gateway.chat_template
     if template is None:
         raise unsupported("messages", "messages: this checkpoint has no chat template; use /v1/completions")
@@ -86,16 +87,12 @@ async def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> st
     if len(text) > gateway.deployment.limits.max_prompt_bytes:
         limit = gateway.deployment.limits.max_prompt_bytes
         raise invalid(f"messages has {len(text)} characters; the limit is {limit}", "messages")
-
-    def render() -> str:
-        try:
-            messages = parse_messages(text)
-            prompt = template.render(messages, options)
-        except InflightError as error:
-            raise told(error, "messages") from None
-        return _continued(prompt, messages) if fields.get("continue_final_message") else prompt
-
-    return await off_loop(render, len(text))
+    try:
+        messages = parse_messages(text)
+        prompt = template.render(messages, options)
+    except InflightError as error:
+        raise told(error, "messages") from None
+    return _continued(prompt, messages) if fields.get("continue_final_message") else prompt
 
 
 def _template_options(

@@ -23,7 +23,8 @@ class CompletionChoice:
         self._nothing = fields.get("max_tokens") == 0
         self._returns_ids = fields.get("return_token_ids", False)
         self._names = TokenNames(tokenizer, "bytes:", fields.get("return_tokens_as_token_ids", False))
-        self._begun = False
+        self._pieces_each = 8 * (1 + job.request.top_log_probs)
+        self._begun = self._taken = False
         self._text = ""
         self._entries: list[TokenLogProb] = []
         self._token_ids: list[int] = []
@@ -37,6 +38,16 @@ class CompletionChoice:
     def has_news(self) -> bool:
         """Whether there is anything to send."""
         return bool(self._text or self._entries or self._finish_reason)
+
+    @property
+    def pieces(self) -> int:
+        """How much there is to send: characters, and what log-probs are written with."""
+        return len(self._text) + len(self._entries) * self._pieces_each
+
+    def pieces_of(self, delta: ChoiceDelta) -> int:
+        """Return how much a delta adds; the log-probs of the prompt come with the first one."""
+        scores = () if self._begun or delta.prompt_scores is None else delta.prompt_scores.log_probs
+        return (len(delta.token_ids) + len(scores)) * self._pieces_each
 
     def add(self, delta: ChoiceDelta) -> None:
         """Take what is new."""
@@ -61,7 +72,9 @@ class CompletionChoice:
         }
         if self._returns_ids:
             choice["token_ids"] = self._token_ids
-            choice["prompt_token_ids"] = list(self._job.request.prompt)
+            if not self._taken:
+                choice["prompt_token_ids"] = list(self._job.request.prompt)
+        self._taken = True
         self._text, self._entries, self._token_ids = "", [], []
         return choice
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inflight.gateway.body import read_object
 from inflight.gateway.completion_choice import CompletionChoice
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
@@ -21,10 +21,11 @@ from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
-from inflight.gateway.guides import read_guide
+from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
-from inflight.gateway.prompts import Prompt, read_prompts
-from inflight.gateway.sampling import generate_request, wants_stream
+from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
+from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import usage_object
 from inflight.text.output.format import ChatFormat
@@ -36,37 +37,52 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(request: Request) -> Response:
     """Complete prompts. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    fields = COMPLETION_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+    fields, jobs, answer = await prepared(request, lambda body: _prepare(request, gateway, body))
     gateway.metrics.ignored_fields(fields.ignored)
+    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], AT_ONCE)
+    if wants_stream(fields):
+        return EventStream(request, answer.events(deltas), headers=fields.headers())
+    body = await while_connected(request, answer.whole(deltas))
+    return Response(body, media_type="application/json", headers=fields.headers())
+
+
+def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[Job], CompletionAnswer]:
+    fields = COMPLETION_READER.read(body, strict=gateway.settings.strict_fields)
     model = gateway.check_model(fields["model"])
     streams = wants_stream(fields)
     special = fields.get("add_special_tokens", True)
-    prompts = await read_prompts(fields["prompt"], gateway, add_special_tokens=special)
-    jobs = [_job(request, fields, gateway, prompt, stream=streams) for prompt in prompts]
-    answer = CompletionAnswer(fields, gateway, model, jobs, prompts)
-    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], AT_ONCE)
-    if streams:
-        return EventStream(request, answer.events(deltas), headers=fields.headers())
-    body = await while_connected(request, answer.whole(deltas))
-    return Response(_json(body), media_type="application/json", headers=fields.headers())
+    prompts = read_prompts(fields["prompt"], gateway, add_special_tokens=special)
+    if len(prompts) * fields.get("n", 1) > MOST_PROMPTS:
+        message = f"prompt has {len(prompts)} prompts and n is {fields['n']}; the limit is {MOST_PROMPTS} choices"
+        raise invalid(message, "n")
+    guide, arguments = read_guide(fields), sampling_arguments(fields, gateway) | {"stream": streams}
+    jobs = [_job(request, fields, gateway, prompt, guide, arguments) for prompt in prompts]
+    return fields, jobs, CompletionAnswer(fields, gateway, model, jobs, prompts)
 
 
-def _job(request: Request, fields: Fields, gateway: Gateway, prompt: Prompt, *, stream: bool) -> Job:
+def _job(
+    request: Request,
+    fields: Fields,
+    gateway: Gateway,
+    prompt: Prompt,
+    guide: FieldGuide | None,
+    arguments: Mapping[str, Any],
+) -> Job:
+    """Return the job of one prompt; guide and arguments are those of all."""
     count, best_of = fields.get("n", 1), fields.get("best_of")
     if best_of not in (None, count):
         raise invalid(f"best_of is {best_of} and n is {count}; they must be equal", "best_of")
     echo, top, most = fields.get("echo", False), fields.get("logprobs"), fields.get("max_tokens", DEFAULT_MAX_TOKENS)
     if most == 0 and not echo:
         raise invalid("max_tokens is 0; without echo it must be at least 1", "max_tokens")
-    guide = read_guide(fields)
     engine_request = generate_request(
         request,
         fields,
         gateway,
         prompt.ids,
         "prompt",
+        **arguments,
         max_tokens=max(1, most),
-        stream=stream,
         guide=guide and guide.guide,
         log_probs=top is not None,
         top_log_probs=top or 0,
@@ -108,31 +124,39 @@ class CompletionAnswer:
             for index in range(self._count)
         ]
 
-    async def whole(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> dict[str, Any]:
-        """Return the whole answer."""
+    async def whole(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> str:
+        """Return the whole answer, as JSON."""
         async with aclosing(deltas):
             async for number, delta in deltas:
-                self._take(number, delta)
-        choices = [choice.take() for choice in self._choices]
-        return {**self._head, "choices": choices, "usage": usage_object(self._usage())}
+                await self._take(number, delta)
+        return await off_loop(self._written, sum(choice.pieces for choice in self._choices))
+
+    def _written(self) -> str:
+        choices = ",".join(written(choice.take()) for choice in self._choices)
+        usage = _json(usage_object(self._usage()))
+        return f'{_json(self._head)[:-1]},"choices":[{choices}],"usage":{usage}}}'
 
     async def events(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
         continuous = self._options.get("continuous_usage_stats", False)
         async with aclosing(deltas):
             async for number, delta in deltas:
-                choice = self._take(number, delta)
+                choice = await self._take(number, delta)
                 if choice.has_news:
                     more = {"usage": usage_object(self._usage())} if continuous else {}
-                    yield event(_json({**self._head, "choices": [choice.take()], **more}))
+                    yield await off_loop(partial(self._chunk, choice, more), choice.pieces)
         if self._options.get("include_usage") or continuous:
             yield event(_json({**self._head, "choices": [], "usage": usage_object(self._usage())}))
 
-    def _take(self, number: int, delta: ChoiceDelta) -> CompletionChoice:
+    def _chunk(self, choice: CompletionChoice, more: dict[str, Any]) -> bytes:
+        rest = f",{_json(more)[1:]}" if more else "}"
+        return event(f'{_json(self._head)[:-1]},"choices":[{written(choice.take())}]{rest}')
+
+    async def _take(self, number: int, delta: ChoiceDelta) -> CompletionChoice:
         usage = delta.usage
         self._usages[number] = replace(usage, completion_tokens=0) if self._nothing else usage
         choice = self._choices[number * self._count + delta.index]
-        choice.add(delta)
+        await off_loop(lambda: choice.add(delta), choice.pieces_of(delta))
         return choice
 
     def _usage(self) -> Usage:

@@ -11,14 +11,14 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inflight.gateway.body import read_object
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import internal, invalid
 from inflight.gateway.fields import Fields, Reader, accepted, refused, served, table, unsupported
+from inflight.gateway.preparing import off_loop, prepared
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
-from inflight.gateway.sampling import off_loop, request_arguments, truncated
+from inflight.gateway.sampling import request_arguments, truncated
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, mapping, one_of
@@ -46,24 +46,31 @@ READER = Reader(EMBEDDINGS, required=("input", "model"))
 async def embeddings(request: Request) -> Response:
     """Answer with one vector for each input. Raises ApiError."""
     gateway = gateway_of(request)
-    fields = READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+    fields, readings, length = await prepared(request, lambda body: _prepare(request, gateway, body))
     gateway.metrics.ignored_fields(fields.ignored)
-    model = gateway.check_model(fields["model"])
+    deltas = await while_connected(request, read_all(gateway, readings))
+    head = {**answer_head(fields, "embd"), "object": "list"}
+    head |= {"model": fields["model"], "usage": usage_of(readings, deltas)}
+    as_base64 = fields.get("encoding_format", "float") == "base64"
+    size = sum(delta.outputs["embedding"].size for delta in deltas if "embedding" in delta.outputs)
+    body = await off_loop(lambda: _body(head, deltas, length, as_base64), size)
+    return Response(body, media_type="application/json", headers=fields.headers())
+
+
+def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[Reading], int | None]:
+    """Return the fields, the inputs, and the length that vectors are cut to."""
+    fields = READER.read(body, strict=gateway.settings.strict_fields)
+    gateway.check_model(fields["model"])
     length = _check_format(gateway, fields)
     special = fields.get("add_special_tokens", True)
     value = fields["input"]
-    prompts = await read_prompts(value, gateway, add_special_tokens=special, param="input", most=MOST_INPUTS)
+    prompts = read_prompts(value, gateway, add_special_tokens=special, param="input", most=MOST_INPUTS)
     single = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
     readings = [
         Reading(_engine_request(request, gateway, fields, prompt), "input" if single else f"input[{index}]")
         for index, prompt in enumerate(prompts)
     ]
-    deltas = await while_connected(request, read_all(gateway, readings))
-    head = {**answer_head(fields, "embd"), "object": "list", "model": model, "usage": usage_of(readings, deltas)}
-    as_base64 = fields.get("encoding_format", "float") == "base64"
-    size = sum(delta.outputs["embedding"].size for delta in deltas if "embedding" in delta.outputs)
-    body = await off_loop(lambda: _body(head, deltas, length, as_base64), size)
-    return Response(body, media_type="application/json", headers=fields.headers())
+    return fields, readings, length
 
 
 def _check_format(gateway: Gateway, fields: Fields) -> int | None:

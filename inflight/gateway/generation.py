@@ -14,6 +14,7 @@ from inflight.errors import InflightError, RequestCancelled
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
+from inflight.gateway.preparing import off_loop
 from inflight.gateway.told import told
 from inflight.text.output.events import CallStart, OutputEvent
 from inflight.text.output.format import ChatFormat
@@ -98,7 +99,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
         async for delta in deltas:
             if delta.finish_reason == "cancelled":
                 raise RequestCancelled("the request was cancelled at the engine")
-            scores = scores or _prompt_scores(delta)
+            scores = scores or await _prompt_scores(delta)
             waiting.append(delta)
             if job.request.prompt_log_probs is not None and scores is None:
                 continue  # they come with one of the choices, and belong before all of them
@@ -112,11 +113,16 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
         await deltas.aclose()
 
 
-def _prompt_scores(delta: EngineDelta) -> PromptScores | None:
-    if "prompt_log_probs" not in delta.outputs:
+async def _prompt_scores(delta: EngineDelta) -> PromptScores | None:
+    given = delta.outputs.get("prompt_log_probs")
+    if given is None:
         return None
-    log_probs = delta.outputs["prompt_log_probs"].reshape(-1).tolist()
-    return PromptScores(log_probs, pairs(delta.outputs, "prompt_top_log_prob_ids", "prompt_top_log_probs"))
+
+    def read() -> PromptScores:
+        top = pairs(delta.outputs, "prompt_top_log_prob_ids", "prompt_top_log_probs")
+        return PromptScores(given.reshape(-1).tolist(), top)
+
+    return await off_loop(read, sum(array.size for array in delta.outputs.values()))
 
 
 def _usage(prompt: Sequence[int], choices: Sequence[_Choice]) -> Usage:

@@ -30,6 +30,8 @@ class ApiKeys:
         self._path = path
         self._stamp, self._hashes = _read(path)
         self._looked = time.monotonic()
+        self._told = ""
+        """What was last said of a file that cannot be read: it is said once."""
 
     def client_of(self, key: str) -> str | None:
         """Return a name for the client whose key this is, made from the key's hash; None: it is no key of the file."""
@@ -48,9 +50,12 @@ class ApiKeys:
         try:
             if _stamp(self._path) != self._stamp:
                 self._stamp, self._hashes = _read(self._path)
+                self._told = ""
                 log.info("%s: read again; %d keys", self._path, len(self._hashes))
         except (DeploymentError, OSError) as error:
-            log.error("%s; the keys stay as they were", error)
+            if str(error) != self._told:
+                self._told = str(error)
+                log.error("%s; the keys stay as they were", error)
 
 
 def _read(path: Path) -> tuple[_Stamp, tuple[bytes, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inflight.gateway.errors import STOPPING, ApiError, as_api_error, away
+from inflight.gateway.errors import RETRY_AFTER_S, STOPPING, ApiError, as_api_error, away
 from inflight.gateway.keys import ApiKeys
 from inflight.gateway.load import Load
 from inflight.gateway.messages.errors import PATH as MESSAGES
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 HEALTH, METRICS = "/health", "/metrics"
+MOST_BODIES = 16
+"""The bodies of all requests that run may have so many times ``max_body_bytes``."""
+SLOWEST_BODY = 16 << 10
+"""Bytes that must come of a body in a second, beyond the first ``client_timeout_s``."""
 LEFT = 499
 """The status under which a request is counted whose client left before its answer began."""
 _BEARER = "bearer "
@@ -37,9 +42,12 @@ _BEARER = "bearer "
 class Requests:
     """Id, log, metrics, and an answer to whatever is raised inside."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, route_of: Callable[[str], str]) -> None:
-        """``route_of`` returns the label of a path."""
+    def __init__(
+        self, app: ASGIApp, metrics: GatewayMetrics, route_of: Callable[[str], str], client_timeout_s: float
+    ) -> None:
+        """``route_of`` returns the label of a path; a client has ``client_timeout_s`` to take what waits for it."""
         self._app, self._metrics, self._route_of = app, metrics, route_of
+        self._timeout_s = client_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, whatever happens."""
@@ -48,20 +56,27 @@ class Requests:
             return
         state = RequestState(new_id(), route=self._route_of(scope["path"]))
         set_state(scope, state)
-        answer = _Answer(send, state)
+        answer = _Answer(send, state, self._timeout_s)
         self._metrics.begin(state.route)
         try:
-            if (given := Headers(scope=scope).get(REQUEST_ID)) is not None:
-                state.request_id = check_id(given)
-            await self._app(scope, receive, answer)
+            await self._answer(scope, receive, answer)
         except (ClientGone, ClientDisconnect) as gone:
             await self._left(scope, state, gone)
+        finally:
+            self._end(scope, state, answer.status or LEFT)
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Answer, if only with an error. Raises ClientGone, ClientDisconnect."""
+        try:
+            if (given := Headers(scope=scope).get(REQUEST_ID)) is not None:
+                answer.state.request_id = check_id(given)
+            await self._app(scope, receive, answer)
+        except (ClientGone, ClientDisconnect):
+            raise
         except asyncio.CancelledError:  # the gateway stops, and the request has had its time
             await _answer_error(away(STOPPING), scope, receive, answer)
         except Exception as error:
             await _answer_error(error, scope, receive, answer)
-        finally:
-            self._end(scope, state, answer.status or LEFT)
 
     async def _left(self, scope: Scope, state: RequestState, gone: Exception) -> None:
         self._metrics.disconnected(state.route)
@@ -78,17 +93,22 @@ class Requests:
 
 @dataclass
 class _Answer:
-    """Sends on, adds the request's id to the headers, and remembers the status."""
+    """Sends on, as far as the client takes it, adds the request's id to the headers, and remembers the status."""
 
     send: Send
     state: RequestState
+    timeout_s: float
     status: int = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)[REQUEST_ID] = self.state.request_id
-        await self.send(message)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self.send(message)
+        except TimeoutError:
+            raise SlowClient from None
 
 
 async def _answer_error(error: Exception, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -162,10 +182,12 @@ class Admission:
 
 
 class BodyLimit:
-    """Bounds the bytes of a body, however it is sent, and the time between two parts of it."""
+    """Bounds the bytes of a body, however it is sent, the time between two parts of it, and the time of the whole."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._held = 0
+        """Bytes of the bodies of all requests that run."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on a request. Raises ApiError: 413, or 408."""
@@ -175,28 +197,44 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
-        taken, more = 0, True
+        taken, more, began = 0, True, time.monotonic()
 
         async def limited() -> Message:
             nonlocal taken, more
             if not more:
                 return await receive()
-            message = await self._part(receive)
+            left_s = self._timeout_s + taken / SLOWEST_BODY - (time.monotonic() - began)
+            message = await self._part(receive, left_s)
             more = bool(message.get("more_body"))
             taken += len(message.get("body", b""))
+            self._held += len(message.get("body", b""))
             if taken > self._max_bytes:
                 raise self._too_large()
+            if self._held > MOST_BODIES * self._max_bytes:
+                raise self._too_many()
             return message
 
-        await self._app(scope, limited, send)
-
-    async def _part(self, receive: Receive) -> Message:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            await self._app(scope, limited, send)
+        finally:
+            self._held -= taken
+
+    async def _part(self, receive: Receive, left_s: float) -> Message:
+        """Return the next part, of a body that has ``left_s`` seconds to come on."""
+        try:
+            async with asyncio.timeout(min(left_s, self._timeout_s)):
                 return await receive()
         except TimeoutError:
-            message = f"no part of the body has come for {self._timeout_s:g} s (gateway.client_timeout_s)"
+            time_s = f"{self._timeout_s:g} s (gateway.client_timeout_s)"
+            message = f"the body comes too slowly: each part has {time_s}, and all of it a second more for each "
+            message += f"{SLOWEST_BODY} bytes"
             raise ApiError(408, message, code="request_timeout", headers={"connection": "close"}) from None
+
+    def _too_many(self) -> ApiError:
+        limit = MOST_BODIES * self._max_bytes
+        message = f"the bodies of the requests under way have more than {limit} bytes ({MOST_BODIES} times "
+        message += "gateway.max_body_bytes)"
+        return ApiError(503, message, code="too_many_requests", headers={"retry-after": str(RETRY_AFTER_S)})
 
     def _too_large(self) -> ApiError:
         message = f"the body has more than {self._max_bytes} bytes (gateway.max_body_bytes)"

@@ -24,7 +24,7 @@ class Prompt:
     """As it was given, or, of token ids, their text."""
 
 
-async def read_prompts(
+def read_prompts(
     value: Any, gateway: Gateway, *, add_special_tokens: bool, param: str = "prompt", most: int = MOST_PROMPTS
 ) -> list[Prompt]:
     """Return the prompts of a request, which its field ``param`` has, at most ``most``.
@@ -33,7 +33,7 @@ async def read_prompts(
         ApiError: 400, naming the prompt by its path.
     """
     if isinstance(value, str):
-        return await _texts([value], gateway, add_special_tokens, param)
+        return _texts([value], gateway, add_special_tokens, param)
     if not isinstance(value, list) or not value:
         raise wrong(param, value, _WANTED)
     if all(isinstance(one, int) and not isinstance(one, bool) for one in value):
@@ -41,14 +41,14 @@ async def read_prompts(
     if len(value) > most:
         raise invalid(f"{param} has {len(value)} prompts; the limit is {most}", param)
     if all(isinstance(one, str) for one in value):
-        return await _texts(value, gateway, add_special_tokens, param)
+        return _texts(value, gateway, add_special_tokens, param)
     if all(isinstance(one, list) for one in value):
         return [_ids(one, f"{param}[{index}]", gateway) for index, one in enumerate(value)]
     raise invalid(f"{param} has {shown(value)}; it must be {_WANTED}", param)
 
 
-async def _texts(texts: Sequence[str], gateway: Gateway, add_special_tokens: bool, param: str) -> list[Prompt]:
-    encoded = await encode_texts(gateway, texts, param, add_special_tokens=add_special_tokens)
+def _texts(texts: Sequence[str], gateway: Gateway, add_special_tokens: bool, param: str) -> list[Prompt]:
+    encoded = encode_texts(gateway, texts, param, add_special_tokens=add_special_tokens)
     return [Prompt(ids, text) for ids, text in zip(encoded, texts, strict=True)]
 
 

@@ -1,14 +1,16 @@
 """HTTP as uvicorn speaks it, with limits on what a client may do before and after its request.
 
-uvicorn's own protocol bounds neither the bytes nor the time of a request's head, and answers what is not HTTP in plain
-text. A client that sends its next request before it has the answer to the last one (pipelining) would not be seen
-leaving, since reading stops then: here the next request is not read, and the connection ends with the answer.
+uvicorn's own protocol bounds neither the bytes nor the time of a request's head, takes trailers for headers, and
+answers what is not HTTP in plain text. A client that sends its next request before it has the answer to the last one
+(pipelining) would not be seen leaving, since reading stops then: here the next request is not read, and the connection
+ends with the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from uvicorn import Config
@@ -17,57 +19,82 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from inflight.gateway.errors import ApiError
 
 MOST_HEAD_BYTES = 64 << 10
-"""Bytes of a request's first line and headers."""
+"""Bytes of a request's first line and headers; and bytes in a row behind them that are not of its body: the sizes and
+extensions of chunks, trailers, empty lines."""
 MOST_REFUSED_BYTES = 64 << 20
 """Bytes of a body that are read and forgotten after an answer that did not need it; with more the connection ends. A
 client that sends before it reads gets that answer, not a broken connection."""
+_OFFER = re.compile(rb"\nupgrade:", re.IGNORECASE)
+_TOO_LARGE = "headers_too_large"
 
 
 class GatewayConfig(Config):
     """uvicorn's settings, and the gateway's."""
 
-    def __init__(self, app: Any, client_timeout_s: float, **settings: Any) -> None:
-        """A client has ``client_timeout_s`` for a request's head, and to take the rest of an answer."""
+    def __init__(self, app: Any, client_timeout_s: float, most_connections: int, **settings: Any) -> None:
+        """
+        Args:
+            app: the application.
+            client_timeout_s: what a client has for a request's head, and to take the rest of an answer.
+            most_connections: are open at once; for one more, the one that has been without a request for longest ends.
+            settings: uvicorn's.
+        """
         super().__init__(app, http=GatewayProtocol, **settings)
-        self.client_timeout_s = client_timeout_s
+        self.client_timeout_s, self.most_connections = client_timeout_s, most_connections
+        self.idle: dict[GatewayProtocol, None] = {}
+        """Connections without a request under way, the one that has been so for longest first."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """One connection."""
 
     config: GatewayConfig
-    _head_bytes = _refused_bytes = 0
+    _beside_bytes = _refused_bytes = 0
+    """Bytes since the last one of a body; bytes of a body that comes after its answer."""
     _in_head = True
+    """Whether the last request has come to its end."""
     _deaf = False
     """Whether what comes is forgotten: the connection ends with the answer that is under way."""
     _timer: asyncio.TimerHandle | None = None
+    """Closes the connection, unless the client sends what it owes: a head, or the rest of a body after its answer."""
+    _unread: asyncio.TimerHandle | None = None
+    """Closes the connection, unless the client takes the rest of the last answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._arm()
+        self.config.idle[self] = None
+        if len(self.connections) > self.config.most_connections:
+            oldest = next(iter(self.config.idle))
+            del self.config.idle[oldest]
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._disarm()
+        self._forget_unread()
+        self.config.idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent, within the limits."""
         if self._deaf or self.transport.is_closing():
             return
-        if self._in_head:
+        if self._in_head and self._has_answered:
             self._arm()
-            self._head_bytes += len(data)
+        self._beside_bytes += len(data)
+        if self._in_head:
+            data = _without_offer(data)
         super().data_received(data)
-        # A part of a head that came with the body before it is not counted: at most what one read brings.
-        if self._in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            message = f"the request's line and headers have more than {MOST_HEAD_BYTES} bytes"
-            self._refuse(ApiError(431, message, code="headers_too_large"))
+        # What came with a part of a body and behind it is not counted: at most what one read brings.
+        if self._beside_bytes > MOST_HEAD_BYTES and not (self._deaf or self.transport.is_closing()):
+            what = "line and headers have" if self._in_head else "chunks and trailers have, beside the body,"
+            self._refuse(ApiError(431, f"the request's {what} more than {MOST_HEAD_BYTES} bytes", code=_TOO_LARGE))
 
     def on_message_begin(self) -> None:
         """Begin a request, unless the one before has no answer yet."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._has_answered:
             self._deaf = True
             self.cycle.keep_alive = False
             return
@@ -80,21 +107,24 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
-        if not self._deaf:
+        """Take a header; what comes behind a body, a trailer, is forgotten."""
+        if self._in_head and not self._deaf:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         if not self._deaf:
-            self._in_head, self._head_bytes, self._refused_bytes = False, 0, 0
+            self._in_head, self._beside_bytes, self._refused_bytes = False, 0, 0
             self._disarm()
+            self._forget_unread()
+            self.config.idle.pop(self, None)
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         if self._deaf:
             return
+        self._beside_bytes = 0
         if self.cycle.response_complete:
             self._refused_bytes += len(body)
             if self._refused_bytes > MOST_REFUSED_BYTES:
@@ -105,28 +135,47 @@ class GatewayProtocol(HttpToolsProtocol):
         """End a request; another may begin."""
         if not self._deaf:
             super().on_message_complete()
-            self._in_head = True
+            self._in_head, self._beside_bytes = True, 0
 
     def on_response_complete(self) -> None:
-        """End an answer; the client must take what is left of it in time."""
+        """End an answer; the client must take what is left of it in time, and send what is left of its request."""
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self.config.idle[self] = None
         if self.transport.get_write_buffer_size():
-            self.loop.call_later(self.config.client_timeout_s, self._abort_unread)
+            self._forget_unread()
+            self._unread = self.loop.call_later(self.config.client_timeout_s, self._abort_unread)
+        if not self._in_head:
+            self._arm()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer to what is not HTTP, in OpenAI's shape."""
-        self._refuse(ApiError(400, msg, code="invalid_request_error"))
+        """Answer to what is not HTTP, in OpenAI's shape; not to what comes behind a request that is being answered."""
+        if not self._deaf:
+            self._refuse(ApiError(400, msg, code="invalid_request_error"))
+
+    @property
+    def _has_answered(self) -> bool:
+        """Whether no answer is under way."""
+        return self.cycle is None or bool(self.cycle.response_complete)
 
     def _abort_unread(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def _refuse(self, error: ApiError) -> None:
-        """Answer without a request, unless another answer is under way, and close the connection."""
-        if self.cycle is None or self.cycle.response_complete:
+        """Answer in place of the application, unless its answer has begun, and close the connection."""
+        if self._in_head if self._has_answered else not self.cycle.response_started:
             body = json.dumps(error.body()).encode()
             head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        if not self._has_answered:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _arm(self) -> None:
@@ -138,3 +187,13 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _without_offer(data: bytes) -> bytes:
+    """Return what begins with a head, or a part of one, without the header that offers another protocol.
+
+    The parser takes what comes behind such a head for that protocol, and the body would be lost. Java's client offers
+    HTTP/2 with every request.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\nrefused-upgrade:", head) + end + rest

@@ -58,10 +58,11 @@ def _check_length(gateway: Gateway, reading: Reading) -> None:
 
 
 def _common(readings: Sequence[Reading]) -> int:
-    """Return how many tokens all prompts begin with, if there are several."""
+    """Return how many tokens all prompts begin with, up to those that are worth waiting for, if there are several."""
     if len(readings) < 2:
         return 0
-    columns = zip(*(one.request.prompt for one in readings), strict=False)  # up to the end of the shortest
+    beginnings = [one.request.prompt[:_WORTH_WAITING] for one in readings]
+    columns = zip(*beginnings, strict=False)  # up to the end of the shortest
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 

@@ -19,7 +19,7 @@ from inflight.gateway.engine_client import EngineDelta, GenerateRequest
 from inflight.gateway.errors import from_inflight
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.readings import Reading
-from inflight.gateway.sampling import encode_texts, off_loop, request_arguments, truncated
+from inflight.gateway.sampling import check_size, encode_texts, request_arguments, truncated
 from inflight.gateway.scoring_fields import label_log_probs
 
 SYSTEM = (
@@ -33,7 +33,7 @@ LabelledPrompt = tuple[list[int], str]
 """Token ids, and the field that they come from."""
 
 
-async def rerank_prompts(
+def rerank_prompts(
     gateway: Gateway, fields: Fields, queries: Sequence[str], documents: Sequence[str], param: str
 ) -> list[LabelledPrompt]:
     """Return one prompt for each pair of a query and a document.
@@ -43,15 +43,13 @@ async def rerank_prompts(
     """
     _labels(gateway)
     instruction = fields.get("instruction", gateway.settings.rerank_instruction)
-
-    def write() -> list[str]:
-        return [_text(gateway, instruction, *pair) for pair in zip(queries, documents, strict=True)]
-
+    size = sum(map(len, queries)) + sum(map(len, documents)) + len(instruction) * len(documents)
+    check_size(gateway, size, param, "characters with the query and the instruction for each")
     try:
-        written = await off_loop(write, sum(map(len, documents)))
+        written = [_text(gateway, instruction, *pair) for pair in zip(queries, documents, strict=True)]
     except InvalidRequest as error:
         raise from_inflight(error, param) from None
-    encoded = await encode_texts(gateway, written, param, add_special_tokens=False)
+    encoded = encode_texts(gateway, written, param, add_special_tokens=False)
     return [(ids, f"{param}[{index}]") for index, ids in enumerate(encoded)]
 
 

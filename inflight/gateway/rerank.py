@@ -7,10 +7,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.body import read_object
-from inflight.gateway.context import gateway_of
-from inflight.gateway.fields import Reader, refused, served, table
-from inflight.gateway.readings import read_all
+from inflight.gateway.context import Gateway, gateway_of
+from inflight.gateway.fields import Fields, Reader, refused, served, table
+from inflight.gateway.preparing import prepared
+from inflight.gateway.readings import Reading, read_all
 from inflight.gateway.relevance import label_readings, relevance, rerank_prompts
 from inflight.gateway.scores import texts
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, usage_of
@@ -35,13 +35,8 @@ READER = Reader(RERANK, required=("model", "query", "documents"))
 async def rerank(request: Request) -> Response:
     """Answer with the documents, the most relevant first; of equals, the first one. Raises ApiError."""
     gateway = gateway_of(request)
-    fields = READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+    fields, documents, readings = await prepared(request, lambda body: _prepare(request, gateway, body), grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
-    model = gateway.check_model(fields["model"])
-    documents = texts(fields["documents"], "documents")
-    queries = [fields["query"]] * len(documents)
-    prompts = await rerank_prompts(gateway, fields, queries, documents, "documents")
-    readings = label_readings(request, gateway, fields, prompts)
     deltas = await while_connected(request, read_all(gateway, readings))
     scores = [relevance(delta) for delta in deltas]
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: fields.get("top_n")]
@@ -51,5 +46,15 @@ async def rerank(request: Request) -> Response:
         | ({"document": {"text": documents[index]}} if shown else {})
         for index in best
     ]  # fmt: skip
-    answer = answer_head(fields, "rerank") | {"object": "list", "model": model, "results": results}
+    answer = answer_head(fields, "rerank") | {"object": "list", "model": fields["model"], "results": results}
     return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
+
+
+def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, list[str], list[Reading]]:
+    """Return the fields, the documents, and their prompts."""
+    fields = READER.read(body, strict=gateway.settings.strict_fields)
+    gateway.check_model(fields["model"])
+    documents = texts(fields["documents"], "documents")
+    queries = [fields["query"]] * len(documents)
+    prompts = rerank_prompts(gateway, fields, queries, documents, "documents")
+    return fields, documents, label_readings(request, gateway, fields, prompts)

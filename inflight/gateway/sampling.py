@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from starlette.requests import Request
@@ -21,14 +20,11 @@ from inflight.gateway.told import context_length_exceeded
 from inflight.sampling import MAX_SEED
 from inflight.text.preprocess import word_spellings
 
-_LARGE = 16 << 10
-"""Characters of a prompt from which on it is encoded in another thread: it takes milliseconds."""
 _SMALLEST_TOP_P = 1e-9
 """In place of 0, which to the engine is no limit, and to OpenAI the likeliest token alone."""
 _MOST_CLIENT_ID = 256
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _TRACE_VALUE = re.compile(r"[ -~]{1,512}", re.ASCII)
-_Result = TypeVar("_Result")
 
 
 def sampling_arguments(fields: Fields, gateway: Gateway) -> dict[str, Any]:
@@ -160,30 +156,28 @@ def _token(token: int, path: str, vocab_size: int) -> int:
     return token
 
 
-async def encode_texts(
-    gateway: Gateway, texts: Sequence[str], param: str, *, add_special_tokens: bool
-) -> list[list[int]]:
-    """Return the token ids of texts; long ones are encoded in another thread.
+def encode_texts(gateway: Gateway, texts: Sequence[str], param: str, *, add_special_tokens: bool) -> list[list[int]]:
+    """Return the token ids of texts.
 
     Raises:
         ApiError: 400, naming ``param``: they are too long for the deployment, or cannot be encoded.
     """
-    size, limit = sum(len(text.encode()) for text in texts), gateway.deployment.limits.max_prompt_bytes
+    check_size(gateway, sum(len(text.encode()) for text in texts), param)
+    try:
+        return gateway.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+    except Exception as error:  # the library raises bare Exception
+        raise invalid(f"{param} cannot be encoded by this checkpoint's tokenizer: {error}", param) from None
+
+
+def check_size(gateway: Gateway, size: int, param: str, what: str = "bytes") -> None:
+    """Refuse prompts of a request that are larger, taken together, than the deployment allows.
+
+    Raises:
+        ApiError: 400, naming ``param``.
+    """
+    limit = gateway.deployment.limits.max_prompt_bytes
     if size > limit:
-        raise invalid(f"{param} has {size} bytes; the limit is {limit}", param)
-
-    def encode() -> list[list[int]]:
-        try:
-            return gateway.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library raises bare Exception
-            raise invalid(f"{param} cannot be encoded by this checkpoint's tokenizer: {error}", param) from None
-
-    return await off_loop(encode, size)
-
-
-async def off_loop(work: Callable[[], _Result], size: int) -> _Result:
-    """Do what takes long for ``size`` characters: in another thread where there are many."""
-    return await asyncio.to_thread(work) if size > _LARGE else work()
+        raise invalid(f"{param} has {size} {what}; the limit is {limit}", param)
 
 
 def token_limit(gateway: Gateway, prompt_tokens: int, asked: int | None, param: str) -> int:
@@ -217,7 +211,8 @@ def generate_request(
         gateway: knows the deployment.
         prompt: token ids, at least one.
         param: the field of the prompt.
-        more: further arguments; ``max_tokens`` as the request has it, None where it has none.
+        more: those of ``sampling_arguments``, which are the same for all prompts of a request, and further ones;
+            ``max_tokens`` as the request has it, None where it has none.
 
     Raises:
         ApiError: 400, naming the field.
@@ -226,7 +221,7 @@ def generate_request(
     if not prompt:
         raise invalid(f"{param} has no token; it must have at least one", param)
     more["max_tokens"] = token_limit(gateway, len(prompt), more["max_tokens"], param)
-    arguments = sampling_arguments(fields, gateway) | request_arguments(request, fields, gateway) | more
+    arguments = request_arguments(request, fields, gateway) | more
     if arguments["min_tokens"] > arguments["max_tokens"]:
         limit = arguments["max_tokens"]
         raise invalid(f"min_tokens is {arguments['min_tokens']}; at most {limit} tokens are generated", "min_tokens")

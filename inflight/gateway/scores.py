@@ -13,13 +13,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.body import read_object
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, Reader, refused, served, table
+from inflight.gateway.preparing import prepared
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.readings import Reading, read_all
 from inflight.gateway.relevance import label_readings, relevance, rerank_prompts
+from inflight.gateway.sampling import check_size
 from inflight.gateway.scoring_fields import REQUEST, TRUNCATION, answer_head, label_log_probs, usage_of
 from inflight.gateway.sse import while_connected
 from inflight.gateway.values import anything, boolean, integer, list_of, string, wrong
@@ -59,39 +60,47 @@ GENERATIVE_READER = Reader(GENERATIVE, required=("model", "query", "items", "lab
 async def score(request: Request) -> Response:
     """Answer with the labels' probabilities, or with the relevance of each pair of texts. Raises ApiError."""
     gateway = gateway_of(request)
-    fields = SCORE_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+
+    def prepare(body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
+        fields = SCORE_READER.read(body, strict=gateway.settings.strict_fields)
+        gateway.check_model(fields["model"])
+        if "query" in fields:
+            _only_labels(fields)
+            return fields, _label_readings(request, gateway, fields, joined=True)
+        queries, documents, param = _pairs(fields)
+        prompts = rerank_prompts(gateway, fields, queries, documents, param)
+        return fields, label_readings(request, gateway, fields, prompts)
+
+    fields, readings = await prepared(request, prepare, grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
-    model = gateway.check_model(fields["model"])
-    if "query" in fields:
-        _only_labels(fields)
-        readings = await _label_readings(request, gateway, fields, joined=True)
-        deltas = await while_connected(request, read_all(gateway, readings))
-        scores = [_probabilities(fields, label_log_probs(delta), softmax=False) for delta in deltas]
-        answer: dict[str, Any] = {"object": "scoring", "model": model, "scores": scores}
-        return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
-    queries, documents, param = _pairs(fields)
-    prompts = await rerank_prompts(gateway, fields, queries, documents, param)
-    readings = label_readings(request, gateway, fields, prompts)
     deltas = await while_connected(request, read_all(gateway, readings))
-    return _scored(fields, model, readings, deltas, [relevance(delta) for delta in deltas])
+    if "query" not in fields:
+        return _scored(fields, readings, deltas, [relevance(delta) for delta in deltas])
+    scores = [_probabilities(fields, label_log_probs(delta), softmax=False) for delta in deltas]
+    answer: dict[str, Any] = {"object": "scoring", "model": fields["model"], "scores": scores}
+    return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
 
 
 async def generative_scoring(request: Request) -> Response:
     """Answer with the first label's probability behind each item. Raises ApiError."""
     gateway = gateway_of(request)
-    fields = GENERATIVE_READER.read(await read_object(request), strict=gateway.settings.strict_fields)
+
+    def prepare(body: dict[str, Any]) -> tuple[Fields, list[Reading]]:
+        fields = GENERATIVE_READER.read(body, strict=gateway.settings.strict_fields)
+        gateway.check_model(fields["model"])
+        return fields, _label_readings(request, gateway, fields, joined=False)
+
+    fields, readings = await prepared(request, prepare, grows=True)
     gateway.metrics.ignored_fields(fields.ignored)
-    model = gateway.check_model(fields["model"])
-    readings = await _label_readings(request, gateway, fields, joined=False)
     deltas = await while_connected(request, read_all(gateway, readings))
     scores = [_probabilities(fields, label_log_probs(delta), softmax=True)[0] for delta in deltas]
-    return _scored(fields, model, readings, deltas, scores)
+    return _scored(fields, readings, deltas, scores)
 
 
-def _scored(fields: Fields, model: str, readings: Sequence[Reading], deltas: Any, scores: Sequence[float]) -> Response:
+def _scored(fields: Fields, readings: Sequence[Reading], deltas: Any, scores: Sequence[float]) -> Response:
     """Return vLLM's answer."""
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    answer = answer_head(fields, "score") | {"object": "list", "model": model, "data": data}
+    answer = answer_head(fields, "score") | {"object": "list", "model": fields["model"], "data": data}
     return JSONResponse({**answer, "usage": usage_of(readings, deltas)}, headers=fields.headers())
 
 
@@ -142,7 +151,7 @@ def texts(value: Any, name: str) -> list[str]:
     return found
 
 
-async def _label_readings(request: Request, gateway: Gateway, fields: Fields, *, joined: bool) -> list[Reading]:
+def _label_readings(request: Request, gateway: Gateway, fields: Fields, *, joined: bool) -> list[Reading]:
     """Return the prompts of query and items. ``joined``: texts are encoded as one, else each by itself."""
     items, special = fields["items"], fields.get("add_special_tokens", True)
     query = fields["query"]
@@ -153,12 +162,14 @@ async def _label_readings(request: Request, gateway: Gateway, fields: Fields, *,
         raise wrong("query", query, "a string, or a list of token ids")
     if not all(isinstance(one, type(query)) for one in several):
         raise invalid("items must be texts where query is one, and lists of token ids where query is one", "items")
+    what = "characters" if isinstance(query, str) else "token ids"
+    check_size(gateway, sum(map(len, several)) + len(query) * len(several), "items", f"{what} with the query for each")
     if isinstance(query, str) and joined:
         both = [one + query if fields.get("item_first") else query + one for one in several]
-        prompts = await read_prompts(both, gateway, add_special_tokens=special, param="items", most=MOST_ITEMS)
+        prompts = read_prompts(both, gateway, add_special_tokens=special, param="items", most=MOST_ITEMS)
         return label_readings(request, gateway, fields, [(one.ids, _path(items, n)) for n, one in enumerate(prompts)])
-    heads = await read_prompts(query, gateway, add_special_tokens=special, param="query", most=1)
-    tails = await read_prompts(several, gateway, add_special_tokens=False, param="items", most=MOST_ITEMS)
+    heads = read_prompts(query, gateway, add_special_tokens=special, param="query", most=1)
+    tails = read_prompts(several, gateway, add_special_tokens=False, param="items", most=MOST_ITEMS)
     prompts = [_join(heads[0], tail, fields.get("item_first", False)) for tail in tails]
     return label_readings(request, gateway, fields, [(one.ids, _path(items, n)) for n, one in enumerate(prompts)])
 

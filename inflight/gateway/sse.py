@@ -1,9 +1,10 @@
 """Server-sent events, and answers that end when their client leaves.
 
 A stream is read by one task and written by another. What the client's socket has not taken yet waits here, joined to
-one piece, up to ``max_pending_bytes``: a client that falls further behind, or takes nothing for ``client_timeout_s``,
-is disconnected, and its work is cancelled. So a slow reader costs bounded memory and never holds the engine up. A
-client that leaves is noticed at once, by the message ``http.disconnect``, whether its answer is streamed or not.
+one piece, up to ``max_pending_bytes``. While there is no room for the next event, no more are taken; a client that has
+not made room within ``client_timeout_s`` is disconnected, and its work is cancelled. So a slow reader costs bounded
+memory and does not hold the engine up, and a fast one may get events of any size. A client that leaves is noticed at
+once, by the message ``http.disconnect``, whether its answer is streamed or not.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class EventStream(Response):
         self._timeout_s = settings.client_timeout_s
         self._pending = bytearray()
         self._ended = False
-        self._news = asyncio.Event()
+        self._news, self._room = asyncio.Event(), asyncio.Event()
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,8 +153,8 @@ class EventStream(Response):
         """Take the events as fast as they come."""
         try:
             async for one in self._events:
-                self._add(one)
-            self._add(self._last)
+                await self._add(one)
+            await self._add(self._last)
         except ClientGone:
             raise
         except Exception as error:
@@ -162,13 +163,19 @@ class EventStream(Response):
             told = as_api_error(error)
             if told.status >= 500:
                 log.error("a stream failed", exc_info=error)
-            self._add(self._on_error(told))
+            await self._add(self._on_error(told))
         self._ended = True
         self._news.set()
 
-    def _add(self, piece: bytes) -> None:
-        if self._pending and len(self._pending) + len(piece) > self._limit:
-            raise SlowClient
+    async def _add(self, piece: bytes) -> None:
+        """Have a piece sent, as soon as there is room for it."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._pending and len(self._pending) + len(piece) > self._limit:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            raise SlowClient from None
         self._pending += piece
         self._news.set()
 
@@ -181,12 +188,9 @@ class EventStream(Response):
             ended = self._ended
             waiting = len(self._pending)
             piece = bytes(self._pending) or (b"" if ended else COMMENT)
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._send(send, piece, ended)
-            except TimeoutError:
-                raise SlowClient from None
+            await self._send(send, piece, ended)
             del self._pending[:waiting]
+            self._room.set()
             if ended:
                 return
 

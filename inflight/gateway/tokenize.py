@@ -7,12 +7,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.body import read_object
 from inflight.gateway.chat_request import chat_prompt
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, Reader, refused, served, table
-from inflight.gateway.sampling import encode_texts, off_loop
+from inflight.gateway.preparing import prepared
+from inflight.gateway.sampling import encode_texts
 from inflight.gateway.tools import read_tools
 from inflight.gateway.values import anything, boolean, mapping, string, wrong
 
@@ -51,26 +51,39 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of ``prompt``, or of the prompt that the chat template makes of ``messages``."""
-    gateway, body = gateway_of(request), await read_object(request)
-    if body.get("messages") is not None:
-        fields = _read(TOKENIZE_CHAT, body, gateway)
-        _, tokens = await chat_prompt(fields, gateway, read_tools(fields)[0])
-    else:
-        fields = _read(TOKENIZE_TEXT, body, gateway)
-        special = fields.get("add_special_tokens", True)
-        [tokens] = await encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special)
-    answer = {
-        "count": len(tokens),
-        "max_model_len": gateway.max_model_len,
-        "tokens": tokens,
-        "token_strs": gateway.tokenizer.pieces(tokens) if fields.get("return_token_strs") else None,
-    }
-    return JSONResponse(answer, headers=fields.headers())
+    gateway = gateway_of(request)
+
+    def answer(body: dict[str, Any]) -> tuple[Fields, Response]:
+        if body.get("messages") is not None:
+            fields = _read(TOKENIZE_CHAT, body, gateway)
+            _, tokens = chat_prompt(fields, gateway, read_tools(fields)[0])
+        else:
+            fields = _read(TOKENIZE_TEXT, body, gateway)
+            special = fields.get("add_special_tokens", True)
+            [tokens] = encode_texts(gateway, [fields["prompt"]], "prompt", add_special_tokens=special)
+        content = {
+            "count": len(tokens),
+            "max_model_len": gateway.max_model_len,
+            "tokens": tokens,
+            "token_strs": gateway.tokenizer.pieces(tokens) if fields.get("return_token_strs") else None,
+        }
+        return fields, JSONResponse(content, headers=fields.headers())
+
+    fields, response = await prepared(request, answer)
+    gateway.metrics.ignored_fields(fields.ignored)
+    return response
 
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of ``tokens``, special tokens included."""
-    gateway, body = gateway_of(request), await read_object(request)
+    gateway = gateway_of(request)
+    fields, text = await prepared(request, lambda body: _text(gateway, body))
+    gateway.metrics.ignored_fields(fields.ignored)
+    return JSONResponse({"prompt": text}, headers=fields.headers())
+
+
+def _text(gateway: Gateway, body: dict[str, Any]) -> tuple[Fields, str]:
+    """Return the fields of a body, and the text of its tokens."""
     fields = _read(DETOKENIZE, body, gateway)
     tokens, vocabulary = fields["tokens"], gateway.tokenizer.config.vocab_size
     if not isinstance(tokens, list):
@@ -81,8 +94,7 @@ async def detokenize(request: Request) -> Response:
     for index, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < vocabulary:
             raise wrong(f"tokens[{index}]", token, f"a token id from 0 to {vocabulary - 1}")
-    text = await off_loop(lambda: gateway.tokenizer.decode(tokens, skip_special_tokens=False), len(tokens))
-    return JSONResponse({"prompt": text}, headers=fields.headers())
+    return fields, gateway.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -104,5 +116,4 @@ def _read(reader: Reader, body: dict[str, Any], gateway: Gateway) -> Fields:
     fields = reader.read(body, strict=gateway.settings.strict_fields)
     if "model" in fields:
         gateway.check_model(fields["model"])
-    gateway.metrics.ignored_fields(fields.ignored)
     return fields

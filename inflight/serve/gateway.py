@@ -10,6 +10,7 @@ import http.client
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ WELL_S = 60
 """Serving for so long ends a row."""
 END_S = 10
 """Seconds beyond the exit timeout until the gateway is killed."""
+MOST_LOG_BYTES = 64 << 20
+"""Bytes of its log. When there are more, they become the log before, ``gateway.log.1``, and the log begins anew."""
 _LOOK_S, _PROBE_S, _PROBE_TIMEOUT_S = 0.1, 2.0, 5.0
 _AWAY = 503
 _LAST_LINES = 5
@@ -109,7 +112,7 @@ class GatewayProcess:
     def start(self) -> None:
         """Start it; it does not answer yet."""
         self._folder = temporary_directory("inflight-gateway-")
-        self._log = self.log_path.open("w")
+        self._log = self.log_path.open("a")  # each line goes to the end, also of a log that has begun anew
         # The kernel's signal at the parent's death comes at the death of the thread that started the process.
         self._thread = threading.Thread(target=self._keep, name="gateway", daemon=True)
         self._thread.start()
@@ -179,6 +182,7 @@ class GatewayProcess:
             now = time.monotonic()
             if limit_s is START_S or now - asked >= _PROBE_S:
                 asked = now
+                self._bound_log()
                 if self._answers():
                     answers, limit_s = now, self._deployment.server.hang_timeout_s
                     self._answered.set()
@@ -191,6 +195,12 @@ class GatewayProcess:
             return self._end()
         code = self.process.returncode
         return f"ended {in_words(code)}{self._said() if code > 0 else ''}"
+
+    def _bound_log(self) -> None:
+        """Begin the log anew where it is long; what is written in this moment may be lost."""
+        if self.log_path.stat().st_size > MOST_LOG_BYTES:
+            shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
+            os.truncate(self.log_path, 0)
 
     def _spawn(self) -> None:
         deployment = self._deployment

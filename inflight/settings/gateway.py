@@ -35,15 +35,15 @@ class GatewaySettings(Section):
     strict_fields: bool = Field(
         False, description="refuse a request with a field that is not known; otherwise x-ignored-fields names it"
     )
-    max_body_bytes: int = Field(16 << 20, ge=1024, description="bytes of a request's body")
+    max_body_bytes: int = Field(16 << 20, ge=1024, description="bytes of a request's body; those of all requests that run may have 16 times as many")
     max_concurrent_requests: int = Field(1024, ge=1, description="requests at once; one more is refused with 503")
     client_timeout_s: Seconds = Field(
         60,
         description="seconds that a client may take for its headers, between two parts of its body, and to take what "
-        "waits for it of its answer",
+        "waits for it of its answer; and for all of its body, with a second more for each 16 KiB",
     )
     max_pending_bytes: int = Field(
-        1 << 20, ge=4096, description="bytes of a stream that wait for a slow client; with more it is disconnected"
+        1 << 20, ge=4096, description="bytes of a stream that wait for a slow client, which must make room for more"
     )
     stream_keep_alive_s: Seconds | None = Field(
         None, description="a stream that is silent for so long gets a comment, for proxies in between; null: none"

@@ -22,7 +22,10 @@ import psutil
 import pytest
 
 from inflight.resources import DEMO
+from inflight.serve import gateway as gateway_module
+from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import free_ports
+from inflight.settings.deployment import load_deployment
 from tests.gateway.support.gateways import Beside, until
 from tests.triton.support.servers import on_engine
 
@@ -191,6 +194,27 @@ def test_the_shared_gateway_is_ready(gateway: Beside) -> None:
     assert given.headers["x-request-id"] == "my-id"
     until(lambda: "my-id" in gateway.log)
     assert "GET /v1/models 200" in gateway.log
+
+
+def test_its_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "MOST_LOG_BYTES", 4000)
+    (port,) = free_ports(1)
+    deployment = load_deployment(DEMO)
+    chosen = deployment.gateway.model_copy(update={"port": port})
+    process = GatewayProcess(DEMO, deployment.model_copy(update={"gateway": chosen}))
+    process.start()
+    try:
+        process.wait_ready()
+        with httpx.Client(base_url=process.url, trust_env=False) as client:
+            for number in range(40):
+                assert client.get("/v1/models", headers={"x-request-id": f"first-{number}-{'a' * 60}"}).is_success
+            until(lambda: process.log_path.stat().st_size < 4000)
+            assert client.get("/v1/models", headers={"x-request-id": "last"}).is_success
+            until(lambda: "last" in process.log_path.read_text())
+        assert "\0" not in process.log_path.read_text(), "it goes on at its beginning"
+        assert "first-0-" in process.log_path.with_suffix(".log.1").read_text()
+    finally:
+        process.stop()
 
 
 def test_it_stops_at_once_when_nothing_runs(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 
 from inflight.errors import DeadlineExceeded, EngineFailure, InvalidRequest, QueueFull
 from inflight.gateway.app import Served
-from inflight.gateway.body import read_object
 from inflight.gateway.errors import ApiError
+from inflight.gateway.preparing import prepared
 from inflight.gateway.sse import DONE, EventStream, event, while_connected
 from tests.gateway.support.gateways import Inside, inside, until
 
@@ -47,10 +47,10 @@ class Work:
             self.closed += 1
 
     async def stream(self, request: Request) -> Response:
-        return EventStream(request, self.events(await read_object(request)))
+        return EventStream(request, self.events(await prepared(request, dict)))
 
     async def whole(self, request: Request) -> Response:
-        body = await read_object(request)
+        body = await prepared(request, dict)
 
         async def work() -> list[bytes]:
             return [one async for one in self.events(body)]
@@ -185,6 +185,14 @@ def test_a_client_that_does_not_read_is_disconnected(running: Inside, work: Work
         assert 'inflight_gateway_slow_clients_total{route="/stream"} 1.0' in client.get("/metrics").text
     assert not _rest(connection).endswith(b"0\r\n\r\n"), "it can see that this is not the end"
     connection.close()
+
+
+def test_a_client_that_reads_gets_events_of_any_size(running: Inside, work: Work) -> None:
+    with running.client() as client:
+        text = client.post("/stream", json={"count": 20, "size": 5 * PENDING}).text
+    assert text.endswith(DONE.decode())
+    assert [json.loads(one[6:])["index"] for one in text.split("\n\n")[:20]] == list(range(20))
+    assert work.ended == 1
 
 
 def test_a_client_that_stops_reading_a_slow_stream_is_disconnected_in_time(running: Inside, work: Work) -> None:

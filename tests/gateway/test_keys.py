@@ -79,6 +79,21 @@ def test_a_file_that_changes_is_read_again(file: Path, monkeypatch: pytest.Monke
     assert keys.client_of("sk-fourth")
 
 
+def test_a_broken_file_is_told_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at each second, which would fill the log."""
+    monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
+    keys = ApiKeys(file)
+    for content in ("", "", "sk-third\n", ""):
+        file.write_text(content)
+        for _ in range(5):
+            assert keys.client_of("") is None
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2
+    assert all("has no key" in line and "stay as they were" in line for line in said)
+
+
 def test_the_file_is_looked_at_now_and_then(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys_module, "LOOK_S", 3600)
     keys = ApiKeys(file)

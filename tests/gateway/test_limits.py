@@ -15,7 +15,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from inflight.gateway import load as load_module
 from inflight.gateway.app import Served
+from inflight.gateway.errors import ApiError
+from inflight.gateway.load import Load
 from inflight.gateway.protocol import MOST_HEAD_BYTES
 from inflight.gateway.sse import EventStream, event
 from tests.gateway.support.gateways import Inside, inside, until
@@ -165,6 +168,18 @@ def test_no_more_requests_than_allowed_run_at_once(small: Inside) -> None:
             one.join()
         assert client.get("/v1/models").status_code == 200
     until(lambda: small.gateway.load.running == 0)  # the last one is counted out after its answer
+
+
+def test_who_finds_no_place_is_told_when_there_will_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(load_module.time, "monotonic", lambda: now)
+    load = Load(2)
+    for _ in range(200):
+        with load.one_more():
+            now += 9
+    with load.one_more(), load.one_more(), pytest.raises(ApiError) as refused, load.one_more():
+        pass
+    assert refused.value.headers["retry-after"] == "5"
 
 
 def test_a_pipelined_request_waits_for_another_connection(small: Inside) -> None:

@@ -170,6 +170,17 @@ def test_a_client_cannot_write_lines_of_the_log() -> None:
     assert line.endswith(r'request_id="a b\nERROR inflight: \"forged\"\u001b\u2028"')
 
 
+def test_what_an_error_says_cannot_write_lines_of_the_log_either() -> None:
+    said = "forged\x1b[2J\u2028"
+    try:
+        raise ValueError(said)
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "%s", "args": (f"{said}\nERROR",), "exc_info": sys.exc_info()})
+    first, *rest = TextFormatter().format(record).split("\n")
+    assert first.endswith(r"forged\x1b[2J\u2028\nERROR")
+    assert rest[-1] == r"ValueError: forged\x1b[2J\u2028"
+
+
 def test_what_is_not_asked_for_is_not_in_the_way() -> None:
     results, sender = [], Sender()
     preprocessor: Any = SimpleNamespace(preprocess=lambda requests: results)

@@ -6,12 +6,12 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from inflight.gateway.as_chat import FieldNames, deltas_of, job_of, prompt_tokens_of
-from inflight.gateway.body import read_object
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, unsupported
@@ -19,6 +19,7 @@ from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.messages.errors import message_error
 from inflight.gateway.messages.events import Json, MessageUsage, MessageWriter
 from inflight.gateway.messages.request import RENAMED, MessagesRequest, read_count_request, read_message_request
+from inflight.gateway.preparing import prepared
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.requests import state_of
 from inflight.gateway.sse import EventStream, event, while_connected
@@ -29,12 +30,8 @@ _NAMES = FieldNames(RENAMED)
 async def create_message(request: Request) -> Response:
     """Answer a request for a message. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    asked = read_message_request(await read_object(request), strict=gateway.settings.strict_fields)
-    model = _checked(gateway, asked)
-    job = await job_of(request, gateway, asked.chat, _NAMES, stream=asked.stream)
-    room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
-    engine_request = replace(job.request, max_tokens=min(asked.max_tokens, room))
-    job = replace(job, request=engine_request, guide_param=_NAMES.path(job.guide_param))
+    asked, model, job = await prepared(request, lambda body: _prepare(request, gateway, body))
+    gateway.metrics.ignored_fields(asked.ignored)
     request_id = state_of(request).request_id
     answer = _Answer(asked, gateway, model, job, request_id)
     deltas = deltas_of(request, gateway, job, _NAMES)
@@ -45,19 +42,32 @@ async def create_message(request: Request) -> Response:
     return Response(json.dumps(message), media_type="application/json", headers=headers)
 
 
+def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[MessagesRequest, str, Job]:
+    asked = read_message_request(body, strict=gateway.settings.strict_fields)
+    model = _checked(gateway, asked)
+    job = job_of(request, gateway, asked.chat, _NAMES, stream=asked.stream)
+    room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
+    engine_request = replace(job.request, max_tokens=min(asked.max_tokens, room))
+    return asked, model, replace(job, request=engine_request, guide_param=_NAMES.path(job.guide_param))
+
+
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens of the prompt that a request for a message would have."""
     gateway = gateway_of(request)
-    asked = read_count_request(await read_object(request), strict=gateway.settings.strict_fields)
-    _checked(gateway, asked)
-    count = await prompt_tokens_of(gateway, asked.chat, _NAMES)
+
+    def count_of(body: dict[str, Any]) -> tuple[MessagesRequest, int]:
+        asked = read_count_request(body, strict=gateway.settings.strict_fields)
+        _checked(gateway, asked)
+        return asked, prompt_tokens_of(gateway, asked.chat, _NAMES)
+
+    asked, count = await prepared(request, count_of)
+    gateway.metrics.ignored_fields(asked.ignored)
     headers = {"request-id": state_of(request).request_id, **Fields({}, asked.ignored).headers()}
     return JSONResponse({"input_tokens": count}, headers=headers)
 
 
 def _checked(gateway: Gateway, asked: MessagesRequest) -> str:
-    """Return the model's name, count what is ignored, and switch thinking on or off where the template can."""
-    gateway.metrics.ignored_fields(asked.ignored)
+    """Return the model's name, and switch thinking on or off where the template can."""
     model = gateway.check_model(asked.chat["model"])
     template = gateway.chat_template
     if asked.thinks is not None and template is not None and template.uses("enable_thinking"):

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inflight.gateway.as_chat import FieldNames, deltas_of, job_of
-from inflight.gateway.body import read_object
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.log_probs import TokenNames, chat_log_probs
+from inflight.gateway.preparing import prepared
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.responses.events import ResponseWriter, Usage
 from inflight.gateway.responses.items import Json
@@ -32,12 +32,16 @@ _NAMES = FieldNames(RENAMED)
 async def create_response(request: Request) -> Response:
     """Answer a request for a response. Raises ApiError: before anything is sent."""
     gateway = gateway_of(request)
-    asked = read_request(await read_object(request), strict=gateway.settings.strict_fields)
+
+    def prepare(body: Json) -> tuple[ResponsesRequest, Job, _Answer]:
+        asked = read_request(body, strict=gateway.settings.strict_fields)
+        model = gateway.check_model(asked.chat["model"])
+        job = job_of(request, gateway, asked.chat, _NAMES, stream=asked.stream)
+        job = replace(job, prompt_param="input", guide_param=_NAMES.path(job.guide_param))
+        return asked, job, _Answer(asked, gateway, model, job)
+
+    asked, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(asked.ignored)
-    model = gateway.check_model(asked.chat["model"])
-    job = await job_of(request, gateway, asked.chat, _NAMES, stream=asked.stream)
-    job = replace(job, prompt_param="input", guide_param=_NAMES.path(job.guide_param))
-    answer = _Answer(asked, gateway, model, job)
     deltas = deltas_of(request, gateway, job, _NAMES)
     headers = Fields({}, asked.ignored).headers()
     if asked.stream:

@@ -63,13 +63,16 @@ class Beside:
 
 
 @contextmanager
-def inside(*more: Served, ready: bool = False, exit_timeout_s: int = 5, **settings: Any) -> Iterator[Inside]:
+def inside(
+    *more: Served, ready: bool = False, exit_timeout_s: int = 5, most_connections: int = 1000, **settings: Any
+) -> Iterator[Inside]:
     """Serve the demo's routes, and ``more``, with these settings of ``gateway``.
 
     Args:
         more: further routes.
         ready: whether routes that need the engine are let through, as if it answered.
         exit_timeout_s: what runs at the end has so long.
+        most_connections: are open at once.
         settings: of the section ``gateway``.
     """
     port, closed = free_ports(2)
@@ -81,6 +84,7 @@ def inside(*more: Served, ready: bool = False, exit_timeout_s: int = 5, **settin
     config = GatewayConfig(
         app,
         chosen.client_timeout_s,
+        most_connections,
         port=port,
         loop="asyncio",
         ws="none",

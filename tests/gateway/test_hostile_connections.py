@@ -1,0 +1,196 @@
+"""What a client may do to a connection beside requests: bytes that belong to none, drips, answers left unread."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inflight.gateway.app import Served
+from tests.gateway.support.gateways import Inside, inside, until
+from tests.gateway.test_limits import SLEEP
+
+PATIENCE_S = 0.5
+BIG = 32 << 20
+"""Bytes of an answer: more than the kernel's buffers take."""
+
+
+async def _big(request: Request) -> Response:
+    """Answer with much."""
+    return Response(b"a" * BIG)
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Inside]:
+    """A gateway that has little patience with its clients."""
+    with inside(SLEEP, Served("GET", "/big", _big), client_timeout_s=PATIENCE_S, max_body_bytes=4096) as running:
+        yield running
+
+
+def _connect(running: Inside) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # otherwise the kernel makes it larger
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", running.port))
+    return connection
+
+
+def _rest(connection: socket.socket) -> bytes:
+    """Return what comes until the connection ends, which it must."""
+    answer = b""
+    with suppress(ConnectionError):
+        while more := connection.recv(1 << 20):
+            answer += more
+    return answer
+
+
+def _send(connection: socket.socket, *parts: bytes, pause_s: float = 0.0) -> None:
+    """Send parts, as far as the server takes them."""
+    with suppress(ConnectionError):
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(pause_s)
+
+
+def _get(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "host: x", *headers, "", ""]).encode()
+
+
+def _post(*headers: str) -> bytes:
+    lines = ["POST /tokenize HTTP/1.1", "host: x", "content-type: application/json", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def _status(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        [b"0\r\n", *[b"x-a: " + b"a" * 1000 + b"\r\n"] * 500],
+        [b"0\r\nx-a: ", *[b"a" * 1000] * 500],
+        [b"2;", *[b"a" * 1000] * 500],
+    ],
+    ids=["trailers", "a long trailer", "an extension of a chunk"],
+)
+def test_what_is_beside_a_body_in_chunks_is_bounded(hasty: Inside, behind: list[bytes]) -> None:
+    with closing(_connect(hasty)) as connection:
+        _send(connection, _post("transfer-encoding: chunked"), b"2\r\n{}\r\n", *behind)
+        answer = _rest(connection)
+    assert _status(answer) == 431
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+    until(lambda: hasty.gateway.load.running == 0)
+
+
+def test_a_few_trailers_are_read_and_forgotten(alone: Inside) -> None:
+    body = b'{"prompt": "a"}'
+    chunks = b"%x\r\n%b\r\n0\r\nconnection: close\r\nx-request-id: \xff\r\n\r\n" % (len(body), body)
+    with closing(_connect(alone)) as connection:
+        _send(connection, _post("transfer-encoding: chunked"), chunks, _get("/v1/models", "connection: close"))
+        answer = _rest(connection)
+    assert _status(answer) == 200
+
+
+@pytest.mark.parametrize("stray", [b"\r\n", b"\r\n\r\n\r\n", b"x", b"}}}}\r\n\r\n"])
+def test_what_comes_behind_a_request_does_not_cut_its_answer(hasty: Inside, stray: bytes) -> None:
+    with closing(_connect(hasty)) as connection:
+        _send(connection, _get("/sleep/0.1"), stray, _get("/sleep/2", "connection: close"), pause_s=0.3)
+        answer = _rest(connection) + b"HTTP"
+    assert re.match(rb"HTTP/1.1 200.*?\r\n\r\n\{\}HTTP", answer, re.DOTALL)
+
+
+def test_an_empty_line_behind_a_request_leaves_its_answer_all_its_time(hasty: Inside) -> None:
+    with closing(_connect(hasty)) as connection:
+        _send(connection, _get("/sleep/3"), b"\r\n", pause_s=0.1)
+        assert _status(connection.recv(1000)) == 200
+
+
+def test_a_body_that_drips_ends_in_time(hasty: Inside) -> None:
+    began = time.monotonic()
+    with closing(_connect(hasty)) as connection:
+        _send(connection, _post("content-length: 1000"), *[b" "] * 600, pause_s=0.1)
+        assert _status(_rest(connection)) == 408
+    assert time.monotonic() - began < 50, "it takes a minute"
+
+
+def test_the_rest_of_a_body_that_was_refused_may_not_drip(hasty: Inside) -> None:
+    began = time.monotonic()
+    with closing(_connect(hasty)) as connection:
+        _send(connection, _post("content-length: 5000"), *[b" "] * 600, pause_s=0.1)
+        assert _status(_rest(connection)) == 413
+    assert time.monotonic() - began < 50, "it takes a minute"
+
+
+def test_an_answer_has_its_own_time_to_be_taken() -> None:
+    """The time of the answer before it on the connection is over meanwhile."""
+    with inside(Served("GET", "/big", _big), client_timeout_s=6) as running, closing(_connect(running)) as connection:
+        for wait_s in (0, 4):
+            _send(connection, _get("/big"))
+            time.sleep(wait_s)
+            head = connection.recv(1 << 16)
+            size = len(head.partition(b"\r\n\r\n")[2])
+            while size < BIG:
+                more = connection.recv(1 << 20)
+                assert more, "the connection has ended"
+                size += len(more)
+            time.sleep(3 if not wait_s else 0)
+        assert size == BIG
+
+
+def test_an_unread_answer_does_not_keep_the_place_of_the_next(hasty: Inside) -> None:
+    with closing(_connect(hasty)) as connection:
+        _send(connection, _get("/big"))
+        assert connection.recv(1)
+        _send(connection, _get("/v1/models"))
+        until(lambda: hasty.gateway.load.running == 1)
+        until(lambda: hasty.gateway.load.running == 0)
+        assert len(_rest(connection)) < BIG
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket", "TLS/1.0"])
+def test_a_request_that_offers_another_protocol_is_served_in_this_one(alone: Inside, upgrade: str) -> None:
+    """Java's client offers HTTP/2 with each request."""
+    body = b'{"prompt": "a"}'
+    offer = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {upgrade}\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk"
+    with closing(_connect(alone)) as connection:
+        for _ in range(2):
+            _send(connection, _post(offer, f"content-length: {len(body)}"), body)
+            assert _status(connection.recv(1000)) == 200
+        _send(connection, _get("/v1/models", offer, "connection: close"))
+        assert _status(_rest(connection)) == 200
+
+
+def test_the_connection_that_is_idle_for_longest_makes_room_for_another() -> None:
+    with inside(SLEEP, most_connections=3) as running, closing(_connect(running)) as busy:
+        _send(busy, _get("/sleep/3", "connection: close"))
+        until(lambda: running.gateway.load.running == 1)
+        others = [_connect(running) for _ in range(20)]
+        assert [_rest(one) for one in others[:-2]] == [b""] * 18
+        for one in others[-2:]:
+            _send(one, _get("/v1/models", "connection: close"))
+            assert _status(_rest(one)) == 200
+            one.close()
+        assert _status(_rest(busy)) == 200
+
+
+def test_bodies_are_bounded_together(hasty: Inside) -> None:
+    """A gateway with 4,096 bytes for each has 16 times as many for all."""
+    waiting = [_connect(hasty) for _ in range(20)]
+    for one in waiting:
+        _send(one, _post("content-length: 4000", "connection: close"), b"[" * 3900)
+    answers = [_rest(one) for one in waiting]
+    assert {_status(answer) for answer in answers} == {408, 503}
+    refused = next(answer for answer in answers if _status(answer) == 503)
+    assert b"retry-after: 1" in refused
+    assert b"gateway.max_body_bytes" in refused
+    until(lambda: hasty.gateway.load.running == 0)
+    with hasty.client() as client:
+        assert client.post("/tokenize", json={"prompt": "a" * 3900}).status_code == 200

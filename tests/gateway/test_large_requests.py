@@ -1,0 +1,170 @@
+"""Requests that are much work: counted before anything is built, prepared beside the event loop, shared where equal."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from inflight.gateway import body as body_module
+from inflight.gateway import preparing
+from inflight.gateway.body import MOST_OF
+from inflight.gateway.completion_choice import CompletionChoice
+from inflight.gateway.engine_client import EngineDelta, GenerateRequest
+from tests.gateway.support.answers import COMPLETIONS, MODEL, chunks, refusal
+from tests.gateway.support.gateways import Inside, inside
+from tests.gateway.support.scripted import scripted
+
+LARGE = "a " * preparing.LARGE
+PATIENCE_S = 60
+
+
+class Recorder:
+    """An engine that keeps what it is asked, and answers with one token and log-probs of the prompt."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineDelta, None]:
+        self.requests.append(request)
+        log_probs = np.full((1, len(request.prompt) - 1), -1.0, np.float32)
+        outputs = {"prompt_log_probs": log_probs} if request.prompt_log_probs is not None else {}
+        yield EngineDelta(0, [5], None, "length", [-1.0] if request.log_probs else [], [], 1, 0, outputs)
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+@contextmanager
+def recorded() -> Iterator[tuple[Inside, Recorder]]:
+    """Serve the demo with an engine that keeps what it is asked."""
+    recorder = Recorder()
+    with inside(ready=True) as running:
+        app: Any = running.server.config.app
+        engine: Any = recorder
+        app.state.gateway = replace(running.gateway, engine=engine)
+        yield running, recorder
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Inside]:
+    """A gateway that lets through what needs the engine, which is away."""
+    with inside(ready=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("/v1/rerank", {"query": LARGE, "documents": ["b"] * 1000}, "documents", "with the query"),
+        (
+            "/v1/rerank",
+            {"query": "a", "instruction": LARGE, "documents": ["b"] * 1000},
+            "documents",
+            "the instruction for each",
+        ),
+        ("/v1/score", {"text_1": LARGE, "text_2": ["b"] * 1000}, "text_2", "with the query"),
+        ("/v1/score", {"query": LARGE, "items": ["b"] * 1000, "label_token_ids": [5]}, "items", "32769000 characters"),
+        ("/v1/score", {"query": [5] * 9999, "items": [[5]] * 1000, "label_token_ids": [5]}, "items", "10000000 token"),
+        (
+            "/generative_scoring",
+            {"query": LARGE, "items": ["b"] * 1000, "label_token_ids": [5]},
+            "items",
+            "32769000 characters",
+        ),
+    ],
+)
+def test_what_is_said_once_and_read_with_each_is_counted_with_each(
+    ready: Inside, path: str, body: dict[str, Any], param: str, said: str
+) -> None:
+    with ready.client() as client:
+        error = refusal(client, path, **body)
+    assert error["param"] == param
+    assert said in error["message"]
+    assert "the limit is 4194304" in error["message"]
+
+
+@pytest.mark.parametrize("mark", MOST_OF)
+def test_a_body_has_so_many_values_at_most(ready: Inside, mark: str) -> None:
+    most = MOST_OF[mark]
+    with ready.client() as client:
+        others = json.dumps({"prompt": "a", "x": ""}).count(mark)
+        body = json.dumps({"prompt": "a", "x": mark * (most - others)})
+        headers = {"content-type": "application/json"}
+        assert client.post("/tokenize", content=body, headers=headers).status_code == 200
+        refused = client.post("/tokenize", content=body.replace(mark, mark * 2, 1), headers=headers)
+    assert refused.status_code == 400
+    assert repr(mark) in refused.json()["error"]["message"]
+
+
+def test_others_are_answered_while_a_large_request_is_prepared(ready: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the body is read, another client asks; were it read by the event loop's thread, neither would end."""
+    parse, reading, answered = body_module.parse_object, threading.Event(), threading.Event()
+
+    def parse_late(body: bytes) -> dict[str, Any]:
+        reading.set()
+        assert answered.wait(PATIENCE_S)
+        return parse(body)
+
+    monkeypatch.setattr(preparing, "parse_object", parse_late)
+    replies: list[httpx.Response] = []
+    with ready.client() as client, ready.client() as other:
+        ask = threading.Thread(target=lambda: replies.append(client.post("/tokenize", json={"prompt": LARGE})))
+        ask.start()
+        assert reading.wait(PATIENCE_S)
+        assert other.get("/v1/models").status_code == 200
+        answered.set()
+        ask.join()
+    assert [reply.status_code for reply in replies] == [200]
+
+
+def test_log_probs_of_a_long_prompt_are_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, take = [], CompletionChoice.take
+
+    def noted(choice: CompletionChoice) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return take(choice)
+
+    monkeypatch.setattr(CompletionChoice, "take", noted)
+    with recorded() as (running, _), running.client() as client:
+        for size in (2000, 2):
+            body = {"model": MODEL, "prompt": [5] * size, "echo": True, "logprobs": 0, "max_tokens": 1}
+            reply = client.post(COMPLETIONS, json=body)
+            scores = reply.json()["choices"][0]["logprobs"]["token_logprobs"]
+            assert scores == [None, *[-1.0] * size]
+    assert threads[0].startswith("prepare")
+    assert not threads[1].startswith("prepare")
+
+
+def test_what_all_prompts_share_is_made_once() -> None:
+    schema = {"type": "object"}
+    with recorded() as (running, recorder), running.client() as client:
+        body = {"model": MODEL, "prompt": [[5]] * 50, "max_tokens": 1, "logit_bias": {"6": 1}, "bad_words": ["a"]}
+        assert client.post(COMPLETIONS, json={**body, "guided_json": schema, "stop": "b"}).status_code == 200
+    assert len(recorder.requests) == 50
+    for name in ("bias", "bad_words", "stop_strings", "guide"):
+        assert len({id(getattr(request, name)) for request in recorder.requests}) == 1
+
+
+def test_a_request_has_so_many_choices_at_most(ready: Inside) -> None:
+    with ready.client() as client:
+        error = refusal(client, COMPLETIONS, prompt=[[5]] * 600, n=2, max_tokens=1)
+    assert error["param"] == "n"
+    assert "1024" in error["message"]
+
+
+def test_a_stream_has_the_ids_of_its_prompt_once() -> None:
+    with scripted() as (running, script), running.client() as client:
+        script.text, script.pieces = "One two three four five six seven.", 1
+        parts = chunks(client, COMPLETIONS, prompt=[5, 6, 7], return_token_ids=True)
+    choices = [part["choices"][0] for part in parts]
+    assert len(choices) > 2
+    assert [choice.get("prompt_token_ids") for choice in choices] == [[5, 6, 7]] + [None] * (len(choices) - 1)
+    assert all(choice["token_ids"] for choice in choices)

@@ -7,6 +7,7 @@ import os
 import typer
 
 from benchmarks import engine_commands, server_commands
+from benchmarks.foreign.command import foreign
 from benchmarks.gateway.command import gateway
 from benchmarks.guided.command import guided
 from benchmarks.native.command import native
@@ -22,6 +23,7 @@ for _command in (
     engine_commands.hybrid,
     engine_commands.scheduler,
     engine_commands.soak,
+    foreign,
     guided,
     gateway,
     native,

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.environments import Environments, Recipe
-from benchmarks.peers.environments import TORCH
+from benchmarks.foreign.fetch import VLLM, fetch_llama_tests, fetch_vllm_tests
+from benchmarks.peers.environments import LLAMA, TORCH
 
 SDKS, LLAMA_INDEX, LM_EVAL = "sdks", "llama-index", "lm-eval"
 GUIDELLM, AIPERF = "guidellm", "aiperf"
@@ -39,18 +40,31 @@ RECIPES = {
     ),
     GUIDELLM: Recipe((TORCH, "guidellm==0.8.1")),
     AIPERF: Recipe(("aiperf==0.13.0",)),
-    SUITES: Recipe(  # what llama.cpp's tests of its server import
+    SUITES: Recipe(  # what the tests of other servers import, beside the server itself; and what unpacks them
         (
             "aiohttp==3.14.5",
-            "filelock==4.2.11",
+            "anthropic==2.14.0",
+            "filelock==4.3.1",
+            "httpx==0.28.1",
+            "jsonschema==4.26.0",
             "numpy==2.4.6",
             "openai==3.57.0",
             "prometheus-client==0.26.0",
+            "pybase64==1.5.1",
             "pytest==9.1.1",
+            "pytest-asyncio==1.5.0",
             "pytest-timeout==2.4.0",
+            "regex==2026.11.19",
             "requests==2.34.2",
+            "setuptools==80.9.0",
+            "setuptools-rust==1.13.0",
+            "setuptools-scm==9.2.2",
+            "transformers==5.23.0",
             "wget==3.2",
-        )
+            "wheel==0.48.0",
+        ),
+        (fetch_llama_tests, fetch_vllm_tests),
+        (f"llama-cpp-python=={LLAMA}", f"vllm=={VLLM}"),
     ),
 }
 CLIENTS = Environments("make clients", Path("artifacts/clients"), RECIPES)

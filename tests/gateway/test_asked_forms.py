@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields
 from inflight.gateway.guides import read_guide
 from tests.gateway.support.gateways import inside
@@ -20,6 +21,18 @@ def test_a_json_object_is_an_object_and_no_other_value(body: dict[str, Any]) -> 
     assert found is not None
     assert found.guide.kind == "json_schema", "the kind `json` lets a number through"
     assert json.loads(found.guide.text) == {"type": "object"}
+
+
+def test_the_schema_of_a_json_object_holds() -> None:
+    found = read_guide(Fields({"response_format": {"type": "json_object", "schema": {"const": 42}}}))
+    assert found is not None
+    assert json.loads(found.guide.text) == {"const": 42}
+
+
+def test_the_schema_of_a_json_object_is_checked() -> None:
+    with pytest.raises(ApiError) as raised:
+        read_guide(Fields({"response_format": {"type": "json_object", "schema": 123}}))
+    assert raised.value.param == "response_format.schema"
 
 
 @pytest.mark.parametrize(

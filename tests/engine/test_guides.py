@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from inflight.engine.guided.compiler import CompiledGuide
 from inflight.engine.guided.grammar import Grammars
-from inflight.engine.guided.json_schema import refusal
+from inflight.engine.guided.refusals import refusal
 from inflight.engine.guided.masks import forbidden_tokens, next_masks
 from inflight.engine.guided.patterns import BadPattern, rust_pattern
 from inflight.engine.guided.state import GuideState
@@ -160,7 +160,7 @@ A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]
         ({"items": {"maximum": 2**53 + 1}}, "maximum at /items: 9007199254740993 has too many digits"),
         ({"const": -(2**63)}, "const at the root: -9223372036854775808 has too many digits"),
         ({"items": {"enum": [0, {"a": [2**53 + 1]}]}}, "enum at /items: 9007199254740993 has too many digits"),
-        ({"minimum": float("inf")}, "minimum at the root"),
+        ({"minimum": float("inf")}, "it is not valid JSON: Infinity is no JSON"),
         ({"x-guidance": {"lenient": True}}, "x-guidance at the root"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "$schema at the root: draft 3"),
         (

@@ -18,6 +18,8 @@ _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
 _REPETITION = re.compile(r"\{\d+(,\d*)?\}")
 _GROUP = re.compile(r"\(\?(:|<[A-Za-z_]\w*>)")
 
+_SLASH, _ESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL), r"\/"
+
 
 class BadPattern(ValueError):
     """A pattern that cannot be enforced; the message says why."""
@@ -34,6 +36,19 @@ def rust_pattern(pattern: str) -> str:
         piece, place = _next(pattern, place)
         made.append(piece)
     return "".join(made)
+
+
+def lark_expression(pattern: str) -> str:
+    """Return an expression in Rust's syntax as Lark has it.
+
+    Raises:
+        BadPattern: it ends within an escape, which would take in the end that Lark sets.
+    """
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise BadPattern("it ends within an escape")
+    if not pattern:
+        return '""'  # Lark's // begins a comment
+    return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPED_SLASH, pattern)}/"
 
 
 def _next(pattern: str, place: int) -> tuple[str, int]:

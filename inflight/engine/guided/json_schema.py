@@ -25,7 +25,13 @@ from inflight.engine.guided.schema_keywords import (
     children,
     replaced,
 )
-from inflight.engine.guided.schema_values import check_bound, check_constants, check_together, with_bounds_as_read
+from inflight.engine.guided.schema_values import (
+    check_bound,
+    check_constants,
+    check_multiples,
+    check_together,
+    with_bounds_as_read,
+)
 
 _DEEPEST = 100
 """Schemas inside of schemas; llguidance takes 128 levels of JSON."""
@@ -93,6 +99,10 @@ class _Checked:
         self._seen: set[Path] = set()
         """The places of all schemas."""
         self._anchors: set[str] = set()
+        self._multiples: list[tuple[Path, Any]] = []
+        """The places of ``multipleOf``, and its values."""
+        self._applied: set[str] = set()
+        """The keywords by which several schemas hold for one value."""
         self._references = References(self._root)
         self._patterns: dict[str, str] = {}
         """The patterns of properties as they are given, by what they are for llguidance."""
@@ -109,6 +119,8 @@ class _Checked:
             if path not in self._seen:
                 self._check(path, at(self._root, path))
         self._references.check(self._seen, self._anchors, self._renamed)
+        if "$ref" in self._applied or (self._applied and len(self._multiples) > 1):
+            check_multiples(self._multiples)
         self.schema = self._written((), schema)
 
     def as_given(self, path: Path, keyword: str | None) -> tuple[Path, str | None]:
@@ -138,6 +150,10 @@ class _Checked:
             raise refusal(path, keyword, f"it cannot be enforced ({UNSERVED[keyword]})")
         if keyword in BOUNDS:
             check_bound(path, keyword, value)
+        if keyword == "multipleOf":
+            self._multiples.append((path, value))
+        if keyword in ("$ref", "allOf", "anyOf", "oneOf"):
+            self._applied.add(keyword)
         if keyword in ("const", "enum"):
             check_constants(path, keyword, value)
         if keyword in ("$id", "id", "$anchor", "$dynamicAnchor") and isinstance(value, str):

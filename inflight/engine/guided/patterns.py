@@ -15,7 +15,7 @@ _CONTROLS = {"t": r"\t", "n": r"\n", "r": r"\r", "f": r"\x0C", "v": r"\x0B", "0"
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
-_REPETITION = re.compile(r"\{\d+(,\d*)?\}")
+_REPETITION = re.compile(r"\{[0-9]+(,[0-9]*)?\}")
 _GROUP = re.compile(r"\(\?(:|<[A-Za-z_]\w*>)")
 
 _SLASH, _ESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL), r"\/"

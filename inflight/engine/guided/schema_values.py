@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, TypeGuard
 
@@ -11,6 +13,7 @@ from inflight.engine.guided.schema_keywords import Path
 
 _LARGEST = 2**53 - 1
 """Up to it every integer is a double, and so are its neighbours."""
+_LARGEST_PRODUCT = 2**32 - 1
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that llguidance writes by their numbers (``\\u001b``) alone, which its grammars may not do here."""
 _MOST_TENS = 22
@@ -57,6 +60,24 @@ def check_together(path: Path, schema: dict[str, Any]) -> None:
     names = {one for one in required if isinstance(one, str)} if isinstance(required, list) else set[str]()
     if isinstance(least, int) and least > len(names) + 1:
         raise refusal(path, "minProperties", f"it can be enforced up to {len(names) + 1}: `required` and one more")
+
+
+def check_multiples(multiples: Sequence[tuple[Path, Any]]) -> None:
+    """Refuse divisors whose least common multiple llguidance (1.9.1) would compute modulo 2**32.
+
+    Args:
+        multiples: the places of ``multipleOf`` and its values, any of which may hold for one number.
+    """
+    divisors = [(path, abs(Decimal(repr(value)))) for path, value in multiples if _is_number(value) and value]
+    digits = max((-int(one.normalize().as_tuple().exponent) for _, one in divisors), default=0)
+    common = largest = 1
+    for path, divisor in divisors:
+        whole = int(divisor.scaleb(max(digits, 0)))
+        common, largest = math.lcm(common, whole), max(largest, whole)
+        if common * largest > _LARGEST_PRODUCT:
+            raise refusal(
+                path, "multipleOf", "beside the others, and allOf, anyOf, oneOf or $ref, it has too many digits"
+            )
 
 
 def with_bounds_as_read(schema: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,9 @@ class Vocabulary:
         """The token that stands for the end; no model makes it."""
         self.words = (size + WORD) // WORD
         """Words of a mask: a bit for each token and one for the end."""
-        self.tokens = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, size)))
+        tokens = _Tokens(tokenizer, size)
+        self._special = frozenset(tokens.special_token_ids)
+        self.tokens = LLTokenizer(TokenizerWrapper(tokens))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = threads or max(1, min(cores // 2, _MOST_THREADS))
         self._executor = LLExecutor(threads) if threads > 1 else None
@@ -51,6 +53,10 @@ class Vocabulary:
             pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
             fill_next_token_bitmask_par(self._executor, pairs, masks)
         return masks
+
+    def has_text(self, token: int) -> bool:
+        """Return whether a token is a part of texts; others are special, and stand in a text only by their names."""
+        return token not in self._special
 
     def everything(self) -> np.ndarray:
         """Return the mask that allows every token of the model: int32 ``[words]``."""

@@ -26,11 +26,11 @@ from inflight.engine.guided.schema_keywords import (
     replaced,
 )
 from inflight.engine.guided.schema_values import (
+    bounds_as_read,
     check_bound,
     check_constants,
     check_multiples,
     check_together,
-    with_bounds_as_read,
 )
 
 _DEEPEST = 100
@@ -201,13 +201,16 @@ class _Checked:
             made["pattern"] = _pattern(path, "pattern", schema["pattern"])
         if isinstance(named := schema.get("patternProperties"), dict):
             made["patternProperties"] = {_pattern(path, "patternProperties", name): one for name, one in named.items()}
+        added = bounds_as_read(made)
         if isinstance(schema.get("format"), str) and (form := _FORMATS.get(schema["format"])) is not None:
             del made["format"]
-            others = schema.get("allOf", [])
-            if isinstance(others, list):
-                made["allOf"] = [*others, form]
-                self._added[(*path, "allOf", len(others))] = "format"
-        return with_bounds_as_read(made)
+            added.append(("format", form))
+        others = schema.get("allOf", [])
+        if added and isinstance(others, list):
+            made["allOf"] = [*others, *(one for _, one in added)]
+            places = ((*path, "allOf", len(others) + index) for index in range(len(added)))
+            self._added |= dict(zip(places, (keyword for keyword, _ in added), strict=True))
+        return made
 
 
 def _pattern(path: Path, keyword: str, pattern: str) -> str:

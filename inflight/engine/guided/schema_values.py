@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
 from typing import Any, TypeGuard
 
 from inflight.engine.guided.refusals import refusal
@@ -18,7 +18,7 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that llguidance writes by their numbers (``\\u001b``) alone, which its grammars may not do here."""
 _MOST_TENS = 22
 """The power of ten up to which these are doubles."""
-_ABOVE_ZERO, _DIGITS = 1e-30, 14
+_ABOVE_ZERO, _DIGITS = Decimal("1e-30"), 14
 """How far behind an exclusive bound a number has to lie: behind 0 this far, behind others in so many digits."""
 _EXCLUSIVE = {"exclusiveMinimum": ("minimum", 1), "exclusiveMaximum": ("maximum", -1)}
 
@@ -80,31 +80,40 @@ def check_multiples(multiples: Sequence[tuple[Path, Any]]) -> None:
             )
 
 
-def with_bounds_as_read(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose exclusive bounds hold for what a text is read as, which is a double.
+def bounds_as_read(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return what must hold beside a schema's exclusive bounds: they hold for the double that a text is read as.
 
-    A text such as 0.1000000000000000001 lies above 0.1, and is read as 0.1. So the bound is moved by some doubles.
+    A text such as 0.1000000000000000001 lies above 0.1, and is read as 0.1. So another bound lies some doubles apart.
+    Below a bound such as 0.99999999999999, llguidance (1.9.1) has no place for 0.9, 0.99 and so on: they are listed.
+
+    Returns:
+        The keywords, each with the schema that must hold as well.
     """
-    if schema.get("type") == "integer":
-        return schema
-    moved = dict[str, float]()
+    made = []
     for keyword, (beside, sign) in _EXCLUSIVE.items():
-        bound = keyword if schema.get(keyword) is not True else beside  # draft 4 says true beside a bound
-        value = schema.get(bound) if keyword in schema else None
+        value = schema.get(keyword) if schema.get("type") != "integer" else None
+        value = schema.get(beside) if value is True else value  # draft 4 says true beside a bound
         if _is_number(value):
-            moved[bound] = _behind(value, sign)
-    return schema | moved
+            bound = _behind(Decimal(repr(value)), sign)
+            shorter = [one for one in _shorter(bound) if (one - value) * sign > 0]
+            made.append((keyword, {"anyOf": [{keyword: float(bound)}, *([{"enum": shorter}] if shorter else [])]}))
+    return made
+
+
+def _behind(bound: Decimal, sign: int) -> Decimal:
+    if not bound:
+        return sign * _ABOVE_ZERO
+    return bound + sign * Decimal(10) ** (bound.adjusted() - _DIGITS)
+
+
+def _shorter(number: Decimal) -> list[float]:
+    """Return what is left of a number with fewer digits behind the point, down to one."""
+    digits = -int(number.as_tuple().exponent)
+    return [float(number.quantize(Decimal(10) ** -kept, ROUND_DOWN)) for kept in range(1, min(digits, _MOST_TENS))]
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _behind(bound: float, sign: int) -> float:
-    if not bound:
-        return sign * _ABOVE_ZERO
-    exact = Decimal(repr(bound))
-    return float(exact + sign * Decimal(10) ** (exact.adjusted() - _DIGITS))
 
 
 def _is_read_as_meant(number: float) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 from inflight.engine.guided.ebnf import lark_of_ebnf
@@ -19,6 +20,7 @@ from inflight.errors import InvalidRequest
 
 _TEXT = "/(?s:.*)/"
 _DEEPEST = 32
+_MOST_TRIGGERS = 100
 _ErrorOf = Callable[[str], str | None]
 _NO_NUMBERS = ("object", "array", "string", "boolean", "null")
 
@@ -255,11 +257,13 @@ def _triggers(node: dict[str, Any], where: _Where) -> list[str]:
     triggers = _list(node, "triggers", where.place)
     if not all(isinstance(one, str) and one for one in triggers) or len(set(triggers)) < len(triggers):
         raise wrong(place, "must be texts that are not empty and differ")
+    if len(triggers) > _MOST_TRIGGERS:
+        raise wrong(place, f"has {len(triggers)} texts; the limit is {_MOST_TRIGGERS}")
     shortest = [one for one in triggers if not any(one != other and one.startswith(other) for other in triggers)]
-    for one in [*shortest, *([where.end] if where.end else [])]:
-        for other in [*shortest, *([where.end] if where.end else [])]:
-            if one != other and one in other:
-                raise wrong(place, f"has {one!r} or ends with it, and {other!r}, which that is a part of")
+    stops = [*shortest, *([where.end] if where.end else [])]
+    for one, other in permutations(stops, 2):
+        if one in other:
+            raise wrong(place, f"or the end has {other!r}, of which {one!r} is a part; it could not be reached")
     return shortest
 
 

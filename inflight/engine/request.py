@@ -265,7 +265,7 @@ def check_guide(request: Request, vocab_size: int, max_bytes: int) -> None:
 
     Raises:
         UnsupportedFeature: it has a guide beside beams.
-        InvalidRequest: it is larger than ``max_bytes``, or begins behind what is no token.
+        InvalidRequest: it is larger than ``max_bytes``, or begins behind what is no token or ends the text.
     """
     sampling = request.sampling
     guide = sampling.guide
@@ -277,3 +277,5 @@ def check_guide(request: Request, vocab_size: int, max_bytes: int) -> None:
         raise InvalidRequest(f"guided_decoding_guide has {size} bytes; the limit is {max_bytes}")
     if (wrong := next((token for token in guide.start_ids if not 0 <= token < vocab_size), None)) is not None:
         raise InvalidRequest(f"guide_start_ids has token {wrong}; it must be between 0 and {vocab_size - 1}")
+    if (end := next((token for token in guide.start_ids if token in sampling.end_ids), None)) is not None:
+        raise InvalidRequest(f"guide_start_ids has token {end}, which is an end id; the guide could never begin")

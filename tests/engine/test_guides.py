@@ -11,36 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from inflight.engine.guided.compiler import CompiledGuide
-from inflight.engine.guided.grammar import Grammars
-from inflight.engine.guided.json_schema import refusal
 from inflight.engine.guided.masks import forbidden_tokens, next_masks
 from inflight.engine.guided.patterns import BadPattern, rust_pattern
-from inflight.engine.guided.state import GuideState
-from inflight.engine.guided.vocabulary import Vocabulary, clear_bit, has_bit, set_bit
+from inflight.engine.guided.refusals import refusal
+from inflight.engine.guided.vocabulary import clear_bit, has_bit, set_bit
 from inflight.errors import InvalidRequest
-from inflight.sampling import Guide, SamplingParams
 from tests.engine.support.checkpoints import VOCAB
-from tests.engine.support.guiding import byte_tokenizer, end_id
+from tests.engine.support.guiding import accepts, byte_tokenizer, end_id, grammar, guide_state, vocabulary
 from tests.support.properties import examples
 from tests.support.tables import each_row
-
-BYTES = LLTokenizer("byte")
-
-
-@functools.cache
-def _grammar(kind: str, text: str) -> str:
-    return Grammars(BYTES, LLParserLimits()).of(Guide(kind, text))  # type: ignore[arg-type]
-
-
-def accepts(kind: str, guide: Any, text: str) -> bool:
-    """Return whether a guide accepts a text, byte by byte."""
-    written = guide if isinstance(guide, str) else json.dumps(guide)
-    matcher, content = LLMatcher(BYTES, _grammar(kind, written), log_level=0), list(text.encode())
-    return bool(matcher.try_consume_tokens(content) == len(content) and matcher.is_accepting())
-
 
 FOO = {"begin": "<f=foo>", "schema": {"type": "object", "required": ["x"]}, "end": "</f>"}
 LEGACY = {"structures": [FOO], "triggers": ["<f="]}
@@ -51,8 +31,36 @@ ONE_NUMBER = {"type": "triggered_tags", "triggers": ["<n"], "tags": [NUMBER], "s
 LISTED = {"type": "tags_with_separator", "tags": [NUMBER], "separator": ", ", "at_least_one": True}
 
 
+A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]}
+
+
 def _format(tree: Any) -> str:
     return json.dumps({"type": "structural_tag", "format": tree})
+
+
+def _const(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def _ebnf(text: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": text}
+
+
+def _tag(content: dict[str, Any], begin: str = "<a>", end: str = "</a>") -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _sequence(*elements: dict[str, Any]) -> str:
+    return _format({"type": "sequence", "elements": list(elements)})
+
+
+TWO_TRIGGERS = {
+    "type": "triggered_tags",
+    "triggers": ["<no", "<n"],
+    "tags": [NUMBER, _tag(_const("k"), "<no>", "</no>")],
+}
+ANY_JSON, DIGITS = {"type": "json_schema", "json_schema": True}, {"type": "regex", "pattern": "[0-9]+"}
+GOES_ON = "has a part that could go on in what follows it"
 
 
 @each_row(
@@ -98,14 +106,29 @@ def _format(tree: Any) -> str:
         ("structural_tag", _format(ONE_NUMBER | {"at_least_one": True}), ["x<n>12</n>"], ["x"]),
         ("structural_tag", _format(LISTED), ["<n>1</n>", "<n>1</n>, <n>2</n>"], ["", "<n>1</n>,"]),
         ("structural_tag", _format({"type": "star", "content": YES_OR_NO}), ["", "yesnoyes"], ["maybe"]),
+        ("structural_tag", _format(_tag({"type": "regex", "pattern": ".*"})), ["<a>x</a>", "<a></a></a>"], ["<a>x"]),
+        ("structural_tag", _format(_tag(_ebnf('root ::= [^x]* "<"?'))), ["<a>y</a>", "<a><</a>"], ["<a>x</a>"]),
+        (
+            "structural_tag",
+            _sequence({"type": "regex", "pattern": "[a-z]+"}, _const("end")),
+            ["abend", "endend"],
+            ["ab", "end"],
+        ),
+        ("structural_tag", _format(TWO_TRIGGERS), ["<no>k</no>", "a<n>1</n>b"], ["<nx"]),
+        ("structural_tag", _format({"type": "tag", "begin": "", "content": _const(""), "end": ""}), [""], ["x"]),
+        (
+            "structural_tag",
+            _format(
+                {"type": "or", "elements": [_tag({"type": "any_text"}), {"type": "json_schema", "json_schema": A}]}
+            ),
+            ["<a>1</a>", "12"],
+            ["<a>", "x"],
+        ),
     ],
 )
 def test_what_guides_accept(kind: str, guide: Any, good: list[str], bad: list[str]) -> None:
     assert [text for text in good if not accepts(kind, guide, text)] == []
     assert [text for text in bad if accepts(kind, guide, text)] == []
-
-
-A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]}
 
 
 @each_row(
@@ -160,7 +183,7 @@ A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]
         ({"items": {"maximum": 2**53 + 1}}, "maximum at /items: 9007199254740993 has too many digits"),
         ({"const": -(2**63)}, "const at the root: -9223372036854775808 has too many digits"),
         ({"items": {"enum": [0, {"a": [2**53 + 1]}]}}, "enum at /items: 9007199254740993 has too many digits"),
-        ({"minimum": float("inf")}, "minimum at the root"),
+        ({"minimum": float("inf")}, "it is not valid JSON: Infinity is no JSON"),
         ({"x-guidance": {"lenient": True}}, "x-guidance at the root"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "$schema at the root: draft 3"),
         (
@@ -176,7 +199,7 @@ A, ONE_OF = {"type": "integer"}, {"oneOf": [{"type": "integer"}, {"minimum": 2}]
 )
 def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(schema: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(said)):
-        _grammar("json_schema", json.dumps(schema))
+        grammar("json_schema", json.dumps(schema))
 
 
 @each_row(
@@ -216,11 +239,39 @@ def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(schema: Any, sa
             _format({"type": "sequence", "elements": [{"type": "any_text"}, YES_OR_NO]}),
             "format.elements[0] is any_text, which must be the last",
         ),
+        (
+            "structural_tag",
+            _sequence({"type": "or", "elements": [{"type": "any_text"}, YES_OR_NO]}, YES_OR_NO),
+            "format.elements[0].elements[0] is any_text, which must be the last",
+        ),
+        ("structural_tag", _sequence(DIGITS, ANY_JSON), f"format {GOES_ON}"),
+        ("structural_tag", _sequence(ANY_JSON, DIGITS), f"format {GOES_ON}"),
+        ("structural_tag", _format({"type": "plus", "content": ANY_JSON}), f"format {GOES_ON}"),
+        (
+            "structural_tag",
+            _format(
+                ONE_NUMBER | {"tags": [_tag({"type": "regex", "pattern": ".*"}, "<n>")], "stop_after_first": False}
+            ),
+            f"format.tags[0] {GOES_ON}",
+        ),
+        (
+            "structural_tag",
+            _format(_tag(ONE_NUMBER, end="x<n>")),
+            "format.content.triggers or the end has 'x<n>', of which",
+        ),
+        ("structural_tag", _format(ONE_NUMBER | {"triggers": ["<n", "<n"]}), "format.triggers must be texts that"),
+        ("structural_tag", _format({"type": []}), "format has the type []; supported are"),
+        ("structural_tag", _format({"type": "regex", "pattern": "a\\"}), "format.pattern is refused: it ends within"),
+        (
+            "structural_tag",
+            json.dumps(LEGACY | {"structures": [FOO | {"schema": "no JSON"}]}),
+            "structures[0].schema is not valid JSON",
+        ),
     ],
 )
 def test_what_guides_of_other_kinds_are_refused_for(kind: str, text: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(said)):
-        _grammar(kind, text)
+        grammar(kind, text)
 
 
 def test_a_refusal_names_the_guide_and_the_pointer() -> None:
@@ -296,30 +347,17 @@ def test_patterns_without_an_equal_are_refused(pattern: str) -> None:
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=20))
 @settings(max_examples=examples(3), deadline=None)
 def test_bits_of_masks(tokens: list[int]) -> None:
-    vocabulary = _vocabulary()
-    mask = vocabulary.everything()
+    mask = vocabulary().everything()
     for token in tokens:
         clear_bit(mask, token)
     assert [token for token in range(VOCAB) if not has_bit(mask, token)] == sorted(set(tokens))
     for token in tokens:
         set_bit(mask, token)
-    assert (mask == vocabulary.everything()).all()
-
-
-@functools.cache
-def _vocabulary() -> Vocabulary:
-    return Vocabulary(byte_tokenizer(), VOCAB)
-
-
-def _state(kind: str, text: str, **sampling: Any) -> GuideState:
-    vocabulary, guide = _vocabulary(), Guide(kind, text)  # type: ignore[arg-type]
-    matcher = LLMatcher(vocabulary.tokens, Grammars(vocabulary.tokens, LLParserLimits()).of(guide), log_level=0)
-    params = SamplingParams(10, **{"guide": guide, "end_ids": frozenset({end_id()})} | sampling)
-    return GuideState(CompiledGuide(matcher, vocabulary), params)
+    assert (mask == vocabulary().everything()).all()
 
 
 def test_masks_on_a_device_forbid_what_they_forbid_on_a_cpu() -> None:
-    states = [_state("regex", text) for text in ("[ab]+", "", "x|yz", "(?s:.)*", "é", "1{9}")]
+    states = [guide_state("regex", text) for text in ("[ab]+", "", "x|yz", "(?s:.)*", "é", "1{9}")]
     masks = next_masks(states)
     forbidden = forbidden_tokens(torch.from_numpy(masks), VOCAB)
     expected = [[not has_bit(mask, token) for token in range(VOCAB)] for mask in masks]
@@ -327,7 +365,7 @@ def test_masks_on_a_device_forbid_what_they_forbid_on_a_cpu() -> None:
 
 
 def test_a_state_ahead_leaves_the_state_as_it_is() -> None:
-    state, [a, b] = _state("regex", "ab+"), _ids("a", "b")
+    state, [a, b] = guide_state("regex", "ab+"), _ids("a", "b")
     before = next_masks([state])
     ahead = state.ahead([a, b])
     assert has_bit(next_masks([ahead])[0], end_id())

@@ -17,10 +17,11 @@ from inflight.errors import InvalidRequest
 ROOT = "root"
 _DEEPEST = 64
 _MOST_REPETITIONS = 4096
+_NEVER = ("{0}", "{0,0}")
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+)|(?P<rule>(?P<name>[A-Za-z_][\w.-]*)(?:\s|\#[^\n]*)*::=)|(?P<ref>[A-Za-z_][\w.-]*)"""
     r"""|(?P<text>"(?:\\.|[^"\\\n])*")|(?P<class>\[\^?(?:\\.|[^\]\\])*\])"""
-    r"""|(?P<count>\{\s*\d+\s*(?:,\s*\d*\s*)?\}|[*+?])|(?P<mark>\(=|[|().])""",
+    r"""|(?P<count>\{\s*[0-9]+\s*(?:,\s*[0-9]*\s*)?\}|[*+?])|(?P<mark>\(=|[|().])""",
     re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", re.DOTALL)
@@ -133,7 +134,8 @@ class _Parser:
         while self._peek()[0] in ("ref", "text", "class") or self._peek() in (("mark", "("), ("mark", ".")):
             node = self._item(depth)
             while self._peek()[0] == "count":
-                node = _Repeated(node, self._suffix(self._next()[1]))
+                suffix = self._suffix(self._next()[1])
+                node = _Repeated(node, suffix) if suffix not in _NEVER else _Leaf('""')
             nodes.append(node)
         if self._peek() == ("mark", "(="):
             self._next()
@@ -162,10 +164,12 @@ class _Parser:
     def _suffix(self, count: str) -> str:
         if count in "*+?":
             return count
-        numbers = [int(number) for number in re.findall(r"\d+", count)]
+        numbers = [
+            int(number.lstrip("0")[:9] or "0") for number in re.findall(r"\d+", count)
+        ]  # more digits are too many
         if max(numbers) > _MOST_REPETITIONS or numbers != sorted(numbers):
             self._fail(f"{count!r}; the numbers must rise, and be at most {_MOST_REPETITIONS}")
-        return re.sub(r"\s", "", count)
+        return f"{{{','.join(map(str, numbers))}{',' if count.rstrip(' }').endswith(',') else ''}}}"
 
     def _unescaped(self, text: str) -> str:
         return _ESCAPE.sub(lambda found: self._character(found[1]), text)

@@ -2,19 +2,20 @@
 
 llguidance enforces a schema or refuses it, with exceptions that are seen to here: keywords of draft 3 that it takes for
 annotations; dates, times and patterns of ECMA-262 that it takes for others; bounds that it rounds; repeated names of
-properties, which it counts each time. So an accepted text is always valid, at the price of some valid texts that are
-refused: properties come in the schema's order, and white space has a limit.
+properties, which it counts each time; names with escapes. So an accepted text is always valid, at the price of some
+valid texts that are refused: properties come in the schema's order, white space has a limit, and a character is written
+in one way.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
 from inflight.engine.guided.patterns import BadPattern, rust_pattern
+from inflight.engine.guided.references import References
+from inflight.engine.guided.refusals import refusal
 from inflight.engine.guided.schema_keywords import (
     BOUNDS,
     UNSERVED,
@@ -22,13 +23,16 @@ from inflight.engine.guided.schema_keywords import (
     asks_for_nothing,
     at,
     children,
-    pointer,
     replaced,
-    with_children,
 )
-from inflight.errors import InvalidRequest
+from inflight.engine.guided.schema_values import (
+    bounds_as_read,
+    check_bound,
+    check_constants,
+    check_multiples,
+    check_together,
+)
 
-_LARGEST_INTEGER = 2**53
 _DEEPEST = 100
 """Schemas inside of schemas; llguidance takes 128 levels of JSON."""
 _MOST_TRIALS = 200
@@ -36,14 +40,28 @@ _MOST_TRIALS = 200
 _WHITE_SPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,40}"
 """White space where JSON allows it: a line's end with an indent, or some spaces. Without a limit a model that begins to
 repeat it may not find out of it."""
-_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+_ESCAPES = 'nrbtf\\"'
+"""Escapes that texts may have. Without ``\\u`` each character is written in one way. So two names that are written
+differently differ, and a name that the schema has cannot pass for a free one."""
+_OPTIONS = {
+    "whitespace_pattern": _WHITE_SPACE,
+    "json_allowed_escapes": _ESCAPES,
+    "lenient": False,
+    "coerce_one_of": False,
+}
 _DATE = (
     r"([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
     r"|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
 )
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
-"""RFC 3339's forms without leap seconds; llguidance's own allow 29 February in any year, and 22:30:60."""
+_FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "date-time": {"pattern": f"^{_DATE}[Tt]{_TIME}$"},
+    "hostname": {"format": "hostname", "pattern": "^[0-9A-Za-z]+([.-][0-9A-Za-z]+)*$", "maxLength": 253},
+}
+"""What stands for a format. RFC 3339's forms have no leap seconds; llguidance's own allow 29 February in any year, and
+22:30:60. A host's name has no two hyphens in a row, behind which labels of other alphabets (``xn--``) would begin."""
 
 _NAMED = {"oneOf": "oneOf", "patternProperty": "patternProperties", "Unknown format": "format"}
 """How llguidance's errors about several schemas begin, and the keyword that they are about."""
@@ -62,14 +80,8 @@ def schema_grammar(schema: Any, error_of: Callable[[str], str | None]) -> str:
     checked = _Checked(schema)
     if (error := error_of(_form(checked.schema))) is not None:
         place, keyword = _find(checked.schema, error, error_of)
-        raise refusal(checked.as_given(place), keyword, error)
+        raise refusal(*checked.as_given(place, keyword), error)
     return _form(checked.schema)
-
-
-def refusal(place: Path, keyword: str | None, reason: str) -> InvalidRequest:
-    """Return the error of a keyword, or of a schema as a whole, that cannot be enforced."""
-    what = "the schema" if keyword is None else keyword
-    return InvalidRequest(f"guided_decoding_guide: {what} at {pointer(place) or 'the root'}: {reason}")
 
 
 def _form(schema: Any) -> str:
@@ -85,44 +97,69 @@ class _Checked:
             raise refusal((), None, "a JSON object, true or false is expected")
         self._root = schema if isinstance(schema, dict) else {}
         self._seen: set[Path] = set()
-        self._refs: list[Path] = []
+        """The places of all schemas."""
+        self._anchors: set[str] = set()
+        self._multiples: list[tuple[Path, Any]] = []
+        """The places of ``multipleOf``, and its values."""
+        self._applied: set[str] = set()
+        """The keywords by which several schemas hold for one value."""
+        self._references = References(self._root)
         self._patterns: dict[str, str] = {}
-        """The patterns of properties as they are written, by what they are for llguidance."""
+        """The patterns of properties as they are given, by what they are for llguidance."""
+        self._renamed: set[Path] = set()
+        """The places of schemas that another pattern leads to in ``schema``."""
+        self._added: dict[Path, str] = {}
+        """The places in ``schema`` that the given one does not have, with the keyword that they stand for."""
         if "x-guidance" in self._root:
             raise refusal((), "x-guidance", "these options are the server's")
         if "draft-03" in str(self._root.get("$schema")):
             raise refusal((), "$schema", "draft 3 is not supported")
-        self.schema = self._check((), schema)
-        while self._refs:  # a reference may lead to where no keyword says that there is a schema
-            path = self._refs.pop()
+        self._check((), schema)
+        while (path := self._references.next()) is not None:
             if path not in self._seen:
-                self.schema = replaced(self.schema, path, self._check(path, at(self._root, path)))
+                self._check(path, at(self._root, path))
+        self._references.check(self._seen, self._anchors, self._renamed)
+        if "$ref" in self._applied or (self._applied and len(self._multiples) > 1):
+            check_multiples(self._multiples)
+        self.schema = self._written((), schema)
 
-    def as_given(self, path: Path) -> Path:
-        """Return where in the given schema a place of ``schema`` is."""
-        return tuple(self._patterns.get(step, step) if isinstance(step, str) else step for step in path)
+    def as_given(self, path: Path, keyword: str | None) -> tuple[Path, str | None]:
+        """Return where in the given schema a place of ``schema`` is, and a keyword of it."""
+        for size in range(len(path) + 1):
+            if (added := self._added.get(path[:size])) is not None:
+                path, keyword = path[: size - 2], added
+                break
+        return tuple(self._patterns.get(step, step) if isinstance(step, str) else step for step in path), keyword
 
-    def _check(self, path: Path, schema: Any) -> Any:
-        """Return a part of the schema as llguidance reads it, with all that lies inside."""
+    def _check(self, path: Path, schema: Any) -> None:
+        """Check a schema with all those that lie inside."""
         self._seen.add(path)
         if len(path) > _DEEPEST:
             raise refusal(path[:20], None, f"it lies more than {_DEEPEST} steps deep")
         if not isinstance(schema, dict):
-            return schema
+            return
         for keyword, value in schema.items():
             self._check_keyword(path, keyword, value)
-        _check_together(path, schema)
-        return self._rewritten(path, with_children(schema, lambda steps, child: self._check((*path, *steps), child)))
+        check_together(path, schema)
+        self._check_patterns(path, schema)
+        for steps, child in children(schema):
+            self._check((*path, *steps), child)
 
     def _check_keyword(self, path: Path, keyword: str, value: Any) -> None:
         if keyword in UNSERVED and not asks_for_nothing(keyword, value):
             raise refusal(path, keyword, f"it cannot be enforced ({UNSERVED[keyword]})")
         if keyword in BOUNDS:
-            _check_bound(path, keyword, value)
+            check_bound(path, keyword, value)
+        if keyword == "multipleOf":
+            self._multiples.append((path, value))
+        if keyword in ("$ref", "allOf", "anyOf", "oneOf"):
+            self._applied.add(keyword)
         if keyword in ("const", "enum"):
-            _check_constants(path, keyword, value)
-        if path and keyword in ("$id", "id") and isinstance(value, str) and not value.startswith("#"):
-            raise refusal(path, keyword, "an identifier inside of a schema changes what references mean")
+            check_constants(path, keyword, value)
+        if keyword in ("$id", "id", "$anchor", "$dynamicAnchor") and isinstance(value, str):
+            self._check_identifier(path, keyword, value)
+        if path and keyword == "$schema" and value != self._root.get("$schema"):
+            raise refusal(path, keyword, "another draft inside of a schema changes what keywords mean")
         if (
             keyword.startswith("content")
             and keyword != "contentSchema"
@@ -130,75 +167,50 @@ class _Checked:
         ):
             raise refusal(path, keyword, "it cannot be enforced")
         if keyword == "$ref" and isinstance(value, str):
-            self._follow(path, value)
+            self._references.follow(path, value)
+
+    def _check_identifier(self, path: Path, keyword: str, value: str) -> None:
+        if "nchor" in keyword or value.startswith("#"):
+            self._anchors.add(value.removeprefix("#"))
+        elif path:
+            raise refusal(path, keyword, "an identifier inside of a schema changes what references mean")
+
+    def _check_patterns(self, path: Path, schema: dict[str, Any]) -> None:
+        if isinstance(schema.get("pattern"), str):
+            _pattern(path, "pattern", schema["pattern"])
+        if not isinstance(named := schema.get("patternProperties"), dict):
+            return
+        renamed = {_pattern(path, "patternProperties", name): name for name in named}
+        if len(renamed) < len(named):
+            raise refusal(path, "patternProperties", "two patterns mean the same")
+        self._patterns |= renamed
+        self._renamed |= {(*path, "patternProperties", name) for pattern, name in renamed.items() if pattern != name}
+
+    def _written(self, path: Path, value: Any) -> Any:
+        """Return a part of the schema as llguidance reads it."""
+        if isinstance(value, list):
+            return [self._written((*path, index), one) for index, one in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        made = {key: self._written((*path, key), one) for key, one in value.items()}
+        return self._rewritten(path, made) if path in self._seen else made
 
     def _rewritten(self, path: Path, schema: dict[str, Any]) -> dict[str, Any]:
-        made = {key: value for key, value in schema.items() if key not in UNSERVED}
+        made = {key: value for key, value in schema.items() if key not in UNSERVED and key != "contentSchema"}
         if isinstance(schema.get("pattern"), str):
             made["pattern"] = _pattern(path, "pattern", schema["pattern"])
         if isinstance(named := schema.get("patternProperties"), dict):
-            renamed = {_pattern(path, "patternProperties", name): name for name in named}
-            if len(renamed) < len(named):
-                raise refusal(path, "patternProperties", "two patterns mean the same")
-            self._patterns |= renamed
-            made["patternProperties"] = {pattern: named[name] for pattern, name in renamed.items()}
+            made["patternProperties"] = {_pattern(path, "patternProperties", name): one for name, one in named.items()}
+        added = bounds_as_read(made)
         if isinstance(schema.get("format"), str) and (form := _FORMATS.get(schema["format"])) is not None:
             del made["format"]
-            others = schema.get("allOf", [])
-            made["allOf"] = [*others, {"pattern": form}] if isinstance(others, list) else others
+            added.append(("format", form))
+        others = schema.get("allOf", [])
+        if added and isinstance(others, list):
+            made["allOf"] = [*others, *(one for _, one in added)]
+            places = ((*path, "allOf", len(others) + index) for index in range(len(added)))
+            self._added |= dict(zip(places, (keyword for keyword, _ in added), strict=True))
         return made
-
-    def _follow(self, path: Path, reference: str) -> None:
-        base = self._root.get("$id") or self._root.get("id")
-        if isinstance(base, str) and reference.startswith(base.rstrip("#") + "#"):
-            reference = reference[len(base.rstrip("#")) :]
-        if not reference.startswith("#/"):
-            return  # the root, an anchor, or what llguidance refuses
-        steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
-        target: Path = ()
-        for step in steps:
-            inside = at(self._root, target)
-            target = (*target, int(step) if isinstance(inside, list) and step.isdigit() else step)
-            try:
-                at(self._root, target)
-            except LookupError:
-                raise refusal(path, "$ref", f"it refers to {reference}, which the schema does not have") from None
-        self._refs.append(target)
-
-
-def _check_bound(path: Path, keyword: str, value: Any) -> None:
-    """Refuse a bound that is no double: llguidance would take the nearest one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return  # llguidance says what is wrong
-    try:
-        exact = math.isfinite(value) and (isinstance(value, float) or int(float(value)) == value)
-    except OverflowError:
-        exact = False
-    if not exact:
-        raise refusal(path, keyword, f"{value} has too many digits to be enforced exactly")
-
-
-def _check_constants(path: Path, keyword: str, value: Any) -> None:
-    """Refuse integers that a double may not hold: llguidance (1.9.1) rounds them, or ends the process (-2**63)."""
-    rest = [value]
-    while rest:
-        one = rest.pop()
-        if isinstance(one, dict | list):
-            rest.extend(one.values() if isinstance(one, dict) else one)
-        elif isinstance(one, int) and abs(one) > _LARGEST_INTEGER:
-            raise refusal(path, keyword, f"{one} has too many digits to be enforced exactly")
-
-
-def _check_together(path: Path, schema: dict[str, Any]) -> None:
-    """Refuse keywords that are not enforced beside others.
-
-    A least number of properties could be made up by repeated names; items of another schema could pass for additional.
-    """
-    if "additionalItems" in schema and not schema.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref")):
-        raise refusal(path, "additionalItems", "it cannot be enforced beside allOf, anyOf, oneOf or $ref")
-    least, required = schema.get("minProperties", 0), schema.get("required", ())
-    if isinstance(least, int) and isinstance(required, list | tuple) and least > len(required) + 1:
-        raise refusal(path, "minProperties", f"it can be enforced up to {len(required) + 1}: `required` and one more")
 
 
 def _pattern(path: Path, keyword: str, pattern: str) -> str:

@@ -6,11 +6,11 @@ would be ignored. A schema behind ``%json`` is held to what ``json_schema`` enfo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
 from inflight.engine.guided.json_schema import schema_grammar
+from inflight.engine.guided.json_text import decode_json
 from inflight.errors import InvalidRequest
 
 HEAD = '%llguidance {"no_forcing": true}\n'
@@ -21,7 +21,6 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 _DIRECTIVES = ("%ignore", "%import", "%regex")
-_SPACE = re.compile(r"\s*")
 
 
 def checked_lark(text: str, error_of_schema: Callable[[str], str | None]) -> str:
@@ -39,7 +38,7 @@ def checked_lark(text: str, error_of_schema: Callable[[str], str | None]) -> str
         made.append(text[place : piece.start()])
         line = text.count("\n", 0, piece.start()) + 1
         if piece["json"]:
-            schema, place = _schema(text, piece.end(), line)
+            schema, place = decode_json(text, piece.end(), f"%json in line {line}")
             made.append(f"%json {schema_grammar(schema, error_of_schema)} ")
             continue
         if piece["directive"] and piece["directive"] not in _DIRECTIVES:
@@ -52,19 +51,10 @@ def checked_lark(text: str, error_of_schema: Callable[[str], str | None]) -> str
     return "".join([*made, text[place:]])
 
 
-def _schema(text: str, start: int, line: int) -> tuple[object, int]:
-    begins = _SPACE.match(text, start)
-    assert begins is not None
-    try:
-        return json.JSONDecoder().raw_decode(text, begins.end())
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"guided_decoding_guide: %json in line {line} is not valid JSON: {error}") from None
-
-
 def _checked_options(directive: str, text: str, start: int, line: int) -> int:
     """Return the end of an ``%llguidance`` that sets nothing; anything else is refused."""
     if directive == "%llguidance":
-        options, end = _schema(text, start, line)
+        options, end = decode_json(text, start, f"%llguidance in line {line}")
         if options == {}:
             return end
         raise InvalidRequest(f"guided_decoding_guide: %llguidance in line {line} sets options; they are the server's")

@@ -15,8 +15,10 @@ _CONTROLS = {"t": r"\t", "n": r"\n", "r": r"\r", "f": r"\x0C", "v": r"\x0B", "0"
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
-_REPETITION = re.compile(r"\{\d+(,\d*)?\}")
+_REPETITION = re.compile(r"\{[0-9]+(,[0-9]*)?\}")
 _GROUP = re.compile(r"\(\?(:|<[A-Za-z_]\w*>)")
+
+_SLASH, _ESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL), r"\/"
 
 
 class BadPattern(ValueError):
@@ -34,6 +36,19 @@ def rust_pattern(pattern: str) -> str:
         piece, place = _next(pattern, place)
         made.append(piece)
     return "".join(made)
+
+
+def lark_expression(pattern: str) -> str:
+    """Return an expression in Rust's syntax as Lark has it.
+
+    Raises:
+        BadPattern: it ends within an escape, which would take in the end that Lark sets.
+    """
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise BadPattern("it ends within an escape")
+    if not pattern:
+        return '""'  # Lark's // begins a comment
+    return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPED_SLASH, pattern)}/"
 
 
 def _next(pattern: str, place: int) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 Path = tuple[str | int, ...]
@@ -24,6 +24,13 @@ UNSERVED = {
     **dict.fromkeys("disallow divisibleBy extends".split(), "keywords of draft 3"),
 }
 """The keywords that assert something and cannot be enforced, with what they are about."""
+KEYWORDS = frozenset(
+    "type const enum required format pattern minLength maxLength minItems maxItems minProperties maxProperties minimum "
+    "maximum exclusiveMinimum exclusiveMaximum multipleOf $ref $id id $schema $vocabulary $anchor $dynamicAnchor "
+    "$recursiveAnchor $comment title description default examples deprecated readOnly writeOnly contentEncoding "
+    "contentMediaType contentSchema".split()
+).union(_ONE, _LIST, _MAP, UNSERVED)
+"""All keywords of JSON Schema."""
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
@@ -54,21 +61,6 @@ def children(schema: Any) -> Iterator[tuple[Path, Any]]:
             yield from (((keyword, index), one) for index, one in enumerate(value))
         elif keyword in _MAP and isinstance(value, dict):
             yield from (((keyword, name), one) for name, one in value.items() if isinstance(one, dict | bool))
-
-
-def with_children(schema: dict[str, Any], changed: Callable[[Path, Any], Any]) -> dict[str, Any]:
-    """Return a schema with other schemas right inside of it: what ``changed`` returns for the steps and the schema."""
-    made = schema.copy()
-    for steps, child in children(schema):
-        new = changed(steps, child)
-        if len(steps) == 1:
-            made[str(steps[0])] = new
-            continue
-        keyword, place = str(steps[0]), cast(Any, steps[1])
-        if made[keyword] is schema[keyword]:
-            made[keyword] = schema[keyword].copy()
-        made[keyword][place] = new
-    return made
 
 
 def at(schema: Any, path: Path) -> Any:

@@ -104,10 +104,11 @@ class GuideState:
         """Return how many of these tokens the guide allows in a row."""
         recent, holds = self._recent, self._holds
         for place, token in enumerate(tokens):
-            if holds:
-                return place + self._matcher.validate_tokens(list(tokens[place:]))
             if token in self._end_ids:
                 return place
+            if holds:
+                ends = (index for index in range(place, len(tokens)) if tokens[index] in self._end_ids)
+                return place + self._matcher.validate_tokens(list(tokens[place : next(ends, len(tokens))]))
             recent = (*recent, token)[-len(self._start_ids) :]
             holds = recent == self._start_ids
         return len(tokens)
@@ -133,16 +134,18 @@ class GuideState:
     def complete_mask(self, mask: np.ndarray) -> None:
         """Say in a mask of the matcher, int32 ``[words]``, with which of the model's tokens the text may end.
 
-        The ends of a text are not part of it: where the grammar itself names an end id, that token ends the sequence,
+        The ends of a text are not part of it. So an end id that has a text of its own is allowed only where the text is
+        complete without it. Where the grammar names a special token that is an end id, that token ends the sequence,
         and is allowed only if the text is complete with it.
         """
-        ends = self._holds and has_bit(mask, self.vocabulary.end)
+        # A grammar can name the token of the end as well, by its number, where the text is not complete.
+        ends = self._holds and has_bit(mask, self.vocabulary.end) and self._matcher.is_accepting()
         clear_bit(mask, self.vocabulary.end)
         if self._matcher.is_error() or self._budget.is_spent:
             mask[:] = 0
             return
         for token in self._end_ids:
-            named = self._holds and has_bit(mask, token)
+            named = self._holds and has_bit(mask, token) and not self.vocabulary.has_text(token)
             if token in self._ends and (ends or (named and self._completes(token))):
                 set_bit(mask, token)
             else:

@@ -6,38 +6,73 @@ tree of formats. Formats that speak of tokens, or of one model's parameters in X
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
-
-from llguidance import regex_to_lark
 
 from inflight.engine.guided.ebnf import lark_of_ebnf
 from inflight.engine.guided.json_schema import schema_grammar
+from inflight.engine.guided.json_text import read_json
+from inflight.engine.guided.patterns import BadPattern, lark_expression
+from inflight.engine.guided.tag_parts import ANY, Atom, Lines, Part, literal, schema_atom, wrong
 from inflight.errors import InvalidRequest
 
 _TEXT = "/(?s:.*)/"
 _DEEPEST = 32
+_MOST_TRIGGERS = 100
 _ErrorOf = Callable[[str], str | None]
+_NO_NUMBERS = ("object", "array", "string", "boolean", "null")
 
 
-def lark_of_tags(text: str, error_of_schema: _ErrorOf) -> str:
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Where a format stands."""
+
+    place: str
+    end: str | None = None
+    """The text that ends it, and is written with it."""
+    is_last: bool = True
+    """Whether nothing comes behind it, and behind its end."""
+    depth: int = 0
+
+    @property
+    def follows(self) -> str | None:
+        """The characters that may come behind it and its end."""
+        return None if self.is_last else ANY
+
+    def at(self, place: str) -> _Where:
+        """Return this with another place, one deeper."""
+        return replace(self, place=place, depth=self.depth + 1)
+
+    def within(self, place: str) -> _Where:
+        """Return where a format stands that something follows."""
+        return replace(self.at(place), end=None, is_last=False)
+
+
+def lark_of_tags(text: str, error_of_schema: _ErrorOf, is_empty: Callable[[str], bool]) -> str:
     """Return a structural tag as Lark, whose first rule is ``start``.
+
+    Args:
+        text: the tag, as JSON.
+        error_of_schema: as ``schema_grammar`` takes it.
+        is_empty: whether no text is a sentence of a Lark grammar.
 
     Raises:
         InvalidRequest: it is none, or it has what is not supported; the message names the place.
     """
-    tag = json.loads(text)
+    tag = read_json(text)
     if not isinstance(tag, dict):
-        raise _wrong("it", "must be a JSON object")
-    writer = _Writer(error_of_schema)
+        raise wrong("it", "must be a JSON object")
+    writer = _Writer(error_of_schema, is_empty)
     if "format" in tag:
         _check_keys(tag, "it", {"type", "format"})
-        start = writer.node(tag["format"], "format", None, 0)
+        part, place = writer.node(tag["format"], _Where("format")), "format"
     else:
         _check_keys(tag, "it", {"type", "structures", "triggers"})
-        start = writer.node({"type": "triggered_tags", **_new_form(tag)}, "structures", None, 0)
-    return "\n".join([f"start: {start}", *writer.lines])
+        part, place = writer.node({"type": "triggered_tags", **_new_form(tag)}, _Where("structures")), "structures"
+    start = writer.lines.emit(part, place, None)
+    return "\n".join([f"start: {start}", *writer.lines.lines])
 
 
 def _new_form(tag: dict[str, Any]) -> dict[str, Any]:
@@ -46,181 +81,193 @@ def _new_form(tag: dict[str, Any]) -> dict[str, Any]:
     for index, one in enumerate(_list(tag, "structures", "it")):
         place = f"structures[{index}]"
         if not isinstance(one, dict):
-            raise _wrong(place, "must be a JSON object")
+            raise wrong(place, "must be a JSON object")
         _check_keys(one, place, {"begin", "schema", "end"})
         schema = one.get("schema")
-        read = json.loads(schema) if isinstance(schema, str) else schema
+        read = read_json(schema, f"{place}.schema") if isinstance(schema, str) else schema
         content = {"type": "json_schema", "json_schema": read}
         tags.append({"type": "tag", "begin": one.get("begin"), "content": content, "end": one.get("end", "")})
     return {"triggers": tag.get("triggers"), "tags": tags}
 
 
-def _wrong(place: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"guided_decoding_guide: {place} {problem}")
-
-
 def _check_keys(node: dict[str, Any], place: str, known: set[str]) -> None:
     if unknown := sorted(node.keys() - known):
-        raise _wrong(place, f"has {unknown[0]!r}, which is not supported; it may have {', '.join(sorted(known))}")
+        raise wrong(place, f"has {unknown[0]!r}, which is not supported; it may have {', '.join(sorted(known))}")
 
 
 def _text(node: dict[str, Any], key: str, place: str) -> str:
     value = node.get(key)
     if not isinstance(value, str):
-        raise _wrong(f"{place}.{key}", "must be a text")
+        raise wrong(f"{place}.{key}", "must be a text")
     return value
 
 
 def _list(node: dict[str, Any], key: str, place: str) -> list[Any]:
     value = node.get(key)
     if not isinstance(value, list) or not value:
-        raise _wrong(f"{place}.{key}", "must be a list that is not empty")
+        raise wrong(f"{place}.{key}", "must be a list that is not empty")
     return value
 
 
 def _flag(node: dict[str, Any], key: str, place: str) -> bool:
     value = node.get(key, False)
     if not isinstance(value, bool):
-        raise _wrong(f"{place}.{key}", "must be true or false")
+        raise wrong(f"{place}.{key}", "must be true or false")
     return value
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text)
-
-
 class _Writer:
-    """Writes formats as expressions of Lark, with rules of their own where these need some: ``lines``."""
+    """Writes formats as parts, with rules of their own where these need some: ``lines``."""
 
-    def __init__(self, error_of_schema: _ErrorOf) -> None:
+    def __init__(self, error_of_schema: _ErrorOf, is_empty: Callable[[str], bool]) -> None:
         self._error_of = error_of_schema
-        self.lines: list[str] = []
-        self._rules = 0
+        self.lines = Lines(is_empty)
 
-    def node(self, node: Any, place: str, end: str | None, depth: int) -> str:
-        """Return a format as an expression; ``end``: the text that ends it where it is free text."""
+    def node(self, node: Any, where: _Where) -> Part:
+        """Return a format as a part, with its end."""
         if not isinstance(node, dict):
-            raise _wrong(place, "must be a JSON object")
-        if depth > _DEEPEST:
-            raise _wrong(place, f"lies below {_DEEPEST} others")
+            raise wrong(where.place, "must be a JSON object")
+        if where.depth > _DEEPEST:
+            raise wrong(where.place, f"lies below {_DEEPEST} others")
         kind = node.get("type")
-        if kind not in _FORMATS:
-            raise _wrong(place, f"has the type {kind!r}; supported are {', '.join(_FORMATS)}")
+        if not isinstance(kind, str) or kind not in _FORMATS:
+            raise wrong(where.place, f"has the type {kind!r}; supported are {', '.join(_FORMATS)}")
         keys, write = _FORMATS[kind]
-        _check_keys(node, place, {"type", *keys})
-        return write(self, node, place, end, depth + 1)
-
-    def _rule(self, body: str, options: str = "") -> str:
-        self._rules += 1
-        self.lines.append(f"s_{self._rules}{options}: {body}")
-        return f"s_{self._rules}"
+        _check_keys(node, where.place, {"type", *keys})
+        return write(self, node, where)
 
     def _until(self, end: str) -> str:
         """Return a rule for free text up to the first ``end``, which it takes too."""
-        return self._rule(f"{_TEXT} {_literal(end)}", "[lazy]")
+        [atom] = literal(end)
+        return self.lines.rule(f"{_TEXT} {atom.lark}", "[lazy]")
 
-    def const_string(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        value = _literal(_text(node, "value", place))
-        return value if end is None else f"{value} {_literal(end)}"
+    def const_string(self, node: dict[str, Any], where: _Where) -> Part:
+        return literal(_text(node, "value", where.place) + (where.end or ""))
 
-    def json_schema(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
+    def json_schema(self, node: dict[str, Any], where: _Where) -> Part:
+        place = f"{where.place}.json_schema"
         if "json_schema" not in node:
-            raise _wrong(f"{place}.json_schema", "must be given")
+            raise wrong(place, "must be given")
+        schema = node["json_schema"]
         try:
-            form = schema_grammar(node["json_schema"], self._error_of)
+            form = schema_grammar(schema, self._error_of)
         except InvalidRequest as error:
-            raise _wrong(f"{place}.json_schema:", str(error).partition(": ")[2]) from None
-        return self._ended(self._rule(f"%json {form}"), end)
+            raise wrong(f"{place}:", str(error).partition(": ")[2]) from None
+        may_be_number = not isinstance(schema, dict) or schema.get("type") not in _NO_NUMBERS
+        return schema_atom(self.lines.rule(f"%json {form}"), may_be_number), *literal(where.end or "")
 
-    def regex(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        return self._ended(f"/{regex_to_lark(_text(node, 'pattern', place), use_ascii='')}/", end)
+    def regex(self, node: dict[str, Any], where: _Where) -> Part:
+        try:
+            expression = lark_expression(_text(node, "pattern", where.place))
+        except BadPattern as error:
+            raise wrong(f"{where.place}.pattern", f"is refused: {error}") from None
+        return Atom(expression), *literal(where.end or "")
 
-    def grammar(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        self._rules += 1
-        root, lines = lark_of_ebnf(_text(node, "grammar", place), self._rules)
-        self.lines.append(lines)
-        return self._ended(root, end)
+    def grammar(self, node: dict[str, Any], where: _Where) -> Part:
+        root, lines = lark_of_ebnf(_text(node, "grammar", where.place), self.lines.number())
+        self.lines.lines.append(lines)
+        return Atom(root, is_regular=root[0].isupper(), needs=lines), *literal(where.end or "")
 
-    def any_text(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        return _TEXT if end is None else self._until(end)
+    def any_text(self, node: dict[str, Any], where: _Where) -> Part:
+        self._check_ended(node, where)
+        return (Atom(self._until(where.end), False) if where.end else Atom(_TEXT),)
 
-    def tag(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        begin = _text(node, "begin", place)
-        inside = self._inside(node, place, depth)
-        return self._ended(f"({_literal(begin)} {inside})" if begin else inside, end)
+    def _check_ended(self, node: dict[str, Any], where: _Where) -> None:
+        if not where.end and not where.is_last:
+            raise wrong(where.place, f"is {node['type']}, which must be the last of a sequence, or inside of a tag")
 
-    def _inside(self, node: dict[str, Any], place: str, depth: int) -> str:
+    def tag(self, node: dict[str, Any], where: _Where) -> Part:
+        begin = _text(node, "begin", where.place)
+        return *literal(begin), *self._inside(node, where), *literal(where.end or "")
+
+    def _inside(self, node: dict[str, Any], where: _Where) -> Part:
         """Return the content of a tag with the text that ends it."""
         ends = node.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or len(ends) != 1 or not isinstance(ends[0], str):
-            raise _wrong(f"{place}.end", "must be one text")
-        return self.node(node.get("content"), f"{place}.content", ends[0] or None, depth)
+            raise wrong(f"{where.place}.end", "must be one text")
+        inner = replace(where.at(f"{where.place}.content"), end=ends[0] or None)
+        return self.node(node.get("content"), inner if not where.end else replace(inner, is_last=False))
 
-    def sequence(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        elements = _list(node, "elements", place)
-        made = []
+    def sequence(self, node: dict[str, Any], where: _Where) -> Part:
+        elements = _list(node, "elements", where.place)
+        part: Part = ()
         for index, element in enumerate(elements):
-            inside, last = f"{place}.elements[{index}]", index == len(elements) - 1
-            if not last and isinstance(element, dict) and element.get("type") in ("any_text", "triggered_tags"):
-                raise _wrong(inside, f"is {element['type']}, which must be the last of a sequence, or inside of a tag")
-            made.append(self.node(element, inside, end if last else None, depth))
-        return f"({' '.join(made)})"
+            place = f"{where.place}.elements[{index}]"
+            is_end = index == len(elements) - 1
+            part += self.node(element, where.at(place) if is_end else where.within(place))
+        return part
 
-    def choice(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        elements = enumerate(_list(node, "elements", place))
-        made = [self.node(element, f"{place}.elements[{index}]", end, depth) for index, element in elements]
-        return f"({' | '.join(made)})"
+    def choice(self, node: dict[str, Any], where: _Where) -> Part:
+        places = [
+            (element, f"{where.place}.elements[{index}]")
+            for index, element in enumerate(_list(node, "elements", where.place))
+        ]
+        return self.lines.either([(self.node(one, where.at(place)), place) for one, place in places], where.follows)
 
-    def repeated(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
+    def repeated(self, node: dict[str, Any], where: _Where) -> Part:
         suffix = {"optional": "?", "plus": "+", "star": "*"}[node["type"]]
-        content = node.get("content")
-        if isinstance(content, dict) and content.get("type") in ("any_text", "triggered_tags"):
-            raise _wrong(f"{place}.content", f"is {content['type']}, which cannot be repeated")
-        return self._ended(f"({self.node(content, f'{place}.content', None, depth)}){suffix}", end)
+        content = self.node(node.get("content"), where.within(f"{where.place}.content"))
+        follows = ANY if where.end else where.follows
+        return *self.lines.repeated(content, suffix, where.place, follows), *literal(where.end or "")
 
-    def triggered_tags(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
+    def triggered_tags(self, node: dict[str, Any], where: _Where) -> Part:
         """Write free text in which a trigger must begin one of the tags."""
-        triggers, tags = _list(node, "triggers", place), _list(node, "tags", place)
-        heads = {trigger: self._until(trigger) for trigger in triggers if isinstance(trigger, str) and trigger}
-        if len(heads) < len(triggers):
-            raise _wrong(f"{place}.triggers", "must be texts that are not empty and differ")
-        made = [self._triggered(tag, f"{place}.tags[{index}]", heads, depth) for index, tag in enumerate(tags)]
+        self._check_ended(node, where)
+        place, tags = where.place, _list(node, "tags", where.place)
+        once, stops = _flag(node, "at_least_one", place), _flag(node, "stop_after_first", place)
+        heads = {trigger: self._until(trigger) for trigger in _triggers(node, where)}
+        inside = where.at(place) if stops and not where.end else where.within(place)
+        made = [self._triggered(tag, inside.at(f"{place}.tags[{index}]"), heads) for index, tag in enumerate(tags)]
         if unused := heads.keys() - {trigger for trigger, _ in made}:
-            raise _wrong(f"{place}.triggers", f"has {min(unused)!r}, with which no tag begins")
-        any_tag = self._rule(" | ".join(tag for _, tag in made))
-        once, first = _flag(node, "at_least_one", place), _flag(node, "stop_after_first", place)
-        free = _TEXT if end is None else self._until(end)
-        if first:  # after the tag nothing comes; where there may be none, there may be free text
-            tag = self._ended(any_tag, end)
-            return tag if once else f"({tag} | {free})"
-        return f"({any_tag}{'+' if once else '*'} {free})"
+            raise wrong(f"{place}.triggers", f"has {min(unused)!r}, with which no tag begins")
+        any_tag = self.lines.rule(" | ".join(tag for _, tag in made))
+        free = self._until(where.end) if where.end else _TEXT
+        if not stops:
+            return (Atom(f"({any_tag}{'+' if once else '*'} {free})", False),)
+        # After the tag nothing comes; where there may be none, there may be free text.
+        alone = " ".join([any_tag, *(atom.lark for atom in literal(where.end or ""))])
+        return (Atom(alone if once else f"({alone} | {free})", False),)
 
-    def _triggered(self, tag: Any, place: str, heads: dict[str, str], depth: int) -> tuple[str, str]:
+    def _triggered(self, tag: Any, where: _Where, heads: dict[str, str]) -> tuple[str, str]:
         if not isinstance(tag, dict):
-            raise _wrong(place, "must be a JSON object")
-        _check_keys(tag, place, {"type", "begin", "content", "end"})
-        begin = _text(tag, "begin", place)
-        trigger = max((one for one in heads if begin.startswith(one)), key=len, default=None)
+            raise wrong(where.place, "must be a JSON object")
+        _check_keys(tag, where.place, {"type", "begin", "content", "end"})
+        begin = _text(tag, "begin", where.place)
+        trigger = next((one for one in heads if begin.startswith(one)), None)
         if trigger is None:
-            raise _wrong(f"{place}.begin", "must begin with one of the triggers")
-        rest = begin[len(trigger) :]
-        literal = f"{_literal(rest)} " if rest else ""
-        return trigger, self._rule(f"{heads[trigger]} {literal}{self._inside(tag, place, depth)}")
+            raise wrong(f"{where.place}.begin", "must begin with one of the triggers")
+        part = *literal(begin[len(trigger) :]), *self._inside(tag, where)
+        return trigger, self.lines.rule(f"{heads[trigger]} {self.lines.emit(part, where.place, where.follows)}")
 
-    def tags_with_separator(self, node: dict[str, Any], place: str, end: str | None, depth: int) -> str:
-        tags = enumerate(_list(node, "tags", place))
-        any_tag = self._rule(" | ".join(self.node(tag, f"{place}.tags[{index}]", None, depth) for index, tag in tags))
-        made = any_tag
+    def tags_with_separator(self, node: dict[str, Any], where: _Where) -> Part:
+        place, tags = where.place, enumerate(_list(node, "tags", where.place))
+        places = [(tag, f"{place}.tags[{index}]") for index, tag in tags]
+        made = self.lines.either([(self.node(tag, where.within(inner)), inner) for tag, inner in places], ANY)
         if not _flag(node, "stop_after_first", place):
-            made = f"{any_tag} ({_literal(_text(node, 'separator', place))} {any_tag})*"
-        return self._ended(made if _flag(node, "at_least_one", place) else f"({made})?", end)
+            made += self.lines.repeated((*literal(_text(node, "separator", place)), *made), "*", place, ANY)
+        if not _flag(node, "at_least_one", place):
+            made = self.lines.repeated(made, "?", place, ANY if where.end else where.follows)
+        return *made, *literal(where.end or "")
 
-    def _ended(self, expression: str, end: str | None) -> str:
-        return expression if end is None else f"{expression} {_literal(end)}"
+
+def _triggers(node: dict[str, Any], where: _Where) -> list[str]:
+    """Return the triggers that free text may come to: one that begins with another is never reached."""
+    place = f"{where.place}.triggers"
+    triggers = _list(node, "triggers", where.place)
+    if not all(isinstance(one, str) and one for one in triggers) or len(set(triggers)) < len(triggers):
+        raise wrong(place, "must be texts that are not empty and differ")
+    if len(triggers) > _MOST_TRIGGERS:
+        raise wrong(place, f"has {len(triggers)} texts; the limit is {_MOST_TRIGGERS}")
+    shortest = [one for one in triggers if not any(one != other and one.startswith(other) for other in triggers)]
+    stops = [*shortest, *([where.end] if where.end else [])]
+    for one, other in permutations(stops, 2):
+        if one in other:
+            raise wrong(place, f"or the end has {other!r}, of which {one!r} is a part; it could not be reached")
+    return shortest
 
 
-_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Writer, dict[str, Any], str, str | None, int], str]]] = {
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Writer, dict[str, Any], _Where], Part]]] = {
     "const_string": (("value",), _Writer.const_string),
     "json_schema": (("json_schema",), _Writer.json_schema),
     "regex": (("pattern",), _Writer.regex),

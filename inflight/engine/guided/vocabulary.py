@@ -43,6 +43,7 @@ class Vocabulary:
         self.words = (size + WORD) // WORD
         """Words of a mask: a bit for each token and one for the end."""
         self.table = TokenTable(tokenizer, size)
+        self._special = frozenset(self.table.special_token_ids)
         self.tokens = self.table.tokenizer()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = threads or max(1, min(cores // 2, _MOST_THREADS))
@@ -87,6 +88,10 @@ class Vocabulary:
         else:
             pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
             fill_next_token_bitmask_par(self._executor, pairs, masks)
+
+    def has_text(self, token: int) -> bool:
+        """Return whether a token is a part of texts; others are special, and stand in a text only by their names."""
+        return token not in self._special
 
     def everything(self) -> np.ndarray:
         """Return the mask that allows every token of the model: int32 ``[words]``."""

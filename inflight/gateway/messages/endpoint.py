@@ -10,7 +10,7 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.as_chat import FieldNames, deltas_of, job_of, prompt_tokens_of
+from inflight.gateway.as_chat import deltas_of, job_of, prompt_tokens_of
 from inflight.gateway.body import read_object
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
@@ -18,12 +18,10 @@ from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.messages.errors import message_error
 from inflight.gateway.messages.events import Json, MessageUsage, MessageWriter
-from inflight.gateway.messages.request import RENAMED, MessagesRequest, read_count_request, read_message_request
+from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.requests import state_of
 from inflight.gateway.sse import EventStream, event, while_connected
-
-_NAMES = FieldNames(RENAMED)
 
 
 async def create_message(request: Request) -> Response:
@@ -31,13 +29,13 @@ async def create_message(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = read_message_request(await read_object(request), strict=gateway.settings.strict_fields)
     model = _checked(gateway, asked)
-    job = await job_of(request, gateway, asked.chat, _NAMES, stream=asked.stream)
+    job = await job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)
     room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
     engine_request = replace(job.request, max_tokens=min(asked.max_tokens, room))
-    job = replace(job, request=engine_request, guide_param=_NAMES.path(job.guide_param))
+    job = replace(job, request=engine_request, guide_param=asked.names.path(job.guide_param))
     request_id = state_of(request).request_id
     answer = _Answer(asked, gateway, model, job, request_id)
-    deltas = deltas_of(request, gateway, job, _NAMES)
+    deltas = deltas_of(request, gateway, job, asked.names)
     headers = {"request-id": request_id, **Fields({}, asked.ignored).headers()}
     if asked.stream:
         return EventStream(request, answer.stream(deltas), last=b"", on_error=answer.failed, headers=headers)
@@ -50,7 +48,7 @@ async def count_tokens(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = read_count_request(await read_object(request), strict=gateway.settings.strict_fields)
     _checked(gateway, asked)
-    count = await prompt_tokens_of(gateway, asked.chat, _NAMES)
+    count = await prompt_tokens_of(gateway, asked.chat, asked.names)
     headers = {"request-id": state_of(request).request_id, **Fields({}, asked.ignored).headers()}
     return JSONResponse({"input_tokens": count}, headers=headers)
 

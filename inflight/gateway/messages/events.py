@@ -87,7 +87,7 @@ class MessageWriter:
     def finish(self, stop_reason: str, stop_sequence: str | None, usage: MessageUsage) -> tuple[list[Json], Json]:
         """End the message; return the last events and the whole message."""
         events = self._end()
-        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "stop_details": None}
         events += [{"type": "message_delta", "delta": delta, "usage": usage.as_json()}, {"type": "message_stop"}]
         return events, self._message(stop_reason, stop_sequence, usage)
 
@@ -126,5 +126,5 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": len(self._content), "delta": delta}
 
     def _message(self, stop_reason: str | None, stop_sequence: str | None, usage: MessageUsage) -> Json:
-        ends = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage.as_json()}
-        return {**self._fields, "content": list(self._content), **ends}
+        ends = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "stop_details": None}
+        return {**self._fields, "content": list(self._content), **ends, "usage": usage.as_json()}

@@ -70,7 +70,8 @@ def follow(script: Script, given: Script) -> None:
 
 def post(running: Inside, path: str, body: Json, **headers: str) -> httpx.Response:
     with running.client() as client:
-        return client.post(path, json=body, headers=headers)
+        headers = {"content-type": "application/json", **headers}
+        return client.post(path, content=json.dumps(body), headers=headers)
 
 
 def events_of(answer: httpx.Response) -> list[Json]:
@@ -180,6 +181,31 @@ def test_a_conversation_goes_on_with_what_was_answered(served: tuple[Inside, Scr
     messages = [*MESSAGE["messages"], {"role": "assistant", "content": content}, {"role": "user", "content": [block]}]
     answer = post(running, "/v1/messages", MESSAGE | {"messages": messages})
     assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False)
+
+
+@each_row("text", TEXTS)
+def test_a_conversation_goes_on_whatever_was_answered(served: tuple[Inside, Script], text: str) -> None:
+    """Reasoning alone, an empty answer, a call that was cut."""
+    running, script = served
+    for reason in ("stop", "length"):
+        follow(script, Script(text, reason))
+        output = post(running, "/v1/responses", RESPONSE).json()["output"]
+        answer = post(running, "/v1/responses", RESPONSE | {"input": [{"role": "user", "content": "Hi"}, *output]})
+        assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False), answer.text
+        content = post(running, "/v1/messages", MESSAGE).json()["content"]
+        messages = [*MESSAGE["messages"], {"role": "assistant", "content": content}, *MESSAGE["messages"]]
+        answer = post(running, "/v1/messages", MESSAGE | {"messages": messages})
+        assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False), answer.text
+
+
+def test_half_a_character_in_arguments_stays_an_escape(served: tuple[Inside, Script]) -> None:
+    """Models can write one, and templates make text of arguments."""
+    running, script = served
+    follow(script, Script("Yes."))
+    call = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": "\\ud800"}'}
+    answer = post(running, "/v1/responses", RESPONSE | {"input": [{"role": "user", "content": "Hi"}, call]})
+    assert answer.status_code == 200
+    assert '{"a": "\\ud800"}' in prompt_of(running, script)
 
 
 def prompt_of(running: Inside, script: Script) -> str:

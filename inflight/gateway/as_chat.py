@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -17,19 +18,37 @@ from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.generation import ChoiceDelta, Job, run
 from inflight.gateway.tools import read_tools
 
+_BEFORE = r"(?<![\w./'\"])"
+"""A path begins here, and no more of a path or of a quotation goes before."""
+_ELEMENT = re.compile(_BEFORE + r"(\w+)\[(\d{1,6})\]")
 
+
+@dataclass(frozen=True)
 class FieldNames:
     """The fields of a chat by the names that another API has for them."""
 
-    def __init__(self, renamed: Mapping[str, str]) -> None:
-        """``renamed``: patterns of paths of a chat to what stands for them."""
-        self._renamed = [(re.compile(rf"(?<![\w.])(?:{pattern})(?!\w)"), name) for pattern, name in renamed.items()]
+    renamed: Mapping[str, str]
+    """Patterns of paths of a chat to what stands for them."""
+    places: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Lists of a chat to the path in the request of each of their elements."""
+
+    def at(self, **places: Sequence[str]) -> FieldNames:
+        """Return the same names for one request, whose elements of lists stand at these ``places``."""
+        return replace(self, places=places)
 
     def path(self, text: str) -> str:
-        """Return a path of a chat, or a text with such paths, with the names of this API."""
-        for pattern, name in self._renamed:
-            text = pattern.sub(name, text)
+        """Return a path of a chat, or a text with such paths, with the names of this API.
+
+        What a text quotes, and the path inside of a schema, are the client's own words.
+        """
+        text = _ELEMENT.sub(self._place, text)
+        for pattern, name in self.renamed.items():
+            text = re.sub(rf"{_BEFORE}(?:{pattern})(?!\w)", name, text)
         return text
+
+    def _place(self, element: re.Match[str]) -> str:
+        places, index = self.places.get(element[1], ()), int(element[2])
+        return places[index] if index < len(places) else element[0]
 
     def told(self, error: ApiError) -> ApiError:
         """Return an error with the names of this API."""

@@ -7,7 +7,7 @@ collected. What a choice says, joined, does not depend on how the engine cut it 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from inflight.errors import InflightError, RequestCancelled
@@ -40,6 +40,8 @@ class Job:
     """Whether special tokens are shown as text."""
     show_stop: bool = False
     """Whether the stop string that ends a choice is shown."""
+    by_token: bool = False
+    """Whether what comes is yielded token by token, however the engine sends it."""
     prompt_param: str = "prompt"
     guide_param: str = ""
     """The fields of the prompt and of the guide, which errors name."""
@@ -100,7 +102,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
             if delta.finish_reason == "cancelled":
                 raise RequestCancelled("the request was cancelled at the engine")
             scores = scores or await _prompt_scores(delta)
-            waiting.append(delta)
+            waiting += _by_token(delta) if job.by_token else [delta]
             if job.request.prompt_log_probs is not None and scores is None:
                 continue  # they come with one of the choices, and belong before all of them
             for one in waiting:
@@ -111,6 +113,21 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
         raise told(error, job.prompt_param, job.guide_param) from error
     finally:
         await deltas.aclose()
+
+
+def _by_token(delta: EngineDelta) -> list[EngineDelta]:
+    """Return a delta as deltas of one token each, of which the last one ends as the whole does."""
+    parts = [
+        replace(
+            delta,
+            tokens=delta.tokens[place : place + 1],
+            log_probs=delta.log_probs[place : place + 1],
+            top_log_probs=delta.top_log_probs[place : place + 1],
+            finish_reason=None if place < len(delta.tokens) - 1 else delta.finish_reason,
+        )
+        for place in range(len(delta.tokens))
+    ]
+    return parts or [delta]
 
 
 async def _prompt_scores(delta: EngineDelta) -> PromptScores | None:

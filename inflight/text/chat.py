@@ -22,6 +22,7 @@ import jinja2.sandbox
 
 from inflight.errors import DeploymentError, InvalidRequest, UnsupportedFeature, nearest
 from inflight.text.messages import Message, check_messages
+from inflight.text.output.json_text import escape_surrogates
 
 _ALWAYS = {"add_generation_prompt", "tools", "documents"}
 _RESERVED = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}
@@ -184,8 +185,8 @@ def parse_messages(text: str) -> list[Message]:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own ``tojson`` escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    """Plain JSON: Jinja's own ``tojson`` escapes for HTML. What is no character in a call's arguments is escaped."""
+    return escape_surrogates(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options))
 
 
 def _raise(message: str) -> None:

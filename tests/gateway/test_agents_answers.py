@@ -44,6 +44,9 @@ TEXTS = [
     f"{THOUGHT}Yes, it is.",
     f"{THOUGHT}{CALL}",
     f"{THOUGHT}Let me see.\n{CALL}",
+    f"{CALL}Done.",
+    f'Let me see.\n{CALL}\nname "a": 1 name',
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b',
     "<think>\nI never",
 ]
 scripts = st.builds(
@@ -67,7 +70,8 @@ def follow(script: Script, given: Script) -> None:
 
 def post(running: Inside, path: str, body: Json, **headers: str) -> httpx.Response:
     with running.client() as client:
-        return client.post(path, json=body, headers=headers)
+        headers = {"content-type": "application/json", **headers}
+        return client.post(path, content=json.dumps(body), headers=headers)
 
 
 def events_of(answer: httpx.Response) -> list[Json]:
@@ -99,6 +103,21 @@ def test_a_streamed_response_is_the_whole_one(
         for item in last["output"]
     ]
     assert last["status"] == ("incomplete" if script.finish_reason == "length" else "completed")
+    if log_probs:
+        check_log_probs(running, script, [item["content"][0] for item in last["output"] if item["type"] == "message"])
+
+
+def check_log_probs(running: Inside, script: Script, parts: list[Json]) -> None:
+    """Check that the entries of each text are those of its tokens: a token's log-prob is minus its place."""
+    [tokens] = running.gateway.tokenizer.encode_batch([script.text], add_special_tokens=False)
+    for part in parts:
+        entries = part["logprobs"]
+        spelt = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+        assert spelt.rstrip() == part["text"].rstrip()  # space before a call is no text, but may be of its last token
+        places = [-int(entry["logprob"]) for entry in entries]
+        assert places == list(range(places[0], places[0] + len(places))) if places else part["text"] == ""
+        before = running.gateway.tokenizer.decode(tokens[: places[0]]) if places else ""
+        assert script.text[len(before.rstrip()) :].lstrip().startswith(part["text"].lstrip())
 
 
 def _without_log_probs(item: Json) -> Json:
@@ -162,6 +181,31 @@ def test_a_conversation_goes_on_with_what_was_answered(served: tuple[Inside, Scr
     messages = [*MESSAGE["messages"], {"role": "assistant", "content": content}, {"role": "user", "content": [block]}]
     answer = post(running, "/v1/messages", MESSAGE | {"messages": messages})
     assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False)
+
+
+@each_row("text", TEXTS)
+def test_a_conversation_goes_on_whatever_was_answered(served: tuple[Inside, Script], text: str) -> None:
+    """Reasoning alone, an empty answer, a call that was cut."""
+    running, script = served
+    for reason in ("stop", "length"):
+        follow(script, Script(text, reason))
+        output = post(running, "/v1/responses", RESPONSE).json()["output"]
+        answer = post(running, "/v1/responses", RESPONSE | {"input": [{"role": "user", "content": "Hi"}, *output]})
+        assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False), answer.text
+        content = post(running, "/v1/messages", MESSAGE).json()["content"]
+        messages = [*MESSAGE["messages"], {"role": "assistant", "content": content}, *MESSAGE["messages"]]
+        answer = post(running, "/v1/messages", MESSAGE | {"messages": messages})
+        assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False), answer.text
+
+
+def test_half_a_character_in_arguments_stays_an_escape(served: tuple[Inside, Script]) -> None:
+    """Models can write one, and templates make text of arguments."""
+    running, script = served
+    follow(script, Script("Yes."))
+    call = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": "\\ud800"}'}
+    answer = post(running, "/v1/responses", RESPONSE | {"input": [{"role": "user", "content": "Hi"}, call]})
+    assert answer.status_code == 200
+    assert '{"a": "\\ud800"}' in prompt_of(running, script)
 
 
 def prompt_of(running: Inside, script: Script) -> str:
@@ -258,8 +302,8 @@ def test_an_error_in_a_stream_is_an_event(served: tuple[Inside, Script]) -> None
     running, script = served
     follow(script, Script("Yes, it is a long answer, with many tokens.", pieces=1, error=EngineFailure("it broke")))
     events = events_of(post(running, "/v1/responses", RESPONSE | {"stream": True}))
-    assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
-    assert events[-2]["response"]["output"][0]["status"] == "incomplete"
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert events[-1]["response"]["output"][0]["status"] == "incomplete"
     assert "Traceback" not in json.dumps(events)
     events = events_of(post(running, "/v1/messages", MESSAGE | {"stream": True}))
     assert events[-1]["type"] == "error"
@@ -306,6 +350,13 @@ def test_errors_below_messages_have_anthropics_shape(served: tuple[Inside, Scrip
         assert "type" not in client.get("/v1/messagesque").json()
 
 
+ALLOWED: Json = {
+    "tools": [*RESPONSE["tools"], {"type": "function", "name": "a b"}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a b"}]},
+}
+FORM: Json = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
+
+
 def test_errors_of_the_chat_name_the_requests_own_fields(served: tuple[Inside, Script]) -> None:
     running, _ = served
     bad = {"name": "a b", "parameters": PARAMETERS}
@@ -313,6 +364,8 @@ def test_errors_of_the_chat_name_the_requests_own_fields(served: tuple[Inside, S
         ("/v1/responses", RESPONSE | {"tools": [{"type": "function", **bad}]}, "tools[0].name"),
         ("/v1/responses", RESPONSE | {"max_output_tokens": 100_000}, "input"),
         ("/v1/responses", RESPONSE | {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ("/v1/responses", RESPONSE | ALLOWED, "tools[1].name"),
+        ("/v1/responses", RESPONSE | {"guided_json": {}, "text": FORM}, "guided_json"),
         ("/v1/messages", MESSAGE | {"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ("/v1/messages", MESSAGE | {"output_config": {"effort": "low"}}, "output_config.effort"),
         ("/v1/messages", MESSAGE | {"stop_sequences": [str(number) for number in range(500)]}, "stop_sequences"),
@@ -320,4 +373,4 @@ def test_errors_of_the_chat_name_the_requests_own_fields(served: tuple[Inside, S
         error = post(running, path, body).json()["error"]
         assert error["param"] == param
         assert param in error["message"]
-        assert "function" not in error["message"]
+        assert not [word for word in ("function", "response_format") if word in error["message"]]

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 
 from inflight.gateway.messages.events import UNSIGNED, MessageUsage, MessageWriter
-from inflight.gateway.messages.partial_json import complete_fields
 from inflight.gateway.opaque_reasoning import open_reasoning
+from inflight.gateway.partial_json import complete_fields
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from tests.gateway.support.outputs import ARGUMENTS, cut_outputs
 from tests.support.tables import each_row
@@ -46,7 +46,7 @@ def replay(events: list[Json]) -> Json:
                 message |= event["delta"]
                 message["usage"] = message["usage"] | event["usage"]
     for index, text in inputs.items():
-        message["content"][index]["input"] = json.loads(text)
+        message["content"][index]["input"] = complete_fields(text)
     return message
 
 
@@ -123,6 +123,26 @@ def test_usage_counts_what_the_cache_had_apart() -> None:
 def test_a_call_that_is_cut_has_its_complete_fields() -> None:
     message = write([CallStart(0, "f"), ArgumentsDelta(0, '{"a": [1, 2], "b": "cut he')])[1]
     assert message["content"][0]["input"] == {"a": [1, 2]}
+
+
+@each_row(
+    "pieces, calls",
+    [
+        ([], False),
+        (["{}"], True),
+        (['{"a'], False),
+        (["{}", '{"a'], False),
+        (['{"a', "{}"], False),
+        (["{}", "{}"], True),
+    ],
+)
+def test_calls_are_to_be_made_where_all_are_complete(pieces: list[str], calls: bool) -> None:
+    """A stop sequence, too, may cut one."""
+    writer = MessageWriter("demo")
+    for index, arguments in enumerate(pieces):
+        writer.add(CallStart(index, "f"))
+        writer.add(ArgumentsDelta(index, arguments))
+    assert writer.calls is calls
 
 
 @each_row(

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from inflight.gateway.errors import ApiError
-from inflight.gateway.field_tables import CHAT_READER
+from inflight.gateway.field_tables import CHAT, CHAT_READER
 from inflight.gateway.messages.fields import COUNT_TOKENS, MESSAGES
 from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
 from inflight.gateway.opaque_reasoning import seal_reasoning
+from tests.gateway.support.chat_fields import CHAT_FIELDS, REFUSED_OF_CHATS
 from tests.support.tables import each_row
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -58,7 +59,7 @@ SERVED: dict[str, Any] = {
     "min_tokens": 2,
     "bad_words": ["x"],
     "allowed_token_ids": [3],
-    "chat_template_kwargs": {"a": 1},
+    **CHAT_FIELDS,
     "priority": 2,
     "deadline_ms": 1000,
     "client_id": "me",
@@ -67,6 +68,14 @@ ACCEPTED: dict[str, Any] = {
     "cache_control": {"type": "ephemeral", "ttl": "1h"},
     "betas": ["context-management-2025-06-27"],
     "service_tier": "standard_only",
+    "guided_decoding_backend": "auto",
+    "modalities": ["text"],
+    "verbosity": "medium",
+    "safety_identifier": "me",
+    "prompt_cache_key": "me",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
+    "stream_options": {"include_usage": True},
 }
 REFUSED: dict[str, Any] = {
     "speed": "fast",
@@ -86,7 +95,18 @@ REFUSED: dict[str, Any] = {
     "max_completion_tokens": 5,
     "response_format": {"type": "json_object"},
     "reasoning_effort": "low",
-    "n": 2,
+    **REFUSED_OF_CHATS,
+    "user": "me",
+    "parallel_tool_calls": False,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "store": True,
+    "prompt": "Hi",
+    "input_ids": [1],
+    "reasoning": {"effort": "low"},
+    "n_predict": 5,
+    "max_new_tokens": 5,
+    "moderation": {"model": "x"},
 }
 NEUTRAL: dict[str, Any] = {
     "speed": "standard",
@@ -108,9 +128,13 @@ def refusal(**fields: Any) -> ApiError:
     return raised.value
 
 
-def test_the_tables_have_every_field_of_anthropic() -> None:
-    assert set(ANTHROPIC_FIELDS) <= set(MESSAGES)
-    assert set(ANTHROPIC_COUNT_FIELDS) <= set(COUNT_TOKENS) <= set(MESSAGES)
+def test_the_tables_have_every_field_of_anthropic_and_of_chats() -> None:
+    assert set(ANTHROPIC_FIELDS) | set(CHAT) <= set(MESSAGES)
+    assert set(COUNT_TOKENS) == set(MESSAGES)
+    others = {name for name, field in MESSAGES.items() if field.state == "served" and COUNT_TOKENS[name] == field}
+    assert others - {"add_special_tokens", "documents", "chat_template_kwargs", "output_format"} <= set(
+        ANTHROPIC_COUNT_FIELDS
+    )
 
 
 def test_each_field_of_the_table_is_tried_here() -> None:
@@ -203,6 +227,21 @@ CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [USER, {"role": "assistant", "content": "Yes."}, USER],
     ),
     ([USER, {"role": "system", "content": "Now."}, USER], [USER, {"role": "system", "content": "Now."}, USER]),
+    ([user(text("a"), text(""), text("b"))], [{"role": "user", "content": "a\nb"}]),
+    ([user(text(""))], [{"role": "user", "content": ""}]),
+    ([USER, USER], [{"role": "user", "content": "Hi\nHi"}]),
+    (
+        [USER, assistant(text("Yes.")), assistant(CALL), user(RESULT), USER],
+        [USER, CALLED | {"content": "Yes."}, TOOL_MESSAGE, USER],
+    ),
+    ([USER, assistant(CALL, text("Yes.")), user(RESULT)], [USER, CALLED | {"content": "Yes."}, TOOL_MESSAGE]),
+    ([USER, assistant(CALL), user(text("Hi"), RESULT)], [USER, CALLED, TOOL_MESSAGE, USER]),
+    ([USER, assistant(CALL), USER, user(RESULT, text(""))], [USER, CALLED, TOOL_MESSAGE, USER]),
+    (
+        [USER, assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}), USER],
+        [USER, {"role": "assistant", "content": "", "reasoning_content": "Hm."}, USER],
+    ),
+    ([USER, assistant(), USER], [USER, {"role": "assistant", "content": ""}, USER]),
 ]
 
 
@@ -225,6 +264,11 @@ def test_blocks_become_messages(messages: list[Any], chat: list[dict[str, Any]])
 )
 def test_the_system_leads_the_conversation(system: Any, content: str) -> None:
     assert read(system=system).chat["messages"] == [{"role": "system", "content": content}, USER]
+
+
+def test_what_leads_the_conversation_is_one_message() -> None:
+    chat = read(system="a", messages=[{"role": "system", "content": "b"}, USER]).chat
+    assert chat["messages"] == [{"role": "system", "content": "a\n\nb"}, USER]
 
 
 def test_a_system_of_nothing_is_none() -> None:
@@ -280,6 +324,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "none"}}, "output_config.effort"),
     ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"output_config": {"format": SERVED["output_format"]}, "output_format": SERVED["output_format"]}, "output_format"),
+    ({"messages": [USER, {"role": "assistant", "content": " "}]}, "messages[1]"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
@@ -321,6 +367,23 @@ def test_a_budget_of_thinking_is_told_to_be_ignored() -> None:
     assert read().thinks is None
 
 
+def test_counting_takes_what_does_not_change_the_count() -> None:
+    fields = {"model": "demo", "messages": [USER], "max_tokens": 5, "temperature": 0.5, "stream": True, "seed": 1}
+    assert read_count_request(fields, strict=True).chat["messages"] == [USER]
+    with pytest.raises(ApiError, match="truncate_prompt_tokens"):
+        read_count_request(fields | {"truncate_prompt_tokens": 5}, strict=True)
+
+
 def test_counting_takes_the_same_prompt() -> None:
     prompt = {"model": "demo", "system": "a", "messages": [USER], "tools": [TOOL]}
     assert read_count_request(prompt, strict=True).chat == read(**prompt).chat
+
+
+def test_messages_of_the_chat_are_named_by_their_place_in_the_request() -> None:
+    asked = read(system="a", messages=[USER, USER, assistant(CALL), user(text("b"), RESULT), assistant(text("c"))])
+    roles = ["system", "user", "assistant", "tool", "user", "assistant"]
+    assert [message["role"] for message in asked.chat["messages"]] == roles
+    places = ["system", "messages[0]", "messages[2]", "messages[3].content[1]", "messages[3]", "messages[4]"]
+    for index, place in enumerate(places):
+        assert asked.names.path(f"messages[{index}].content is odd") == f"{place}.content is odd"
+    assert asked.names.path("messages[9] is odd") == "messages[9] is odd"

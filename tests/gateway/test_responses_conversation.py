@@ -11,6 +11,7 @@ from tests.support.tables import each_row
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
 CHAT_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CHAT_OUTPUT = {"role": "tool", "tool_call_id": "call_1", "name": "add", "content": "3"}
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -97,7 +98,49 @@ CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ([USER, {"type": "reasoning", "summary": [], "encrypted_content": ""}, ASSISTANT], [USER, ASSISTANT]),
     (
         [USER, ASSISTANT, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}, ASSISTANT],
-        [USER, ASSISTANT, ASSISTANT | {"reasoning_content": "Hm."}],
+        [USER, ASSISTANT | {"content": "Yes.\nYes.", "reasoning_content": "Hm."}],
+    ),
+    (
+        [USER, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}, USER],
+        [USER, {"role": "assistant", "content": "", "reasoning_content": "Hm."}, USER],
+    ),
+    (
+        [USER, CALL, ASSISTANT, OUTPUT, USER],
+        [USER, ASSISTANT | {"tool_calls": [CHAT_CALL]}, CHAT_OUTPUT, USER],
+    ),
+    (
+        [USER, CALL, USER, OUTPUT],
+        [USER, {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}, CHAT_OUTPUT, USER],
+    ),
+    (
+        [
+            USER,
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+            CALL,
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]},
+            CALL | {"call_id": "call_2"},
+            OUTPUT,
+            OUTPUT | {"call_id": "call_2"},
+        ],
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "a\nb",
+                "tool_calls": [CHAT_CALL, CHAT_CALL | {"id": "call_2"}],
+            },
+            CHAT_OUTPUT,
+            CHAT_OUTPUT | {"tool_call_id": "call_2"},
+        ],
+    ),
+    (
+        [USER, CALL | {"arguments": '{"a": 1, "b": "x', "status": "incomplete"}, OUTPUT],
+        [USER, {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}, CHAT_OUTPUT],
+    ),
+    (
+        [{"role": "user", "content": [{"type": "input_text", "text": one} for one in ("a", "", "b")]}],
+        [{"role": "user", "content": "a\nb"}],
     ),
     (
         [USER, CALL | {"arguments": ""}],

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.gateway.errors import ApiError
 from inflight.gateway.log_probs import TokenLogProb
 from inflight.gateway.opaque_reasoning import open_reasoning
-from inflight.gateway.responses.events import ResponseWriter, Usage
+from inflight.gateway.responses.events import ResponseUsage, ResponseWriter
 from inflight.gateway.responses.log_probs import TextLogProbs
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from tests.gateway.support.outputs import cut_outputs
+from tests.support.tables import each_row
 
 Json = dict[str, Any]
-USAGE = Usage(prompt=10, cached=4, output=7, reasoning=2)
+USAGE = ResponseUsage(prompt=10, cached=4, output=7, reasoning=2)
 SHOWN = {"tools": [], "text": {"format": {"type": "text"}}}
 
 
-def write(outputs: list[OutputEvent], reason: str = "stop", seals: bool = False) -> list[Json]:
+def write(outputs: list[OutputEvent], cut: bool = False, seals: bool = False) -> list[Json]:
     writer = ResponseWriter(SHOWN, "demo", seals_reasoning=seals)
     events = writer.begin()
     for output in outputs:
         events += writer.add(output)
-    return events + writer.finish(reason, USAGE)
+    return events + writer.finish(cut=cut, usage=USAGE)
 
 
 def replay(events: list[Json]) -> list[Json]:
@@ -105,19 +107,27 @@ def test_the_order_of_events() -> None:
 
 
 def test_what_a_limit_cuts_is_incomplete() -> None:
-    events = write([ContentDelta("Yes"), CallStart(0, "f"), ArgumentsDelta(0, '{"a')], "length")
+    events = write([ContentDelta("Yes"), CallStart(0, "f"), ArgumentsDelta(0, '{"a')], cut=True)
     response = events[-1]["response"]
     assert events[-1]["type"] == "response.incomplete"
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert response["output"][1]["arguments"] == '{"a'
-    assert write([ContentDelta("Yes")], "deadline")[-1]["response"]["incomplete_details"] == {"reason": "deadline"}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@each_row("arguments, status", [("", "incomplete"), ('{"a": ', "incomplete"), ('{"a": 1}', "completed")])
+def test_a_call_is_complete_with_its_arguments(cut: bool, arguments: str, status: str) -> None:
+    """A stop string may cut a call, and the limit of tokens may come behind a whole one."""
+    output: list[OutputEvent] = [CallStart(0, "f"), *([ArgumentsDelta(0, arguments)] if arguments else [])]
+    [call] = write(output, cut=cut)[-1]["response"]["output"]
+    assert call["status"] == status
 
 
 def test_an_output_of_nothing_is_a_message_without_text() -> None:
     [message] = write([])[-1]["response"]["output"]
     assert message["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
-    [reasoning] = write([ReasoningDelta("Hm.")], "length")[-1]["response"]["output"]
+    [reasoning] = write([ReasoningDelta("Hm.")], cut=True)[-1]["response"]["output"]
     assert reasoning["type"] == "reasoning"
 
 
@@ -125,13 +135,22 @@ def test_a_failure_ends_what_is_open_and_is_told_twice() -> None:
     writer = ResponseWriter(SHOWN, "demo")
     writer.begin()
     writer.add(ContentDelta("Yes"))
-    *done, failed, error = writer.fail(ApiError(500, "it broke", code="internal_error"))
+    *done, error, failed = writer.fail(ApiError(500, "it broke", code="internal_error"))
     assert done[-1]["type"] == "response.output_item.done"
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"] == {"code": "server_error", "message": "it broke"}
     assert failed["response"]["output"][0]["status"] == "incomplete"
     assert (error["type"], error["message"], error["error"]["message"]) == ("error", "it broke", "it broke")
-    assert error["sequence_number"] == failed["sequence_number"] + 1
+    assert failed["sequence_number"] == error["sequence_number"] + 1
+
+
+def test_a_failure_before_anything_else_has_the_first_events_too() -> None:
+    """The stream has begun already where comments keep it alive."""
+    events = ResponseWriter(SHOWN, "demo").fail(ApiError(500, "it broke"))
+    assert [event["type"] for event in events] == [
+        *("response.created", "response.in_progress", "error", "response.failed")
+    ]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
 
 
 def test_usage_is_that_of_the_engine() -> None:
@@ -150,21 +169,50 @@ def test_reasoning_is_sealed_where_it_is_asked_for() -> None:
     assert "encrypted_content" not in write([ReasoningDelta("Hm.")])[-1]["response"]["output"][0]
 
 
-@given(st.lists(st.text("ab é👋", min_size=1, max_size=3), max_size=8), st.integers(0, 3), st.data())
-def test_log_probs_go_with_the_text_whatever_its_pieces(words: list[str], reasoning: int, data: st.DataObject) -> None:
-    """The tokens of reasoning come first and have none; a call's come last and have none."""
-    thought = [TokenLogProb(index, -1.0, (), b"hm") for index in range(reasoning)]
-    tokens = [TokenLogProb(10 + index, -1.0, (), word.encode()) for index, word in enumerate(words)]
-    call = [TokenLogProb(99, -1.0, (), b"<call>")]
-    entries, text = thought + tokens + call, "".join(words)
-    scores, taken, come, shown = TextLogProbs(), [], 0, 0
-    while shown < len(text) or come < len(entries):
-        # A piece of text comes with the log-probs of its tokens, or after them.
-        more = data.draw(st.integers(min(1, len(entries) - come), len(entries) - come))
-        scores.add(entries[come : come + more])
-        come += more
-        ready = "".join(words[: max(0, come - reasoning)])
-        if shown < len(ready):
-            taken += scores.take(ready[shown:], reasoning)
-        shown = len(ready)
-    assert taken == tokens
+@st.composite
+def spoken(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
+    """Draw an output as parts, each of a kind and its tokens."""
+    words = st.lists(st.sampled_from(["a", "ab", " ", "é", "Hi", "{a}", " a"]), min_size=1, max_size=5)
+    kinds = draw(st.lists(st.sampled_from(("text", "call", "reasoning")), max_size=6))
+    parts: list[tuple[str, list[str]]] = []
+    for kind in kinds:
+        if not parts or kind != "text" or parts[-1][0] != "text":
+            parts.append((kind, draw(words)))
+    return parts
+
+
+@given(spoken(), st.data())
+def test_log_probs_go_with_the_text_wherever_it_stands(parts: list[tuple[str, list[str]]], data: st.DataObject) -> None:
+    """Text comes with its tokens; one inside of it may be shown in part before it comes."""
+    scores, places, expected = TextLogProbs(), iter(range(100)), []
+    taken: list[TokenLogProb] = []
+    for kind, words in parts:
+        tokens = [TokenLogProb(next(places), -1.0, (), word.encode()) for word in words]
+        if kind != "text":
+            scores.leave()
+            scores.add(tokens)
+            continue
+        expected += tokens
+        for index, (token, word) in enumerate(zip(tokens, words, strict=True)):
+            early = data.draw(st.integers(0, len(word) - 1)) if index else 0
+            if early:
+                taken += scores.take(word[:early])
+            scores.add([token])
+            taken += scores.take(word[early:])
+    assert taken == expected
+
+
+def test_a_token_that_ends_a_call_and_begins_a_text_is_cut() -> None:
+    scores = TextLogProbs()
+    scores.leave()
+    scores.add([TokenLogProb(1, -1.0, (), b"{}"), TokenLogProb(2, -2.0, (), b"}Do"), TokenLogProb(3, -3.0, (), b"ne")])
+    taken = scores.take("Do") + scores.take("ne")
+    assert [(entry.token, entry.bytes) for entry in taken] == [(2, b"Do"), (3, b"ne")]
+
+
+def test_the_last_token_of_a_text_may_come_after_it() -> None:
+    scores = TextLogProbs()
+    assert scores.take("Do") == []
+    scores.add([TokenLogProb(1, -1.0, (), b"Do")])
+    assert [entry.token for entry in scores.rest()] == [1]
+    assert scores.rest() == []

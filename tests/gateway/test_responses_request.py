@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from inflight.gateway.errors import ApiError
-from inflight.gateway.field_tables import CHAT_READER
+from inflight.gateway.field_tables import CHAT, CHAT_READER
 from inflight.gateway.responses.fields import RESPONSES
 from inflight.gateway.responses.request import ResponsesRequest, read_request
+from tests.gateway.support.chat_fields import CHAT_FIELDS, REFUSED_OF_CHATS
 from tests.support.tables import each_row
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -44,7 +45,7 @@ SERVED: dict[str, Any] = {
     "min_tokens": 2,
     "bad_words": ["x"],
     "allowed_token_ids": [3],
-    "chat_template_kwargs": {"a": 1},
+    **CHAT_FIELDS,
     "priority": 2,
     "deadline_ms": 1000,
     "client_id": "me",
@@ -67,6 +68,8 @@ ACCEPTED: dict[str, Any] = {
     "service_tier": "auto",
     "max_tool_calls": 3,
     "client_metadata": {"a": "b"},
+    "guided_decoding_backend": "auto",
+    "modalities": ["text"],
     "stream_options": {"include_obfuscation": False},
 }
 REFUSED: dict[str, Any] = {
@@ -87,7 +90,12 @@ REFUSED: dict[str, Any] = {
     "response_format": {"type": "json_object"},
     "reasoning_effort": "low",
     "logprobs": True,
-    "n": 2,
+    **REFUSED_OF_CHATS,
+    "thinking": True,
+    "input_ids": [1],
+    "n_predict": 5,
+    "max_new_tokens": 5,
+    "verbosity": "medium",
 }
 NEUTRAL: dict[str, Any] = {
     "store": False,
@@ -110,8 +118,8 @@ def refusal(**fields: Any) -> ApiError:
     return raised.value
 
 
-def test_the_table_has_every_field_of_openai() -> None:
-    assert set(OPENAI_FIELDS) <= set(RESPONSES)
+def test_the_table_has_every_field_of_openai_and_of_chats() -> None:
+    assert set(OPENAI_FIELDS) | set(CHAT) <= set(RESPONSES)
 
 
 def test_each_field_of_the_table_is_tried_here() -> None:
@@ -191,8 +199,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [USER, OUTPUT]}, "input[1].call_id"),
     ({"input": [CALL, OUTPUT | {"call_id": None}]}, "input[1].call_id"),
     ({"input": [CALL, OUTPUT | {"output": [{"type": "input_image", "image_url": "x"}]}]}, "input[1].output[0].type"),
-    ({"input": [CALL | {"arguments": '{"a": '}]}, "input[0].arguments"),
+    ({"input": [CALL | {"arguments": '{"a": }'}]}, "input[0].arguments"),
     ({"input": [CALL | {"arguments": "[1]"}]}, "input[0].arguments"),
+    ({"input": [CALL | {"arguments": '{"a": NaN}'}]}, "input[0].arguments"),
+    ({"input": [CALL | {"caller": {"type": "program", "caller_id": "x"}}]}, "input[0].caller"),
+    ({"input": [{"role": "assistant", "content": "Yes.", "phase": "first"}]}, "input[0].phase"),
     ({"input": [CALL | {"name": ""}]}, "input[0].name"),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]}, "input[0].encrypted_content"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -264,3 +275,27 @@ def test_log_probs_come_by_include_or_by_their_number() -> None:
     by_number = read(top_logprobs=3)
     assert (by_number.chat["logprobs"], by_number.chat["top_logprobs"]) == (True, 3)
     assert "logprobs" not in read(top_logprobs=0).chat
+
+
+@each_row(
+    "told, name",
+    [
+        ("messages[0] is odd", "instructions is odd"),
+        ("messages[2].content is odd", "input[2].content is odd"),
+        ("messages: the chat template refuses them: no messages", "input: the chat template refuses them: no messages"),
+        ("5 tokens (5 in the messages)", "5 tokens (5 in the input)"),
+        ("tools[0].function.name is odd", "tools[1].name is odd"),
+        ("'f' has 'pattern' at /properties/messages/items", "'f' has 'pattern' at /properties/messages/items"),
+        ("tool_choice.function.name is 'messages'", "tool_choice.name is 'messages'"),
+    ],
+)
+def test_what_chats_tell_is_told_by_the_names_of_the_request(told: str, name: str) -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}
+    asked = read(
+        instructions="a",
+        input=[{"role": "developer", "content": "b"}, USER, thought, {"role": "assistant", "content": "Yes."}],
+        tools=[TOOL, TOOL | {"name": "b"}],
+        tool_choice=choice,
+    )
+    assert asked.names.path(told) == name

@@ -1,16 +1,14 @@
-"""Anthropic's messages and their blocks to chat messages."""
+"""Anthropic's messages and their blocks to the messages of a chat."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from inflight.gateway.opaque_reasoning import open_reasoning
 from inflight.gateway.reading import JsonValue
+from inflight.gateway.turns import Turns
 from inflight.gateway.values import boolean, mapping, one_of
-
-Message = dict[str, Any]
 
 _ROLE = one_of("user", "assistant", "system")
 _TEXT = frozenset({"type", "text", "cache_control", "citations"})
@@ -23,32 +21,41 @@ the prompt, no prefix of it would ever be reused."""
 _TEXT_ALONE = "the models served take text"
 
 
-def read_messages(system: JsonValue | None, messages: JsonValue) -> list[Message]:
+def read_turns(system: JsonValue | None, messages: JsonValue) -> Turns:
     """Return the chat of a request's ``system`` and ``messages``.
 
     Raises:
         ApiError: naming the block and what is wrong with it.
     """
-    chat: list[Message] = []
+    turns = Turns(merges_users=True)
     text = "" if system is None else _BILLING_LINE.sub("", _read_system(system))
     if text:
-        chat.append({"role": "system", "content": text})
+        turns.say("system", text, "system")
     elements = messages.elements()
     if not elements:
         raise messages.error("is empty; it must have at least one message")
-    names: dict[str, str] = {}
     for message in elements:
-        message.only(("role", "content"))
-        role, content = message.need("role").read(_ROLE), message.need("content")
-        if role == "assistant":
-            chat.append(_read_assistant(content, names))
-        elif role == "system":
-            chat.append({"role": "system", "content": _read_system(content)})
-        else:
-            chat += _read_user(content, names)
-    if chat[-1]["role"] == "assistant" and (not chat[-1]["content"] or "tool_calls" in chat[-1]):
+        _add_message(turns, message)
+    last = turns.messages()[-1]
+    if last["role"] == "assistant" and ("tool_calls" in last or not last["content"].strip()):
         raise elements[-1].error("is the assistant's; the last message may only be so with text, which is continued")
-    return chat
+    return turns
+
+
+def _add_message(turns: Turns, message: JsonValue) -> None:
+    message.only(("role", "content"))
+    role, content = message.need("role").read(_ROLE), message.need("content")
+    if role == "system":
+        turns.say("system", _read_system(content), message.path)
+    elif isinstance(content.value, str):
+        if role == "assistant":
+            turns.answer(content.text(), message.path)
+        else:
+            turns.say("user", content.text(), message.path)
+    elif role == "assistant":
+        _add_assistant(turns, content, message.path)
+    else:
+        _add_user(turns, content, message.path)
 
 
 def _read_system(system: JsonValue) -> str:
@@ -58,68 +65,52 @@ def _read_system(system: JsonValue) -> str:
     return "\n\n".join(text for text in texts if not _BILLING_LINE.fullmatch(text))
 
 
-def _read_user(content: JsonValue, names: dict[str, str]) -> list[Message]:
-    """Return the messages of a user's turn: a tool's for each result, a user's for the text between them.
-
-    ``names`` has the tool that each call before it calls, by the call's id.
-    """
-    if isinstance(content.value, str):
-        return [{"role": "user", "content": content.text()}]
-    found: list[Message] = []
+def _add_user(turns: Turns, content: JsonValue, place: str) -> None:
+    """Add a user's turn: a tool's message for each result, and then one of the user for the text."""
+    texts: list[str] = []
     for block in content.elements():
         kind = _block_type(block)
         if kind.value == "tool_result":
-            found.append(_read_result(block, names))
-        elif (text := _read_text(block, kind)) and found and found[-1]["role"] == "user":
-            found[-1]["content"] += f"\n{text}"
+            _add_result(turns, block)
         else:
-            found.append({"role": "user", "content": text})
-    if not found:
+            texts.append(_read_text(block, kind))
+    if not content.value:
         raise content.error("is empty; it must have at least one block")
-    return found
+    if any(texts) or len(texts) == len(content.value):
+        turns.say("user", "\n".join(filter(None, texts)), place)
 
 
-def _read_result(block: JsonValue, names: dict[str, str]) -> Message:
+def _add_result(turns: Turns, block: JsonValue) -> None:
     block.only(_RESULT)
     call_id, content, failed = block.need("tool_use_id"), block.get("content"), block.get("is_error")
-    name = names.get(call_id.name())
-    if name is None:
+    if not turns.has_call(call_id.name()):
         raise call_id.error(f"is {call_id.text()[:64]!r}; no tool_use block before it has this id")
     text = _read_content(content) if content is not None else ""
     if failed is not None and failed.read(boolean()):
         text = f"Error: {text}"  # no chat template has another place for it
-    return {"role": "tool", "tool_call_id": call_id.text(), "name": name, "content": text}
+    turns.output(call_id.text(), text, block.path)
 
 
 def _read_content(content: JsonValue) -> str:
     if isinstance(content.value, str):
         return content.text()
-    return "\n".join(_read_text(block, _block_type(block)) for block in content.elements())
+    return "\n".join(text for block in content.elements() if (text := _read_text(block, _block_type(block))))
 
 
-def _read_assistant(content: JsonValue, names: dict[str, str]) -> Message:
-    """Return the message of an assistant's turn, and note the tools of its calls in ``names``."""
-    if isinstance(content.value, str):
-        return {"role": "assistant", "content": content.text()}
-    thoughts: list[str] = []
-    texts: list[str] = []
-    calls: list[dict[str, Any]] = []
+def _add_assistant(turns: Turns, content: JsonValue, place: str) -> None:
+    turns.answer("", place)
     for block in content.elements():
         kind = _block_type(block)
         match kind.value:
             case "thinking":
-                thoughts.append(_read_thinking(block))
+                if thought := _read_thinking(block):
+                    turns.think(thought, place)
             case "redacted_thinking":
                 raise kind.refusal("this server makes no such blocks, and cannot read it")
             case "tool_use":
-                calls.append(_read_call(block))
-                names[calls[-1]["id"]] = calls[-1]["function"]["name"]
+                _add_call(turns, block, place)
             case _:
-                texts.append(_read_text(block, kind))
-    message: Message = {"role": "assistant", "content": "\n".join(texts) if texts or not calls else None}
-    if thoughts := [one for one in thoughts if one]:
-        message["reasoning_content"] = "\n".join(thoughts)
-    return message | ({"tool_calls": calls} if calls else {})
+                turns.answer(_read_text(block, kind), place)
 
 
 def _read_thinking(block: JsonValue) -> str:
@@ -133,13 +124,12 @@ def _read_thinking(block: JsonValue) -> str:
     return text
 
 
-def _read_call(block: JsonValue) -> dict[str, Any]:
+def _add_call(turns: Turns, block: JsonValue, place: str) -> None:
     block.only(_CALL)
     if (caller := block.get("caller")) is not None:
         caller.accept("the model is the only caller", {"type": "direct"})
     arguments = json.dumps(block.need("input").read(mapping()), ensure_ascii=False)
-    function = {"name": block.need("name").name(), "arguments": arguments}
-    return {"id": block.need("id").name(), "type": "function", "function": function}
+    turns.call(block.need("id").name(), block.need("name").name(), arguments, place)
 
 
 def _block_type(block: JsonValue) -> JsonValue:

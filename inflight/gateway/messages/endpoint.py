@@ -11,20 +11,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from inflight.gateway.as_chat import FieldNames, deltas_of, job_of, prompt_tokens_of
+from inflight.gateway.as_chat import deltas_of, job_of, prompt_tokens_of
 from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import ChoiceDelta, Job
 from inflight.gateway.messages.errors import message_error
 from inflight.gateway.messages.events import Json, MessageUsage, MessageWriter
-from inflight.gateway.messages.request import RENAMED, MessagesRequest, read_count_request, read_message_request
+from inflight.gateway.messages.request import MessagesRequest, read_count_request, read_message_request
 from inflight.gateway.preparing import prepared
 from inflight.gateway.reasoning_tokens import ReasoningTokens
 from inflight.gateway.requests import state_of
 from inflight.gateway.sse import EventStream, event, while_connected
-
-_NAMES = FieldNames(RENAMED)
 
 
 async def create_message(request: Request) -> Response:
@@ -34,7 +32,7 @@ async def create_message(request: Request) -> Response:
     gateway.metrics.ignored_fields(asked.ignored)
     request_id = state_of(request).request_id
     answer = _Answer(asked, gateway, model, job, request_id)
-    deltas = deltas_of(request, gateway, job, _NAMES)
+    deltas = deltas_of(request, gateway, job, asked.names)
     headers = {"request-id": request_id, **Fields({}, asked.ignored).headers()}
     if asked.stream:
         return EventStream(request, answer.stream(deltas), last=b"", on_error=answer.failed, headers=headers)
@@ -45,10 +43,10 @@ async def create_message(request: Request) -> Response:
 def _prepare(request: Request, gateway: Gateway, body: dict[str, Any]) -> tuple[MessagesRequest, str, Job]:
     asked = read_message_request(body, strict=gateway.settings.strict_fields)
     model = _checked(gateway, asked)
-    job = job_of(request, gateway, asked.chat, _NAMES, stream=asked.stream)
+    job = job_of(request, gateway, asked.chat, asked.names, stream=asked.stream)
     room = job.request.max_tokens if gateway.max_model_len is not None else asked.max_tokens
     engine_request = replace(job.request, max_tokens=min(asked.max_tokens, room))
-    return asked, model, replace(job, request=engine_request, guide_param=_NAMES.path(job.guide_param))
+    return asked, model, replace(job, request=engine_request, guide_param=asked.names.path(job.guide_param))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -58,7 +56,7 @@ async def count_tokens(request: Request) -> Response:
     def count_of(body: dict[str, Any]) -> tuple[MessagesRequest, int]:
         asked = read_count_request(body, strict=gateway.settings.strict_fields)
         _checked(gateway, asked)
-        return asked, prompt_tokens_of(gateway, asked.chat, _NAMES)
+        return asked, prompt_tokens_of(gateway, asked.chat, asked.names)
 
     asked, count = await prepared(request, count_of)
     gateway.metrics.ignored_fields(asked.ignored)

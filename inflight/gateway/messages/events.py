@@ -10,8 +10,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.gateway.messages.partial_json import complete_fields
 from inflight.gateway.opaque_reasoning import seal_reasoning
+from inflight.gateway.partial_json import complete_fields, is_object
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 Json = dict[str, Any]
@@ -50,12 +50,18 @@ class MessageWriter:
         self._open: Json | None = None
         self._pieces: list[str] = []
         """The text of the open block, or its input as JSON."""
+        self._cut = False
+        """Whether a call before the open block has ended without being complete."""
 
     @property
     def calls(self) -> bool:
-        """Whether there are calls of tools, complete or not."""
+        """Whether there are calls of tools, and all of them are complete."""
         blocks = [*self._content, *([self._open] if self._open is not None else [])]
-        return any(block["type"] == "tool_use" for block in blocks)
+        return any(block["type"] == "tool_use" for block in blocks) and not (self._cut or self._is_cut())
+
+    def _is_cut(self) -> bool:
+        """Whether the open block is a call that is not complete."""
+        return self._open is not None and self._open["type"] == "tool_use" and not is_object("".join(self._pieces))
 
     def begin(self, usage: MessageUsage) -> list[Json]:
         """Return the first events."""
@@ -81,7 +87,7 @@ class MessageWriter:
     def finish(self, stop_reason: str, stop_sequence: str | None, usage: MessageUsage) -> tuple[list[Json], Json]:
         """End the message; return the last events and the whole message."""
         events = self._end()
-        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "stop_details": None}
         events += [{"type": "message_delta", "delta": delta, "usage": usage.as_json()}, {"type": "message_stop"}]
         return events, self._message(stop_reason, stop_sequence, usage)
 
@@ -108,7 +114,8 @@ class MessageWriter:
         elif block["type"] == "text":
             block["text"] = text
         else:
-            block["input"] = complete_fields(text)  # max_tokens may have cut it
+            self._cut = self._cut or self._is_cut()
+            block["input"] = complete_fields(text)
         events.append({"type": "content_block_stop", "index": len(self._content)})
         self._content.append(block)
         self._open = None
@@ -119,5 +126,5 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": len(self._content), "delta": delta}
 
     def _message(self, stop_reason: str | None, stop_sequence: str | None, usage: MessageUsage) -> Json:
-        ends = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage.as_json()}
-        return {**self._fields, "content": list(self._content), **ends}
+        ends = {"stop_reason": stop_reason, "stop_sequence": stop_sequence, "stop_details": None}
+        return {**self._fields, "content": list(self._content), **ends, "usage": usage.as_json()}

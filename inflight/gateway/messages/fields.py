@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight.gateway.field_tables import CHAT
+from inflight.gateway.agent_fields import AGENTS
 from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
 from inflight.gateway.values import (
     Kind,
     anything,
+    boolean,
     integer,
     list_of,
     mapping,
@@ -17,16 +18,11 @@ from inflight.gateway.values import (
     string,
 )
 
-PASSED_ON = (
-    "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed logit_bias "
-    "stop_token_ids ignore_eos min_tokens bad_words allowed_token_ids priority deadline_ms "
-    "client_id"
-).split()
-"""Fields that mean what they mean in chat completions."""
 _INT32 = 2**31 - 1
 _MOST = 4096
 _CACHE_CONTROL: Kind = object_with({"type": one_of("ephemeral"), "ttl": one_of("5m", "1h")}, required=("type",))
 _ONE_MODEL = "one model answers, or none"
+_NOT_COUNTED = "the count of the prompt's tokens does not depend on it"
 _AS_SENT = "messages go to the model as they are sent"
 _NO_EDITS: tuple[dict[str, list[Any]], ...] = (
     {"edits": []},
@@ -36,7 +32,7 @@ _NO_EDITS: tuple[dict[str, list[Any]], ...] = (
 """Clearing nothing; Claude Code sends the second."""
 
 _PROMPT = (
-    CHAT["model"],
+    *(AGENTS[name] for name in ("model", "add_special_tokens", "chat_template_kwargs", "documents")),
     served(
         "messages",
         anything(),
@@ -55,7 +51,6 @@ _PROMPT = (
     ),
     served("output_config", mapping(), "`effort`, as `reasoning_effort` of chats; `format`: json_schema"),
     served("output_format", mapping(), "the older name of `output_config.format`"),
-    served("chat_template_kwargs", mapping(), "variables of the checkpoint's chat template"),
     accepted("cache_control", _CACHE_CONTROL, "equal prefixes of prompts are reused by themselves"),
     accepted("betas", list_of(string(), _MOST), "they are named by the fields that they allow"),
     *refused("speed", "all requests have one speed", "standard"),
@@ -64,11 +59,9 @@ _PROMPT = (
     *refused("mcp_servers", "this server calls no tools", []),
     *refused("user_profile_id workspace_id billing_policy", "there are no accounts"),
 )
-COUNT_TOKENS: Table = table(_PROMPT)
 MESSAGES: Table = table(
-    [CHAT[name] for name in PASSED_ON],
+    AGENTS.values(),
     _PROMPT,
-    CHAT["stream"],
     served("max_tokens", integer(1, _INT32), "most tokens to generate, thinking included; the context may end before"),
     served("stop_sequences", list_of(string(empty=False), _MOST), "strings that end the answer, without being part"),
     served("metadata", object_with({"user_id": string()}), "`user_id`: whose turn it uses, with batching.fairness"),
@@ -80,9 +73,26 @@ MESSAGES: Table = table(
     refused("thread", "nothing is stored; send all messages"),
     refused("stop", "use `stop_sequences`"),
     refused("max_completion_tokens", "use `max_tokens`"),
+    refused("stop_regex", "use `stop_sequences`, or a grammar", [], ""),
+    refused("user", "use `metadata.user_id`"),
+    refused("parallel_tool_calls", "use `tool_choice.disable_parallel_tool_use`", True),
+    refused("logprobs top_logprobs", "a message has no log-probs; use /v1/chat/completions", False, 0),
+    accepted(
+        "stream_options",
+        object_with({"include_obfuscation": boolean(), "include_usage": boolean()}),
+        "the last events always have the counts of tokens; no event is padded",
+    ),
     refused("response_format", "use `output_config.format`"),
     refused("reasoning_effort", "use `output_config.effort`"),
-    refused("n", "a message is one answer", 1),
+    refused("reasoning_format reasoning", "use `thinking`", "auto"),
+)
+_PROMPT_NAMES = frozenset(table(_PROMPT))
+COUNT_TOKENS: Table = table(
+    [
+        one if one.name in _PROMPT_NAMES or one.state != "served" else accepted(one.name, one.kind, _NOT_COUNTED)
+        for one in MESSAGES.values()
+    ],
+    refused("truncate_prompt_tokens", "all of the prompt is counted"),
 )
 MESSAGES_READER = Reader(MESSAGES, required=("model", "max_tokens", "messages"))
 COUNT_TOKENS_READER = Reader(COUNT_TOKENS, required=("model", "messages"))

@@ -6,23 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inflight.gateway.agent_fields import PASSED_ON
+from inflight.gateway.as_chat import FieldNames
 from inflight.gateway.fields import Reader
-from inflight.gateway.messages.conversation import read_messages
-from inflight.gateway.messages.fields import COUNT_TOKENS_READER, MESSAGES_READER, PASSED_ON
-from inflight.gateway.messages.tools import read_tools
+from inflight.gateway.messages.conversation import read_turns
+from inflight.gateway.messages.fields import COUNT_TOKENS_READER, MESSAGES_READER
+from inflight.gateway.messages.tools import read_message_tools
 from inflight.gateway.reading import JsonValue
 from inflight.gateway.values import integer, mapping, one_of
 
-RENAMED = {
-    r"response_format\.json_schema\b": "output_config.format",
-    r"response_format": "output_config.format",
-    r"reasoning_effort": "output_config.effort",
-    r"(tools\[\d+\])\.function\.parameters\b": r"\1.input_schema",
-    r"(tools\[\d+\])\.function\b": r"\1",
-    r"tool_choice\.function\b": "tool_choice",
-    r"^stop": "stop_sequences",
-}
-"""Paths of the chat's fields and what they are here, for errors."""
+_NAMES = FieldNames(
+    {
+        r"response_format\.json_schema\b": "output_config.format",
+        r"response_format": "output_config.format",
+        r"reasoning_effort": "output_config.effort",
+        r"(tools\[\d+\])\.function\.parameters\b": r"\1.input_schema",
+        r"(tools\[\d+\])\.function\b": r"\1",
+        r"tool_choice\.function\b": "tool_choice",
+        r"^stop": "stop_sequences",
+    }
+)
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 _THINKING = one_of("enabled", "disabled", "adaptive")
 
@@ -40,6 +43,8 @@ class MessagesRequest:
     """Whether the model is to think; None: the request does not say."""
     omits_thinking: bool
     """Whether the text of the thinking is left out of the answer."""
+    names: FieldNames
+    """The chat's fields as this request has them, for errors."""
     ignored: tuple[str, ...]
     """Paths of the fields that are not known, or that nothing can be done about."""
 
@@ -69,11 +74,12 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
     def value(name: str) -> JsonValue | None:
         return JsonValue(fields.get(name), name, ignored) if name in fields else None
 
-    chat = {name: fields.get(name) for name in ("model", "chat_template_kwargs", *PASSED_ON) if name in fields}
-    chat["messages"] = read_messages(value("system"), JsonValue(fields.get("messages"), "messages", ignored))
+    chat = {name: fields.get(name) for name in ("model", *PASSED_ON) if name in fields}
+    turns = read_turns(value("system"), JsonValue(fields.get("messages"), "messages", ignored))
+    chat["messages"] = turns.messages()
     if chat["messages"][-1]["role"] == "assistant":
         chat["continue_final_message"] = True
-    chat |= read_tools(value("tools"), value("tool_choice"))
+    chat |= read_message_tools(value("tools"), value("tool_choice"))
     chat |= _read_output(value("output_config"), value("output_format"))
     thinking = value("thinking")
     thinks = None if thinking is None else _read_thinking(thinking)
@@ -88,6 +94,7 @@ def _read(reader: Reader, body: Mapping[str, Any], strict: bool) -> MessagesRequ
         stream=fields.get("stream", False),
         thinks=thinks,
         omits_thinking=display is not None and display.read(one_of("summarized", "omitted")) == "omitted",
+        names=_NAMES.at(messages=turns.places()),
         ignored=(*fields.ignored, *ignored),
     )
 
@@ -111,7 +118,10 @@ def _read_output(config: JsonValue | None, older: JsonValue | None) -> dict[str,
             raise budget.refusal("only max_tokens limits an answer")
         if (effort := config.get("effort")) is not None:
             chat["reasoning_effort"] = effort.read(_EFFORTS)
-        form = config.get("format") or older
+        form = config.get("format")
+        if form is not None and older is not None:
+            raise older.error("is the older name of output_config.format, and both are given")
+        form = form or older
     if form is not None:
         form.only(("type", "schema", "name"))
         form.need("type").read(one_of("json_schema"))

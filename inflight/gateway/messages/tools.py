@@ -13,7 +13,7 @@ _ASKING = frozenset({"defer_loading", "allowed_callers", "input_examples"})
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def read_tools(tools: JsonValue | None, choice: JsonValue | None) -> dict[str, Any]:
+def read_message_tools(tools: JsonValue | None, choice: JsonValue | None) -> dict[str, Any]:
     """Return the fields of a chat that say the same: tools, tool_choice and parallel_tool_calls.
 
     Raises:

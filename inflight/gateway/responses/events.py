@@ -21,18 +21,19 @@ from inflight.gateway.responses.items import (
     MessageItem,
     OutputItem,
     ReasoningItem,
-    new_id,
+    random_id,
 )
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
-_CUT_BY = {"length": "max_output_tokens", "deadline": "deadline"}
-"""Why a response is incomplete, by the reason for its end. A deadline is a field of ours, and so is its name."""
+_TOO_LONG = {"reason": "max_output_tokens"}
+"""Why a response is incomplete: the limit of its tokens, the end of the context or the deadline. Clients know no other
+reason that fits."""
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 """Codes that the response of a failure may have; all others are ``server_error``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResponseUsage:
     """Tokens of a response, as the engine counts them."""
 
     prompt: int
@@ -61,7 +62,7 @@ class ResponseWriter:
             model: the model's name.
             seals_reasoning: reasoning is returned in opaque form too.
         """
-        self._fields = {"id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
+        self._fields = {"id": random_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
         self._fields |= shown
         self._seals_reasoning = seals_reasoning
         self._events = 0
@@ -85,27 +86,35 @@ class ResponseWriter:
             case ArgumentsDelta(_, text):
                 return self._more(CallItem, text)
 
-    def finish(self, finish_reason: str, usage: Usage) -> list[Json]:
-        """End the response; return the last events. Without any output it has a message without text."""
-        reason = _CUT_BY.get(finish_reason)
-        status = INCOMPLETE if reason else COMPLETED
+    def add_log_probs(self, log_probs: Sequence[Json]) -> list[Json]:
+        """Take log-probs of text that has been added before; return their event."""
+        return self._more(MessageItem, "", log_probs)
+
+    def finish(self, *, cut: bool, usage: ResponseUsage) -> list[Json]:
+        """End the response; return the last events. Without any output it has a message without text.
+
+        Args:
+            cut: whether a limit has ended the output.
+            usage: the tokens of the response.
+        """
+        status = INCOMPLETE if cut else COMPLETED
         events = self._begin(MessageItem()) if self._open is None and not self._output else []
         events += self._end(status)
-        details = {"reason": reason} if reason else None
-        response = self._response(status, incomplete_details=details, usage=usage.as_json())
+        response = self._response(status, incomplete_details=_TOO_LONG if cut else None, usage=usage.as_json())
         return [*events, self._event({"type": f"response.{status}", "response": response})]
 
     def fail(self, error: ApiError) -> list[Json]:
-        """End the response because of an error; return the last events.
+        """End the response because of an error; return the last events, after the first ones if there were none yet.
 
-        The very last one has the error twice: OpenAI's types want its fields in the event itself, and OpenAI's clients
-        raise what they find under ``error``.
+        The event ``error`` has the error twice: OpenAI's types want its fields in the event itself, and OpenAI's
+        clients raise what they find under ``error``.
         """
         told = {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
-        events = self._end(INCOMPLETE)
-        failed = {"type": "response.failed", "response": self._response("failed", error=told)}
+        events = [] if self._events else self.begin()
+        events += self._end(INCOMPLETE)
         fields = {"code": error.code, "message": error.message, "param": error.param}
-        return [*events, self._event(failed), self._event({"type": "error", **fields, **error.body()})]
+        events.append(self._event({"type": "error", **fields, **error.body()}))
+        return [*events, self._event({"type": "response.failed", "response": self._response("failed", error=told)})]
 
     def _more(self, kind: type[OutputItem], text: str, log_probs: Sequence[Json] = ()) -> list[Json]:
         events = []

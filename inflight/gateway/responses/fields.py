@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight.gateway.agent_fields import AGENTS
 from inflight.gateway.field_tables import CHAT
 from inflight.gateway.fields import Reader, Table, accepted, refused, served, table
 from inflight.gateway.values import (
@@ -28,12 +29,6 @@ _OF_OTHER_ITEMS = (
 )
 """What ``include`` may ask of items that no response of this server has."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-PASSED_ON = (
-    "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed logit_bias stop "
-    "stop_token_ids ignore_eos min_tokens bad_words allowed_token_ids chat_template_kwargs parallel_tool_calls "
-    "priority deadline_ms client_id user"
-).split()
-"""Fields that mean what they mean in chat completions."""
 _INT32 = 2**31 - 1
 _MOST_TOOLS = 1024
 _NO_STORE = "nothing is stored; send the whole conversation as `input`"
@@ -46,9 +41,8 @@ _REASONING: dict[str, Kind] = {
 }
 
 RESPONSES: Table = table(
-    [CHAT[name] for name in PASSED_ON],
-    CHAT["model"],
-    CHAT["stream"],
+    AGENTS.values(),
+    [CHAT[name] for name in ("stop", "parallel_tool_calls", "user")],
     served("input", anything(), "a user's text, or a list of items: messages, reasoning, calls and their outputs"),
     served("instructions", string(), "the system's message, before all items"),
     served("max_output_tokens", integer(1, _INT32), "most tokens to generate, reasoning included"),
@@ -68,11 +62,6 @@ RESPONSES: Table = table(
         "`effort`, as `reasoning_effort` of chats; `summary` may be `auto`: none is made, the text is shown",
     ),
     served("metadata", mapping_of(string(512), 16), "repeated in the response"),
-    CHAT["safety_identifier"],
-    CHAT["prompt_cache_key"],
-    CHAT["prompt_cache_retention"],
-    CHAT["prompt_cache_options"],
-    CHAT["service_tier"],
     accepted("max_tool_calls", integer(1, _INT32), "it limits built-in tools, of which there are none"),
     accepted("client_metadata", anything(), "notes of Codex to its own service"),
     accepted(
@@ -87,14 +76,13 @@ RESPONSES: Table = table(
     refused("truncation", "a conversation that is too long is refused, and never cut", "disabled"),
     refused("context_management", "a conversation is never compacted", []),
     refused("prompt", "no prompt templates are stored; use `instructions` and `input`"),
-    refused("moderation", "answers are not moderated"),
     refused("access_programs", "there are none"),
     refused("image", "the models served take text"),
-    refused("messages", "use `input`, or /v1/chat/completions"),
-    refused("max_tokens max_completion_tokens", "use `max_output_tokens`"),
+    refused("messages input_ids", "use `input`, or /v1/chat/completions"),
+    refused("max_tokens max_completion_tokens n_predict max_new_tokens", "use `max_output_tokens`"),
     refused("response_format", "use `text.format`"),
-    refused("reasoning_effort", "use `reasoning.effort`"),
+    refused("reasoning_effort reasoning_format thinking", "use `reasoning.effort`", "auto"),
+    refused("verbosity", "use `text.verbosity`"),
     refused("logprobs", f"use `top_logprobs`, or `include` with `{LOG_PROBS}`", False),
-    refused("n", "a response has one answer", 1),
 )
 RESPONSES_READER = Reader(RESPONSES, required=("model", "input"))

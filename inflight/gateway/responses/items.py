@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from inflight.gateway.opaque_reasoning import seal_reasoning
+from inflight.gateway.partial_json import is_object
 
 Json = dict[str, Any]
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
-def new_id(prefix: str) -> str:
+def random_id(prefix: str) -> str:
     """Return an id such as ``msg_3f…``, which nobody can guess."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
@@ -25,7 +26,7 @@ class OutputItem(ABC):
     """Of its id."""
 
     def __init__(self) -> None:
-        self.id = new_id(self.prefix)
+        self.id = random_id(self.prefix)
         self._pieces: list[str] = []
 
     @property
@@ -122,13 +123,13 @@ class ReasoningItem(_WithPart):
 
 
 class CallItem(OutputItem):
-    """A call of a function."""
+    """A call of a function. It is complete with its arguments, whatever ends the output."""
 
     prefix, delta = "fc", "response.function_call_arguments.delta"
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._name, self._call_id = name, new_id("call")
+        self._name, self._call_id = name, random_id("call")
 
     def begin(self) -> list[Json]:
         return []
@@ -138,5 +139,7 @@ class CallItem(OutputItem):
         return [self._event(kind, name=self._name, arguments=self.text)]
 
     def whole(self, status: str) -> Json:
+        if status != IN_PROGRESS:
+            status = COMPLETED if is_object(self.text) else INCOMPLETE
         fields = {"call_id": self._call_id, "name": self._name, "arguments": self.text}
         return {"type": "function_call", "id": self.id, "status": status} | fields

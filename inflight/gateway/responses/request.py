@@ -6,22 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inflight.gateway.agent_fields import PASSED_ON
+from inflight.gateway.as_chat import FieldNames
 from inflight.gateway.fields import Fields
 from inflight.gateway.reading import JsonValue
-from inflight.gateway.responses.conversation import read_messages
-from inflight.gateway.responses.fields import LOG_PROBS, PASSED_ON, RESPONSES_READER, SEALED_REASONING
-from inflight.gateway.responses.tools import read_text_format, read_tools
+from inflight.gateway.responses.conversation import read_turns
+from inflight.gateway.responses.fields import LOG_PROBS, RESPONSES_READER, SEALED_REASONING
+from inflight.gateway.responses.tools import read_response_tools, read_text_format
 
-RENAMED = {
-    r"max_completion_tokens": "max_output_tokens",
-    r"response_format\.json_schema\b": "text.format",
-    r"response_format": "text.format",
-    r"(tools\[\d+\])\.function\b": r"\1",
-    r"tool_choice\.function\b": "tool_choice",
-    r"reasoning_effort": "reasoning.effort",
-    r"messages": "input",
-}
-"""Paths of the chat's fields and what they are here, for errors."""
+_PASSED_ON = ("model", "stop", "parallel_tool_calls", "user", *PASSED_ON)
+_NAMES = FieldNames(
+    {
+        r"max_completion_tokens": "max_output_tokens",
+        r"response_format\.json_schema\b": "text.format",
+        r"response_format": "text.format",
+        r"(tools\[\d+\])\.function\b": r"\1",
+        r"tool_choice\.function\b": "tool_choice",
+        r"reasoning_effort": "reasoning.effort",
+        r"^messages\b|(?<=in the )messages|(?<=length of the )messages": "input",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class ResponsesRequest:
     log_probs: bool
     seals_reasoning: bool
     """Whether reasoning is returned as an opaque text too."""
+    names: FieldNames
+    """The chat's fields as this request has them, for errors."""
     ignored: tuple[str, ...]
     """Paths of the fields that are not known."""
 
@@ -52,13 +58,14 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
     """
     fields = RESPONSES_READER.read(body, strict=strict)
     ignored: list[str] = []
-    tools = read_tools(_value(fields, "tools", ignored), _value(fields, "tool_choice", ignored))
+    tools = read_response_tools(_value(fields, "tools", ignored), _value(fields, "tool_choice", ignored))
     text = read_text_format(_value(fields, "text", ignored))
     included, top_log_probs = fields.get("include", ()), fields.get("top_logprobs", 0)
     reasoning = fields.get("reasoning", {})
     log_probs = LOG_PROBS in included or top_log_probs > 0
-    chat = {name: fields.get(name) for name in ("model", *PASSED_ON) if name in fields}
-    chat["messages"] = read_messages(fields.get("instructions"), JsonValue(fields.get("input"), "input", ignored))
+    chat = {name: fields.get(name) for name in _PASSED_ON if name in fields}
+    turns = read_turns(fields.get("instructions"), JsonValue(fields.get("input"), "input", ignored))
+    chat["messages"] = turns.messages()
     if tools.chat:
         chat |= {"tools": tools.chat, "tool_choice": tools.choice}
     if text.chat is not None:
@@ -76,6 +83,7 @@ def read_request(body: Mapping[str, Any], *, strict: bool) -> ResponsesRequest:
         stream=fields.get("stream", False),
         log_probs=log_probs,
         seals_reasoning=SEALED_REASONING in included,
+        names=_NAMES.at(messages=turns.places(), tools=tools.places),
         ignored=(*fields.ignored, *ignored),
     )
 

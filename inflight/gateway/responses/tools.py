@@ -15,7 +15,7 @@ _OWN_TOOLS = "this server runs no tools; it serves functions, which the client c
 
 
 @dataclass(frozen=True)
-class Tools:
+class ResponseTools:
     """The tools of a request."""
 
     chat: list[dict[str, Any]]
@@ -25,36 +25,48 @@ class Tools:
     shown: list[dict[str, Any]]
     """As the response repeats them."""
     shown_choice: str | dict[str, Any]
+    places: list[str]
+    """The path in the request of each tool that may be called."""
 
 
-def read_tools(tools: JsonValue | None, choice: JsonValue | None) -> Tools:
+def read_response_tools(tools: JsonValue | None, choice: JsonValue | None) -> ResponseTools:
     """Return the tools and their choice.
 
     Raises:
         ApiError: naming the tool and what is wrong with it.
     """
-    shown = [_read_tool(tool) for tool in tools.elements()] if tools is not None else []
+    given = tools.elements() if tools is not None else []
+    shown = [_read_tool(tool) for tool in given]
+    places = [tool.path for tool in given]
     names = [tool["name"] for tool in shown]
     if choice is None:
-        return Tools(_as_chat(shown), "auto", shown, "auto")
+        return ResponseTools(_as_chat(shown), "auto", shown, "auto", places)
     if isinstance(choice.value, str):
         mode = choice.read(one_of("none", "auto", "required"))
         if mode == "required" and not shown:
             raise choice.error('is "required"; it needs tools')
-        return Tools(_as_chat(shown), mode, shown, mode)
+        return ResponseTools(_as_chat(shown), mode, shown, mode, places)
     kind = choice.need("type")
     match kind.text():
         case "function":
             named = {"type": "function", "name": _known(choice, names)}
-            return Tools(_as_chat(shown), {"type": "function", "function": {"name": named["name"]}}, shown, named)
+            chat_choice = {"type": "function", "function": {"name": named["name"]}}
+            return ResponseTools(_as_chat(shown), chat_choice, shown, named, places)
         case "allowed_tools":
-            allowed = [_known(tool, names) for tool in choice.need("tools").elements()]
-            mode = choice.need("mode").read(one_of("auto", "required"))
-            if not allowed:
-                raise choice.need("tools").error("is empty; it must name at least one tool")
-            rest = [tool for tool in shown if tool["name"] in allowed]
-            return Tools(_as_chat(rest), mode, shown, choice.object())
+            return _allowed(choice, shown, places)
     raise kind.refusal(_OWN_TOOLS)
+
+
+def _allowed(choice: JsonValue, shown: list[dict[str, Any]], places: list[str]) -> ResponseTools:
+    """Return the tools that a choice allows, of all that there are."""
+    names = [tool["name"] for tool in shown]
+    allowed = [_known(tool, names) for tool in choice.need("tools").elements()]
+    mode = choice.need("mode").read(one_of("auto", "required"))
+    if not allowed:
+        raise choice.need("tools").error("is empty; it must name at least one tool")
+    rest = [(tool, place) for tool, place in zip(shown, places, strict=True) if tool["name"] in allowed]
+    chat = _as_chat([tool for tool, _ in rest])
+    return ResponseTools(chat, mode, shown, choice.object(), [place for _, place in rest])
 
 
 def _read_tool(tool: JsonValue) -> dict[str, Any]:

@@ -1,11 +1,35 @@
-"""The complete fields of an object whose JSON has been cut off, as Anthropic's clients read it from a stream."""
+"""Objects whose JSON may have been cut off: the fields that are complete, as Anthropic's clients read them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from inflight.text.output.json_text import JsonText
+
 _CLOSERS = {"{": "}", "[": "]"}
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is the JSON of a whole object."""
+    return _read(text) == (text.strip(), True)
+
+
+def whole_object(text: str) -> str | None:
+    """Return the JSON of an object; of one that has been cut off, its complete fields; None: the text begins none."""
+    accepted, whole = _read(text)
+    if not accepted:
+        return None
+    return accepted if whole else json.dumps(complete_fields(accepted), ensure_ascii=False)
+
+
+def _read(text: str) -> tuple[str, bool]:
+    """Return the JSON of an object or of its beginning, and whether it is whole; "": the text is neither."""
+    value, text = JsonText(), text.strip()
+    accepted, place = value.feed(text, 0)
+    if not text.startswith("{") or value.broken or place < len(text):
+        return "", False
+    return accepted, value.done
 
 
 def complete_fields(text: str) -> dict[str, Any]:

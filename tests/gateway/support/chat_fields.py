@@ -1,0 +1,37 @@
+"""Values of the fields of chats that the Responses and the Messages API have too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHAT_FIELDS: dict[str, Any] = {
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 5,
+    "add_special_tokens": True,
+    "chat_template_kwargs": {"a": 1},
+    "documents": [{"text": "Hi"}],
+    "structured_outputs": {"regex": "a"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": 'root ::= "a"',
+    "regex": "a",
+    "ebnf": 'root ::= "a"',
+}
+"""Those that do the same there."""
+REFUSED_OF_CHATS: dict[str, Any] = dict.fromkeys(
+    (
+        "use_beam_search num_beams length_penalty early_stopping cache_salt kv_transfer_params lora_path lora "
+        "lora_request mm_processor_kwargs media_io_kwargs vllm_xargs custom_params custom_logit_processor "
+        "logits_processors stop_regex spaces_between_special_tokens return_hidden_states typical_p top_a tfs_z "
+        "top_n_sigma epsilon_cutoff eta_cutoff mirostat xtc_probability dry_multiplier dynatemp_range "
+        "smoothing_factor num_return_sequences prompt_logprobs logprob_token_ids thinking_token_budget "
+        "repetition_detection id_slot cache_prompt separate_reasoning stream_reasoning audio prediction "
+        "web_search_options functions function_call echo best_of n chat_template reasoning_format suffix "
+        "guided_whitespace_pattern grammar json_schema return_tokens_as_token_ids return_token_ids "
+        "continue_final_message include_reasoning add_generation_prompt request_id rid"
+    ).split(),
+    "something",
+)
+"""Those that are refused there."""

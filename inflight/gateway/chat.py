@@ -23,7 +23,7 @@ from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
-from inflight.gateway.usage import usage_object
+from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 
@@ -78,21 +78,20 @@ class ChatAnswer:
 
     async def events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
-        options = self._fields.get("stream_options", {})
-        continuous = options.get("continuous_usage_stats", False)
+        counts = StreamedCounts.asked(self._fields)
         states = [_StreamedChoice() for _ in range(self._job.request.sequences)]
         chunks = _ChunkWriter(self._head)
         usage, first = Usage(0, 0), True
         async with aclosing(deltas):
             async for delta in deltas:
                 usage = delta.usage
-                more: dict[str, Any] = {"usage": usage_object(usage)} if continuous else {}
+                more: dict[str, Any] = {"usage": usage_object(usage)} if counts.in_each else {}
                 if first and self._returns_ids:
                     more["prompt_token_ids"] = list(self._job.request.prompt)
                 for choice in self._streamed(states[delta.index], delta):
                     first = False
                     yield chunks.chunk(choice, more)
-        if options.get("include_usage") or continuous:
+        if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
 
     def _streamed(self, state: _StreamedChoice, delta: ChoiceDelta) -> list[dict[str, Any]]:
@@ -164,7 +163,7 @@ class _StreamedChoice:
         if self.begun:
             return said
         self.begun = True
-        return {"role": "assistant", "content": None if said else "", **said}
+        return {"role": "assistant", "content": None, **said}
 
     def take(self) -> tuple[list[TokenLogProb], list[int]]:
         """Return what goes with the next chunk: the log-probs and the tokens since the one before."""

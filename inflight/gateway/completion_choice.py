@@ -23,7 +23,7 @@ class CompletionChoice:
         self._nothing = fields.get("max_tokens") == 0
         self._returns_ids = fields.get("return_token_ids", False)
         self._names = TokenNames(tokenizer, "bytes:", fields.get("return_tokens_as_token_ids", False))
-        self._begun = False
+        self._begun = self._taken = False
         self._text = ""
         self._entries: list[TokenLogProb] = []
         self._token_ids: list[int] = []
@@ -61,7 +61,8 @@ class CompletionChoice:
         }
         if self._returns_ids:
             choice["token_ids"] = self._token_ids
-            choice["prompt_token_ids"] = list(self._job.request.prompt)
+            choice |= {} if self._taken else {"prompt_token_ids": list(self._job.request.prompt)}
+        self._taken = True
         self._text, self._entries, self._token_ids = "", [], []
         return choice
 

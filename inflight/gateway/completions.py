@@ -26,7 +26,7 @@ from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.prompts import Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
-from inflight.gateway.usage import usage_object
+from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.text.output.format import ChatFormat
 
 DEFAULT_MAX_TOKENS = 16
@@ -98,7 +98,7 @@ class CompletionAnswer:
             "created": int(time.time()),
             "model": model,
         }
-        self._options = fields.get("stream_options", {})
+        self._counts = StreamedCounts.asked(fields)
         self._count = fields.get("n", 1)
         self._usages = [Usage(len(job.request.prompt), 0) for job in jobs]
         self._nothing = fields.get("max_tokens") == 0
@@ -118,14 +118,13 @@ class CompletionAnswer:
 
     async def events(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
-        continuous = self._options.get("continuous_usage_stats", False)
         async with aclosing(deltas):
             async for number, delta in deltas:
                 choice = self._take(number, delta)
                 if choice.has_news:
-                    more = {"usage": usage_object(self._usage())} if continuous else {}
+                    more = {"usage": usage_object(self._usage())} if self._counts.in_each else {}
                     yield event(_json({**self._head, "choices": [choice.take()], **more}))
-        if self._options.get("include_usage") or continuous:
+        if self._counts.at_the_end:
             yield event(_json({**self._head, "choices": [], "usage": usage_object(self._usage())}))
 
     def _take(self, number: int, delta: ChoiceDelta) -> CompletionChoice:

@@ -96,7 +96,7 @@ _REQUEST = (
         "stream_options",
         STREAM_OPTIONS,
         "`include_usage`: a last chunk with the counts of tokens, whose `choices` is empty; "
-        "`continuous_usage_stats`: counts in each chunk; `include_obfuscation` is accepted: there is none",
+        "`continuous_usage_stats` beside it: counts in each chunk; `include_obfuscation` is accepted: there is none",
     ),
     served(
         "priority", integer(-_INT32 - 1, _INT32), "higher is served first, as with SGLang; vLLM serves lower ones first"

@@ -24,7 +24,7 @@ from inflight import contract
 from inflight.client.errors import from_wire
 from inflight.client.grpc_transport import channel_options
 from inflight.client.request import NUMPY_TYPES
-from inflight.errors import EngineFailure, InflightError
+from inflight.errors import EngineFailure, InflightError, RequestCancelled
 from inflight.sampling import Guide
 from inflight.text.preprocess import word_lists
 
@@ -87,7 +87,7 @@ class EngineDelta:
     text_limit: int | None
     """With stop strings: how many characters of the generated text may be shown so far; None: all."""
     finish_reason: str | None
-    """The last delta of a sequence has one: stop, length, cancelled or deadline."""
+    """The last delta of a sequence has one: stop, length or deadline."""
     log_probs: list[float]
     top_log_probs: list[list[tuple[int, float]]]
     """Per new token the likeliest ones, the best first."""
@@ -113,7 +113,7 @@ class EngineClient:
         """Generate, and yield what comes; closing the generator cancels the request at once.
 
         Raises:
-            InflightError: the engine's error, or that it is away.
+            InflightError: the engine's error, or that it is away; RequestCancelled where somebody else stopped it.
         """
         message = encode(request, self._model)
         # Without the header `triton_grpc_error`, an error comes without a status, which its message names. With it, the
@@ -126,6 +126,8 @@ class EngineClient:
                     raise from_wire(answer.error_message)
                 if answer.infer_response.outputs:
                     delta = read_delta(decode(answer.infer_response))
+                    if delta.finish_reason == "cancelled":
+                        raise RequestCancelled("the request was cancelled at the engine")
                     ended += delta.finish_reason is not None
                     yield delta
             answered = True

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inflight.errors import InflightError, RequestCancelled
+from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
@@ -94,8 +94,6 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     waiting: list[EngineDelta] = []
     try:
         async for delta in deltas:
-            if delta.finish_reason == "cancelled":
-                raise RequestCancelled("the request was cancelled at the engine")
             scores = scores or _prompt_scores(delta)
             waiting.append(delta)
             if job.request.prompt_log_probs is not None and scores is None:

@@ -19,7 +19,7 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
 from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
+from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     streams = wants_stream(fields)
     job = await chat_job(request, fields, gateway, stream=streams)
     answer = ChatAnswer(fields, gateway, model, job)
-    deltas = counted(request, gateway, run(gateway, job))
+    deltas = counted(request, gateway, job)
     if streams:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))

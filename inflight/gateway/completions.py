@@ -20,7 +20,7 @@ from inflight.gateway.counting import counted
 from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
+from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.guides import read_guide
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.prompts import Prompt, read_prompts
@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
     prompts = await read_prompts(fields["prompt"], gateway, add_special_tokens=special)
     jobs = [_job(request, fields, gateway, prompt, stream=streams) for prompt in prompts]
     answer = CompletionAnswer(fields, gateway, model, jobs, prompts)
-    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], AT_ONCE)
+    deltas = merged([counted(request, gateway, job) for job in jobs], AT_ONCE)
     if streams:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))

@@ -69,6 +69,8 @@ class GenerateRequest:
     log_prob_token_ids: Sequence[int] = ()
     pooling: str | None = None
     """``last`` or ``mean``: no token is generated, and the output ``embedding`` comes instead."""
+    timed: bool = False
+    """Whether the last delta of each sequence says when its first token was made."""
     priority: int = 0
     deadline_ms: int | None = None
     client_id: str = ""
@@ -97,6 +99,12 @@ class EngineDelta:
     """Prompt tokens that came from the prefix cache; with the last delta, before it 0."""
     outputs: Mapping[str, np.ndarray]
     """All tensors of the response."""
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from arrival at the engine to the sequence's first token; None: there is none, or nobody asked."""
+        arrived, made = (_scalar(self.outputs, name) for name in ("arrival_time_ns", "first_token_time_ns"))
+        return (made - arrived) / 1e9 if made else None
 
 
 class EngineClient:
@@ -236,6 +244,7 @@ _SCALARS: tuple[tuple[str, str, Any], ...] = (
     ("num_top_log_probs", "top_log_probs", 0),
     ("num_prompt_log_probs", "prompt_log_probs", None),
     ("pooling", "pooling", None),
+    ("return_perf_metrics", "timed", False),
     ("priority", "priority", 0),
     ("deadline_ms", "deadline_ms", None),
     ("client_id", "client_id", ""),

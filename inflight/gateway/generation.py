@@ -80,6 +80,8 @@ class ChoiceDelta:
     """With the end: the stop string that ended it, or ``deadline``."""
     prompt_scores: PromptScores | None = None
     """Where log-probs of the prompt were asked for; the same with each delta."""
+    first_token_s: float | None = None
+    """With the end, of an answer that is not streamed: seconds that the engine took to make its first token."""
 
 
 async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
@@ -158,7 +160,7 @@ class _Choice:
         entries = self._entries(delta, ends)
         reason = self._finish_reason(delta.finish_reason)
         why = "deadline" if delta.finish_reason == "deadline" else stop
-        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores)
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores, delta.first_token_s)
 
     def _visible(self, piece: Piece) -> Piece:
         """Return a special token that is shown, and that the parser does not know, as its text."""

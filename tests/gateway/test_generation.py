@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from string import ascii_lowercase
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.gateway.support.answers import (
     MODEL,
     ask,
     chunks,
+    first_tokens,
     joined,
     random_sampling,
     refusal,
@@ -136,6 +138,16 @@ def test_usage_counts_cached_tokens_and_comes_with_each_chunk_if_asked(gateway: 
     assert [part["usage"]["completion_tokens"] for part in parts][-1] == 3
     assert parts[-1]["choices"] == []
     assert parts[-1]["usage"] == second
+
+
+def test_the_first_token_of_a_whole_answer_is_counted(gateway: Beside) -> None:
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    with gateway.client() as client:
+        before, began = first_tokens(client, CHAT), time.perf_counter()
+        ask(client, CHAT, messages=messages, max_tokens=40)
+        after, ended = first_tokens(client, CHAT), time.perf_counter()
+    assert after[0] == before[0] + 1
+    assert 0 < after[1] - before[1] < ended - began
 
 
 def test_lm_evals_request_has_one_generated_slot_even_for_an_end_id(gateway: Beside) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from inflight.resources import DEMO
 from inflight.text.tokenizer import Tokenizer
-from tests.gateway.support.answers import CHAT, COMPLETIONS, ask, chunks, joined, without_names
+from tests.gateway.support.answers import CHAT, COMPLETIONS, ask, chunks, first_tokens, joined, without_names
 from tests.gateway.support.drawn import Drawn, drawn_engine
 from tests.gateway.support.gateways import Inside
 from tests.support.properties import examples
@@ -132,3 +133,21 @@ def test_counts_come_where_they_are_asked_for(
         parts = chunks(client, path, **asked, stream_options=options)
     assert ("usage" in parts[-1], parts[-1]["choices"] == []) == (ends, ends)
     assert {"usage" in part for part in parts if part["choices"]} == {in_each}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_first_token_of_a_whole_answer_counts_when_the_engine_made_it(
+    served: tuple[Inside, Drawn], path: str
+) -> None:
+    running, current = served
+    asked = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    vars(current).update(vars(Drawn([tokens_of("Yes, it is.")], first_token_s=1000)))
+    with running.client() as client:
+        before, began = first_tokens(client, path), time.perf_counter()
+        ask(client, path, **asked, n=2)
+        between, answered = first_tokens(client, path), time.perf_counter()
+        chunks(client, path, **asked, n=2)
+        after, ended = first_tokens(client, path), time.perf_counter()
+    assert [count for count, _ in (before, between, after)] == [before[0] + more for more in range(3)]
+    assert 1000 <= between[1] - before[1] < 1000 + answered - began
+    assert 0 < after[1] - between[1] < ended - answered

@@ -135,3 +135,16 @@ def random_sampling(draw: random.Random) -> dict[str, Any]:
     }
     chosen = {name: value for name, value in maybe.items() if draw.random() < 0.3}
     return {"seed": draw.randrange(1 << 40), "temperature": draw.choice([0, 1, 2]), **chosen}
+
+
+def first_tokens(client: httpx.Client, path: str) -> tuple[float, float]:
+    """Return how many first tokens the metrics have of a route, and their seconds together."""
+    found = {}
+    for line in client.get("/metrics").text.splitlines():
+        name, _, value = line.rpartition(" ")
+        found[name] = value
+    count, total = (
+        found.get(f'inflight_gateway_time_to_first_token_seconds_{part}{{route="{path}"}}', 0)
+        for part in ("count", "sum")
+    )
+    return float(count), float(total)

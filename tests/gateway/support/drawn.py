@@ -29,6 +29,7 @@ class Drawn:
     seed: int = 0
     """Of how they are cut into responses, and in which order these come."""
     cached: int = 0
+    first_token_s: float = 0.001
     requests: list[GenerateRequest] = field(default_factory=list, repr=False)
 
 
@@ -50,7 +51,7 @@ class DrawnEngine:
             delta = draw.choice([one for one in waiting if one]).pop(0)
             # The prompt's log-probs come once, with whichever sequence is first to have them.
             if scores and (delta.finish_reason or draw.random() < 0.5):
-                delta, scores = replace(delta, outputs=scores), {}
+                delta, scores = replace(delta, outputs={**delta.outputs, **scores}), {}
             yield delta
 
     async def close(self) -> None:
@@ -74,7 +75,7 @@ class DrawnEngine:
                 [_likeliest(one, request.top_log_probs) for one in scored] if request.top_log_probs else [],
                 done,
                 self._drawn.cached if ends else 0,
-                {},
+                self._times() if ends and request.timed and tokens else {},
             )
             if ends:
                 return
@@ -96,6 +97,10 @@ class DrawnEngine:
                 reason = "length"
                 break
         return tokens, reason, [*limits, text.finish()]
+
+    def _times(self) -> Mapping[str, np.ndarray]:
+        times = {"arrival_time_ns": 10**12, "first_token_time_ns": 10**12 + round(self._drawn.first_token_s * 1e9)}
+        return {name: np.array([[value]], np.int64) for name, value in times.items()}
 
     def _prompt_scores(self, request: GenerateRequest) -> Mapping[str, np.ndarray]:
         if (count := request.prompt_log_probs) is None:

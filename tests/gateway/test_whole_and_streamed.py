@@ -18,6 +18,7 @@ from tests.gateway.support.gateways import Inside
 from tests.support.properties import examples
 
 TOKENIZER = Tokenizer.from_checkpoint(DEMO / "model")
+SPECIAL = {TOKENIZER.token_text(token) for token in TOKENIZER.special_tokens.values()}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
 PARTS = [
@@ -110,6 +111,42 @@ def test_a_streamed_completion_is_the_whole_one(
 ) -> None:
     whole, stream = both(served, drawn, COMPLETIONS, body)
     assert stream == whole
+    if not body.get("return_tokens_as_token_ids"):
+        for choice in whole["choices"]:
+            check_offsets(choice["text"], choice["logprobs"] or {"tokens": [], "text_offset": []})
+
+
+def check_offsets(text: str, scores: dict[str, Any]) -> None:
+    """Hold each token to the place of its text; a special token that is hidden has the place of what follows it."""
+    places = scores["text_offset"]
+    for name, place, after in zip(scores["tokens"], places, [*places, len(text)][1:], strict=True):
+        if name.startswith("bytes:"):
+            raw = bytes.fromhex(name.removeprefix("bytes:").replace("\\x", ""))
+            assert raw in text[place].encode() or text[place] == "\ufffd"
+        elif after > place or name not in SPECIAL:
+            assert text.startswith(name, place), (name, place, text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more"),
+    [
+        ("a<|im_end|>b", {}),
+        ([tokens_of("a<|im_end|>b")], {"skip_special_tokens": False}),
+        ([tokens_of("日")[:2]], {}),  # half a character, which the answer would go on with
+        ([[*tokens_of("日")[:2], *tokens_of("a")]], {}),
+    ],
+)
+def test_tokens_of_an_answer_begin_behind_the_prompt(
+    served: tuple[Inside, Drawn], prompt: Any, more: dict[str, Any]
+) -> None:
+    drawn = Drawn([[*tokens_of("日")[2:], *tokens_of("Yes.")]])
+    for whole in both(served, drawn, COMPLETIONS, {"prompt": prompt, "echo": True, "logprobs": 0, **more}):
+        [choice] = whole["choices"]
+        check_offsets(choice["text"], choice["logprobs"])
+        assert choice["text"].endswith("Yes.")
+        assert choice["logprobs"]["text_offset"][-1] == len(choice["text"]) - len(
+            TOKENIZER.decode(tokens_of("Yes.")[-1:])
+        )
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

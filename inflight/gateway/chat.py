@@ -18,12 +18,12 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
 from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
+from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
 from inflight.gateway.preparing import off_loop, prepared, written
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
-from inflight.gateway.usage import usage_object
+from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.text.output.events import ArgumentsDelta, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 
 
@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Response:
 
     fields, job, answer = await prepared(request, prepare)
     gateway.metrics.ignored_fields(fields.ignored)
-    deltas = counted(request, gateway, run(gateway, job))
+    deltas = counted(request, gateway, job)
     if job.request.stream:
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
@@ -83,21 +83,20 @@ class ChatAnswer:
 
     async def events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
-        options = self._fields.get("stream_options", {})
-        continuous = options.get("continuous_usage_stats", False)
+        counts = StreamedCounts.asked(self._fields)
         states = [_StreamedChoice() for _ in range(self._job.request.sequences)]
         chunks = _ChunkWriter(self._head)
         usage, first = Usage(0, 0), True
         async with aclosing(deltas):
             async for delta in deltas:
                 usage = delta.usage
-                more: dict[str, Any] = {"usage": usage_object(usage)} if continuous else {}
+                more: dict[str, Any] = {"usage": usage_object(usage)} if counts.in_each else {}
                 if first and self._returns_ids:
                     more["prompt_token_ids"] = list(self._job.request.prompt)
                 for choice in self._streamed(states[delta.index], delta):
                     first = False
                     yield chunks.chunk(choice, more)
-        if options.get("include_usage") or continuous:
+        if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
 
     def _streamed(self, state: _StreamedChoice, delta: ChoiceDelta) -> list[dict[str, Any]]:
@@ -169,7 +168,7 @@ class _StreamedChoice:
         if self.begun:
             return said
         self.begun = True
-        return {"role": "assistant", "content": None if said else "", **said}
+        return {"role": "assistant", "content": None, **said}
 
     def take(self) -> tuple[list[TokenLogProb], list[int]]:
         """Return what goes with the next chunk: the log-probs and the tokens since the one before."""

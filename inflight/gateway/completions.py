@@ -20,14 +20,14 @@ from inflight.gateway.counting import counted
 from inflight.gateway.errors import invalid
 from inflight.gateway.field_tables import COMPLETION_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage, run
+from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.preparing import off_loop, prepared, written
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
-from inflight.gateway.usage import usage_object
+from inflight.gateway.usage import StreamedCounts, usage_object
 from inflight.text.output.format import ChatFormat
 
 DEFAULT_MAX_TOKENS = 16
@@ -39,7 +39,7 @@ async def completions(request: Request) -> Response:
     gateway = gateway_of(request)
     fields, jobs, answer = await prepared(request, lambda body: _prepare(request, gateway, body))
     gateway.metrics.ignored_fields(fields.ignored)
-    deltas = merged([counted(request, gateway, run(gateway, job)) for job in jobs], AT_ONCE)
+    deltas = merged([counted(request, gateway, job) for job in jobs], AT_ONCE)
     if wants_stream(fields):
         return EventStream(request, answer.events(deltas), headers=fields.headers())
     body = await while_connected(request, answer.whole(deltas))
@@ -114,7 +114,7 @@ class CompletionAnswer:
             "created": int(time.time()),
             "model": model,
         }
-        self._options = fields.get("stream_options", {})
+        self._counts = StreamedCounts.asked(fields)
         self._count = fields.get("n", 1)
         self._usages = [Usage(len(job.request.prompt), 0) for job in jobs]
         self._nothing = fields.get("max_tokens") == 0
@@ -138,14 +138,13 @@ class CompletionAnswer:
 
     async def events(self, deltas: AsyncGenerator[tuple[int, ChoiceDelta], None]) -> AsyncIterator[bytes]:
         """Yield the chunks of a streamed answer."""
-        continuous = self._options.get("continuous_usage_stats", False)
         async with aclosing(deltas):
             async for number, delta in deltas:
                 choice = await self._take(number, delta)
                 if choice.has_news:
-                    more = {"usage": usage_object(self._usage())} if continuous else {}
+                    more = {"usage": usage_object(self._usage())} if self._counts.in_each else {}
                     yield await off_loop(partial(self._chunk, choice, more), choice.pieces)
-        if self._options.get("include_usage") or continuous:
+        if self._counts.at_the_end:
             yield event(_json({**self._head, "choices": [], "usage": usage_object(self._usage())}))
 
     def _chunk(self, choice: CompletionChoice, more: dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from inflight.errors import InflightError, RequestCancelled
+from inflight.errors import InflightError
 from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
@@ -83,6 +83,8 @@ class ChoiceDelta:
     """With the end: the stop string that ended it, or ``deadline``."""
     prompt_scores: PromptScores | None = None
     """Where log-probs of the prompt were asked for; the same with each delta."""
+    first_token_s: float | None = None
+    """With the end, of an answer that is not streamed: seconds that the engine took to make its first token."""
     cut_call: bool = False
     """With the end: whether the arguments of a call are not complete, and so no JSON."""
 
@@ -99,8 +101,6 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
     waiting: list[EngineDelta] = []
     try:
         async for delta in deltas:
-            if delta.finish_reason == "cancelled":
-                raise RequestCancelled("the request was cancelled at the engine")
             scores = scores or await _prompt_scores(delta)
             waiting += _by_token(delta) if job.by_token else [delta]
             if job.request.prompt_log_probs is not None and scores is None:
@@ -186,7 +186,8 @@ class _Choice:
         reason = self._finish_reason(delta.finish_reason)
         why = "deadline" if delta.finish_reason == "deadline" else stop
         cut = ends and self._parser.has_open_call
-        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores, cut_call=cut)
+        first = delta.first_token_s
+        return ChoiceDelta(self._index, events, entries, delta.tokens, usage, reason, why, scores, first, cut_call=cut)
 
     def _visible(self, piece: Piece) -> Piece:
         """Return a special token that is shown, and that the parser does not know, as its text."""

@@ -222,6 +222,7 @@ def generate_request(
         raise invalid(f"{param} has no token; it must have at least one", param)
     more["max_tokens"] = token_limit(gateway, len(prompt), more["max_tokens"], param)
     arguments = request_arguments(request, fields, gateway) | more
+    arguments["timed"] = not more["stream"]
     if arguments["min_tokens"] > arguments["max_tokens"]:
         limit = arguments["max_tokens"]
         raise invalid(f"min_tokens is {arguments['min_tokens']}; at most {limit} tokens are generated", "min_tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from string import ascii_lowercase
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.gateway.support.answers import (
     MODEL,
     ask,
     chunks,
+    first_tokens,
     joined,
     random_sampling,
     refusal,
@@ -42,9 +44,6 @@ def test_a_streamed_chat_adds_up_to_the_whole_one(gateway: Beside, seed: int) ->
         ask(client, CHAT, **body)  # the last bits of log-probs depend on how much of the prompt is cached
         whole = ask(client, CHAT, **body)
         stream = joined(CHAT, chunks(client, CHAT, **body, **options))
-    if body.get("return_token_ids"):
-        for choice in whole["choices"]:
-            choice.pop("token_ids")
     assert without_names(stream) == without_names(whole), body
 
 
@@ -59,7 +58,6 @@ def test_a_streamed_completion_adds_up_to_the_whole_one(gateway: Beside, seed: i
         "echo": echo,
         **({"logprobs": draw.choice([0, 3])} if draw.random() < 0.6 else {}),
     }
-    body.pop("return_token_ids", None)
     if body["max_tokens"] < body.get("min_tokens", 0):
         del body["min_tokens"]
     options = {"stream_options": {"include_usage": True}}
@@ -122,7 +120,7 @@ def test_an_answer_without_a_token_has_a_role_and_empty_content(gateway: Beside)
     with gateway.client() as client:
         first, last = chunks(client, CHAT, **body)
         whole = ask(client, CHAT, **body)
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert last["choices"][0]["delta"] == {"content": ""}
     assert last["choices"][0]["finish_reason"] == "stop"
     assert whole["choices"][0]["message"]["content"] == ""
@@ -140,6 +138,16 @@ def test_usage_counts_cached_tokens_and_comes_with_each_chunk_if_asked(gateway: 
     assert [part["usage"]["completion_tokens"] for part in parts][-1] == 3
     assert parts[-1]["choices"] == []
     assert parts[-1]["usage"] == second
+
+
+def test_the_first_token_of_a_whole_answer_is_counted(gateway: Beside) -> None:
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    with gateway.client() as client:
+        before, began = first_tokens(client, CHAT), time.perf_counter()
+        ask(client, CHAT, messages=messages, max_tokens=40)
+        after, ended = first_tokens(client, CHAT), time.perf_counter()
+    assert after[0] == before[0] + 1
+    assert 0 < after[1] - before[1] < ended - began
 
 
 def test_lm_evals_request_has_one_generated_slot_even_for_an_end_id(gateway: Beside) -> None:

@@ -158,7 +158,7 @@ def test_the_process_can_take_a_limited_amount_of_memory() -> None:
         "from inflight.engine.guided.check_process import _MEMORY_BYTES, _limit_memory\n"
         "_limit_memory()\n"
         "bytearray(_MEMORY_BYTES // 2)\n"
-        "try:\n    bytearray(_MEMORY_BYTES)\nexcept MemoryError:\n    print('refused')"
+        "try:\n    bytearray(2 * _MEMORY_BYTES)\nexcept MemoryError:\n    print('refused')"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "refused\n"
 

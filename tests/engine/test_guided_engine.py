@@ -49,10 +49,11 @@ def _run(engine: Engine, *requests: Request) -> list[Output]:
     return [outputs[request.key] for request in requests]
 
 
-def test_what_ends_by_itself_is_valid() -> None:
+@pytest.mark.parametrize("rounds", [8, pytest.param(63, marks=pytest.mark.proof)])
+def test_what_ends_by_itself_is_valid(rounds: int) -> None:
     """Random schemas, random models, temperature 1: an end is an end of the schema, or of ``max_tokens``."""
     source, engine, ended = random.Random(5), _engine(), 0
-    for _ in range(8):
+    for _ in range(rounds):
         schemas = [random_schema(source) for _ in range(16)]
         requests = [
             _guided("json_schema", json.dumps(schema), [source.randrange(VOCAB) for _ in range(12)], seed=seed)
@@ -66,7 +67,7 @@ def test_what_ends_by_itself_is_valid() -> None:
                     schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
                 )
                 validator.validate(json.loads(_text(output)))
-    assert ended > 100
+    assert ended > 12 * rounds
 
 
 @each_row(
@@ -331,6 +332,7 @@ def test_failure_of_the_engine_ends_requests_that_wait_for_guides() -> None:
         ),
         (_guided("regex", "a" * 65_537), InvalidRequest, "guided_decoding_guide has 65537 bytes; the limit is 65536"),
         (_guided("json", start_ids=(VOCAB,)), InvalidRequest, f"guide_start_ids has token {VOCAB}"),
+        (_guided("json", start_ids=(5, end_id())), InvalidRequest, f"guide_start_ids has token {end_id()}, which is"),
     ],
 )
 def test_what_is_seen_at_once_is_refused_at_once(request_: Request, error: type[Exception], said: str) -> None:

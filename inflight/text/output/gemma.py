@@ -10,13 +10,14 @@ from inflight.sampling import Guide
 from inflight.text.output.json_calls import Arguments
 from inflight.text.output.json_text import JsonText
 from inflight.text.output.lark import Asked, Shape, guide, join, quote
+from inflight.text.output.markers import Marker
 from inflight.text.output.python_calls import NAME, read_python_call, read_python_list
-from inflight.text.output.scanner import SPACE, Reading, Scanner
+from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
 from inflight.text.output.sections import SectionFormat, Tools
 from inflight.text.output.spelling import GEMMA, PYTHON, Spelled
 
 _QUOTE = '<|"|>'
-_WORD = re.compile(r"[\w.+\-]*")
+_KEY = re.compile(r'[^:,{}\[\]"<>\r\n]*')
 
 
 class Gemma4Format(SectionFormat):
@@ -88,14 +89,19 @@ class _Notation:
             elif not isinstance((yield from scanner.peek()), str):
                 self._sink(value.rest())
                 break
-            elif value.expects_key and (key := (yield from scanner.name(_WORD))):
+            elif value.expects_key and self._begins_key((yield from scanner.peek())):
+                key = yield from scanner.name(_KEY)
                 if (yield from scanner.peek()) is None:
                     break
-                self._give(json.dumps(key, ensure_ascii=False), key)
+                self._give(json.dumps(key.rstrip(), ensure_ascii=False), key)
             else:
                 character = yield from scanner.one()
                 self._give(character, character)
         return value.done
+
+    @staticmethod
+    def _begins_key(character: str | Marker | None) -> bool:
+        return isinstance(character, str) and character not in SPACES and _KEY.fullmatch(character) is not None
 
     def _string(self) -> Reading[None]:
         """Read a string behind its first quote; the output may end inside of it."""

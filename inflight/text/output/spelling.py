@@ -26,7 +26,10 @@ from inflight.text.output.schemas import (
 
 _KNOWN = OBJECT | {"items", "enum", "const", "$ref", "allOf", *UNIONS}
 _KNOWN |= {"minItems", "maxItems", "minLength", "maxLength", "nullable"}
-_BARE_KEY, _PYTHON_KEY = re.compile(r"[\w.+\-]{1,256}"), re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BARE_KEY, _PYTHON_KEY = (
+    re.compile(r"[\w.+\-$@#/]([\w .+\-$@#/]{0,254}[\w.+\-$@#/])?"),
+    re.compile(r"[A-Za-z_]\w*", re.ASCII),
+)
 _MOST_REFERENCES = 32
 _RULES = [
     "INTEGER: /-?(0|[1-9][0-9]{0,17})/",

@@ -83,7 +83,7 @@ class Spelled:
         Raises:
             InvalidRequest: the schema has what this notation cannot enforce; unless strict, that is left out.
         """
-        schema = calls.tools[tool]
+        schema = calls.schemas[tool]
         self._tool, self._root, self._references, self._strict = tool, schema, {}, tool in calls.strict
         spelling = self._spelling
         try:

@@ -201,7 +201,7 @@ def test_references_that_run_in_circles_end() -> None:
         (3, {"properties": {}, "minProperties": 1}, "'minProperties' at /"),
         (3, {"properties": {"a>": {}}}, "the property 'a>'"),
         (11, {"properties": {"a": {"type": "integer", "minimum": 1}}}, "'minimum' at /properties/a"),
-        (11, {"properties": {"a b": {}}}, "the property 'a b'"),
+        (11, {"properties": {"a:b": {}}}, "the property 'a:b'"),
         (12, {"properties": {"if": {}}}, "the property 'if'"),
         (12, {"properties": {}, "required": ["a"]}, "required 'a' without"),
         (12, {"properties": {"a": {"$ref": "#/x"}}}, "names nothing"),

@@ -69,9 +69,11 @@ TEMPLATES = {
 _BEFORE = {11: _NOTATION, 12: _PYTHON}
 INDICES = sorted(TEMPLATES)
 _SCALARS = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
-_TEXTS = st.text(max_size=12) | st.sampled_from(["", "\n", "\n\n", "True", "null", "5", "</parameter>", "<|x|>", "{}"])
+_TEXTS = st.text(max_size=12) | st.sampled_from(
+    ["", "\n", "\n\n", "(from=1", "True", "null", "5", "</parameter>", "<|x|>", "{}"]
+)
 _KEYS = {11: st.from_regex(r"[\w.$@/-]([\w .$@/-]{0,6}[\w.$@/-])?", fullmatch=True)}
-_NAMES = st.from_regex(r"[a-z]{1,4}_[0-9]", fullmatch=True)
+_NAMES = st.from_regex(r"[a-z]{1,4}_[0-9]", fullmatch=True) | st.sampled_from(["from", "class", "True"])
 
 
 def _values(index: int) -> st.SearchStrategy[Any]:

@@ -24,7 +24,6 @@ from inflight.text.embedding import EmbeddingFormat, read_embedding_format
 from inflight.text.output.find import find_chat_format
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.harmony import HarmonyFormat
-from inflight.text.output.sections import SectionFormat
 from inflight.text.tokenizer import Tokenizer
 
 CONNECT_TIMEOUT_S = 2.0
@@ -121,7 +120,7 @@ def make_gateway(deployment: Deployment) -> Gateway:
 def _chat_format(tokenizer: Tokenizer, settings: GatewaySettings) -> ChatFormat:
     form = find_chat_format(tokenizer, settings.tool_parser)
     if settings.reasoning_parser == "none":
-        if not isinstance(form, SectionFormat) or isinstance(form, HarmonyFormat):
+        if isinstance(form, HarmonyFormat):
             raise DeploymentError(f"gateway.reasoning_parser is none: the chat format {form.name} has its own messages")
         form.has_reasoning = False
     return form

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -205,20 +206,21 @@ class Read:
     @classmethod
     def of(cls, events: list[OutputEvent]) -> Read:
         """Join events, as a client does."""
-        read = cls()
+        content, reasoning = [], []
+        calls: list[tuple[str, list[str]]] = []
         for event in events:
             match event:
                 case ContentDelta(text):
-                    read.content += text
+                    content.append(text)
                 case ReasoningDelta(text):
-                    read.reasoning += text
+                    reasoning.append(text)
                 case CallStart(index, name):
-                    assert index == len(read.calls)
-                    read.calls.append((name, ""))
+                    assert index == len(calls)
+                    calls.append((name, []))
                 case ArgumentsDelta(index, text):
-                    assert index == len(read.calls) - 1
-                    read.calls[index] = (read.calls[index][0], read.calls[index][1] + text)
-        return read
+                    assert index == len(calls) - 1
+                    calls[index][1].append(text)
+        return cls("".join(content), "".join(reasoning), [(name, "".join(parts)) for name, parts in calls])
 
     @property
     def values(self) -> list[Call]:
@@ -280,3 +282,18 @@ def whole(pieces: list[Piece]) -> list[Piece]:
         else:
             joined.append(piece)
     return joined
+
+
+def grows_with_length(read: Callable[[int], Any]) -> bool:
+    """Return whether reading so many characters takes time that grows with the number, and not with its square.
+
+    Eight times as many take 64 times as long in the latter case.
+    """
+
+    def seconds(size: int) -> float:
+        began = time.process_time()
+        read(size)
+        return time.process_time() - began
+
+    short = min(seconds(50_000) for _ in range(3))
+    return any(seconds(400_000) < 24 * max(short, 0.01) for _ in range(3))

@@ -37,10 +37,7 @@ def accepted(index: int, grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-_NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in _RESERVED)
-_RESERVED = {"if", "in", "is", "or", "as", "do", "and", "not", "for", "def", "del", "try", "none", "lambda", "from"}
-_RESERVED |= {"while", "with", "pass", "else", "elif", "class", "break", "raise", "yield", "async", "await", "global"}
-_RESERVED |= {"return", "except", "import", "assert", "finally", "continue", "nonlocal"}
+_NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True) | st.sampled_from(["from", "class", "None", "in"])
 _WORDS = st.text("ab \n\"\\/{}[]<>'é😀_:,", max_size=12)
 
 
@@ -201,8 +198,8 @@ def test_references_that_run_in_circles_end() -> None:
         (3, {"properties": {}, "minProperties": 1}, "'minProperties' at /"),
         (3, {"properties": {"a>": {}}}, "the property 'a>'"),
         (11, {"properties": {"a": {"type": "integer", "minimum": 1}}}, "'minimum' at /properties/a"),
-        (11, {"properties": {"a b": {}}}, "the property 'a b'"),
-        (12, {"properties": {"if": {}}}, "the property 'if'"),
+        (11, {"properties": {"a:b": {}}}, "the property 'a:b'"),
+        (12, {"properties": {"a-b": {}}}, "the property 'a-b'"),
         (12, {"properties": {}, "required": ["a"]}, "required 'a' without"),
         (12, {"properties": {"a": {"$ref": "#/x"}}}, "names nothing"),
         (12, {"properties": {"a": {"maxItems": "x", "type": "array"}}}, "no JSON schema: minItems and maxItems"),

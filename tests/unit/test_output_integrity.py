@@ -126,3 +126,64 @@ def test_nothing_is_lost_and_no_cut_matters(index: int, data: st.DataObject, ope
     assert read_tokens(chat, tokenizer, TOOLS, [[token] for token in tokens], opened) == read_tokens(
         chat, tokenizer, TOOLS, [tokens], opened
     )
+
+
+def _read_text(index: int, text: str) -> tuple[str, list[tuple[str, str]], bool]:
+    """Return the content and the calls of an output, and whether it ends inside a call."""
+    tokenizer = tokenizer_of(index)
+    chat = find_chat_format(tokenizer)
+    found, is_open = read(chat, [whole(pieces_of(chat, tokenizer, text))], False)
+    return found.content, found.calls, is_open
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": 1,}', '{"a": 1}'),
+        ('{"c": [1, 2, ]}', '{"c": [1, 2 ]}'),
+        ('{"a": True, "b": None, "c": [False]}', '{"a": true, "b": null, "c": [false]}'),
+        ('{"a": 1e999, "b": -1.5e999}', '{"a": 1.7976931348623157e+308, "b": -1.7976931348623157e+308}'),
+        ('{"a": 123456789012345678901234567890}', '{"a": 123456789012345678901234567890}'),
+    ],
+)
+def test_what_models_get_wrong_in_json_is_corrected(arguments: str, expected: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert _read_text(0, text) == ("", [("f", expected)], False)
+
+
+@pytest.mark.parametrize(
+    ("index", "text", "content", "arguments"),
+    [
+        (0, '<tool_call>{"name": "f", "arguments": {"a": , "b": 1}</tool_call>Ok', ', "b": 1}</tool_call>Ok', '{"a": '),
+        (0, '<tool_call>{"name": "f", "arguments": {"a": 1e}}</tool_call>', "}}</tool_call>", '{"a": 1e'),
+        (3, "<function=f><parameter=a>\nx\n</parameter>\n<par", "", '{"a": "x"'),
+        (3, "<tool_call><function=f><parameter=b>\n12", "", '{"b": 12'),
+        (3, "<tool_call><function=f><parameter=b>\nno", "", '{"b": "no'),
+    ],
+)
+def test_a_call_that_breaks_off_stays_open(index: int, text: str, content: str, arguments: str) -> None:
+    assert _read_text(index, text) == (content, [("f", arguments)], True)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        ("<parameter=a>\nx\n</function>\n</tool_call>\nBye", "Bye", '{"a": "x"}'),
+        ("<parameter=a>\nx</function> y\n</parameter>\n</function>\n</tool_call>", "", '{"a": "x</function> y"}'),
+        ("<parameter=a>\nx\n</parameter>\n</tool_call>\nBye", "Bye", '{"a": "x"}'),
+        ("<parameter=a>\nx\n</parameter>\nBye", "Bye", '{"a": "x"}'),
+        ('<parameter=c>\n["</parameter>"]\n</parameter>\n</function></tool_call>', "", '{"c": ["</parameter>"]}'),
+        ('<parameter=c>\n["x\n</parameter>\n</function></tool_call>', "", '{"c": "[\\"x"}'),
+        ("<parameter=c>\n[1, True,]\n</parameter>\n</function></tool_call>", "", '{"c": [1, true]}'),
+        ("<parameter=b>\n5.0\n</parameter>\n</function></tool_call>", "", '{"b": 5}'),
+    ],
+)
+def test_values_between_tags_end_where_they_should(text: str, content: str, arguments: str) -> None:
+    found = _read_text(3, f"<tool_call>\n<function=f>\n{text}")
+    assert (found[0].strip(), *found[1:]) == (content, [("f", arguments)], False)
+
+
+def test_gpt_oss_text_before_its_first_header_is_content() -> None:
+    index = next(index for index, family in enumerate(FAMILIES) if family.name == "harmony")
+    content, _, _ = _read_text(index, "Hello <|channel|>final<|message|>there")
+    assert re.findall("Hello|there", content) == ["Hello", "there"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import Piece
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
-from tests.support.chat_formats import FAMILIES, Call, Read, pieces_of, tokenizer_of, whole
+from tests.support.chat_formats import FAMILIES, Call, Read, grows_with_length, pieces_of, tokenizer_of, whole
 
 REFERENCES = {types[0]: template for types, template in _RESPONSE_TEMPLATE_FALLBACKS.items()}
 CASES = {
@@ -158,10 +157,20 @@ def test_what_is_no_call_is_content(text: str) -> None:
 @pytest.mark.parametrize("unit", ["<call search>", "<call ", "<r>", " ", "<call search>\nq: 1\n</call>"])
 def test_time_grows_with_the_length_alone(unit: str) -> None:
     chat, _ = chat_of(0, TEMPLATE)
-    text = unit * (1_000_000 // len(unit))
-    began = time.process_time()
-    read(chat, [text[at : at + 7] for at in range(0, len(text), 7)])
-    assert time.process_time() - began < 30
+
+    def read_units(size: int, step: int) -> None:
+        text = unit * (size // len(unit))
+        read(chat, [text[at : at + step] for at in range(0, len(text), step)])
+
+    assert grows_with_length(lambda size: read_units(size, 7))
+    assert grows_with_length(lambda size: read_units(size, size))
+
+
+def test_what_models_get_wrong_in_json_is_corrected() -> None:
+    fields = {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json", "transform": {"function": "{content}"}}}
+    chat, _ = chat_of(0, TEMPLATE | {"fields": fields | {"content": {}}})
+    text = '<c>{"name": "search", "arguments": {"q": 1e999, "r": None,}}</c>'
+    assert read(chat, [text]).calls == [("search", '{"q": 1.7976931348623157e+308, "r": null}')]
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,23 @@ def test_all_that_is_allowed_follows_the_schema(
         [(_, arguments)] = read.calls
         assert read.content.strip() == ""
         jsonschema.Draft202012Validator(parameters).validate(json.loads(arguments))
+
+
+@pytest.mark.parametrize("index", INDICES, ids=IDS)
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"$ref": "#/$defs/short", "maxLength": 1}, "'\\$ref' beside 'maxLength'"),
+        ({"anyOf": [{"type": "string"}, {"type": "object", "required": ["k"]}], "title": "x"}, "required|'required'"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "minLength": 1}, "'anyOf' beside 'minLength'"),
+        ({"type": "string", "enum": [1, 2]}, "'enum' without a value of its type"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "'oneOf' of schemas"),
+        ({"type": "string", "allOf": [{"maxLength": 1}]}, "'allOf' beside 'type'"),
+    ],
+)
+def test_what_would_be_looser_than_the_schema_is_refused(index: int, schema: dict[str, Any], reason: str) -> None:
+    parameters = {"type": "object", "properties": {"k": schema}, "$defs": _DEFINITIONS}
+    chat = find_chat_format(tokenizer_of(index))
+    with pytest.raises(InvalidRequest, match=reason):
+        chat.guide([Tool("f", "", parameters, strict=True)], ToolChoice.required(), True)
+    assert chat.guide([Tool("f", "", parameters | {"required": ["x"]})], ToolChoice.required(), True) is not None

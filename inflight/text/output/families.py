@@ -12,8 +12,8 @@ from inflight.text.output.lark import (
     Asked,
     Shape,
     call_rules,
+    calls_behind,
     escape,
-    guide,
     join,
     lark,
     quote,
@@ -21,7 +21,7 @@ from inflight.text.output.lark import (
 )
 from inflight.text.output.python_calls import NAME, read_python_list
 from inflight.text.output.scanner import SPACE, Reading, Scanner
-from inflight.text.output.sections import SectionFormat, Tools
+from inflight.text.output.sections import SectionFormat, ToolsByName
 from inflight.text.output.xml_calls import END_CALL, FUNCTION, XmlCallReader
 from inflight.text.output.xml_grammar import XmlArguments
 
@@ -40,7 +40,7 @@ class HermesFormat(SectionFormat):
     starts: tuple[str, ...] = ("<tool_call>",)
     inner = (END_CALL,)
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read one call, in JSON or as tags."""
         if start != FUNCTION:
             yield from scanner.run(SPACE)
@@ -52,7 +52,7 @@ class HermesFormat(SectionFormat):
                 return
         yield from XmlCallReader(scanner, tools, wrapped=start != FUNCTION).read()
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of calls in JSON."""
         end = self.word(END_CALL)
         bodies = [
@@ -62,10 +62,10 @@ class HermesFormat(SectionFormat):
                 quote("}\n"),
                 end,
             )
-            for name in calls.tools
+            for name in calls.schemas
         ]
         separator = join(quote("\n"), self.word("<tool_call>"))
-        return guide(calls, Shape("<tool_call>", separator=separator), bodies, self._special, ())
+        return calls_behind(calls, Shape("<tool_call>", separator=separator), bodies, self._special, ())
 
 
 class XmlFormat(HermesFormat):
@@ -74,7 +74,7 @@ class XmlFormat(HermesFormat):
     name: ClassVar[str] = "qwen_xml"
     starts = ("<tool_call>", FUNCTION)
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of calls as tags."""
         parameters = XmlArguments()
         end = join(quote("</function>\n"), self.word(END_CALL))
@@ -84,10 +84,10 @@ class XmlFormat(HermesFormat):
                 parameters.arguments(name, calls),
                 end,
             )
-            for name in calls.tools
+            for name in calls.schemas
         ]
         shape = Shape("<tool_call>", separator=join(quote("\n"), self.word("<tool_call>")))
-        return guide(calls, shape, bodies, self._special, (FUNCTION,), parameters.rules)
+        return calls_behind(calls, shape, bodies, self._special, (FUNCTION,), parameters.rules)
 
 
 class LlamaFormat(SectionFormat):
@@ -98,18 +98,18 @@ class LlamaFormat(SectionFormat):
     inner = ("<|python_end|>",)
     ends = ("<|eom_id|>", "<|eom|>")
 
-    def begin(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+    def begin(self, scanner: Scanner, tools: ToolsByName) -> Reading[None]:
         """Read calls that begin the content."""
         scanner.begin()
         yield from scanner.run(SPACE)
         yield from self._read_calls(scanner, tools)
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read calls behind a tag."""
         yield from scanner.run(SPACE)
         yield from self._read_calls(scanner, tools)
 
-    def _read_calls(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+    def _read_calls(self, scanner: Scanner, tools: ToolsByName) -> Reading[None]:
         match (yield from scanner.peek()):
             case "{":
                 yield from read_calls(scanner, frozenset(tools), ";", "<|python_end|>")
@@ -118,7 +118,7 @@ class LlamaFormat(SectionFormat):
             case _:
                 scanner.reject()
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of calls in JSON, which every model of the family reads and writes."""
         bodies = [
             join(
@@ -126,7 +126,7 @@ class LlamaFormat(SectionFormat):
                 calls.json(name),
                 quote("}"),
             )
-            for name in calls.tools
+            for name in calls.schemas
         ]
         rules = call_rules(calls, Shape("", separator=quote("; ")), bodies)
         if calls.must:
@@ -150,7 +150,7 @@ class MistralFormat(SectionFormat):
     inner = ("[ARGS]", "[CALL_ID]")
     thinking = ("[THINK]", "[/THINK]")
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read a list of calls, or one call."""
         yield from scanner.run(SPACE)
         if (yield from scanner.literal("[")):
@@ -165,22 +165,22 @@ class MistralFormat(SectionFormat):
         if name not in tools or not (yield from json_arguments(scanner, name)).started:
             scanner.reject()
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of the newer form where the vocabulary has its token, and of the older one elsewhere."""
         if self._tokenizer.token_id("[ARGS]") is not None:
-            bodies = [join(quote(name), self.word("[ARGS]"), calls.json(name)) for name in calls.tools]
+            bodies = [join(quote(name), self.word("[ARGS]"), calls.json(name)) for name in calls.schemas]
             shape = Shape("[TOOL_CALLS]", separator=self.word("[TOOL_CALLS]"))
-            return guide(calls, shape, bodies, self._special, ())
+            return calls_behind(calls, shape, bodies, self._special, ())
         bodies = [
             join(
                 quote(f'{{"name": {to_json(name)}, "arguments": '),
                 calls.json(name),
                 quote("}"),
             )
-            for name in calls.tools
+            for name in calls.schemas
         ]
         shape = Shape("[TOOL_CALLS]", quote("["), quote(", "), quote("]"))
-        return guide(calls, shape, bodies, self._special, ())
+        return calls_behind(calls, shape, bodies, self._special, ())
 
 
 class DeepSeekFormat(SectionFormat):
@@ -192,7 +192,7 @@ class DeepSeekFormat(SectionFormat):
     starts = (_all, _one)
     inner = (_all_end, _separator, _end)
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read calls until one is none."""
         if start == self._all:
             yield from scanner.run(SPACE)
@@ -208,7 +208,7 @@ class DeepSeekFormat(SectionFormat):
                 break
         scanner.reject()
 
-    def _call(self, scanner: Scanner, tools: Tools) -> Reading[bool]:
+    def _call(self, scanner: Scanner, tools: ToolsByName) -> Reading[bool]:
         """Read one call; return whether there was one, and it is complete."""
         name = yield from scanner.name(_DEEPSEEK_NAME)
         if not (yield from scanner.literal(self._separator)):
@@ -232,7 +232,7 @@ class DeepSeekFormat(SectionFormat):
             return True
         return False
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of the form that the chat template writes."""
         fenced = "```json" in (self._tokenizer.config.chat_template or "")
         separator, end = self.word(self._separator), self.word(self._end)
@@ -246,13 +246,13 @@ class DeepSeekFormat(SectionFormat):
                     quote("\n```"),
                     end,
                 )
-                for name in calls.tools
+                for name in calls.schemas
             ]
         else:
-            bodies = [join(quote(name), separator, calls.json(name), end) for name in calls.tools]
+            bodies = [join(quote(name), separator, calls.json(name), end) for name in calls.schemas]
         one = self.word(self._one)
         shape = Shape(self._all, one, join(quote("\n") if fenced else "", one), self.word(self._all_end))
-        return guide(calls, shape, bodies, self._special, () if self._one in self._special else (self._one,))
+        return calls_behind(calls, shape, bodies, self._special, () if self._one in self._special else (self._one,))
 
 
 _DEEPSEEK_NAME = re.compile(r"[\w.:/\-]*")

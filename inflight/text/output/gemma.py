@@ -9,14 +9,15 @@ from typing import ClassVar
 from inflight.sampling import Guide
 from inflight.text.output.json_calls import Arguments
 from inflight.text.output.json_text import JsonText
-from inflight.text.output.lark import Asked, Shape, guide, join, quote
+from inflight.text.output.lark import Asked, Shape, calls_behind, join, quote
+from inflight.text.output.markers import Marker
 from inflight.text.output.python_calls import NAME, read_python_call, read_python_list
-from inflight.text.output.scanner import SPACE, Reading, Scanner
-from inflight.text.output.sections import SectionFormat, Tools
+from inflight.text.output.scanner import SPACE, SPACES, Reading, Scanner
+from inflight.text.output.sections import SectionFormat, ToolsByName
 from inflight.text.output.spelling import GEMMA, PYTHON, Spelled
 
 _QUOTE = '<|"|>'
-_WORD = re.compile(r"[\w.+\-]*")
+_KEY = re.compile(r'[^:,{}\[\]"<>\r\n]*')
 
 
 class Gemma4Format(SectionFormat):
@@ -36,7 +37,7 @@ class Gemma4Format(SectionFormat):
         yield from scanner.run(SPACE)
         yield from scanner.literal("thought")
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read one call."""
         yield from scanner.run(SPACE)
         if not (yield from scanner.literal("call:")):
@@ -58,14 +59,14 @@ class Gemma4Format(SectionFormat):
         else:
             scanner.reject()
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of calls."""
         spelled = Spelled(GEMMA, self.word)
         bodies = [
             join(quote(f"call:{name}"), spelled.arguments(name, calls), self.word("<tool_call|>"))
-            for name in calls.tools
+            for name in calls.schemas
         ]
-        return guide(
+        return calls_behind(
             calls, Shape("<|tool_call>", separator=self.word("<|tool_call>")), bodies, self._special, (), spelled.rules
         )
 
@@ -88,14 +89,19 @@ class _Notation:
             elif not isinstance((yield from scanner.peek()), str):
                 self._sink(value.rest())
                 break
-            elif value.expects_key and (key := (yield from scanner.name(_WORD))):
+            elif value.expects_key and self._begins_key((yield from scanner.peek())):
+                key = yield from scanner.name(_KEY)
                 if (yield from scanner.peek()) is None:
                     break
-                self._give(json.dumps(key, ensure_ascii=False), key)
+                self._give(json.dumps(key.rstrip(), ensure_ascii=False), key)
             else:
                 character = yield from scanner.one()
                 self._give(character, character)
         return value.done
+
+    @staticmethod
+    def _begins_key(character: str | Marker | None) -> bool:
+        return isinstance(character, str) and character not in SPACES and _KEY.fullmatch(character) is not None
 
     def _string(self) -> Reading[None]:
         """Read a string behind its first quote; the output may end inside of it."""
@@ -120,7 +126,7 @@ class Gemma3Format(SectionFormat):
     name: ClassVar[str] = "gemma3"
     starts = ("```tool_code",)
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read calls, one a line, up to the end of the fence."""
         names = frozenset(tools)
         yield from scanner.run(SPACE)
@@ -148,9 +154,9 @@ class Gemma3Format(SectionFormat):
         scanner.begin()
         return not printed or (yield from scanner.literal(")"))
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of calls in Python."""
         spelled = Spelled(PYTHON, quote)
-        bodies = [join(quote(name), spelled.arguments(name, calls)) for name in calls.tools]
+        bodies = [join(quote(name), spelled.arguments(name, calls)) for name in calls.schemas]
         shape = Shape("```tool_code", quote("\n"), quote("\n"), quote("\n```"))
-        return guide(calls, shape, bodies, self._special, (), spelled.rules)
+        return calls_behind(calls, shape, bodies, self._special, (), spelled.rules)

@@ -11,7 +11,7 @@ from inflight.text.output.json_calls import json_arguments
 from inflight.text.output.lark import SPACE_RULE, TEXT, Asked, answer_rules, asked, join, lark, quote
 from inflight.text.output.markers import Marker
 from inflight.text.output.scanner import SPACE, Reading, Scanner
-from inflight.text.output.sections import SectionFormat, Tools
+from inflight.text.output.sections import SectionFormat, ToolsByName
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ class HarmonyFormat(SectionFormat):
             return super().guide(tools, choice, parallel, answer=answer)
         return self.grammar(Asked({}, True, False, frozenset(), answer=answer_rules(answer)), {})
 
-    def _read(self, scanner: Scanner, tools: Tools, reasoning_open: bool) -> Reading[None]:
+    def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool) -> Reading[None]:
         messages = _Messages(scanner, tools)
         if reasoning_open:
             word = yield from messages.body("analysis", None)
@@ -72,7 +72,7 @@ class HarmonyFormat(SectionFormat):
             word = yield from messages.next(word)
         scanner.end_content()
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of messages; a generation has one call at most, which ends it.
 
         All text to the user is the answer: where that has a form, no other message to the user stands before it.
@@ -83,7 +83,7 @@ class HarmonyFormat(SectionFormat):
             join(
                 channel, quote(f"commentary to=functions.{name} "), constrain, quote("json"), message, calls.json(name)
             )
-            for name in calls.tools
+            for name in calls.schemas
         ]
         before = quote("analysis")
         if calls.answer:
@@ -104,7 +104,7 @@ class HarmonyFormat(SectionFormat):
 class _Messages:
     """Reads messages one by one."""
 
-    def __init__(self, scanner: Scanner, tools: Tools) -> None:
+    def __init__(self, scanner: Scanner, tools: ToolsByName) -> None:
         self._scanner = scanner
         self._tools = tools
         self._before: Callable[[str], None] | None = None

@@ -30,9 +30,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which calls a request's choice of tools allows; ``tools`` has the schema of the arguments of each tool."""
+    """Which calls a request's choice of tools allows."""
 
-    tools: dict[str, dict[str, Any]]
+    schemas: dict[str, dict[str, Any]]
+    """Those of the arguments of each tool that may be called."""
     must: bool
     """Whether there must be a call; otherwise text may stand before the calls, or in their place."""
     several: bool
@@ -47,7 +48,7 @@ class Asked:
 
     def json(self, name: str) -> str:
         """Return the item of Lark for the arguments of a tool, as JSON."""
-        return json_schema(self.tools[name])
+        return json_schema(self.schemas[name])
 
     def text(self, *words: str, excluded: str = "") -> str:
         """Return the terminal of free text that has none of these words in it, and does not begin with reasoning.
@@ -157,7 +158,7 @@ def start(calls: Asked, called: str, *free: str) -> list[str]:
     return [f"start: {thought}({' | '.join(ways)})", *calls.answer, *calls.thought, SPACE_RULE]
 
 
-def guide(
+def calls_behind(
     calls: Asked,
     shape: Shape,
     bodies: Sequence[str],

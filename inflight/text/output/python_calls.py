@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import keyword
 import re
+import tokenize
 from typing import Any
 
 from inflight.text.output.json_text import finite, to_json
@@ -15,6 +18,9 @@ _MAX_DEPTH = 190
 _PLAIN = re.compile(r"[^()\[\]{}'\"]+")
 _QUOTED = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_RESERVED = re.compile(rf"[(,]\s*(?:{'|'.join(keyword.kwlist)})\s*=")
+_MARK = "__keyword__"
+"""What makes a name of a keyword of Python."""
 
 
 class PythonArguments:
@@ -94,12 +100,26 @@ def read_python_list(scanner: Scanner, names: frozenset[str]) -> Reading[None]:
 def _arguments(text: str) -> str | None:
     """Return arguments in Python as JSON; None: they are no keywords with values that JSON has."""
     try:
+        if _RESERVED.search(text):
+            text = _with_marks(text)
         call = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
         return to_json({_key(word.arg): _value(word.value) for word in call.keywords})
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
         return None
+
+
+def _with_marks(text: str) -> str:
+    """Return arguments with a mark behind each name that is a keyword of Python, which has no such arguments."""
+    lines = io.StringIO(text).readlines()
+    tokens = tokenize.generate_tokens(iter(lines).__next__)
+    found = [token for token in tokens if token.type not in (tokenize.NL, tokenize.COMMENT)]
+    for before, word, after in reversed(list(zip(found, found[1:], found[2:], strict=False))):
+        if before.string in ("(", ",") and keyword.iskeyword(word.string) and after.string == "=":
+            row, column = word.end
+            lines[row - 1] = f"{lines[row - 1][:column]}{_MARK}{lines[row - 1][column:]}"
+    return "".join(lines)
 
 
 def python_literal(text: str) -> Any:
@@ -113,7 +133,7 @@ def python_literal(text: str) -> Any:
 def _key(name: str | None) -> str:
     if name is None:
         raise ValueError("** is no keyword")
-    return name
+    return name.removesuffix(_MARK)
 
 
 def _value(node: ast.expr) -> Any:

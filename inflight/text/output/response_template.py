@@ -16,7 +16,7 @@ import regex
 from inflight.sampling import Guide
 from inflight.text.output.events import OutputEvent
 from inflight.text.output.format import ChatFormat, OutputParser
-from inflight.text.output.json_text import to_json
+from inflight.text.output.json_text import as_json, to_json
 from inflight.text.output.markers import Marker, Piece
 from inflight.text.output.scanner import Scanner
 from inflight.text.output.template_fields import (
@@ -264,7 +264,7 @@ class _TemplateParser:
         name, arguments = function["name"], function.get("arguments") or {}
         tool = self._tools[name]
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = json.loads(as_json(arguments) or "null")
         if not isinstance(arguments, dict):
             raise TypeError("arguments are an object")
         for key, one in arguments.items():

@@ -70,7 +70,7 @@ def listed(schema: dict[str, Any], *, strict: bool) -> list[Any] | None:
     """Return the values that a schema lists, as far as its type allows them; None: it lists none.
 
     Raises:
-        NotEnforceable: no value is left, or it is ``strict`` and has other keywords besides.
+        NotEnforceable: there is no value; or it is ``strict``, and no value is left, or it has other keywords besides.
     """
     key = next((one for one in ("enum", "const") if one in schema), None)
     if key is None:
@@ -79,10 +79,10 @@ def listed(schema: dict[str, Any], *, strict: bool) -> list[Any] | None:
         raise NotEnforceable(f"{key!r} beside {min(others)!r}")
     values = schema["enum"] if key == "enum" else [schema["const"]]
     allowed = set(kinds(schema)) if "type" in schema else None
-    values = [value for value in values if allowed is None or types_of(value) & allowed]
-    if not values:
+    fitting = [value for value in values if allowed is None or types_of(value) & allowed]
+    if not values or (strict and not fitting):
         raise NotEnforceable(f"{key!r} without a value of its type")
-    return list(values)
+    return fitting or list(values)
 
 
 def kinds(schema: dict[str, Any]) -> list[str]:

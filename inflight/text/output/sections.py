@@ -15,7 +15,7 @@ from inflight.text.output.scanner import SPACE, Reading, Scanner
 from inflight.text.output.tools import Tool, ToolChoice
 from inflight.text.tokenizer import Tokenizer
 
-Tools = dict[str, Tool]
+ToolsByName = dict[str, Tool]
 
 
 class ReadingParser:
@@ -146,7 +146,7 @@ class SectionFormat(ChatFormat):
             rest = "thinking"
         return f"thought: {first} {rest} SPACE?", *rules
 
-    def grammar(self, calls: Asked, tools: Tools) -> Guide:
+    def grammar(self, calls: Asked, tools: ToolsByName) -> Guide:
         """Return the grammar of calls as the format writes them. Raises UnsupportedFeature: it writes none."""
         raise no_tools()
 
@@ -154,7 +154,7 @@ class SectionFormat(ChatFormat):
         """Return a delimiter as an item of Lark."""
         return f"<[{self._special[delimiter]}]>" if delimiter in self._special else quote(delimiter)
 
-    def _read(self, scanner: Scanner, tools: Tools, reasoning_open: bool) -> Reading[None]:
+    def _read(self, scanner: Scanner, tools: ToolsByName, reasoning_open: bool) -> Reading[None]:
         if self.has_reasoning:
             scanner.begin()
             yield from scanner.run(SPACE)
@@ -179,10 +179,10 @@ class SectionFormat(ChatFormat):
         """Read what else belongs to the delimiter that opens the reasoning."""
         yield from ()
 
-    def begin(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+    def begin(self, scanner: Scanner, tools: ToolsByName) -> Reading[None]:
         """Read calls that may begin the content without a delimiter."""
         yield from ()
 
-    def calls(self, scanner: Scanner, start: str, tools: Tools) -> Reading[None]:
+    def calls(self, scanner: Scanner, start: str, tools: ToolsByName) -> Reading[None]:
         """Read calls behind the delimiter ``start``; then accept or reject what has been recorded."""
         raise NotImplementedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import keyword
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,10 @@ from inflight.text.output.schemas import (
 
 _KNOWN = OBJECT | {"items", "enum", "const", "$ref", "allOf", *UNIONS}
 _KNOWN |= {"minItems", "maxItems", "minLength", "maxLength", "nullable"}
-_BARE_KEY, _PYTHON_KEY = re.compile(r"[\w.+\-]{1,256}"), re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BARE_KEY, _PYTHON_KEY = (
+    re.compile(r"[\w.+\-$@#/]([\w .+\-$@#/]{0,254}[\w.+\-$@#/])?"),
+    re.compile(r"[A-Za-z_]\w*", re.ASCII),
+)
 _MOST_REFERENCES = 32
 _RULES = [
     "INTEGER: /-?(0|[1-9][0-9]{0,17})/",
@@ -80,7 +82,7 @@ class Spelled:
         Raises:
             InvalidRequest: the schema has what this notation cannot enforce; unless strict, that is left out.
         """
-        schema = calls.tools[tool]
+        schema = calls.schemas[tool]
         self._tool, self._root, self._references, self._strict = tool, schema, {}, tool in calls.strict
         spelling = self._spelling
         try:
@@ -199,8 +201,7 @@ class Spelled:
         value = self._value(schema.get("additionalProperties", True), f"{place}/additionalProperties")
         key = "KEY" if top or self._spelling.bare_keys else self._string({})
         entry = join(key, quote(colon), value)
-        reserved = "" if self._spelling.bare_keys else f" & ~/{'|'.join(keyword.kwlist)}/"
-        self._add(f"KEY: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{reserved}")
+        self._add("KEY: /[a-zA-Z_][a-zA-Z0-9_]{0,63}/")
         return f"({entry} ({quote(self._spelling.comma)} {entry})*)?"
 
     def _any(self) -> str:
@@ -241,17 +242,18 @@ class Spelled:
 
     def _spells(self, key: str, top: bool) -> bool:
         """Return whether a property can be written; unless the schema must hold, one that cannot be is left out."""
-        if self._spelling.bare_keys:
-            good = _BARE_KEY.fullmatch(key) is not None
-        else:
-            good = not top or (_PYTHON_KEY.fullmatch(key) is not None and not keyword.iskeyword(key))
-        return good or self._strict
+        pattern = self._pattern(top)
+        return self._strict or pattern is None or pattern.fullmatch(key) is not None
+
+    def _pattern(self, top: bool) -> re.Pattern[str] | None:
+        """Return what a key may be that has no delimiters; None: it has some."""
+        return _BARE_KEY if self._spelling.bare_keys else _PYTHON_KEY if top else None
 
     def _key(self, key: str, place: str, top: bool) -> str:
-        if not top and not self._spelling.bare_keys:
+        pattern = self._pattern(top)
+        if pattern is None:
             return self._literal(key)
-        pattern = _BARE_KEY if self._spelling.bare_keys else _PYTHON_KEY
-        if not pattern.fullmatch(key) or (not self._spelling.bare_keys and keyword.iskeyword(key)):
+        if not pattern.fullmatch(key):
             raise self._error(place, f"the property {key!r}")
         return quote(key)
 

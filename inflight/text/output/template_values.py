@@ -9,6 +9,8 @@ from typing import Any
 
 import regex
 
+from inflight.text.output.json_text import as_json
+
 SECONDS = 1.0
 """How long one search may take: the patterns are the checkpoint's."""
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
@@ -40,12 +42,12 @@ def _json(text: str, options: Options) -> Any:
         parts += [_with_keys(text[place : match.start()], options), json.dumps(text[match.end() : end])]
         place = end + len(closing[match[0]])
     parts.append(_with_keys(text[place:], options))
-    try:
-        return json.loads("".join(parts))
-    except (ValueError, RecursionError):
-        if options.get("allow_non_json"):
-            return text.strip()
-        raise ValueError("no JSON") from None
+    found = as_json("".join(parts))
+    if found is not None:
+        return json.loads(found)
+    if options.get("allow_non_json"):
+        return text.strip()
+    raise ValueError("no JSON")
 
 
 def _with_keys(text: str, options: Options) -> str:

@@ -42,7 +42,7 @@ class XmlArguments:
         Raises:
             InvalidRequest: the schema has what tags cannot enforce; if the tool is not strict, that is left out.
         """
-        schema, strict = calls.tools[tool], tool in calls.strict
+        schema, strict = calls.schemas[tool], tool in calls.strict
         properties = schema.get("properties") or {}
         required = set(schema.get("required") or ())
         try:

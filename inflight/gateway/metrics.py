@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import prometheus_client
 from prometheus_client import Counter, Gauge, Histogram
@@ -56,10 +56,12 @@ class GatewayMetrics:
         """Count tokens of an answer."""
         self._of("output_tokens_total").labels(route).inc(count)
 
-    def ignored_fields(self, names: Iterable[str]) -> None:
-        """Count unknown fields of a request; each name once."""
-        for name in set(names):
+    def ignored_fields(self, names: Sequence[str]) -> None:
+        """Count unknown fields of a request; each name once, and those beyond ``MOST_FIELDS`` without their names."""
+        for name in set(names[:MOST_FIELDS]):
             self._of("ignored_fields_total").labels(self._field(name)).inc()
+        if len(names) > MOST_FIELDS:
+            self._of("ignored_fields_total").labels(OTHER).inc(len(names) - MOST_FIELDS)
 
     def engine_ready(self, ready: bool) -> None:
         """Show whether the engine can be called."""

@@ -20,6 +20,8 @@ from inflight.gateway.sse import while_connected
 
 LARGE = 16 << 10
 """Bytes of a body, or pieces of an answer, from which on the work takes milliseconds."""
+_VALUE = 32
+"""Bytes of a text that are as much work as one more value is, beside its own."""
 _AT_ONCE = 256
 """Elements of a list that are written by one call, which holds all threads up."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="prepare")
@@ -40,7 +42,7 @@ async def prepared(request: Request, work: Callable[[dict[str, Any]], _Result], 
     """
     check_type(request)
     body = await request.body()
-    size = max(len(body), LARGE * grows)
+    size = max(len(body) + _VALUE * body.count(b","), LARGE * grows)
     if size < LARGE:
         return work(parse_object(body))
     return await while_connected(request, off_loop(lambda: work(parse_object(body)), size))

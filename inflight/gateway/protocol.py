@@ -114,11 +114,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         if not self._deaf:
+            super().on_headers_complete()  # raises where the URL is none
             self._in_head, self._beside_bytes, self._refused_bytes = False, 0, 0
             self._disarm()
             self._forget_unread()
             self.config.idle.pop(self, None)
-            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""

@@ -36,7 +36,9 @@ class GatewaySettings(Section):
         False, description="refuse a request with a field that is not known; otherwise x-ignored-fields names it"
     )
     max_body_bytes: int = Field(
-        16 << 20, ge=1024, description="bytes of a request's body; those of all that run may have 16 times as many"
+        16 << 20,
+        ge=1024,
+        description="bytes of a request's body; those of all requests that run may have 16 times as many",
     )
     max_concurrent_requests: int = Field(1024, ge=1, description="requests at once; one more is refused with 503")
     client_timeout_s: Seconds = Field(

@@ -143,6 +143,33 @@ def test_log_probs_of_a_long_prompt_are_written_beside_the_event_loop(monkeypatc
     assert not threads[1].startswith("prepare")
 
 
+def test_many_unknown_fields_are_counted_as_others() -> None:
+    with inside(ready=True) as running, running.client() as client:
+        body = {"prompt": "a", **{f"x{number}": 1 for number in range(5000)}}
+        assert client.post("/tokenize", json=body).status_code == 200
+        assert client.post("/tokenize", json={"prompt": "a", "x3": 1}).status_code == 200
+        page = client.get("/metrics").text
+    assert 'inflight_gateway_ignored_fields_total{field="x3"} 2.0' in page
+    assert 'inflight_gateway_ignored_fields_total{field="other"} 4900.0' in page
+
+
+def test_many_small_prompts_are_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, parse = [], preparing.__dict__["parse_object"]
+
+    def noted(body: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        parsed: dict[str, Any] = parse(body)
+        return parsed
+
+    monkeypatch.setattr(preparing, "parse_object", noted)
+    with recorded() as (running, _), running.client() as client:
+        for prompts in ([[5]] * 1000, [[5]]):
+            body = {"model": MODEL, "prompt": prompts, "max_tokens": 1}
+            assert len(json.dumps(body)) < preparing.LARGE
+            assert client.post(COMPLETIONS, json=body).status_code == 200
+    assert [name.startswith("prepare") for name in threads] == [True, False]
+
+
 def test_what_all_prompts_share_is_made_once() -> None:
     schema = {"type": "object"}
     with recorded() as (running, recorder), running.client() as client:

@@ -148,7 +148,13 @@ def test_many_headers_are_bounded_too(small: Inside) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\r\n\r\n\r\nNO HTTP\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n"]
+    "sent",
+    [
+        b"\r\n\r\n\r\nNO HTTP\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\n\r\n",
+    ],
 )
 def test_what_is_not_http_is_answered_in_openais_shape(small: Inside, sent: bytes) -> None:
     assert _code(_ask(small, sent)) == (400, "invalid_request_error")

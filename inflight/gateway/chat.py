@@ -19,8 +19,9 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
 from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage
+from inflight.gateway.generation import ChoiceDelta, Job, PromptScores, Usage
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
+from inflight.gateway.prompt_log_probs import prompt_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import StreamedCounts, usage_object
@@ -62,18 +63,17 @@ class ChatAnswer:
     async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
         """Return the whole answer."""
         choices = [_WholeChoice(index) for index in range(self._job.request.sequences)]
-        usage = Usage(0, 0)
+        usage, scores = Usage(0, 0), None
         async with aclosing(deltas):
             async for delta in deltas:
                 choices[delta.index].add(delta, self._shown(delta.events))
-                usage = delta.usage
-        more = {"prompt_token_ids": list(self._job.request.prompt)} if self._returns_ids else {}
+                usage, scores = delta.usage, delta.prompt_scores
         return {
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(choice) for choice in choices],
             "usage": usage_object(usage),
-            **more,
+            **self._of_prompt(scores),
         }
 
     async def events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncIterator[bytes]:
@@ -85,14 +85,21 @@ class ChatAnswer:
         async with aclosing(deltas):
             async for delta in deltas:
                 usage = delta.usage
-                more: dict[str, Any] = {"usage": usage_object(usage)} if counts.in_each else {}
-                if first and self._returns_ids:
-                    more["prompt_token_ids"] = list(self._job.request.prompt)
+                said = {"usage": usage_object(usage)} if counts.in_each else {}
                 for choice in self._streamed(states[delta.index], delta):
+                    more = self._of_prompt(delta.prompt_scores) if first else {}
                     first = False
-                    yield chunks.chunk(choice, more)
+                    yield chunks.chunk(choice, said | more)
         if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
+
+    def _of_prompt(self, scores: PromptScores | None) -> dict[str, Any]:
+        """Return what an answer, or the first chunk of a stream, says of the prompt."""
+        prompt, count = self._job.request.prompt, self._job.request.prompt_log_probs
+        said: dict[str, Any] = {"prompt_token_ids": list(prompt)} if self._returns_ids else {}
+        if count is not None and scores is not None:
+            said["prompt_logprobs"] = prompt_log_probs(prompt, scores, count, self._names)
+        return said
 
     def _streamed(self, state: _StreamedChoice, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Return the choices of the chunks for a delta: none while nothing can be shown, a last one with the end."""

@@ -15,6 +15,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
+from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.sampling import encode_texts, generate_request, off_loop
 from inflight.gateway.told import told
 from inflight.gateway.tools import read_tools
@@ -55,6 +56,7 @@ async def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream
         guide_start_ids=guide.start_ids,
         log_probs=fields.get("logprobs", False),
         top_log_probs=top,
+        prompt_log_probs=asked_prompt_log_probs(fields, gateway),
     )
     return Job(
         engine_request,

@@ -16,7 +16,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.guides import FieldGuide, read_guide
-from inflight.gateway.told import told
+from inflight.gateway.request_errors import request_error
 from inflight.sampling import Guide
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.harmony import HarmonyFormat
@@ -73,7 +73,7 @@ def _calls(form: ChatFormat, tools: Sequence[Tool], choice: ToolChoice, parallel
     try:
         return form.guide(tools, choice, parallel)
     except InflightError as error:
-        raise told(error, "tools") from None
+        raise request_error(error, "tools") from None
 
 
 def _either(form: ChatFormat, answer: FieldGuide, tools: Sequence[Tool], parallel: bool) -> Guide:

@@ -16,8 +16,8 @@ from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
 from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
+from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, off_loop
-from inflight.gateway.told import told
 from inflight.gateway.tools import read_tools
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.messages import Message
@@ -100,7 +100,7 @@ async def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> st
                 return _continued(template, messages, options)
             return template.render(messages, options)
         except InflightError as error:
-            raise told(error, "messages") from None
+            raise request_error(error, "messages") from None
 
     return await off_loop(render, len(text))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from inflight.gateway.fields import Fields
 from inflight.gateway.generation import ChoiceDelta, Job, PromptScores
-from inflight.gateway.log_probs import Likeliest, LogProbStream, TextOffsets, TokenLogProb, TokenNames, number
+from inflight.gateway.log_probs import Likeliest, LogProbStream, TextOffsets, TokenLogProb, TokenNames, json_log_prob
 from inflight.gateway.prompt_log_probs import prompt_log_probs
 from inflight.gateway.prompts import Prompt
 from inflight.text.output.events import ContentDelta
@@ -119,7 +119,7 @@ class CompletionChoice:
     def _log_probs(self) -> dict[str, Any]:
         return {
             "text_offset": self._places,
-            "token_logprobs": [None if one.log_prob is None else number(one.log_prob) for one in self._entries],
+            "token_logprobs": [None if one.log_prob is None else json_log_prob(one.log_prob) for one in self._entries],
             "tokens": [self._names.name(one.token, one.bytes) for one in self._entries],
             "top_logprobs": [self._top(one) for one in self._entries],
         }
@@ -131,5 +131,5 @@ class CompletionChoice:
         named: dict[str, float] = {}
         pairs: Sequence[tuple[str, float]] = [(self._names.name(token), value) for token, value in entry.top]
         for name, value in [*pairs, (self._names.name(entry.token, entry.bytes), entry.log_prob)]:
-            named[name] = max(number(value), named.get(name, number(value)))
+            named[name] = max(json_log_prob(value), named.get(name, json_log_prob(value)))
         return named

@@ -9,7 +9,7 @@ from inflight import contract
 from inflight.gateway.context import Gateway
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import PromptScores
-from inflight.gateway.log_probs import TokenNames, number
+from inflight.gateway.log_probs import TokenNames, json_log_prob
 
 
 def asked_prompt_log_probs(fields: Fields, gateway: Gateway) -> int | None:
@@ -45,4 +45,4 @@ def prompt_log_probs(
 
 
 def _entry(token: int, value: float, rank: int | None, names: TokenNames) -> dict[str, Any]:
-    return {"logprob": number(value), "rank": rank, "decoded_token": names.name(token)}
+    return {"logprob": json_log_prob(value), "rank": rank, "decoded_token": names.name(token)}

@@ -18,9 +18,10 @@ from inflight.gateway.context import Gateway, gateway_of
 from inflight.gateway.counting import counted
 from inflight.gateway.field_tables import CHAT_READER
 from inflight.gateway.fields import Fields
-from inflight.gateway.generation import ChoiceDelta, Job, Usage
+from inflight.gateway.generation import ChoiceDelta, Job, PromptScores, Usage
 from inflight.gateway.log_probs import TokenLogProb, TokenNames, chat_log_probs
 from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.prompt_log_probs import prompt_log_probs
 from inflight.gateway.sampling import wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
 from inflight.gateway.usage import StreamedCounts, usage_object
@@ -65,19 +66,17 @@ class ChatAnswer:
     async def whole(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> str:
         """Return the whole answer, as JSON."""
         choices = [_WholeChoice(index) for index in range(self._job.request.sequences)]
-        usage = Usage(0, 0)
+        usage, scores = Usage(0, 0), None
         async with aclosing(deltas):
             async for delta in deltas:
                 choices[delta.index].add(delta, self._shown(delta.events))
-                usage = delta.usage
+                usage, scores = delta.usage, delta.prompt_scores
         pieces = 8 * (1 + self._job.request.top_log_probs) * sum(len(choice.log_probs) for choice in choices)
-        return await off_loop(lambda: self._written(choices, usage), pieces)
+        return await off_loop(lambda: self._written(choices, usage, scores), pieces + self._pieces_of_prompt(scores))
 
-    def _written(self, choices: Sequence[_WholeChoice], usage: Usage) -> str:
+    def _written(self, choices: Sequence[_WholeChoice], usage: Usage, scores: PromptScores | None) -> str:
         head = _json({**self._head, "object": "chat.completion"})
-        more: dict[str, Any] = {"usage": usage_object(usage)}
-        if self._returns_ids:
-            more["prompt_token_ids"] = list(self._job.request.prompt)
+        more: dict[str, Any] = {"usage": usage_object(usage), **self._of_prompt(scores)}
         parts = ",".join(written(self._choice(choice)) for choice in choices)
         return f'{head[:-1]},"choices":[{parts}],{written(more)[1:]}'
 
@@ -90,14 +89,39 @@ class ChatAnswer:
         async with aclosing(deltas):
             async for delta in deltas:
                 usage = delta.usage
-                more: dict[str, Any] = {"usage": usage_object(usage)} if counts.in_each else {}
-                if first and self._returns_ids:
-                    more["prompt_token_ids"] = list(self._job.request.prompt)
+                said = {"usage": usage_object(usage)} if counts.in_each else {}
                 for choice in self._streamed(states[delta.index], delta):
+                    yield await self._written_chunk(chunks, choice, said, delta.prompt_scores, first=first)
                     first = False
-                    yield chunks.chunk(choice, more)
         if counts.at_the_end:
             yield chunks.usage(usage_object(usage))
+
+    async def _written_chunk(
+        self,
+        chunks: _ChunkWriter,
+        choice: dict[str, Any],
+        said: dict[str, Any],
+        scores: PromptScores | None,
+        first: bool,
+    ) -> bytes:
+        """Return a chunk; the first one of a stream also says what there is to say of the prompt."""
+        if not first:
+            return chunks.chunk(choice, said)
+        return await off_loop(
+            lambda: chunks.chunk(choice, said | self._of_prompt(scores)), self._pieces_of_prompt(scores)
+        )
+
+    def _pieces_of_prompt(self, scores: PromptScores | None) -> int:
+        """Return how much there is to say of the prompt, in what log-probs are written with."""
+        return 0 if scores is None else 8 * len(scores.log_probs) * (1 + (self._job.request.prompt_log_probs or 0))
+
+    def _of_prompt(self, scores: PromptScores | None) -> dict[str, Any]:
+        """Return what an answer, or the first chunk of a stream, says of the prompt."""
+        prompt, count = self._job.request.prompt, self._job.request.prompt_log_probs
+        said: dict[str, Any] = {"prompt_token_ids": list(prompt)} if self._returns_ids else {}
+        if count is not None and scores is not None:
+            said["prompt_logprobs"] = prompt_log_probs(prompt, scores, count, self._names)
+        return said
 
     def _streamed(self, state: _StreamedChoice, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Return the choices of the chunks for a delta: none while nothing can be shown, a last one with the end."""

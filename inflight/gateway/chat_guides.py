@@ -15,7 +15,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import ApiError
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.guides import FieldGuide, read_guide
-from inflight.gateway.told import told
+from inflight.gateway.request_errors import request_error
 from inflight.sampling import Guide
 from inflight.text.output.tools import Tool, ToolChoice
 
@@ -50,7 +50,7 @@ def chat_guide(fields: Fields, gateway: Gateway, prompt: str, tools: Sequence[To
             reasoning=form.may_reason(prompt),
         )
     except InflightError as error:
-        raise told(error, "tools", param) from None
+        raise request_error(error, "tools", param) from None
     if guide is None:
         return ChatGuide()
     return ChatGuide(guide, form.guide_start(gateway.tokenizer) if form.opens_reasoning(prompt) else (), param)

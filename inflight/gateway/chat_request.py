@@ -15,8 +15,9 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.errors import invalid
 from inflight.gateway.fields import Fields, unsupported
 from inflight.gateway.generation import Job
+from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
+from inflight.gateway.request_errors import request_error
 from inflight.gateway.sampling import encode_texts, generate_request, sampling_arguments
-from inflight.gateway.told import told
 from inflight.gateway.tools import read_tools
 from inflight.text.chat import ChatTemplate, parse_messages
 from inflight.text.messages import Message
@@ -56,6 +57,7 @@ def chat_job(request: Request, fields: Fields, gateway: Gateway, *, stream: bool
         guide_start_ids=guide.start_ids,
         log_probs=fields.get("logprobs", False),
         top_log_probs=top,
+        prompt_log_probs=asked_prompt_log_probs(fields, gateway),
     )
     return Job(
         engine_request,
@@ -97,7 +99,7 @@ def _prompt(fields: Fields, gateway: Gateway, tools: Sequence[Tool]) -> str:
             return _continued(template, messages, options)
         return template.render(messages, options)
     except InflightError as error:
-        raise told(error, "messages") from None
+        raise request_error(error, "messages") from None
 
 
 def _template_options(

@@ -24,6 +24,7 @@ from inflight.gateway.generation import ChoiceDelta, Job, Usage
 from inflight.gateway.guides import FieldGuide, read_guide
 from inflight.gateway.merging import AT_ONCE, merged
 from inflight.gateway.preparing import off_loop, prepared, written
+from inflight.gateway.prompt_log_probs import asked_prompt_log_probs
 from inflight.gateway.prompts import MOST_PROMPTS, Prompt, read_prompts
 from inflight.gateway.sampling import generate_request, sampling_arguments, wants_stream
 from inflight.gateway.sse import EventStream, event, while_connected
@@ -75,6 +76,7 @@ def _job(
     echo, top, most = fields.get("echo", False), fields.get("logprobs"), fields.get("max_tokens", DEFAULT_MAX_TOKENS)
     if most == 0 and not echo:
         raise invalid("max_tokens is 0; without echo it must be at least 1", "max_tokens")
+    scored = [count for count in (asked_prompt_log_probs(fields, gateway), top if echo else None) if count is not None]
     engine_request = generate_request(
         request,
         fields,
@@ -86,7 +88,7 @@ def _job(
         guide=guide and guide.guide,
         log_probs=top is not None,
         top_log_probs=top or 0,
-        prompt_log_probs=top if echo else None,
+        prompt_log_probs=max(scored, default=None),
     )
     if echo and top is not None and not engine_request.min_tokens:
         # lm-eval takes the last token of the answer for the generated one, and an end id must be there to be taken.

@@ -73,6 +73,11 @@ _SAMPLING = (
     served("return_tokens_as_token_ids", boolean(), "log-probs name tokens as `token_id:123`"),
     served("return_token_ids", boolean(), "add `prompt_token_ids` to the answer, and `token_ids` to its choices"),
     served(
+        "prompt_logprobs",
+        integer(0, 20),
+        "log-probs of the prompt's tokens, and of so many of the likeliest at each position, in vLLM's form",
+    ),
+    served(
         "truncate_prompt_tokens", integer(-1, _INT32), "keep so many tokens of the prompt's end; -1: as many as fit"
     ),
 )
@@ -146,7 +151,7 @@ _REFUSED = (
     *refused("dynatemp_range smoothing_factor", "use `temperature`", 0),
     *refused("n_predict max_new_tokens", "use `max_tokens`"),
     *refused("num_return_sequences", "use `n`", 1),
-    *refused("prompt_logprobs logprob_token_ids", "use `echo` and `logprobs` of /v1/completions"),
+    *refused("logprob_token_ids", "use /v1/score or /generative_scoring"),
     *refused("thinking_token_budget repetition_detection", "there is no such limit here"),
     *refused("id_slot", "requests have no slots of their own", -1),
     *refused("cache_prompt", "`kv_cache.prefix_reuse` of the deployment decides it", True),
@@ -186,7 +191,7 @@ CHAT: Table = table(
     served("top_logprobs", integer(0, 20), "so many of the likeliest tokens at each position; needs `logprobs`"),
     served("response_format", anything(), "text, json_object (a schema may be given), json_schema or structural_tag"),
     served("tools", anything(), "functions that the model may call, where its chat format is known"),
-    served("tool_choice", anything(), "none, auto, required, or one function: the last two are enforced by a grammar"),
+    served("tool_choice", anything(), "none, auto, required, one function, or `allowed_tools`"),
     served("parallel_tool_calls", boolean(), "false: one call at most"),
     accepted("modalities", list_of(one_of("text"), 1), "answers are text"),
     accepted("verbosity", one_of("medium"), "`medium` is what the model does by itself; other values are refused"),

@@ -15,7 +15,7 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import EngineDelta, GenerateRequest, pairs
 from inflight.gateway.log_probs import LogProbStream, TokenLogProb
 from inflight.gateway.preparing import off_loop
-from inflight.gateway.told import told
+from inflight.gateway.request_errors import request_error
 from inflight.text.output.events import CallStart, OutputEvent
 from inflight.text.output.format import ChatFormat
 from inflight.text.output.markers import MarkedDetokenizer, Marker, Piece
@@ -110,7 +110,7 @@ async def run(gateway: Gateway, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
                 yield choices[one.index].push(one, _usage(job.request.prompt, choices), scores)
             waiting.clear()
     except InflightError as error:
-        raise told(error, job.prompt_param, job.guide_param) from error
+        raise request_error(error, job.prompt_param, job.guide_param) from error
     finally:
         await deltas.aclose()
 

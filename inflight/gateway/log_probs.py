@@ -166,7 +166,7 @@ def token_bytes(tokenizer: Tokenizer, token: int, show_special: bool = False) ->
     return piece if isinstance(piece, bytes) else piece.encode()
 
 
-def number(log_prob: float) -> float:
+def json_log_prob(log_prob: float) -> float:
     """Return a log-prob as JSON can write it."""
     return max(log_prob, _LEAST)
 
@@ -206,4 +206,4 @@ def _chat_entry(entry: TokenLogProb, names: TokenNames) -> dict[str, Any]:
 
 def _named(token: int, log_prob: float, names: TokenNames, raw: bytes | None = None) -> dict[str, Any]:
     spelt = token_bytes(names.tokenizer, token) if raw is None else raw
-    return {"token": names.name(token, raw), "logprob": number(log_prob), "bytes": list(spelt)}
+    return {"token": names.name(token, raw), "logprob": json_log_prob(log_prob), "bytes": list(spelt)}

@@ -15,8 +15,8 @@ from inflight.gateway.context import Gateway
 from inflight.gateway.engine_client import GenerateRequest
 from inflight.gateway.errors import ApiError, from_inflight, invalid
 from inflight.gateway.fields import Fields
+from inflight.gateway.request_errors import context_length_exceeded
 from inflight.gateway.requests import state_of
-from inflight.gateway.told import context_length_exceeded
 from inflight.sampling import MAX_SEED
 from inflight.text.preprocess import word_spellings
 

@@ -175,6 +175,33 @@ def test_a_prompt_can_be_scored_alone(gateway: Beside) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_log_probs_of_a_prompt_are_those_that_echo_has(gateway: Beside, count: int) -> None:
+    with gateway.client() as client:
+        chat = ask(client, CHAT, messages=[{"role": "user", "content": "Hi"}], max_tokens=1, prompt_logprobs=count)
+        ids = ask(client, CHAT, messages=[{"role": "user", "content": "Hi"}], max_tokens=1, return_token_ids=True)
+        body = {"prompt": [ids["prompt_token_ids"]], "max_tokens": 1, "prompt_logprobs": count}
+        [completed] = ask(client, COMPLETIONS, **body)["choices"]
+        [echoed] = ask(client, COMPLETIONS, **body, echo=True, logprobs=1)["choices"]
+    first, *others = chat["prompt_logprobs"]
+    assert first is None
+    values = [one[str(token)]["logprob"] for token, one in zip(ids["prompt_token_ids"][1:], others, strict=True)]
+    assert values == pytest.approx(echoed["logprobs"]["token_logprobs"][1 : len(values) + 1], abs=1e-5)
+    assert {len(one) for one in others} <= {max(count, 1), count + 1}
+    for one in others:
+        ranked = sorted((entry for entry in one.values() if entry["rank"]), key=lambda entry: entry["rank"])
+        assert [entry["rank"] for entry in ranked] == list(range(1, count + 1))
+        assert ranked == sorted(ranked, key=lambda entry: -entry["logprob"])
+    assert [one and set(one) for one in completed["prompt_logprobs"]] == [one and set(one) for one in [None, *others]]
+    assert len(echoed["logprobs"]["top_logprobs"][1]) <= 2
+
+
+def test_log_probs_of_a_prompt_of_one_token_are_none(gateway: Beside) -> None:
+    with gateway.client() as client:
+        [choice] = ask(client, COMPLETIONS, prompt=[[5]], max_tokens=1, prompt_logprobs=1)["choices"]
+    assert choice["prompt_logprobs"] == [None]
+
+
 def test_bytes_of_log_probs_join_to_the_text_with_half_characters(gateway: Beside) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, "temperature": 2, "top_k": 0, "seed": 3}
     with gateway.client() as client:

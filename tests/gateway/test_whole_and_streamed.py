@@ -58,6 +58,7 @@ SHARED: dict[str, Any] = {
     "skip_special_tokens": st.just(False),
     "return_token_ids": st.just(True),
     "return_tokens_as_token_ids": st.just(True),
+    "prompt_logprobs": st.integers(0, 2),
 }
 CHATS = st.fixed_dictionaries(
     {"max_tokens": st.sampled_from([1, 5, 60])},

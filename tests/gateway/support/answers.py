@@ -12,6 +12,8 @@ from inflight.resources import DEMO
 from inflight.settings.deployment import load_deployment, model_name
 
 MODEL = model_name(load_deployment(DEMO).model)
+OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
+"""What an answer says of the prompt, and a stream of it in its first chunk."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -44,7 +46,8 @@ def joined(path: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the chunks of a stream as the whole answer that they add up to."""
     usage = [part["usage"] for part in parts if "usage" in part]
     whole: dict[str, Any] = {"choices": {}, "usage": usage[-1] if usage else None}
-    whole |= {"prompt_token_ids": parts[0]["prompt_token_ids"]} if "prompt_token_ids" in parts[0] else {}
+    whole |= {name: parts[0][name] for name in OF_PROMPT if name in parts[0]}
+    assert not [name for part in parts[1:] for name in OF_PROMPT if name in part]
     for part in parts:
         assert part["id"] == parts[0]["id"]
         for choice in part["choices"]:
@@ -52,7 +55,7 @@ def joined(path: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
             assert "finish_reason" not in made, "a choice ends once"
             (_add_chat if path == CHAT else _add_text)(made, choice)
             _add_log_probs(made, choice["logprobs"])
-            for name in ("token_ids", "prompt_token_ids"):
+            for name in ("token_ids", *OF_PROMPT):
                 if name in choice:
                     made[name] = made.get(name, []) + choice[name]
             if choice["finish_reason"]:
@@ -111,7 +114,8 @@ def without_names(answer: dict[str, Any]) -> dict[str, Any]:
     for choice in answer["choices"]:
         for call in choice.get("message", {}).get("tool_calls", ()):
             assert call.pop("id").startswith("call_")
-    return {"choices": answer["choices"], "usage": usage, "prompt_token_ids": answer.get("prompt_token_ids")}
+    of_prompt = {name: answer.get(name) for name in OF_PROMPT}
+    return {"choices": answer["choices"], "usage": usage, **of_prompt}
 
 
 def random_sampling(draw: random.Random) -> dict[str, Any]:

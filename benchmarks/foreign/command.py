@@ -13,40 +13,50 @@ import typer
 from benchmarks.clients import CLIENTS, SUITES
 from benchmarks.command import FOLDER, Output, Page, command_line, console, report_results
 from benchmarks.foreign import suites
-from benchmarks.foreign.reasons import Kind, Outcome, Reason, Sorted, read_reasons, sort, unused
-from benchmarks.foreign.run import run, target
+from benchmarks.foreign.reasons import Kind, Outcome, Sorted, read_reasons, sort, unused
+from benchmarks.foreign.run import outcomes, run, target
 from benchmarks.foreign.suites import Suite
 from benchmarks.result import Result
 from inflight.errors import InvalidRequest
 
+_ENDS = ("passed", "failed", "skipped")
+_FIRST = "Each failure has the first reason of the list in benchmarks/foreign/reasons.toml that fits it."
+_KEPT = FOLDER / "foreign"
+"""Where the outcomes of the last run are."""
 _PAGE = Page(
     "Tests of other servers, pointed at the gateway",
-    "vLLM's, SGLang's and llama.cpp's own tests of their servers, run unchanged on the demo behind the gateway. Written "
-    'by `make bench ARGS="foreign --output docs/results/foreign"`; [the page on foreign tests](../../foreign-tests.md) '
-    "says how they are run, and which are not.",
-    [f"{part}{name}" for part in ("", "reasons-") for name in suites.SUITES],
+    "vLLM's, SGLang's and llama.cpp's own tests of their servers, run unchanged on the demo behind the gateway. "
+    'Written by `make bench ARGS="foreign --output docs/results/foreign"`; [tests of other '
+    "servers](../../foreign-tests.md) says how they are run, and which are not.",
+    ["suites", *(f"{part}{name}" for name in suites.SUITES for part in ("", "reasons-"))],
 )
 
 
 def foreign(
     names: Annotated[list[str] | None, typer.Argument(metavar="[SUITE]...", help="vllm, sglang, llama.cpp.")] = None,
     sglang: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="A source tree of SGLang; no package has its tests.")
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="A source tree of SGLang, for its tests."),
     ] = None,
+    kept: Annotated[bool, typer.Option(help="Sort once more what the last run left, and run nothing.")] = False,
     output: Output = None,
 ) -> None:
     """Run the tests of other servers against the gateway; without names all that can be had."""
 
     def results() -> Iterator[Result]:
-        reasons = read_reasons()
-        home = CLIENTS.make(SUITES)
+        reasons, rows = read_reasons(), []
         for suite in _chosen(names, sglang):
-            with target(suite) as at:
-                outcomes = run(suite, home, at, sglang, FOLDER / "foreign")
-            failures = sort(suite.name, outcomes, reasons)
+            if not kept:
+                with target(suite) as at:
+                    run(suite, CLIENTS.make(SUITES), at, sglang, _KEPT)
+            ended = outcomes(suite, _KEPT)
+            failures = sort(suite.name, ended, reasons)
             for reason in unused(suite.name, failures, reasons):
                 console.print(f"no failure has the reason: {reason.why}", markup=False)
-            yield from _results(suite, _source(suite, sglang), outcomes, failures)
+            rows.append(_row(suite, _source(suite, sglang), ended, failures))
+            yield from _results(suite, ended, failures)
+        if len(rows) == len(suites.SUITES):
+            yield Result("suites", "The suites", _FINDING, rows)
 
     words = [*(names or []), *(["--sglang", "TREE"] if sglang else [])]
     report_results(results, command_line("foreign", *words), output, _PAGE)
@@ -71,24 +81,36 @@ def _source(suite: Suite, given: Path | None) -> str:
     return f"commit {found.stdout.strip()}" if found.returncode == 0 else "a source tree"
 
 
-def _results(suite: Suite, source: str, outcomes: Sequence[Outcome], failures: Sequence[Sorted]) -> Iterator[Result]:
-    counts = Counter(one.outcome for one in outcomes)
+_FINDING = (
+    "A test is skipped that calls parts of its server's own program. Every failure has a reason, or is counted as one "
+    "without; the tables below have the reasons."
+)
+
+
+def _row(suite: Suite, source: str, ended: Sequence[Outcome], failures: Sequence[Sorted]) -> dict[str, float | str]:
+    counts, kinds = Counter(one.outcome for one in ended), Counter(one.kind for one in failures)
+    return {
+        "suite": suite.project,
+        "source": source,
+        **{end: counts[end] for end in _ENDS},
+        "for a defect": kinds[Kind.DEFECT],
+        "without a reason": kinds[Kind.UNSORTED],
+    }
+
+
+def _results(suite: Suite, ended: Sequence[Outcome], failures: Sequence[Sorted]) -> Iterator[Result]:
     kinds = Counter(one.kind for one in failures)
-    finding = (
-        f"{source}: {counts['passed']} of {len(outcomes)} tests pass, {counts['failed']} fail and {counts['skipped']} are "
-        f"skipped, which call parts of the server's own program. Of the failures {kinds[Kind.DEFECT]} are for a defect of "
-        f"Inflight, and {kinds[Kind.UNSORTED]} have no reason yet."
-    )
-    yield Result(suite.name, f"{suite.project}: its test files", finding, list(_by_file(outcomes)))
-    told = Counter((one.kind, one.why) for one in failures)
-    order = sorted(told, key=lambda key: (list(Kind).index(key[0]), -told[key], key[1]))
-    rows = [{"kind": kind.value, "reason": why, "failures": told[kind, why]} for kind, why in order]
+    told = ", ".join(f"{kinds[kind]} {kind.value}" for kind in Kind if kinds[kind])
+    finding = f"{len(failures)} of {len(ended)} tests fail: {told}."
+    yield Result(suite.name, f"{suite.project}: its test files", finding, list(_by_file(ended)))
+    reasons = Counter((one.kind, one.why) for one in failures)
+    order = sorted(reasons, key=lambda key: (list(Kind).index(key[0]), -reasons[key], key[1]))
+    rows = [{"kind": kind.value, "reason": why, "failures": reasons[kind, why]} for kind, why in order]
     if rows:
-        yield Result(f"reasons-{suite.name}", f"{suite.project}: why tests fail", "", rows)
+        yield Result(f"reasons-{suite.name}", f"{suite.project}: why tests fail", _FIRST, rows)
 
 
-def _by_file(outcomes: Sequence[Outcome]) -> Iterator[dict[str, float | str]]:
-    ends = ("passed", "failed", "skipped")
-    for file in sorted({one.test.partition("::")[0] for one in outcomes}):
-        counts = Counter(one.outcome for one in outcomes if one.test.partition("::")[0] == file)
-        yield {"file": file, **{end: counts[end] for end in ends}}
+def _by_file(ended: Sequence[Outcome]) -> Iterator[dict[str, float | str]]:
+    for file in sorted({one.test.partition("::")[0] for one in ended}):
+        counts = Counter(one.outcome for one in ended if one.test.partition("::")[0] == file)
+        yield {"file": file, **{end: counts[end] for end in _ENDS}}

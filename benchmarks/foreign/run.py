@@ -18,16 +18,16 @@ from benchmarks.environments import Home
 from benchmarks.foreign.reasons import Outcome
 from benchmarks.foreign.suites import KEYS, Suite
 from benchmarks.gateway.served import Served, demo_with_tools, serve
-from inflight.errors import EngineFailure
+from inflight.errors import EngineFailure, InvalidRequest
 from inflight.serve.gateway import GatewayProcess
 from inflight.serve.server import free_ports
 from inflight.settings.deployment import FILE_NAME, load_deployment
 
 _PLUGINS = Path(__file__).with_name("plugins")
-_CONTEXT = 8192
-"""Tokens of the context, which the tests of vLLM and SGLang count on. The demo's own context is shorter: what it writes
-beyond that means nothing, and the tests of the API do not read it."""
-_TEST_S = 120
+_CONTEXT = 5120
+"""Tokens of the context: the longest request of the tests has nearly that many. The demo's own context is shorter:
+what it writes beyond that means nothing, and the tests of the API do not read it."""
+_TEST_S = 300
 """Seconds that one test may take."""
 _RAN = (0, 1, 2)
 """Codes of pytest where it has run the tests; 2: some files could not be imported."""
@@ -82,35 +82,50 @@ def _keyed(served: Served, settings: dict[str, Any]) -> Iterator[str]:
             gateway.stop()
 
 
-def run(suite: Suite, home: Home, at: Target, given: Path | None, keep: Path) -> list[Outcome]:
-    """Run a suite's files and return how its tests ended.
+def run(suite: Suite, home: Home, at: Target, given: Path | None, keep: Path) -> None:
+    """Run a suite's files; ``outcomes`` reads how its tests ended.
 
     Args:
         suite: the suite.
         home: the environment of the suites.
         at: the server.
         given: the folder of a suite that is in no package.
-        keep: where pytest's log goes.
+        keep: where pytest's log and the outcomes go.
 
     Raises:
         EngineFailure: pytest could not run them.
     """
-    root, told, log = suite.root(home, given), keep / f"{suite.name}.jsonl", keep / f"{suite.name}.log"
+    root, told, log = suite.root(home, given), _told(suite, keep), keep / f"{suite.name}.log"
     keep.mkdir(parents=True, exist_ok=True)
     told.unlink(missing_ok=True)
     words = ["-m", "pytest", *_options(suite), *suite.files]
     with log.open("w") as file:
         environment = os.environ | _environment(suite, root, at, told)
         code = subprocess.run([home.python, *words], cwd=root, env=environment, stdout=file, stderr=file).returncode
-    if code not in _RAN or not told.exists():
+    if code not in _RAN:
         raise EngineFailure(f"{suite.project}'s tests did not run: pytest ended with code {code}; {log} says why")
+
+
+def outcomes(suite: Suite, keep: Path) -> list[Outcome]:
+    """Return how the tests of the last run ended.
+
+    Raises:
+        InvalidRequest: there was none.
+    """
+    told = _told(suite, keep)
+    if not told.exists():
+        raise InvalidRequest(f"{suite.project}'s tests have not been run here: {told} is not there")
     return [Outcome(**json.loads(line)) for line in told.read_text().splitlines()]
+
+
+def _told(suite: Suite, keep: Path) -> Path:
+    return keep / f"{suite.name}.jsonl"
 
 
 def _options(suite: Suite) -> list[str]:
     plugins = [word for name in ("tell", suite.plugin) for word in ("-p", name)]
     limits = ["--timeout", str(_TEST_S), "--continue-on-collection-errors"]
-    return [*plugins, "-p", "no:cacheprovider", "-v", "--tb=line", "-o", "addopts=", *limits, *suite.options]
+    return [*plugins, "-p", "no:cacheprovider", "-v", "--tb=line", "-o", "addopts=", *limits]
 
 
 def _environment(suite: Suite, root: Path, at: Target, told: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The suites: which files of each are run, where, and with which of our plugins in the place of the server they start."""
+"""The suites: which files of each are run, and with which of our plugins in the place of the server they start."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ class Suite:
     """Relative to the environment; empty: the command line gives it."""
     models: Sequence[str] = ("demo",)
     """The names of the model that is served: those that the tests give."""
-    options: Sequence[str] = ()
-    """Of pytest."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the plugin reads, with paths relative to the suite's folder."""
 
@@ -96,7 +94,6 @@ VLLM_SUITE = Suite(
     ),
     VLLM_TESTS,
     _MODELS,
-    ("--models=hermes",),
 )
 _SGLANG = "test/registered"
 SGLANG_SUITE = Suite(
@@ -139,7 +136,16 @@ LLAMA_SUITE = Suite(
     "llama_tests",
     tuple(f"unit/test_{name}.py" for name in _LLAMA),
     LLAMA_TESTS,
-    ("demo", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "davinci-002", "text-embedding-3-small", "test"),
+    (
+        "demo",
+        "codellama70b",
+        "davinci-002",
+        "gpt-3.5-turbo",
+        "gpt-3.5-turbo-instruct",
+        "gpt-4.1",
+        "test",
+        "text-embedding-3-small",
+    ),
 )
 SUITES = {suite.name: suite for suite in (VLLM_SUITE, SGLANG_SUITE, LLAMA_SUITE)}
 KEYS = ("sk-this-is-the-secret-key", "test")

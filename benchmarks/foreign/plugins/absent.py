@@ -60,8 +60,6 @@ def skip(name: str) -> NoReturn:
 
 
 class _AbsentModule(ModuleType):
-    __path__: Sequence[str] = ()
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)

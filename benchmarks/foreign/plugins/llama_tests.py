@@ -1,7 +1,7 @@
 """A plugin for pytest: llama.cpp's tests of its server, with servers that run already in the place of theirs.
 
-``SERVER_URL`` is where one listens, and ``KEYED_URL`` one that wants a key. llama.cpp has some of OpenAI's paths without
-``/v1`` too, and needs no ``model``: the paths are asked for with it, and the name ``MODEL`` is given.
+``SERVER_URL`` is where one listens, and ``KEYED_URL`` one that wants a key. llama.cpp has some of OpenAI's paths
+without ``/v1`` too, and needs no ``model``: the paths are asked for with it, and the name ``MODEL`` is given.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def _with_model(ask: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that asks with a body, and names the model in it."""
 
     def asked(server: utils.ServerProcess, method: str, path: str, data: Any = None, *more: Any, **named: Any) -> Any:
-        named_data = {"model": os.environ["MODEL"], **data} if method == "POST" and isinstance(data, dict) else data
-        return ask(server, method, path, named_data, *more, **named)
+        if method == "POST" and isinstance(data, dict):
+            data = data | {"model": data.get("model") or os.environ["MODEL"]}
+        return ask(server, method, path, data, *more, **named)
 
     return asked
 

@@ -1,7 +1,7 @@
 """A plugin for pytest: SGLang's tests of its server, with a server that runs already in the place of theirs.
 
-``SERVER_URL`` is where it listens, ``CHECKPOINT`` the folder of its tokenizer, ``MODEL`` the name that requests give, and ``KITS`` the
-folder of the suite's classes that several test files share.
+``SERVER_URL`` is where it listens, ``CHECKPOINT`` the folder of its tokenizer, ``MODEL`` the name that requests give,
+and ``KITS`` the folder of the suite's classes that several test files share.
 """
 
 from __future__ import annotations
@@ -43,6 +43,17 @@ absent.stand_in(
         },
     },
 )
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Leave out tests that a class has from another that is run: they are there for another model, and one runs."""
+    classes = {item.cls.__name__ for item in items if item.cls}
+    items[:] = [item for item in items if not (item.cls and _owner(item) in classes - {item.cls.__name__})]
+
+
+def _owner(item: Any) -> str:
+    """Return the name of the class that a test was written in."""
+    return getattr(item.cls, item.name).__qualname__.partition(".")[0]
 
 
 def pytest_collection_finish() -> None:

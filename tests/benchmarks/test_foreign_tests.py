@@ -1,0 +1,141 @@
+"""The tests of other servers: how their outcomes are told, and sorted by the committed list of reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.foreign import suites
+from benchmarks.foreign.reasons import Kind, Outcome, Reason, read_reasons, sort, unused
+
+PLUGINS = Path(suites.__file__).with_name("plugins")
+FILE = """
+import pytest
+
+import nowhere
+from nowhere.parts import Part, PartError
+from tests_of_nowhere.utils import Server
+
+LIMIT = Part.LIMIT
+
+class Mine(Part):
+    @nowhere.traced
+    def one(self):
+        return 1
+
+def test_of_the_api():
+    assert Server().answer == 200 and Mine().one() == 1
+
+def test_of_its_own_parts():
+    assert Part(limit=3).size == 3
+
+def test_of_its_own_sums():
+    assert LIMIT + 1
+
+def test_that_fails():
+    assert Server().answer == 404
+
+@pytest.fixture
+def broken():
+    raise PartError("no such part")
+
+def test_whose_fixture_fails(broken):
+    pass
+"""
+STAND_IN = """
+import absent
+
+class Server:
+    answer = 200
+
+absent.stand_in(("nowhere",), {"tests_of_nowhere.utils": {"Server": Server}, "tests_of_nowhere": {}})
+
+def pytest_collection_finish():
+    absent.tests_begin()
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """A suite of our own, run as those of others are: its outcomes by the test's name."""
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "test_parts.py").write_text(FILE)
+    (folder / "test_broken.py").write_text("import nothing_of_this_name\n")
+    (folder / "stand_in.py").write_text(STAND_IN)
+    environment = os.environ | {"PYTHONPATH": f"{PLUGINS}:{folder}", "TELL_TO": str(folder / "told")}
+    words = ["-p", "tell", "-p", "stand_in", "-p", "no:cacheprovider", "--tb=line", "--continue-on-collection-errors"]
+    subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, env=environment, capture_output=True)
+    outcomes = [Outcome(**json.loads(line)) for line in (folder / "told").read_text().splitlines()]
+    return {one.test.partition("::")[2] or one.test: one for one in outcomes}
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome", "says"),
+    [
+        ("test_of_the_api", "passed", ""),
+        ("test_of_its_own_parts", "skipped", "nowhere.parts.Part"),
+        ("test_of_its_own_sums", "skipped", "nowhere.parts.Part.LIMIT"),
+        ("test_that_fails", "failed", "assert 200 == 404"),
+        ("test_whose_fixture_fails", "failed", "no such part"),
+        ("test_broken.py", "failed", "nothing_of_this_name"),
+    ],
+)
+def test_an_outcome_is_told_with_its_cause(told: dict[str, Outcome], test: str, outcome: str, says: str) -> None:
+    assert told[test].outcome == outcome
+    assert says in told[test].says
+
+
+def test_each_test_is_told_once(told: dict[str, Outcome]) -> None:
+    assert len(told) == 6
+
+
+def reason(kind: Kind, why: str, test: str = "", says: str = "", suite: str = "a") -> Reason:
+    return Reason(suite, kind, why, re.compile(test), re.compile(says))
+
+
+LIST = [
+    reason(Kind.PATH, "no such path", says="404"),
+    reason(Kind.SCOPE, "no images", test="image"),
+    reason(Kind.MODEL, "of another suite", suite="b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "why"),
+    [
+        (Outcome("t.py::test_image", "failed", "assert 404 == 200"), Kind.PATH, "no such path"),
+        (Outcome("t.py::test_image", "failed", "assert 400 == 200"), Kind.SCOPE, "no images"),
+        (Outcome("t.py::test_text", "failed", "assert 400 == 200"), Kind.UNSORTED, "assert 400 == 200"),
+    ],
+)
+def test_a_failure_has_the_first_reason_that_fits_or_none(outcome: Outcome, kind: Kind, why: str) -> None:
+    [found] = sort("a", [outcome], LIST)
+    assert (found.kind, found.why) == (kind, why)
+
+
+def test_what_passes_and_what_is_skipped_needs_no_reason() -> None:
+    assert sort("a", [Outcome("t", "passed", "404"), Outcome("t", "skipped", "404")], LIST) == []
+
+
+def test_a_reason_that_no_failure_has_is_found() -> None:
+    failures = sort("a", [Outcome("t", "failed", "404")], LIST)
+    assert [one.why for one in unused("a", failures, LIST)] == ["no images"]
+
+
+def test_each_reason_of_the_list_is_of_a_suite_and_says_where_it_fits() -> None:
+    for one in read_reasons():
+        assert one.suite in suites.SUITES
+        assert one.test.pattern or one.says.pattern, f"{one.why}: it would fit every failure"
+        assert one.kind is not Kind.UNSORTED
+
+
+def test_no_reason_stands_twice_for_a_suite_with_another_kind() -> None:
+    kinds = Counter(why for _, why in {(one.kind, (one.suite, one.why)) for one in read_reasons()})
+    assert max(kinds.values()) == 1

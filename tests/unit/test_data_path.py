@@ -32,7 +32,10 @@ ROW = re.compile(r"^\| (\d+) \| `((?:inflight|backends)/[\w/]+\.py)` \|", re.MUL
 
 
 class Walk:
-    """Notes whose functions run while it follows: in this thread, and in those that began meanwhile."""
+    """Notes whose functions run while it follows: in this thread, and in those that began meanwhile.
+
+    The threads that compile guides are left out: they make one ready as the engine starts, which may last until then.
+    """
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -57,7 +60,7 @@ class Walk:
         self._follows = False
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and self._follows:
+        if event == "call" and self._follows and threading.current_thread().name != "guides":
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ("inflight", "backends"):
                 self.files.add(str(path.relative_to(ROOT)))
